@@ -1,0 +1,51 @@
+"""Extensions only; everything else stands in pyproject.toml.
+
+src/x.pyx becomes shmload._core.x. Every extension depends on all of src/, so that a changed header rebuilds what includes it
+and the sdist carries the headers. Two switches: SHMLOAD_DEBUG=1 (bounds checks, assertions, -O0 -g) and
+SHMLOAD_SANITIZE=address|thread|undefined.
+"""
+
+import os
+from glob import glob
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+debug = os.environ.get("SHMLOAD_DEBUG") == "1"
+sanitizer = os.environ.get("SHMLOAD_SANITIZE")
+flags = ["-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unused-function", "-Wno-missing-field-initializers"]
+flags += ["-O0", "-g", "-UNDEBUG"] if debug else ["-O3", "-DNDEBUG"]
+link = []
+if sanitizer:
+    flags += [f"-fsanitize={sanitizer}", "-g"]
+    link += [f"-fsanitize={sanitizer}"]
+
+sources = sorted(glob("src/*.pyx"))
+extensions = [
+    Extension(
+        f"shmload._core.{Path(source).stem}",
+        [source],
+        include_dirs=["src"],
+        depends=sorted(glob("src/*")),
+        extra_compile_args=flags,
+        extra_link_args=[*link, "-pthread"],
+    )
+    for source in sources
+]
+
+setup(
+    ext_modules=cythonize(
+        extensions,
+        build_dir="build/cython",
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": debug,
+            "wraparound": False,
+            "initializedcheck": debug,
+            "cdivision": True,
+            "embedsignature": True,
+            "freethreading_compatible": False,
+        },
+    )
+)

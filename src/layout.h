@@ -1,0 +1,134 @@
+/* The control block: every word that trainer, workers and onlookers share.
+ *
+ *   header | worker records | slot records | orders | texts | layout text
+ *
+ * The payload (the batches themselves) lies in segments of its own; a slot record says which, and where in it.
+ * All integers are little-endian and naturally aligned. A field's comment gives: meaning, unit; who writes it.
+ * Whoever changes the meaning, size or place of a field raises SHML_ABI: `shmload top` and the crash replay read these words
+ * from other processes.
+ */
+#ifndef SHMLOAD_LAYOUT_H
+#define SHMLOAD_LAYOUT_H
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SHML_MAGIC UINT64_C(0x31444C4F4C4D4853) /* "SHMLOLD1" read as bytes */
+#define SHML_ABI 1u
+#define SHML_MAX_CHUNKS 64u
+#define SHML_MAX_WORKERS 16000u /* own = w + 1 stays below the reservations at 0x4000 */
+#define SHML_PATH_NBYTES 128u
+#define SHML_ALIGN 64u
+
+typedef _Atomic uint64_t shml_u64;
+typedef _Atomic uint32_t shml_u32;
+
+/* Where the slots' layout stands (header.layout_state). */
+enum {
+    SHML_LAYOUT_NONE = 0,     /* no sample has been seen */
+    SHML_LAYOUT_PROPOSED = 1, /* a worker has written the layout text and waits for the payload */
+    SHML_LAYOUT_READY = 2,    /* rows have their places: the payload exists */
+    SHML_LAYOUT_ASKING = 16,  /* + w: worker w is writing the layout text */
+};
+
+/* What an order's bytes are (slot.order_kind). */
+enum {
+    SHML_ORDER_INT64 = 0,  /* nrows int64 indices in the order area */
+    SHML_ORDER_PICKLED = 1, /* order_nbytes bytes of pickle: a sampler's keys that are no integers */
+};
+
+/* How the batch lies in the payload (slot.form). */
+enum {
+    SHML_FORM_ROWS = 0,   /* fixed rows as the layout says; any worker may fill any chunk */
+    SHML_FORM_PACKED = 1, /* one worker packs the whole batch: meta, then arrays */
+};
+
+typedef struct {
+    uint64_t magic;             /* SHML_MAGIC, written last at creation; trainer */
+    uint32_t abi;               /* SHML_ABI; trainer */
+    uint32_t num_slots;         /* trainer */
+    uint32_t num_workers;       /* worker records, not processes alive; trainer */
+    uint32_t is_static;         /* 1: batch i belongs to worker i mod n and orders are taken oldest first; trainer */
+    uint64_t total_nbytes;      /* size of the control block; trainer */
+    uint64_t workers_offset;    /* bytes from the header's start, as all offsets here; trainer */
+    uint64_t slots_offset;
+    uint64_t orders_offset;
+    uint64_t order_capacity;    /* bytes of order area per slot */
+    uint64_t texts_offset;
+    uint64_t text_capacity;     /* bytes of text area per slot: the first error of the order it holds */
+    uint64_t layout_offset;
+    uint64_t layout_capacity;   /* bytes */
+    int64_t owner_pid;          /* trainer's pid in its own namespace: for people, ownership is the flock; trainer */
+    int64_t owner_start_ns;     /* CLOCK_MONOTONIC at creation; trainer */
+    uint8_t reserved0[144];     /* to 256 */
+    shml_u64 last_order;        /* newest fully published order; trainer */
+    shml_u32 generation;        /* counts abandoned epochs: a hint that lets workers stop early; trainer */
+    shml_u32 layout_state;      /* SHML_LAYOUT_*; asking worker, trainer */
+    shml_u32 is_packed;         /* 1: samples have no fixed rows, do not try; trainer */
+    shml_u32 is_closing;        /* 1: workers leave; trainer */
+    uint64_t layout_nbytes;     /* bytes of layout text; the asking worker before PROPOSED */
+    shml_u64 batches;           /* delivered; trainer, relaxed, as all counters below */
+    shml_u64 samples;           /* delivered */
+    shml_u64 nbytes;            /* delivered, bytes */
+    shml_u64 wait_ns;           /* the trainer waited for batches */
+    shml_u64 num_waits;         /* next() calls that had to wait */
+    shml_u64 num_copied_out;    /* batches copied to private memory because the user holds the ring */
+    shml_u64 num_grown;         /* slots that got a larger segment */
+    shml_u64 num_restarts;      /* workers replaced */
+    shml_u64 num_foreign;       /* objects that travelled pickled */
+    shml_u64 waiting_since_ns;  /* CLOCK_MONOTONIC when the trainer began to wait; 0: it does not */
+    uint8_t reserved1[144];     /* to 512: room for pinning and the audit */
+} shml_header;
+
+typedef struct {
+    shml_u64 now;           /* order << 16 | row being decoded: blames a row for a death; that worker */
+    shml_u64 pid;           /* 0: not started; that worker */
+    shml_u64 started_ns;    /* CLOCK_MONOTONIC when it was ready for orders; that worker */
+    shml_u64 since_ns;      /* CLOCK_MONOTONIC when `now` was written; that worker */
+    shml_u64 index;         /* int64 sample index being decoded, as bits; that worker */
+    shml_u64 is_waiting;    /* 1: waits for orders; that worker */
+    shml_u64 busy_ns;       /* spent filling chunks; that worker */
+    shml_u64 num_chunks;    /* finished; that worker */
+    shml_u64 num_samples;   /* written; that worker */
+    shml_u64 num_foreign;   /* objects it had to pickle; that worker */
+    uint8_t reserved[48];   /* to 128: two cache lines, so workers do not share one */
+} shml_worker;
+
+typedef struct {
+    shml_u64 owner[SHML_MAX_CHUNKS]; /* order << 16 | own: see protocol.h; trainer: publish, void, recover; worker: claim, finish */
+    shml_u64 seq;             /* batch number within its epoch; trainer, while free */
+    int64_t epoch;            /* as all plain fields: trainer, only while the slot is free, before any owner word */
+    int64_t step;             /* of the batch within the epoch; equals seq unless a resume began later */
+    uint32_t generation;      /* header.generation at publication */
+    uint32_t nrows;           /* rows ordered */
+    uint32_t nchunks;         /* 1..64 */
+    uint32_t order_kind;      /* SHML_ORDER_* */
+    uint64_t order_nbytes;    /* bytes used in the order area, or in order_path */
+    shml_u64 err;             /* order << 16 | chunk + 1: whose error fills the text area, 0 none; claimant, trainer clears */
+    shml_u64 repack;          /* order that must be done again as one packed chunk, 0 none; claimant */
+    shml_u64 need_nbytes;     /* payload bytes the claimant asks for, 0 none; claimant, trainer clears when granted */
+    shml_u64 text_nbytes;     /* bytes of error text; winner of err */
+    shml_u64 used_nbytes;     /* payload bytes of a packed batch; claimant, before finish */
+    uint32_t form;            /* SHML_FORM_* the order asks for; trainer, while free */
+    uint32_t state;           /* copy of the private state, for onlookers; trainer */
+    shml_u64 payload_version; /* grows when payload_* change; trainer, while free or while its claimant waits for need_nbytes */
+    uint64_t payload_offset;  /* bytes from the segment's start */
+    uint64_t payload_nbytes;  /* bytes this slot may use */
+    int64_t ordered_ns;       /* CLOCK_MONOTONIC of publication */
+    uint8_t reserved[128];    /* to 768 */
+    char payload_path[SHML_PATH_NBYTES]; /* what a worker opens; NUL-terminated, empty: no payload yet */
+    char order_path[SHML_PATH_NBYTES];   /* segment holding an order too large for its area; empty: it fits */
+} shml_slot;
+
+static_assert(sizeof(shml_u64) == 8 && sizeof(shml_u32) == 4, "atomics must be plain words");
+static_assert(offsetof(shml_header, last_order) == 256, "hot words start a cache line");
+static_assert(sizeof(shml_header) == 512, "header size");
+static_assert(sizeof(shml_worker) == 128, "worker record size");
+static_assert(offsetof(shml_slot, seq) == 512, "owner words are the first eight cache lines");
+static_assert(offsetof(shml_slot, payload_path) == 768, "slot record: paths");
+static_assert(sizeof(shml_slot) == 1024, "slot record size");
+static_assert(SHML_MAX_WORKERS + 1 < 0x4000, "claims and reservations must not meet");
+
+#endif

@@ -1,0 +1,285 @@
+/* The slot protocol: how chunks of rows change hands between one trainer and many workers.
+ *
+ * owner[c] = order << 16 | own, where order (48 bits) counts publications over the life of the ring and is never reused, so
+ * that a compare-exchange from an earlier order cannot succeed; and own is
+ *
+ *     0            unclaimed, open to anyone
+ *     0x4000 + w   unclaimed, reserved for worker w
+ *     w + 1        claimed by worker w
+ *     DONE, VOID, ERROR, POISON   final
+ *
+ * Claim and ownership are one compare-exchange: there is no moment in which a kill loses the work. "Ready" is derived from the
+ * words, never stored. The trainer alone publishes, voids, recovers and re-opens, and it does so under Python's GIL, each time
+ * within one C call, so that nothing can interrupt it between two words. Semaphores only say "look again".
+ *
+ * Orderings: publish, re-open and recover store with release; claim acquires; finish and the scan after it are seq_cst, because
+ * with less two workers finishing at once can each miss the other and nobody rings (store buffering).
+ */
+#ifndef SHMLOAD_PROTOCOL_H
+#define SHMLOAD_PROTOCOL_H
+
+#include "layout.h"
+
+#include <string.h>
+
+enum {
+    SHML_OPEN = 0,
+    SHML_RESERVED = 0x4000,
+    SHML_POISON = 0xFFFC,
+    SHML_ERROR = 0xFFFD,
+    SHML_VOID = 0xFFFE,
+    SHML_DONE = 0xFFFF,
+};
+#define SHML_ANYONE (-1)
+
+#define SHML_WORD(order, own) ((uint64_t)(order) << 16 | (uint64_t)(own))
+#define SHML_ORDER_OF(word) ((uint64_t)(word) >> 16)
+#define SHML_OWN_OF(word) ((uint32_t)((word) & 0xFFFF))
+
+typedef struct { /* one process's view of a control block */
+    shml_header *header;
+    shml_worker *workers;
+    shml_slot *slots;
+    uint8_t *orders;
+    uint8_t *texts;
+    uint8_t *layout;
+} shml_ring;
+
+typedef struct { /* what a worker holds between claim and finish */
+    uint64_t order;
+    uint32_t slot;
+    uint32_t chunk;
+} shml_claim;
+
+typedef struct { /* what the owner words of one slot say */
+    uint32_t num_open;    /* unclaimed */
+    uint32_t num_claimed;
+    uint32_t num_void;
+    int32_t first_bad;    /* lowest chunk that ended in ERROR or POISON, -1 none */
+    uint32_t bad_own;     /* SHML_ERROR or SHML_POISON */
+} shml_status;
+
+static inline int shml_is_final(uint64_t word) { return SHML_OWN_OF(word) >= SHML_POISON; }
+
+static inline int shml_is_open(uint64_t word) {
+    uint32_t own = SHML_OWN_OF(word);
+    return own == SHML_OPEN || (own >= SHML_RESERVED && own < SHML_POISON);
+}
+
+static inline uint8_t *shml_order_area(const shml_ring *ring, uint32_t slot) {
+    return ring->orders + (uint64_t)slot * ring->header->order_capacity;
+}
+
+static inline uint8_t *shml_text_area(const shml_ring *ring, uint32_t slot) {
+    return ring->texts + (uint64_t)slot * ring->header->text_capacity;
+}
+
+/* First row of a chunk; chunk = nchunks gives the end. Rows are spread as evenly as whole rows allow. */
+static inline uint32_t shml_first_row(uint32_t nrows, uint32_t nchunks, uint32_t chunk) {
+    return (uint32_t)((uint64_t)nrows * chunk / nchunks);
+}
+
+/* ---------------------------------------------------------------- creation */
+
+static inline uint64_t shml_round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+
+/* Bytes a control block takes; with `header` also writes the offsets. */
+static inline uint64_t shml_plan(shml_header *h, uint32_t num_slots, uint32_t num_workers, uint64_t order_capacity,
+                                 uint64_t text_capacity, uint64_t layout_capacity) {
+    uint64_t at = sizeof(shml_header);
+    uint64_t workers = at;
+    at = shml_round_up(at + (uint64_t)num_workers * sizeof(shml_worker), SHML_ALIGN);
+    uint64_t slots = at;
+    at += (uint64_t)num_slots * sizeof(shml_slot);
+    uint64_t orders = at;
+    order_capacity = shml_round_up(order_capacity, SHML_ALIGN);
+    at += num_slots * order_capacity;
+    uint64_t texts = at;
+    text_capacity = shml_round_up(text_capacity, SHML_ALIGN);
+    at += num_slots * text_capacity;
+    uint64_t layout = at;
+    layout_capacity = shml_round_up(layout_capacity, SHML_ALIGN);
+    at = shml_round_up(at + layout_capacity, 4096);
+    if (h) {
+        h->num_slots = num_slots;
+        h->num_workers = num_workers;
+        h->total_nbytes = at;
+        h->workers_offset = workers;
+        h->slots_offset = slots;
+        h->orders_offset = orders;
+        h->order_capacity = order_capacity;
+        h->texts_offset = texts;
+        h->text_capacity = text_capacity;
+        h->layout_offset = layout;
+        h->layout_capacity = layout_capacity;
+    }
+    return at;
+}
+
+static inline void shml_view(shml_ring *ring, void *base) {
+    uint8_t *b = (uint8_t *)base;
+    shml_header *h = (shml_header *)base;
+    ring->header = h;
+    ring->workers = (shml_worker *)(b + h->workers_offset);
+    ring->slots = (shml_slot *)(b + h->slots_offset);
+    ring->orders = b + h->orders_offset;
+    ring->texts = b + h->texts_offset;
+    ring->layout = b + h->layout_offset;
+}
+
+/* Writes a fresh control block into zeroed memory of shml_plan() bytes. Every owner word begins as (0, VOID). */
+static inline void shml_create(shml_ring *ring, void *base, uint32_t num_slots, uint32_t num_workers, uint64_t order_capacity,
+                               uint64_t text_capacity, uint64_t layout_capacity) {
+    shml_header *h = (shml_header *)base;
+    shml_plan(h, num_slots, num_workers, order_capacity, text_capacity, layout_capacity);
+    h->abi = SHML_ABI;
+    shml_view(ring, base);
+    for (uint32_t s = 0; s < num_slots; s++)
+        for (uint32_t c = 0; c < SHML_MAX_CHUNKS; c++)
+            atomic_store_explicit(&ring->slots[s].owner[c], SHML_WORD(0, SHML_VOID), memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+    h->magic = SHML_MAGIC;
+}
+
+/* ---------------------------------------------------------------- trainer's verbs */
+
+/* Publishes what the caller has already written into the slot's plain fields: all fields before any word.
+ * `reserved` names the worker it is for, or SHML_ANYONE. */
+static inline void shml_publish(shml_ring *ring, uint32_t slot, uint64_t order, int reserved) {
+    shml_slot *s = &ring->slots[slot];
+    uint64_t own = reserved < 0 ? SHML_OPEN : (uint64_t)(SHML_RESERVED + reserved);
+    atomic_store_explicit(&s->err, 0, memory_order_relaxed);
+    atomic_store_explicit(&s->repack, 0, memory_order_relaxed);
+    atomic_store_explicit(&s->need_nbytes, 0, memory_order_relaxed);
+    atomic_store_explicit(&s->used_nbytes, 0, memory_order_relaxed);
+    for (uint32_t c = 0; c < s->nchunks; c++)
+        atomic_store_explicit(&s->owner[c], SHML_WORD(order, own), memory_order_release);
+    for (uint32_t c = s->nchunks; c < SHML_MAX_CHUNKS; c++) {
+        /* Left over from an earlier order with more chunks: final, but not this order's. */
+        atomic_store_explicit(&s->owner[c], SHML_WORD(0, SHML_VOID), memory_order_relaxed);
+    }
+    atomic_store_explicit(&ring->header->last_order, order, memory_order_release);
+}
+
+/* Reads the slot's words, each with acquire. Words only move towards final (the trainer alone resets them), so reading one
+ * after the other is sound. */
+static inline shml_status shml_inspect(const shml_ring *ring, uint32_t slot) {
+    const shml_slot *s = &ring->slots[slot];
+    shml_status status = {0, 0, 0, -1, 0};
+    for (uint32_t c = 0; c < s->nchunks; c++) {
+        uint64_t word = atomic_load_explicit((shml_u64 *)&s->owner[c], memory_order_acquire);
+        uint32_t own = SHML_OWN_OF(word);
+        if (own == SHML_DONE) continue;
+        if (own == SHML_VOID) status.num_void++;
+        else if (own == SHML_ERROR || own == SHML_POISON) {
+            if (status.first_bad < 0) {
+                status.first_bad = (int32_t)c;
+                status.bad_own = own;
+            }
+        } else if (shml_is_open(word)) status.num_open++;
+        else status.num_claimed++;
+    }
+    return status;
+}
+
+/* Makes unclaimed chunks final; leaves claimed ones to their workers. A plain store here would wipe out a claim made in between. */
+static inline void shml_void(shml_ring *ring, uint32_t slot) {
+    shml_slot *s = &ring->slots[slot];
+    for (uint32_t c = 0; c < s->nchunks; c++) {
+        uint64_t word = atomic_load_explicit(&s->owner[c], memory_order_relaxed);
+        if (shml_is_open(word))
+            atomic_compare_exchange_strong_explicit(&s->owner[c], &word, SHML_WORD(SHML_ORDER_OF(word), SHML_VOID),
+                                                    memory_order_acq_rel, memory_order_relaxed);
+    }
+}
+
+/* Takes back what worker w had claimed in this slot. Only after its process is dead and reaped: a stopped worker that wakes
+ * would write into rows that are someone else's. `own` is what the word becomes: OPEN, a reservation, VOID or POISON.
+ * Returns the chunk taken back, or -1. A worker holds at most one claim. */
+static inline int32_t shml_recover(shml_ring *ring, uint32_t slot, uint32_t w, uint32_t own) {
+    shml_slot *s = &ring->slots[slot];
+    for (uint32_t c = 0; c < s->nchunks; c++) {
+        uint64_t word = atomic_load_explicit(&s->owner[c], memory_order_acquire);
+        if (SHML_OWN_OF(word) != w + 1) continue;
+        uint64_t order = SHML_ORDER_OF(word);
+        uint64_t mine = SHML_WORD(order, c + 1);
+        atomic_compare_exchange_strong_explicit(&s->err, &mine, 0, memory_order_relaxed, memory_order_relaxed);
+        uint64_t asked = order;
+        if (own != SHML_VOID && own != SHML_POISON)
+            atomic_compare_exchange_strong_explicit(&s->repack, &asked, 0, memory_order_relaxed, memory_order_relaxed);
+        atomic_store_explicit(&s->need_nbytes, 0, memory_order_relaxed);
+        if (atomic_compare_exchange_strong_explicit(&s->owner[c], &word, SHML_WORD(order, own), memory_order_acq_rel,
+                                                    memory_order_relaxed))
+            return (int32_t)c;
+    }
+    return -1;
+}
+
+/* Opens a chunk that ended in ERROR while the text area tells of another chunk's error: it will be filled, and fail, again. */
+static inline void shml_reopen(shml_ring *ring, uint32_t slot, uint32_t chunk, int reserved) {
+    shml_slot *s = &ring->slots[slot];
+    uint64_t order = SHML_ORDER_OF(atomic_load_explicit(&s->owner[chunk], memory_order_relaxed));
+    uint64_t own = reserved < 0 ? SHML_OPEN : (uint64_t)(SHML_RESERVED + reserved);
+    atomic_store_explicit(&s->err, 0, memory_order_relaxed);
+    atomic_store_explicit(&s->owner[chunk], SHML_WORD(order, own), memory_order_release);
+}
+
+/* ---------------------------------------------------------------- worker's verbs */
+
+/* Claims the oldest chunk open to worker w. Returns 1 and fills `claim`, or 0 if there is nothing to do now.
+ * In a static ring orders newer than `last_order` are ignored: a scan overtaken by two publications would otherwise take the
+ * later batch first and break per-worker random streams. */
+static inline int shml_take_claim(const shml_ring *ring, uint32_t w, shml_claim *claim) {
+    const shml_header *h = ring->header;
+    uint64_t reserved = SHML_RESERVED + (uint64_t)w;
+    for (;;) {
+        uint64_t newest = UINT64_MAX;
+        if (h->is_static) newest = atomic_load_explicit((shml_u64 *)&h->last_order, memory_order_acquire);
+        uint64_t best = UINT64_MAX;
+        for (uint32_t s = 0; s < h->num_slots; s++) {
+            const shml_slot *slot = &ring->slots[s];
+            for (uint32_t c = 0; c < SHML_MAX_CHUNKS; c++) {
+                uint64_t word = atomic_load_explicit((shml_u64 *)&slot->owner[c], memory_order_relaxed);
+                uint64_t order = SHML_ORDER_OF(word);
+                if (c > 0 && order == 0) break; /* beyond nchunks */
+                uint64_t own = SHML_OWN_OF(word);
+                if ((own != SHML_OPEN && own != reserved) || order > newest) continue;
+                if (best == UINT64_MAX || order < SHML_ORDER_OF(best)) {
+                    best = word;
+                    claim->order = order;
+                    claim->slot = s;
+                    claim->chunk = c;
+                }
+            }
+        }
+        if (best == UINT64_MAX) return 0;
+        if (atomic_compare_exchange_strong_explicit(&ring->slots[claim->slot].owner[claim->chunk], &best,
+                                                    SHML_WORD(claim->order, w + 1), memory_order_acquire,
+                                                    memory_order_relaxed))
+            return 1;
+    }
+}
+
+/* Before an ERROR finish: returns 1 if this worker may write the slot's text area. */
+static inline int shml_win_error(const shml_ring *ring, const shml_claim *claim) {
+    uint64_t none = 0;
+    return atomic_compare_exchange_strong_explicit(&ring->slots[claim->slot].err, &none,
+                                                   SHML_WORD(claim->order, claim->chunk + 1), memory_order_acq_rel,
+                                                   memory_order_relaxed);
+}
+
+/* Ends a claim with DONE, VOID or ERROR. Returns 1 if every chunk of the slot is now final (ring the trainer's bell), 0 if not,
+ * -1 if the claim was no longer this worker's, which a live worker never sees: abort. */
+static inline int shml_finish(const shml_ring *ring, const shml_claim *claim, uint32_t w, uint32_t own) {
+    shml_slot *s = &ring->slots[claim->slot];
+    uint32_t nchunks = s->nchunks; /* plain, and steady only until the exchange below */
+    uint64_t word = SHML_WORD(claim->order, w + 1);
+    if (!atomic_compare_exchange_strong_explicit(&s->owner[claim->chunk], &word, SHML_WORD(claim->order, own),
+                                                 memory_order_seq_cst, memory_order_relaxed))
+        return -1;
+    for (uint32_t c = 0; c < nchunks; c++)
+        if (!shml_is_final(atomic_load_explicit(&s->owner[c], memory_order_seq_cst))) return 0;
+    return 1;
+}
+
+#endif

@@ -282,4 +282,11 @@ static inline int shml_finish(const shml_ring *ring, const shml_claim *claim, ui
     return 1;
 }
 
+/* Before the layout is known, one worker describes it. Returns 1 if w may write the layout text; it then stores
+ * SHML_LAYOUT_PROPOSED and waits. A worker that dies while asking is undone by the trainer. */
+static inline int shml_ask_layout(const shml_ring *ring, uint32_t w) {
+    uint32_t none = SHML_LAYOUT_NONE;
+    return atomic_compare_exchange_strong(&ring->header->layout_state, &none, SHML_LAYOUT_ASKING + w);
+}
+
 #endif

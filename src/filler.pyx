@@ -1,0 +1,220 @@
+"""A worker's end of a ring: claim a chunk of rows, say which row is being decoded, finish.
+
+A claim ends in exactly one finish. Everything an order says is read after the claim: only then it cannot change.
+"""
+
+include "ring.pxi"
+
+from libc.string cimport memcpy
+from libc.time cimport time_t
+
+import os
+
+cdef extern from "time.h" nogil:
+    cdef struct timespec:
+        time_t tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec *now)
+    int CLOCK_MONOTONIC
+
+DONE = SHML_DONE
+VOID = SHML_VOID
+ERROR = SHML_ERROR
+
+
+cdef inline uint64_t _now_ns() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <uint64_t>now.tv_sec * 1000000000 + <uint64_t>now.tv_nsec
+
+
+cdef class WorkerRing:
+    """One worker's view of the control block.
+
+    Between `claim` and `finish` the attributes describe the claim: `slot`, `chunk`, `order`, rows `first_row` to `end_row` of
+    `nrows`, `epoch`, `step`, and whether it `is_packed` (then one chunk is the whole batch).
+    """
+
+    cdef shml_ring _ring
+    cdef shml_claim _claim
+    cdef object _control
+    cdef uint64_t _claimed_ns
+    cdef bint _is_claimed
+    cdef readonly int worker_id
+    cdef readonly int slot, chunk, first_row, end_row, nrows, nchunks
+    cdef readonly int64_t epoch, step
+    cdef readonly uint64_t order
+    cdef readonly bint is_packed, is_pickled
+
+    def __cinit__(self, control, uint32_t worker_id):
+        cdef shml_header *header = <shml_header *><uintptr_t>control.address
+        if header.magic != SHML_MAGIC or header.abi != SHML_ABI:
+            raise ValueError(f"this is no control block of layout version {SHML_ABI}: it says {header.abi}")
+        if header.total_nbytes > control.nbytes or worker_id >= header.num_workers:
+            raise ValueError(f"worker {worker_id} does not fit a control block of {header.num_workers} workers, "
+                             f"{control.nbytes} bytes")
+        self._control = control
+        self.worker_id = worker_id
+        shml_view(&self._ring, header)
+
+    def announce(self):
+        """Says that this process is up and ready for orders."""
+        cdef shml_worker *me = &self._ring.workers[self.worker_id]
+        me.pid = os.getpid()
+        me.started_ns = _now_ns()
+
+    @property
+    def is_closing(self):
+        """Whether the trainer wants workers to leave."""
+        return bool(self._ring.header.is_closing)
+
+    def waiting(self, bint on):
+        """Notes for onlookers whether this worker waits for orders."""
+        self._ring.workers[self.worker_id].is_waiting = on
+
+    def claim(self):
+        """Claims the oldest chunk open to this worker; False if there is none now."""
+        if self._is_claimed:
+            raise RuntimeError("a worker holds at most one claim: finish it first")
+        cdef int found
+        with nogil:
+            found = shml_take_claim(&self._ring, self.worker_id, &self._claim)
+        if not found:
+            return False
+        cdef shml_slot *record = &self._ring.slots[self._claim.slot]
+        self._is_claimed = True
+        self._claimed_ns = _now_ns()
+        self.slot = self._claim.slot
+        self.chunk = self._claim.chunk
+        self.order = self._claim.order
+        self.nrows = record.nrows
+        self.nchunks = record.nchunks
+        self.first_row = shml_first_row(record.nrows, record.nchunks, self._claim.chunk)
+        self.end_row = shml_first_row(record.nrows, record.nchunks, self._claim.chunk + 1)
+        self.epoch = record.epoch
+        self.step = record.step
+        self.is_packed = record.form == SHML_FORM_PACKED
+        self.is_pickled = record.order_kind == SHML_ORDER_PICKLED
+        return True
+
+    cdef shml_slot *_record(self) except NULL:
+        if not self._is_claimed:
+            raise RuntimeError("there is no claim")
+        return &self._ring.slots[self._claim.slot]
+
+    @property
+    def order_path(self):
+        """Segment that holds the order's bytes; empty if the order area does."""
+        return <bytes>(<const char *>self._record().order_path)
+
+    @property
+    def order_nbytes(self):
+        """Length of the order's bytes."""
+        return self._record().order_nbytes
+
+    def order_bytes(self):
+        """A copy of the order's bytes: the whole batch's int64 indices, or their pickle."""
+        cdef shml_slot *record = self._record()
+        return (<const char *>shml_order_area(&self._ring, self._claim.slot))[:record.order_nbytes]
+
+    def begin_row(self, int row, int64_t index):
+        """Says which row this worker is about to decode: it gets the blame if the process dies."""
+        cdef shml_worker *me = &self._ring.workers[self.worker_id]
+        me.index = <uint64_t>index
+        me.since_ns = _now_ns()
+        me.now = self._claim.order << 16 | <uint64_t>(row & 0xFFFF)
+
+    @property
+    def is_abandoned(self):
+        """Whether nobody waits for the claimed order any more: finish it with VOID."""
+        return self._ring.header.generation != self._record().generation
+
+    @property
+    def payload(self):
+        """(version, path, offset, nbytes) of the claimed slot's payload; an empty path before there is one."""
+        cdef shml_slot *record = self._record()
+        return record.payload_version, <bytes>(<const char *>record.payload_path), record.payload_offset, record.payload_nbytes
+
+    @property
+    def payload_version(self):
+        """Grows when the claimed slot's payload changes."""
+        return self._record().payload_version
+
+    def need(self, uint64_t nbytes):
+        """Asks the trainer for a payload of this size for the claimed slot."""
+        self._record().need_nbytes = nbytes
+
+    @property
+    def is_granted(self):
+        """Whether the trainer has answered `need`."""
+        return self._record().need_nbytes == 0
+
+    def set_used(self, uint64_t nbytes):
+        """Says how many payload bytes a packed batch takes."""
+        self._record().used_nbytes = nbytes
+
+    def ask_repack(self):
+        """Asks that the claimed order be done again as one packed chunk; finish with VOID then."""
+        self._record().repack = self._claim.order
+
+    def write_error(self, bytes text):
+        """Leaves the error of the claimed chunk for the trainer if no other chunk's stands there; finish with ERROR then.
+
+        Returns:
+            whether the text was written; at most the text area's size of it is.
+        """
+        cdef shml_slot *record = self._record()
+        if not shml_win_error(&self._ring, &self._claim):
+            return False
+        cdef uint64_t nbytes = min(<uint64_t>len(text), self._ring.header.text_capacity)
+        memcpy(shml_text_area(&self._ring, self._claim.slot), <const char *>text, nbytes)
+        record.text_nbytes = nbytes
+        return True
+
+    @property
+    def text_capacity(self):
+        """Bytes an error text may have."""
+        return self._ring.header.text_capacity
+
+    def finish(self, uint32_t own, *, uint64_t num_foreign=0):
+        """Ends the claim with DONE, VOID or ERROR. Returns whether the trainer's bell must be rung."""
+        self._record()
+        cdef shml_worker *me = &self._ring.workers[self.worker_id]
+        me.busy_ns += _now_ns() - self._claimed_ns
+        me.num_chunks += 1
+        me.num_foreign += num_foreign
+        if own == SHML_DONE:
+            me.num_samples += self.end_row - self.first_row
+        cdef int all_final = shml_finish(&self._ring, &self._claim, self.worker_id, own)
+        if all_final < 0:
+            os.abort()  # someone else owns rows this process was writing: nothing here can be trusted any more
+        self._is_claimed = False
+        return all_final == 1
+
+    # ------------------------------------------------------------ layout
+
+    @property
+    def has_layout(self):
+        """Whether the trainer has settled the layout."""
+        return self._ring.header.layout_state == SHML_LAYOUT_READY
+
+    @property
+    def is_packed_only(self):
+        """Whether samples have no fixed rows, so that there is no use in trying."""
+        return bool(self._ring.header.is_packed)
+
+    @property
+    def layout_text(self):
+        """The settled layout text."""
+        return (<const char *>self._ring.layout)[:self._ring.header.layout_nbytes]
+
+    def propose_layout(self, bytes text):
+        """Offers a layout; False if another worker has been first. Ring the trainer's bell if True."""
+        if <uint64_t>len(text) > self._ring.header.layout_capacity:
+            raise ValueError(f"a layout has at most {self._ring.header.layout_capacity} bytes of text, got {len(text)}")
+        if not shml_ask_layout(&self._ring, self.worker_id):
+            return False
+        memcpy(self._ring.layout, <const char *>text, len(text))
+        self._ring.header.layout_nbytes = len(text)
+        self._ring.header.layout_state = SHML_LAYOUT_PROPOSED
+        return True

@@ -1,0 +1,206 @@
+/* The trainer's private side of a ring: which slot is whose, and the leases.
+ *
+ * Nothing here lies in shared memory. A lease counts the tensors made from one slot; each is a DLPack capsule whose deleter ends
+ * up in torch's storage, so the count follows the storage and not the Python object that happened to be yielded. The deleter may
+ * run in any thread and without the GIL: it only pushes the slot onto a lock-free stack that the trainer empties. In a forked child
+ * the deleter works on the child's own copy of all this, and so gives back nothing.
+ *
+ * A mapping is counted too: by its owner and by every lease in it, so that closing a loader never unmaps memory under a live tensor.
+ */
+#ifndef SHMLOAD_LEASE_H
+#define SHMLOAD_LEASE_H
+
+#include "protocol.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+typedef struct {
+    void *base;
+    size_t nbytes;
+    _Atomic int refs;
+} shml_map;
+
+static inline void shml_map_drop(shml_map *map) {
+    if (map && atomic_fetch_sub(&map->refs, 1) == 1) {
+        munmap(map->base, map->nbytes);
+        free(map);
+    }
+}
+
+static inline shml_map *shml_map_keep(shml_map *map) {
+    atomic_fetch_add(&map->refs, 1);
+    return map;
+}
+
+enum { /* private slot states, the truth about who owns a slot */
+    SHML_FREE = 0,
+    SHML_HELD = 1,     /* taken from the free list, about to be published */
+    SHML_ORDERED = 2,
+    SHML_LEASED = 3,
+    SHML_DRAINING = 4, /* abandoned while a worker still writes into it */
+};
+
+typedef struct {
+    uint64_t order;       /* newest order published here */
+    shml_map *map;        /* payload, counted; NULL before the layout is known */
+    uint64_t offset;      /* of the slot in the payload, bytes */
+    uint64_t nbytes;      /* of the slot */
+    int32_t next;         /* link in the stack of returned slots */
+    int32_t state;
+    int32_t reserved;     /* worker the order is for, SHML_ANYONE otherwise */
+} shml_place;
+
+typedef struct {
+    _Atomic int refs;         /* the ring object and every live lease */
+    _Atomic int32_t returned; /* head of the stack of slots whose last alias died, -1 empty */
+    _Atomic int poison;       /* debugging: overwrite a slot the moment it comes back */
+    uint32_t num_slots;
+    uint32_t num_free;
+    uint32_t num_leased;      /* as the trainer last saw it */
+    int32_t *free_list;       /* last in, first out: the ring in use stays as small and as cache-hot as it can */
+    shml_place *places;
+} shml_desk;
+
+static inline shml_desk *shml_desk_new(uint32_t num_slots) {
+    shml_desk *desk = (shml_desk *)calloc(1, sizeof(shml_desk));
+    if (!desk) return NULL;
+    desk->places = (shml_place *)calloc(num_slots, sizeof(shml_place));
+    desk->free_list = (int32_t *)calloc(num_slots, sizeof(int32_t));
+    if (!desk->places || !desk->free_list) {
+        free(desk->places);
+        free(desk->free_list);
+        free(desk);
+        return NULL;
+    }
+    atomic_store(&desk->refs, 1);
+    atomic_store(&desk->returned, -1);
+    desk->num_slots = num_slots;
+    for (uint32_t s = 0; s < num_slots; s++) desk->free_list[desk->num_free++] = (int32_t)(num_slots - 1 - s);
+    return desk;
+}
+
+static inline void shml_desk_drop(shml_desk *desk) {
+    if (atomic_fetch_sub(&desk->refs, 1) != 1) return;
+    for (uint32_t s = 0; s < desk->num_slots; s++) shml_map_drop(desk->places[s].map);
+    free(desk->places);
+    free(desk->free_list);
+    free(desk);
+}
+
+static inline void shml_desk_push_free(shml_desk *desk, uint32_t slot) {
+    desk->places[slot].state = SHML_FREE;
+    desk->free_list[desk->num_free++] = (int32_t)slot;
+}
+
+/* Takes in the slots that leases have given back since last time. Trainer only. Returns how many. */
+static inline uint32_t shml_desk_collect(shml_desk *desk) {
+    if (atomic_load_explicit(&desk->returned, memory_order_relaxed) < 0) return 0;
+    int32_t slot = atomic_exchange_explicit(&desk->returned, -1, memory_order_acquire);
+    uint32_t n = 0;
+    while (slot >= 0) {
+        int32_t next = desk->places[slot].next;
+        shml_desk_push_free(desk, (uint32_t)slot);
+        desk->num_leased--;
+        slot = next;
+        n++;
+    }
+    return n;
+}
+
+typedef struct {
+    _Atomic int refs;  /* the Lease object and every tensor made from it */
+    uint32_t slot;
+    shml_desk *desk;   /* counted */
+    shml_map *map;     /* counted */
+    uint8_t *base;     /* the slot's first byte */
+    uint64_t nbytes;
+} shml_lease;
+
+static inline shml_lease *shml_lease_new(shml_desk *desk, uint32_t slot) {
+    shml_lease *lease = (shml_lease *)malloc(sizeof(shml_lease));
+    if (!lease) return NULL;
+    shml_place *place = &desk->places[slot];
+    atomic_store(&lease->refs, 1);
+    atomic_fetch_add(&desk->refs, 1);
+    lease->slot = slot;
+    lease->desk = desk;
+    lease->map = shml_map_keep(place->map);
+    lease->base = (uint8_t *)place->map->base + place->offset;
+    lease->nbytes = place->nbytes;
+    place->state = SHML_LEASED;
+    desk->num_leased++;
+    return lease;
+}
+
+/* The end of one alias; with the last one the slot goes back. Any thread, no GIL needed. */
+static inline void shml_lease_drop(shml_lease *lease) {
+    if (atomic_fetch_sub_explicit(&lease->refs, 1, memory_order_acq_rel) != 1) return;
+    shml_desk *desk = lease->desk;
+    if (atomic_load_explicit(&desk->poison, memory_order_relaxed)) memset(lease->base, 0xA5, lease->nbytes);
+    int32_t slot = (int32_t)lease->slot;
+    int32_t head = atomic_load_explicit(&desk->returned, memory_order_relaxed);
+    do {
+        desk->places[slot].next = head;
+    } while (!atomic_compare_exchange_weak_explicit(&desk->returned, &head, slot, memory_order_release, memory_order_relaxed));
+    shml_map_drop(lease->map);
+    free(lease);
+    shml_desk_drop(desk);
+}
+
+/* ---------------------------------------------------------------- DLPack v0, https://dmlc.github.io/dlpack/latest/c_api.html */
+
+typedef struct {
+    int32_t device_type; /* 1: CPU */
+    int32_t device_id;
+} dl_device;
+
+typedef struct {
+    uint8_t code; /* 0 int, 1 uint, 2 float, 4 bfloat, 5 complex, 6 bool */
+    uint8_t bits;
+    uint16_t lanes;
+} dl_dtype;
+
+typedef struct {
+    void *data;
+    dl_device device;
+    int32_t ndim;
+    dl_dtype dtype;
+    int64_t *shape;
+    int64_t *strides; /* in elements; NULL: C order */
+    uint64_t byte_offset;
+} dl_tensor;
+
+typedef struct dl_managed {
+    dl_tensor tensor;
+    void *manager;
+    void (*deleter)(struct dl_managed *);
+    int64_t shape[]; /* ndim entries, ours */
+} dl_managed;
+
+static void shml_dl_delete(dl_managed *managed) {
+    shml_lease_drop((shml_lease *)managed->manager);
+    free(managed);
+}
+
+/* A C-order array at `offset` of the lease's slot; takes a reference to the lease. NULL: out of memory. */
+static inline dl_managed *shml_dl_new(shml_lease *lease, uint64_t offset, uint8_t code, uint8_t bits, int32_t ndim) {
+    dl_managed *managed = (dl_managed *)malloc(sizeof(dl_managed) + (size_t)ndim * sizeof(int64_t));
+    if (!managed) return NULL;
+    managed->tensor.data = lease->base + offset;
+    managed->tensor.device.device_type = 1;
+    managed->tensor.device.device_id = 0;
+    managed->tensor.ndim = ndim;
+    managed->tensor.dtype.code = code;
+    managed->tensor.dtype.bits = bits;
+    managed->tensor.dtype.lanes = 1;
+    managed->tensor.shape = managed->shape;
+    managed->tensor.strides = NULL;
+    managed->tensor.byte_offset = 0;
+    managed->manager = lease;
+    managed->deleter = shml_dl_delete;
+    atomic_fetch_add_explicit(&lease->refs, 1, memory_order_relaxed);
+    return managed;
+}
+
+#endif

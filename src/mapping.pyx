@@ -1,0 +1,76 @@
+"""Memory mapped from a descriptor, unmapped when its last user is gone.
+
+A Mapping is a buffer: memoryview and numpy keep it alive by themselves. Leases hold the C mapping directly, so that `close()`
+of a loader and the death of its Python objects never pull memory from under a tensor.
+"""
+
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
+from libc.errno cimport errno
+from libc.stdint cimport uintptr_t
+from libc.stdlib cimport free, malloc
+
+import os
+
+
+cdef extern from "lease.h" nogil:
+    ctypedef struct shml_map:
+        void *base
+        size_t nbytes
+        int refs
+    void shml_map_drop(shml_map *map)
+
+cdef extern from "sys/mman.h" nogil:
+    void *mmap(void *addr, size_t length, int prot, int flags, int fd, long offset)
+    int madvise(void *addr, size_t length, int advice)
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MADV_DONTFORK
+    void *MAP_FAILED
+
+
+cdef class Mapping:
+    """`nbytes` of the file behind `fd`, shared and writable. The descriptor may be closed afterwards.
+
+    Args:
+        fd: descriptor of a segment, opened for reading and writing.
+        nbytes: length of the mapping from the file's start.
+        inherit: whether forked children see it. Workers say False: nothing a sample forks may write into a slot.
+    """
+
+    cdef shml_map *_map
+    cdef readonly size_t nbytes
+
+    def __cinit__(self, int fd, size_t nbytes, *, bint inherit=True):
+        cdef void *base
+        if nbytes == 0:
+            raise ValueError("Mapping needs at least one byte, got nbytes=0")
+        with nogil:
+            base = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+        if base == MAP_FAILED:
+            raise OSError(errno, f"mmap of {nbytes} bytes: {os.strerror(errno)}")
+        if not inherit:
+            madvise(base, nbytes, MADV_DONTFORK)
+        self._map = <shml_map *>malloc(sizeof(shml_map))
+        if self._map == NULL:
+            raise MemoryError
+        self._map.base = base
+        self._map.nbytes = nbytes
+        self._map.refs = 1
+        self.nbytes = nbytes
+
+    def __dealloc__(self):
+        shml_map_drop(self._map)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self._map.base, <Py_ssize_t>self.nbytes, 0, flags)
+
+    def __len__(self):
+        return self.nbytes
+
+    @property
+    def address(self):
+        """Where the mapping begins in this process."""
+        return <uintptr_t>self._map.base
+
+    @property
+    def handle(self):
+        """The C mapping, for the other compiled modules."""
+        return <uintptr_t>self._map

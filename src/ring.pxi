@@ -1,0 +1,94 @@
+# The C side of a ring as Cython sees it; included by trainer.pyx and filler.pyx.
+# Words that are _Atomic in C are read and written here like plain fields: C11 makes each such access sequentially consistent.
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+
+cdef extern from "lease.h" nogil:
+    ctypedef struct shml_header:
+        uint64_t magic
+        uint32_t abi, num_slots, num_workers, is_static
+        uint64_t total_nbytes, order_capacity, text_capacity, layout_capacity
+        int64_t owner_pid, owner_start_ns
+        uint64_t last_order
+        uint32_t generation, layout_state, is_packed, is_closing
+        uint64_t layout_nbytes
+        uint64_t batches, samples, nbytes, wait_ns, num_waits, num_copied_out, num_grown, num_restarts, num_foreign
+        uint64_t waiting_since_ns
+    ctypedef struct shml_worker:
+        uint64_t now, pid, started_ns, since_ns, index, is_waiting, busy_ns, num_chunks, num_samples, num_foreign
+    ctypedef struct shml_slot:
+        uint64_t seq
+        int64_t epoch, step, ordered_ns
+        uint32_t generation, nrows, nchunks, order_kind, form, state
+        uint64_t order_nbytes, err, repack, need_nbytes, text_nbytes, used_nbytes
+        uint64_t payload_version, payload_offset, payload_nbytes
+        char *payload_path
+        char *order_path
+    ctypedef struct shml_ring:
+        shml_header *header
+        shml_worker *workers
+        shml_slot *slots
+        uint8_t *layout
+    ctypedef struct shml_claim:
+        uint64_t order
+        uint32_t slot, chunk
+    ctypedef struct shml_status:
+        uint32_t num_open, num_claimed, num_void
+        int32_t first_bad
+        uint32_t bad_own
+    ctypedef struct shml_map:
+        uint8_t *base
+        size_t nbytes
+    ctypedef struct shml_place:
+        uint64_t order, offset, nbytes
+        shml_map *map
+        int32_t state, reserved
+    ctypedef struct shml_desk:
+        uint32_t num_slots, num_free, num_leased
+        int32_t *free_list
+        shml_place *places
+        int poison
+    ctypedef struct shml_lease:
+        uint32_t slot
+        uint8_t *base
+        uint64_t nbytes
+    ctypedef struct dl_managed:
+        int64_t *shape
+        void (*deleter)(dl_managed *)
+
+    enum:
+        SHML_ABI, SHML_ANYONE, SHML_MAX_CHUNKS, SHML_MAX_WORKERS, SHML_PATH_NBYTES
+        SHML_OPEN, SHML_RESERVED, SHML_POISON, SHML_ERROR, SHML_VOID, SHML_DONE
+        SHML_FREE, SHML_HELD, SHML_ORDERED, SHML_LEASED, SHML_DRAINING
+        SHML_LAYOUT_NONE, SHML_LAYOUT_PROPOSED, SHML_LAYOUT_READY, SHML_LAYOUT_ASKING
+        SHML_ORDER_INT64, SHML_ORDER_PICKLED, SHML_FORM_ROWS, SHML_FORM_PACKED
+    const uint64_t SHML_MAGIC
+
+    uint64_t shml_plan(shml_header *h, uint32_t slots, uint32_t workers, uint64_t order, uint64_t text, uint64_t layout)
+    void shml_create(shml_ring *ring, void *base, uint32_t slots, uint32_t workers, uint64_t order, uint64_t text,
+                     uint64_t layout)
+    void shml_view(shml_ring *ring, void *base)
+    uint32_t shml_first_row(uint32_t nrows, uint32_t nchunks, uint32_t chunk)
+    uint8_t *shml_order_area(const shml_ring *ring, uint32_t slot)
+    uint8_t *shml_text_area(const shml_ring *ring, uint32_t slot)
+
+    void shml_publish(shml_ring *ring, uint32_t slot, uint64_t order, int reserved)
+    shml_status shml_inspect(const shml_ring *ring, uint32_t slot)
+    void shml_void(shml_ring *ring, uint32_t slot)
+    int32_t shml_recover(shml_ring *ring, uint32_t slot, uint32_t w, uint32_t own)
+    void shml_reopen(shml_ring *ring, uint32_t slot, uint32_t chunk, int reserved)
+
+    int shml_take_claim(const shml_ring *ring, uint32_t w, shml_claim *claim)
+    int shml_win_error(const shml_ring *ring, const shml_claim *claim)
+    int shml_finish(const shml_ring *ring, const shml_claim *claim, uint32_t w, uint32_t own)
+    int shml_ask_layout(const shml_ring *ring, uint32_t w)
+
+    shml_map *shml_map_keep(shml_map *map)
+    void shml_map_drop(shml_map *map)
+    shml_desk *shml_desk_new(uint32_t num_slots)
+    void shml_desk_drop(shml_desk *desk)
+    void shml_desk_push_free(shml_desk *desk, uint32_t slot)
+    uint32_t shml_desk_collect(shml_desk *desk)
+    shml_lease *shml_lease_new(shml_desk *desk, uint32_t slot)
+    void shml_lease_drop(shml_lease *lease)
+    dl_managed *shml_dl_new(shml_lease *lease, uint64_t offset, uint8_t code, uint8_t bits, int32_t ndim)

@@ -1,0 +1,516 @@
+"""The trainer's end of a ring: publish orders, look at them, lease ready slots, take back what dead workers held.
+
+One process, the one that made the ring, may call it (a forked child is refused), and only with the GIL held, which serves as
+the protocol's private mutex: every step is one C call that nothing interrupts half-way. Waiting is not done here.
+"""
+
+include "ring.pxi"
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+from time import monotonic_ns
+
+cdef extern from "unistd.h" nogil:
+    int getpid()
+
+# What `look` answers about an ordered slot.
+FILLING = 0   # a chunk is unclaimed or being filled
+READY = 1     # every row is in place
+FAILED = 2    # a chunk ended in an error, or was given up after killing its workers
+REPACK = 3    # its samples have no fixed rows: order it again as one packed chunk
+MAX_CHUNKS = SHML_MAX_CHUNKS
+MAX_WORKERS = SHML_MAX_WORKERS
+ANYONE = SHML_ANYONE
+
+
+def control_nbytes(uint32_t num_slots, uint32_t num_workers, *, uint64_t order_capacity, uint64_t text_capacity,
+                   uint64_t layout_capacity):
+    """Bytes of the control block for such a ring."""
+    return shml_plan(NULL, num_slots, num_workers, order_capacity, text_capacity, layout_capacity)
+
+
+cdef class TrainerRing:
+    """The private state of a ring's slots and the trainer's verbs on them.
+
+    Args:
+        control: mapping of zeroed memory, `control_nbytes(...)` long; everything else goes in by keyword.
+        is_static: batch i belongs to one worker, and each worker takes its orders oldest first.
+    """
+
+    cdef shml_ring _ring
+    cdef shml_desk *_desk
+    cdef object _control
+    cdef int _pid
+    cdef uint64_t _order
+    cdef readonly int num_slots, num_workers
+
+    def __cinit__(self, control, *, uint32_t num_slots, uint32_t num_workers, uint64_t order_capacity,
+                  uint64_t text_capacity, uint64_t layout_capacity, bint is_static=False):
+        cdef uint64_t needed = shml_plan(NULL, num_slots, num_workers, order_capacity, text_capacity, layout_capacity)
+        if num_slots < 1 or num_workers > SHML_MAX_WORKERS:
+            raise ValueError(f"a ring has at least 1 slot and at most {SHML_MAX_WORKERS} workers, "
+                             f"got num_slots={num_slots}, num_workers={num_workers}")
+        if control.nbytes < needed:
+            raise ValueError(f"the control block needs {needed} bytes, the mapping has {control.nbytes}")
+        self._control = control
+        self._pid = getpid()
+        self.num_slots = num_slots
+        self.num_workers = num_workers
+        shml_create(&self._ring, <void *><uintptr_t>control.address, num_slots, num_workers, order_capacity,
+                    text_capacity, layout_capacity)
+        self._ring.header.is_static = is_static
+        self._ring.header.owner_pid = self._pid
+        self._ring.header.owner_start_ns = monotonic_ns()
+        self._desk = shml_desk_new(num_slots)
+        if self._desk == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        if self._desk != NULL:
+            shml_desk_drop(self._desk)
+
+    cdef int _guard(self) except -1:
+        if getpid() != self._pid:
+            raise RuntimeError(f"this loader belongs to process {self._pid}; a forked child cannot use it: make a new one")
+        return 0
+
+    cdef int _slot(self, int slot) except -1:
+        if slot < 0 or slot >= self.num_slots:
+            raise IndexError(f"slot {slot} of a ring with {self.num_slots}")
+        return self._guard()
+
+    # ------------------------------------------------------------ slots
+
+    def hold(self):
+        """Takes the most recently freed slot for publication; -1 if none is free."""
+        self._guard()
+        shml_desk_collect(self._desk)
+        if self._desk.num_free == 0:
+            return -1
+        self._desk.num_free -= 1
+        cdef int slot = self._desk.free_list[self._desk.num_free]
+        self._set_state(slot, SHML_HELD)
+        return slot
+
+    cdef void _set_state(self, int slot, int state):
+        self._desk.places[slot].state = state
+        self._ring.slots[slot].state = state
+
+    def free(self, int slot):
+        """Gives back a slot that was held, or whose order has ended without a delivery."""
+        self._slot(slot)
+        cdef int state = self._desk.places[slot].state
+        if state == SHML_FREE or state == SHML_LEASED:
+            raise ValueError(f"slot {slot} is not the trainer's to free: its state is {state}")
+        cdef shml_status status
+        if state != SHML_HELD:
+            status = shml_inspect(&self._ring, slot)
+            if status.num_open or status.num_claimed:
+                raise ValueError(f"slot {slot} still has {status.num_open} open and {status.num_claimed} claimed chunks")
+        shml_desk_push_free(self._desk, slot)
+        self._ring.slots[slot].state = SHML_FREE
+
+    def state(self, int slot):
+        """The slot's private state: 0 free, 1 held, 2 ordered, 3 leased, 4 draining."""
+        self._slot(slot)
+        shml_desk_collect(self._desk)
+        return self._desk.places[slot].state
+
+    def set_payload(self, int slot, mapping, bytes path, uint64_t offset, uint64_t nbytes):
+        """Points a slot to its bytes: `nbytes` from `offset` of the segment that workers open as `path`.
+
+        Allowed while nothing reads or writes the slot: it is held or free, or its one claimant waits for `need_nbytes`.
+        """
+        self._slot(slot)
+        if len(path) >= SHML_PATH_NBYTES:
+            raise ValueError(f"a payload path has at most {SHML_PATH_NBYTES - 1} bytes, got {len(path)}")
+        if offset + nbytes > mapping.nbytes:
+            raise ValueError(f"slot of {nbytes} bytes at {offset} ends beyond its segment of {mapping.nbytes}")
+        cdef shml_place *place = &self._desk.places[slot]
+        cdef shml_slot *record = &self._ring.slots[slot]
+        if place.state == SHML_LEASED:
+            raise ValueError(f"slot {slot} is leased: its payload cannot change")
+        shml_map_drop(place.map)
+        place.map = shml_map_keep(<shml_map *><uintptr_t>mapping.handle)
+        place.offset = offset
+        place.nbytes = nbytes
+        memset(record.payload_path, 0, SHML_PATH_NBYTES)
+        memcpy(record.payload_path, <const char *>path, len(path))
+        record.payload_offset = offset
+        record.payload_nbytes = nbytes
+        record.payload_version += 1
+
+    def payload_nbytes(self, int slot):
+        """Bytes the slot may use; 0 before the layout is known."""
+        self._slot(slot)
+        return self._desk.places[slot].nbytes
+
+    # ------------------------------------------------------------ orders
+
+    def publish(self, int slot, *, int64_t epoch, int64_t step, uint64_t seq, indices, uint32_t nrows, uint32_t nchunks=1,
+                bint is_packed=False, bint is_pickled=False, int reserved=SHML_ANYONE, bytes order_path=b""):
+        """Writes an order into a held slot and opens it to workers.
+
+        Args:
+            indices: buffer with the order's bytes: `nrows` int64, or a pickle of them. Empty if `order_path` names a segment
+                that holds them; its used length is then `len(indices)` as given there: pass the buffer anyway.
+            reserved: the one worker that may claim it, or ANYONE.
+        Returns:
+            the order number.
+        """
+        self._slot(slot)
+        cdef shml_slot *record = &self._ring.slots[slot]
+        cdef shml_place *place = &self._desk.places[slot]
+        cdef Py_buffer view
+        if place.state != SHML_HELD and place.state != SHML_ORDERED:
+            raise ValueError(f"slot {slot} must be held before it is published; its state is {place.state}")
+        if nchunks < 1 or nchunks > SHML_MAX_CHUNKS or (nrows and nchunks > nrows):
+            raise ValueError(f"an order has 1 to {SHML_MAX_CHUNKS} chunks and no more than rows, got {nchunks} for {nrows}")
+        if len(order_path) >= SHML_PATH_NBYTES:
+            raise ValueError(f"an order path has at most {SHML_PATH_NBYTES - 1} bytes, got {len(order_path)}")
+        PyObject_GetBuffer(indices, &view, PyBUF_SIMPLE)
+        try:
+            if not is_pickled and <uint64_t>view.len != <uint64_t>nrows * 8:
+                raise ValueError(f"{nrows} rows need {nrows * 8} bytes of indices, got {view.len}")
+            if not order_path:
+                if <uint64_t>view.len > self._ring.header.order_capacity:
+                    raise ValueError(f"the order area holds {self._ring.header.order_capacity} bytes, the order has {view.len}")
+                memcpy(shml_order_area(&self._ring, slot), view.buf, view.len)
+            record.order_nbytes = view.len
+        finally:
+            PyBuffer_Release(&view)
+        memset(record.order_path, 0, SHML_PATH_NBYTES)
+        memcpy(record.order_path, <const char *>order_path, len(order_path))
+        record.epoch = epoch
+        record.step = step
+        record.seq = seq
+        record.nrows = nrows
+        record.nchunks = nchunks
+        record.order_kind = SHML_ORDER_PICKLED if is_pickled else SHML_ORDER_INT64
+        record.form = SHML_FORM_PACKED if is_packed else SHML_FORM_ROWS
+        record.generation = self._ring.header.generation
+        record.ordered_ns = monotonic_ns()
+        self._order += 1
+        place.order = self._order
+        place.reserved = reserved
+        self._set_state(slot, SHML_ORDERED)
+        shml_publish(&self._ring, slot, self._order, reserved)
+        return self._order
+
+    def look(self, int slot):
+        """FILLING, READY, FAILED or REPACK, from the owner words. Cost: about 0.1 us."""
+        self._slot(slot)
+        if self._desk.places[slot].state != SHML_ORDERED:
+            raise ValueError(f"slot {slot} is not ordered: its state is {self._desk.places[slot].state}")
+        cdef shml_status status = shml_inspect(&self._ring, slot)
+        if status.num_open or status.num_claimed:
+            return FILLING
+        if status.first_bad >= 0 and status.bad_own == SHML_POISON:
+            return FAILED
+        if self._ring.slots[slot].repack == self._desk.places[slot].order or status.num_void:
+            return REPACK
+        return FAILED if status.first_bad >= 0 else READY
+
+    def failure(self, int slot):
+        """Of a FAILED slot: (chunk, text), the lowest chunk that failed and the worker's error text.
+
+        `text` is None if the chunk was poisoned. If the text area tells of another chunk's error, the chunk is opened again and
+        (chunk, b"") comes back: ring the workers and look again later. So the message does not depend on who failed first.
+        """
+        self._slot(slot)
+        cdef shml_status status = shml_inspect(&self._ring, slot)
+        cdef shml_slot *record = &self._ring.slots[slot]
+        cdef shml_place *place = &self._desk.places[slot]
+        if status.first_bad < 0:
+            raise ValueError(f"slot {slot} has not failed")
+        if status.bad_own == SHML_POISON:
+            return status.first_bad, None
+        if record.err != (place.order << 16 | <uint64_t>(status.first_bad + 1)):
+            shml_reopen(&self._ring, slot, status.first_bad, place.reserved)
+            return status.first_bad, b""
+        cdef uint64_t nbytes = min(record.text_nbytes, self._ring.header.text_capacity)
+        return status.first_bad, (<const char *>shml_text_area(&self._ring, slot))[:nbytes]
+
+    def rows(self, int slot):
+        """(nrows, nchunks) of the slot's order."""
+        self._slot(slot)
+        return self._ring.slots[slot].nrows, self._ring.slots[slot].nchunks
+
+    def first_row(self, int slot, int chunk):
+        """First row of a chunk of the slot's order."""
+        self._slot(slot)
+        return shml_first_row(self._ring.slots[slot].nrows, self._ring.slots[slot].nchunks, chunk)
+
+    def used_nbytes(self, int slot):
+        """Payload bytes of a packed batch."""
+        self._slot(slot)
+        return self._ring.slots[slot].used_nbytes
+
+    def is_packed(self, int slot):
+        """Whether the slot's order asked for one packed chunk."""
+        self._slot(slot)
+        return self._ring.slots[slot].form == SHML_FORM_PACKED
+
+    def need_nbytes(self, int slot):
+        """Payload bytes the slot's claimant waits for; 0: none."""
+        self._slot(slot)
+        return self._ring.slots[slot].need_nbytes
+
+    def grant(self, int slot):
+        """Tells the claimant that the slot now has the payload it asked for."""
+        self._slot(slot)
+        self._ring.header.num_grown += 1
+        self._ring.slots[slot].need_nbytes = 0
+
+    def lease(self, int slot):
+        """Leases a READY slot: it is the holder's until the last tensor made from the lease dies."""
+        self._slot(slot)
+        cdef shml_place *place = &self._desk.places[slot]
+        if self.look(slot) != READY:
+            raise ValueError(f"slot {slot} is not ready")
+        if place.map == NULL:
+            raise ValueError(f"slot {slot} has no payload")
+        cdef Lease lease = Lease.__new__(Lease)
+        lease._lease = shml_lease_new(self._desk, slot)
+        if lease._lease == NULL:
+            raise MemoryError
+        self._ring.slots[slot].state = SHML_LEASED
+        self._ring.header.batches += 1
+        self._ring.header.samples += self._ring.slots[slot].nrows
+        return lease
+
+    def count_nbytes(self, uint64_t nbytes):
+        """Adds to the bytes delivered."""
+        self._ring.header.nbytes += nbytes
+
+    @property
+    def num_leased(self):
+        """Slots with a live lease."""
+        shml_desk_collect(self._desk)
+        return self._desk.num_leased
+
+    @property
+    def num_free(self):
+        """Slots free now."""
+        shml_desk_collect(self._desk)
+        return self._desk.num_free
+
+    # ------------------------------------------------------------ abandoning and recovering
+
+    def void(self):
+        """Abandons every order: unclaimed chunks become final, claimed ones are left to their workers. Leases are untouched."""
+        self._guard()
+        self._ring.header.generation += 1
+        for slot in range(self.num_slots):
+            if self._desk.places[slot].state == SHML_ORDERED:
+                shml_void(&self._ring, slot)
+                self._set_state(slot, SHML_DRAINING)
+
+    def drain(self):
+        """Frees the draining slots that no worker writes into any more. Returns how many still drain."""
+        self._guard()
+        cdef shml_status status
+        cdef int num_left = 0
+        for slot in range(self.num_slots):
+            if self._desk.places[slot].state != SHML_DRAINING:
+                continue
+            status = shml_inspect(&self._ring, slot)
+            if status.num_open or status.num_claimed:
+                num_left += 1
+            else:
+                shml_desk_push_free(self._desk, slot)
+                self._ring.slots[slot].state = SHML_FREE
+        return num_left
+
+    def held_by(self, uint32_t worker):
+        """(slot, chunk, order, row) claimed by a worker, or None; row is -1 if it had not begun one of this order."""
+        self._guard()
+        cdef uint64_t word, now = self._ring.workers[worker].now
+        cdef shml_slot *record
+        cdef uint64_t *owner
+        for slot in range(self.num_slots):
+            record = &self._ring.slots[slot]
+            for chunk in range(record.nchunks):
+                word = _owner(record, chunk)
+                if (word & 0xFFFF) == worker + 1:
+                    first = shml_first_row(record.nrows, record.nchunks, chunk)
+                    row = -1
+                    if now >> 16 == word >> 16:
+                        row = first + (((now & 0xFFFF) - first) & 0xFFFF)
+                    return slot, chunk, word >> 16, row
+        return None
+
+    def recover(self, uint32_t worker, *, bint poison=False):
+        """Takes back what a worker held. Only after its process is dead and reaped.
+
+        Returns:
+            the slot it held a chunk of, or -1. The chunk is open again (reserved as before), void if its slot drains, or given
+            up for good with `poison=True`.
+        """
+        self._guard()
+        if worker >= <uint32_t>self.num_workers:
+            raise IndexError(f"worker {worker} of a ring with {self.num_workers}")
+        cdef uint32_t own
+        cdef int32_t found = -1
+        cdef shml_place *place
+        for slot in range(self.num_slots):
+            place = &self._desk.places[slot]
+            if place.state == SHML_DRAINING:
+                own = SHML_VOID
+            elif poison:
+                own = SHML_POISON
+            else:
+                own = SHML_OPEN if place.reserved < 0 else SHML_RESERVED + place.reserved
+            if shml_recover(&self._ring, slot, worker, own) >= 0:
+                found = slot
+        if self._ring.header.layout_state == SHML_LAYOUT_ASKING + worker:
+            self._ring.header.layout_state = SHML_LAYOUT_NONE
+        cdef shml_worker *record = &self._ring.workers[worker]
+        record.now = 0
+        record.pid = 0
+        record.started_ns = 0
+        record.is_waiting = 0
+        return found
+
+    def count_restart(self):
+        """Adds to the workers replaced."""
+        self._ring.header.num_restarts += 1
+
+    def count_copied_out(self):
+        """Adds to the batches copied to private memory."""
+        self._ring.header.num_copied_out += 1
+
+    # ------------------------------------------------------------ layout and the rest of the header
+
+    @property
+    def proposal(self):
+        """The layout text a worker has proposed, or None."""
+        if self._ring.header.layout_state != SHML_LAYOUT_PROPOSED:
+            return None
+        return (<const char *>self._ring.layout)[:self._ring.header.layout_nbytes]
+
+    @property
+    def has_layout(self):
+        """Whether rows have their places."""
+        return self._ring.header.layout_state == SHML_LAYOUT_READY
+
+    def accept_layout(self, bytes text, *, bint is_packed):
+        """Settles the layout; slots must have their payloads. With `is_packed` no worker tries fixed rows any more."""
+        self._guard()
+        if <uint64_t>len(text) > self._ring.header.layout_capacity:
+            raise ValueError(f"a layout has at most {self._ring.header.layout_capacity} bytes of text, got {len(text)}")
+        memcpy(self._ring.layout, <const char *>text, len(text))
+        self._ring.header.layout_nbytes = len(text)
+        self._ring.header.is_packed = is_packed
+        self._ring.header.layout_state = SHML_LAYOUT_READY
+
+    def set_closing(self):
+        """Tells workers to leave."""
+        self._ring.header.is_closing = 1
+
+    def waiting(self, uint64_t since_ns):
+        """Notes for onlookers that the trainer waits since then; 0: it does not."""
+        self._ring.header.waiting_since_ns = since_ns
+
+    def count_wait(self, uint64_t ns):
+        """Adds to the time the trainer has waited."""
+        self._ring.header.wait_ns += ns
+        self._ring.header.num_waits += 1
+
+    def counters(self):
+        """The header's counters, as a dict."""
+        cdef shml_header *h = self._ring.header
+        return {"batches": h.batches, "samples": h.samples, "nbytes": h.nbytes, "wait_s": h.wait_ns / 1e9,
+                "num_waits": h.num_waits, "num_copied_out": h.num_copied_out, "num_grown": h.num_grown,
+                "num_restarts": h.num_restarts, "generation": h.generation}
+
+    def worker(self, uint32_t worker):
+        """One worker's record, as a dict."""
+        if worker >= <uint32_t>self.num_workers:
+            raise IndexError(f"worker {worker} of a ring with {self.num_workers}")
+        cdef shml_worker *r = &self._ring.workers[worker]
+        return {"pid": r.pid, "started_ns": r.started_ns, "since_ns": r.since_ns, "index": <int64_t>r.index,
+                "is_waiting": bool(r.is_waiting), "busy_s": r.busy_ns / 1e9, "num_chunks": r.num_chunks,
+                "num_samples": r.num_samples, "num_foreign": r.num_foreign}
+
+    @property
+    def poison(self):
+        """Debugging: overwrite a slot's bytes the moment it comes back."""
+        return bool(self._desk.poison)
+
+    @poison.setter
+    def poison(self, bint on):
+        self._desk.poison = on
+
+
+cdef extern from *:
+    """
+    static inline uint64_t shml_owner_word(shml_slot *slot, uint32_t chunk) {
+        return atomic_load_explicit(&slot->owner[chunk], memory_order_acquire);
+    }
+    """
+    uint64_t _owner "shml_owner_word" (shml_slot *slot, uint32_t chunk) nogil
+
+
+cdef void _drop_capsule(object capsule) noexcept:
+    """A capsule nobody consumed still holds its reference."""
+    cdef dl_managed *managed
+    if PyCapsule_IsValid(capsule, "dltensor"):
+        managed = <dl_managed *>PyCapsule_GetPointer(capsule, "dltensor")
+        managed.deleter(managed)
+
+
+cdef class Lease:
+    """The trainer's hold on one delivered slot. It ends when this object and every tensor made from it are gone."""
+
+    cdef shml_lease *_lease
+
+    def __dealloc__(self):
+        if self._lease != NULL:
+            shml_lease_drop(self._lease)
+
+    @property
+    def slot(self):
+        """Which slot."""
+        return self._lease.slot
+
+    @property
+    def address(self):
+        """Where the slot's bytes begin."""
+        return <uintptr_t>self._lease.base
+
+    @property
+    def nbytes(self):
+        """Size of the slot."""
+        return self._lease.nbytes
+
+    def bytes_at(self, uint64_t offset, uint64_t nbytes):
+        """A private copy of some of the slot's bytes."""
+        if offset + nbytes > self._lease.nbytes:
+            raise ValueError(f"{nbytes} bytes at {offset} end beyond the slot of {self._lease.nbytes}")
+        return (<const char *>self._lease.base)[offset:offset + nbytes]
+
+    def capsule(self, uint64_t offset, int code, int bits, tuple shape):
+        """A DLPack capsule of a C-order array in the slot; whoever consumes it holds the lease.
+
+        Args:
+            code, bits: DLPack's dtype.
+        """
+        cdef int ndim = len(shape)
+        cdef uint64_t nbytes = bits // 8
+        cdef dl_managed *managed
+        cdef int64_t extent
+        for i in range(ndim):
+            nbytes *= <uint64_t>shape[i]
+        if offset + nbytes > self._lease.nbytes:
+            raise ValueError(f"an array of {nbytes} bytes at {offset} ends beyond the slot of {self._lease.nbytes}")
+        managed = shml_dl_new(self._lease, offset, code, bits, ndim)
+        if managed == NULL:
+            raise MemoryError
+        for i in range(ndim):
+            extent = shape[i]
+            managed.shape[i] = extent
+        return PyCapsule_New(managed, "dltensor", <void (*)(object) noexcept>_drop_capsule)

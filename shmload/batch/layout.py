@@ -1,0 +1,187 @@
+"""Where each field of a batch lies in its slot, and what structure the batch has.
+
+A batch of `nrows` fixed samples is one C-order array per field, `(nrows, *shape)`, one after the other, each at a multiple of
+64 bytes. So a row's place is known before any sample is read, and several workers may fill one batch. Offsets follow from the
+fields and `nrows` alone; trainer and workers compute them alike.
+
+The structure of a sample (dicts, lists, tuples, named tuples around leaves) is kept as a tree of plain tuples:
+`("leaf", field)`, `("dict", keys, trees)`, `("list", trees)`, `("tuple", trees)`, `("named", class, trees)`. A tuple of fields
+becomes a list in the batch, as torch's default collate makes it; a schema's batch type is kept as it says.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from shmload.batch.dtypes import ELEMENT_TYPES, ElementType, of_any, of_numpy, of_torch
+
+ALIGNMENT = 64
+
+
+class NotFixedError(Exception):
+    """A sample holds something without a fixed place: text, an unusual container, a type that no tensor has."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of a batch: name, element type, shape of a row, and what kind of object the samples carry.
+
+    `kind` is "array", "tensor", "scalar" (numpy's), "int", "float", "bool", or "view" where the dataset writes into the row.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    kind: str
+
+    @cached_property
+    def element(self) -> ElementType:
+        """The element type."""
+        return ELEMENT_TYPES[self.dtype]
+
+    @cached_property
+    def row_nbytes(self) -> int:
+        """Bytes of one row."""
+        return math.prod(self.shape) * self.element.itemsize
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The fields of a batch and the structure around them."""
+
+    fields: tuple[Field, ...]
+    tree: tuple[Any, ...]
+    zero_fill: bool = False
+    _offsets: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict, compare=False, repr=False)
+
+    def place(self, nrows: int) -> tuple[tuple[int, ...], int]:
+        """(offset of each field, bytes in all) for a batch of `nrows`; both in bytes from the slot's start."""
+        found = self._offsets.get(nrows)
+        if found is None:
+            offsets, end = [], 0
+            for f in self.fields:
+                offsets.append(end)
+                end += -(-nrows * f.row_nbytes // ALIGNMENT) * ALIGNMENT
+            found = self._offsets[nrows] = (tuple(offsets), end)
+        return found
+
+    def nbytes(self, nrows: int) -> int:
+        """Bytes of a batch of `nrows`; at least 1, so that a slot is never empty."""
+        return max(self.place(nrows)[1], 1)
+
+    def dumps(self) -> bytes:
+        """The layout as text for the control block."""
+        return pickle.dumps((self.fields, self.tree, self.zero_fill))
+
+    @classmethod
+    def loads(cls, text: bytes) -> Layout:
+        """Inverse of `dumps`. The text comes from a process of this loader, over memory that only its user can write."""
+        fields, tree, zero_fill = pickle.loads(text)
+        return cls(fields, tree, zero_fill)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{f.name}: {f.dtype}{list(f.shape)}" for f in self.fields)
+
+
+def layout_of_schema(schema: Mapping[str, Any], batch_type: type | None = None) -> Layout:
+    """The layout a dataset declares: mapping name -> (dtype, shape), or -> dtype for a scalar.
+
+    Args:
+        schema: may be an object with a true attribute `zero_fill`: rows are zeroed before the dataset writes them.
+        batch_type: what a batch is: dict (default), tuple, list, or a named tuple class with the schema's fields.
+    """
+    if not isinstance(schema, Mapping) or not schema:
+        raise TypeError(f"a schema is a mapping name -> (dtype, shape) with at least one field; got {schema!r}")
+    fields = []
+    for name, spec in schema.items():
+        dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
+        if any(extent is None for extent in shape):
+            raise NotImplementedError(f"schema field {name!r} has a ragged dimension: ragged fields are not built yet")
+        if any(int(extent) < 0 for extent in shape):
+            raise ValueError(f"schema field {name!r} has shape {shape}: extents are at least 0")
+        fields.append(Field(str(name), of_any(dtype).name, tuple(int(extent) for extent in shape), "view"))
+    leaves = tuple(("leaf", i) for i in range(len(fields)))
+    tree: tuple[Any, ...]
+    if batch_type is None or batch_type is dict:
+        tree = ("dict", tuple(schema), leaves)
+    elif batch_type is tuple:
+        tree = ("tuple", leaves)
+    elif batch_type is list:
+        tree = ("list", leaves)
+    elif hasattr(batch_type, "_fields"):
+        tree = ("named", batch_type, leaves)
+    else:
+        raise TypeError(f"batch_type is dict, tuple, list or a named tuple class; got {batch_type!r}")
+    return Layout(tuple(fields), tree, bool(getattr(schema, "zero_fill", False)))
+
+
+def layout_of_sample(sample: Any) -> Layout:
+    """The layout that torch's default collate gives batches of samples like this one.
+
+    Raises:
+        NotFixedError: the sample has no fixed rows.
+    """
+    fields: list[Field] = []
+    tree = _tree_of(sample, "", fields)
+    return Layout(tuple(fields), tree)
+
+
+def _tree_of(value: Any, name: str, fields: list[Field]) -> tuple[Any, ...]:
+    kind = type(value)
+    if kind is dict:
+        return "dict", tuple(value), tuple(_tree_of(v, f"{name}.{k}" if name else str(k), fields) for k, v in value.items())
+    if kind is tuple or kind is list:
+        return "list", tuple(_trees_of(value, name, fields))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return "named", kind, tuple(_trees_of(value, name, fields))
+    fields.append(_leaf(value, name or "data"))
+    return "leaf", len(fields) - 1
+
+
+def _trees_of(values: Any, name: str, fields: list[Field]) -> Iterator[tuple[Any, ...]]:
+    for i, v in enumerate(values):
+        yield _tree_of(v, f"{name}.{i}" if name else str(i), fields)
+
+
+def _leaf(value: Any, name: str) -> Field:
+    kind = type(value)
+    if kind is float:
+        return Field(name, "float64", (), "float")
+    if kind is bool:
+        return Field(name, "bool", (), "bool")
+    if kind is int:
+        return Field(name, "int64", (), "int")
+    if isinstance(value, np.ndarray):
+        if kind is not np.ndarray and kind is not np.memmap:
+            raise NotFixedError(kind)
+        return Field(name, _known(of_numpy(value.dtype), value.dtype), value.shape, "array")
+    if isinstance(value, np.generic):
+        return Field(name, _known(of_numpy(value.dtype), value.dtype), (), "scalar")
+    if kind.__module__ == "torch" and kind.__name__ == "Tensor" and is_plain_tensor(value):
+        return Field(name, _known(of_torch(value.dtype), value.dtype), tuple(value.shape), "tensor")
+    raise NotFixedError(kind)
+
+
+def _known(element: ElementType | None, dtype: Any) -> str:
+    if element is None:
+        raise NotFixedError(dtype)
+    return element.name
+
+
+def is_plain_tensor(value: Any) -> bool:
+    """Whether a torch.Tensor's elements are just bytes in this process's memory, with nothing to remember about them."""
+    return (
+        value.device.type == "cpu"
+        and str(value.layout) == "torch.strided"
+        and not value.is_nested
+        and not value.requires_grad
+        and not value.is_conj()
+        and not value.is_neg()
+    )

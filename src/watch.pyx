@@ -1,0 +1,55 @@
+"""Dying with the parent, whatever the main thread does meanwhile.
+
+A plain C thread waits on the parent's pidfd. It needs no GIL and no help from the interpreter, so a worker inside a long call of
+C code still goes within a millisecond. (PR_SET_PDEATHSIG would fire when the parent's *thread* that started the worker ends.)
+"""
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <poll.h>
+    #include <pthread.h>
+    #include <signal.h>
+    #include <stdint.h>
+    #include <unistd.h>
+
+    static void *shml_watch(void *arg) {
+        struct pollfd parent = {(int)(intptr_t)arg, POLLIN, 0};
+        while (poll(&parent, 1, -1) < 0 && errno == EINTR) {}
+        kill(getpid(), SIGKILL);
+        return NULL;
+    }
+
+    static int shml_start_watch(int pidfd) {
+        pthread_t thread;
+        pthread_attr_t attributes;
+        sigset_t all, before;
+        pthread_attr_init(&attributes);
+        pthread_attr_setstacksize(&attributes, 64 * 1024);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before); /* the watcher takes no signals: they are the main thread's */
+        int failed = pthread_create(&thread, &attributes, shml_watch, (void *)(intptr_t)pidfd);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attributes);
+        return failed;
+    }
+    """
+    int shml_start_watch(int pidfd) nogil
+
+import os
+
+
+def die_with(int pid):
+    """Kills this process with SIGKILL as soon as process `pid` is gone; at once if it is gone already.
+
+    Raises:
+        OSError: the kernel has no pidfd, or the thread could not be started.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(1)
+    cdef int failed = shml_start_watch(pidfd)
+    if failed:
+        raise OSError(failed, f"cannot start the watch on process {pid}: {os.strerror(failed)}")

@@ -1,3 +1,69 @@
-"""shmload: a shared-memory, zero-copy data loader for PyTorch."""
+"""shmload: a shared-memory, zero-copy data loader for PyTorch.
+
+Workers decode samples straight into the memory of the tensors that the trainer reads. `ShmLoader` takes the place of
+torch.utils.data.DataLoader. Names are imported at first use: `import shmload` alone imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if sys.platform != "linux":
+    raise ImportError(f"shmload needs Linux (memfd, pidfd, POSIX shared memory); this is {sys.platform}")
+
+if TYPE_CHECKING:
+    from shmload.errors import (
+        RingTooSmall,
+        SampleError,
+        SampleTimeout,
+        ShardCorrupt,
+        ShmloadError,
+        StateMismatch,
+        StoreError,
+        WorkerDied,
+    )
+    from shmload.loader import ShmLoader
+    from shmload.schedule.permutation import Permutation
+    from shmload.schedule.schedule import Schedule
+    from shmload.worker.sample_rng import sample_info, sample_rng
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    "Permutation": "shmload.schedule.permutation",
+    "Schedule": "shmload.schedule.schedule",
+    "ShmLoader": "shmload.loader",
+    "sample_info": "shmload.worker.sample_rng",
+    "sample_rng": "shmload.worker.sample_rng",
+}
+_ERRORS = "shmload.errors"
+
+__all__ = [
+    "Permutation",
+    "RingTooSmall",
+    "SampleError",
+    "SampleTimeout",
+    "Schedule",
+    "ShardCorrupt",
+    "ShmLoader",
+    "ShmloadError",
+    "StateMismatch",
+    "StoreError",
+    "WorkerDied",
+    "sample_info",
+    "sample_rng",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'shmload' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PLACES.get(name, _ERRORS)), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -245,19 +245,21 @@ cdef class TrainerRing:
         return shml_first_row(self._ring.slots[slot].nrows, self._ring.slots[slot].nchunks, chunk)
 
     def used_nbytes(self, int slot):
-        """Payload bytes of a packed batch."""
+        """Payload bytes of a packed batch; 0: the slot's rows lie as the layout says."""
         self._slot(slot)
         return self._ring.slots[slot].used_nbytes
-
-    def is_packed(self, int slot):
-        """Whether the slot's order asked for one packed chunk."""
-        self._slot(slot)
-        return self._ring.slots[slot].form == SHML_FORM_PACKED
 
     def need_nbytes(self, int slot):
         """Payload bytes the slot's claimant waits for; 0: none."""
         self._slot(slot)
         return self._ring.slots[slot].need_nbytes
+
+    def needy(self):
+        """A slot whose claimant waits for a larger payload; -1: none."""
+        for slot in range(self.num_slots):
+            if self._ring.slots[slot].need_nbytes != 0 and self._desk.places[slot].state in (SHML_ORDERED, SHML_DRAINING):
+                return slot
+        return -1
 
     def grant(self, int slot):
         """Tells the claimant that the slot now has the payload it asked for."""
@@ -426,6 +428,19 @@ cdef class TrainerRing:
         return {"batches": h.batches, "samples": h.samples, "nbytes": h.nbytes, "wait_s": h.wait_ns / 1e9,
                 "num_waits": h.num_waits, "num_copied_out": h.num_copied_out, "num_grown": h.num_grown,
                 "num_restarts": h.num_restarts, "generation": h.generation}
+
+    def work_done(self):
+        """(nanoseconds workers have been busy, samples they have written), since the ring began."""
+        cdef uint64_t busy_ns = 0, num_samples = 0
+        for worker in range(self.num_workers):
+            busy_ns += self._ring.workers[worker].busy_ns
+            num_samples += self._ring.workers[worker].num_samples
+        return busy_ns, num_samples
+
+    @property
+    def order_capacity(self):
+        """Bytes of an order that fit its area."""
+        return self._ring.header.order_capacity
 
     def worker(self, uint32_t worker):
         """One worker's record, as a dict."""

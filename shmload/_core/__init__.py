@@ -1,1 +1,9 @@
-"""Typed faces of the compiled modules. They are built by `pip install .`; without them nothing here works."""
+"""Typed faces of the compiled modules."""
+
+from importlib.util import find_spec
+
+if find_spec("shmload._core.mapping") is None:
+    raise ImportError(
+        "shmload's compiled modules are missing: this is a source tree that was not built. Install it with `pip install .` "
+        "(needs a C compiler), or for development `pip install -e .`"
+    )

@@ -1,0 +1,306 @@
+"""ShmLoader: torch's DataLoader with a ring of shared memory in place of its queues.
+
+Two characters over one engine. Without `seed` everything a program can observe is torch's: `torch_mode.py`. With it the
+deterministic schedule rules: `seed_mode.py`. This file holds the arguments, their checks, and what both share.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, Self, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, default_convert
+
+from shmload.engine import Engine, EngineOptions
+from shmload.seed_mode import SeedIterator, SeedStream
+from shmload.torch_mode import TorchIterator, TorchInlineIterator
+from shmload.worker.reader import in_place_of, read_path
+from shmload.worker.spec import Job
+from shmload.world import rank_and_world_size
+
+T = TypeVar("T", covariant=True)
+
+_NOT_BUILT: dict[str, Any] = {  # keyword -> the value that asks for nothing
+    "on_error": "raise",
+    "max_bad": None,
+    "sample_timeout_s": None,
+    "ragged": "list",
+    "crew": "auto",
+    "address": None,
+    "share": None,
+    "device": None,
+    "audit": None,
+    "snapshot_every_n_steps": 1,
+}
+
+
+class ShmLoader(DataLoader[T]):
+    """torch's DataLoader, whose workers decode into shared memory that the yielded tensors alias.
+
+    Takes torch's arguments by name and position. A yielded tensor lies in a slot of the ring and is the user's for as long as any
+    alias of it lives; writing into it is fine. When a program holds almost the whole ring, further batches are copied out.
+
+    Args:
+        dataset: map-style. With a `schema` and `read_into(index, out)` or `read_batch_into(indices, out)` it decodes straight
+            into the batch.
+        seed: None: torch mode, order and randomness are exactly torch's. An int: seed mode, batch k of epoch e is a pure function
+            of (seed, e, k), for any number of workers, after any crash or resume.
+        seed_samples: seed mode: reseed random, numpy and torch before every sample from (seed, epoch, index). Default True.
+        rank, world_size: seed mode without a sampler: which slice of each global batch is this rank's. Default:
+            torch.distributed's, else RANK and WORLD_SIZE, else 0 of 1.
+        uneven: seed mode, the last global batch without drop_last: "pad" repeats samples from the epoch's start so that ranks get
+            equal batches (`loader.valid` says how many rows are real), "drop" drops it, "exact" gives what is left.
+        ring_bytes: the most memory the ring may take; None: what `prefetch_factor` needs.
+        max_restarts: workers that may be replaced after dying. None: any number in seed mode, none in torch mode.
+    Raises:
+        ValueError, TypeError: as torch's DataLoader, and for arguments that do not go together.
+        NotImplementedError: for a keyword whose capability is not built yet.
+    Example:
+        >>> from shmload import ShmLoader
+        >>> with ShmLoader([(x, -x) for x in range(6)], batch_size=3, shuffle=True, seed=7) as loader:
+        ...     len(list(loader))
+        2
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | Literal["auto"] | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        seed_samples: bool | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        uneven: Literal["pad", "drop", "exact"] = "pad",
+        ring_bytes: int | None = None,
+        max_restarts: int | None = None,
+        on_error: str = "raise",
+        max_bad: int | None = None,
+        sample_timeout_s: float | None = None,
+        ragged: str = "list",
+        crew: str = "auto",
+        address: str | None = None,
+        share: str | None = None,
+        device: Any = None,
+        audit: Any = None,
+        snapshot_every_n_steps: int = 1,
+    ) -> None:
+        given = locals()
+        for name, nothing in _NOT_BUILT.items():
+            if given[name] != nothing:
+                raise NotImplementedError(f"ShmLoader({name}=...) is not built yet; leave it at {nothing!r}")
+            setattr(self, name, nothing)
+        if num_workers == "auto" or prefetch_factor == "auto":
+            raise NotImplementedError('num_workers="auto" and prefetch_factor="auto" are not built yet; give a number')
+        _check_seed_arguments(seed, seed_samples, generator, uneven, dataset)
+        if ring_bytes is not None and ring_bytes <= 0:
+            raise ValueError(f"ring_bytes is a positive number of bytes or None; got {ring_bytes}")
+        if max_restarts is not None and max_restarts < 0:
+            raise ValueError(f"max_restarts is at least 0 or None; got {max_restarts}")
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self.shuffle = shuffle
+        self.seed = seed
+        self.seed_samples = seed is not None if seed_samples is None else seed_samples
+        self.rank, self.world_size = rank, world_size
+        self.uneven = uneven
+        self.ring_bytes = ring_bytes
+        self.max_restarts = max_restarts
+        self._has_own_order = sampler is not None or batch_sampler is not None
+        self._is_closed = False
+        self._last_engine: Engine | None = None
+        self._stream: SeedStream | None = None
+        if seed is not None:
+            ranks = (0, 1) if self._has_own_order else rank_and_world_size(rank, world_size)
+            self._stream = SeedStream(self, *ranks)
+
+    # ------------------------------------------------------------ iterating
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
+        if self._is_closed:
+            raise RuntimeError("this loader is closed: make a new one")
+        if self._stream is not None:
+            return SeedIterator(self._stream)
+        return super().__iter__()
+
+    def _get_iterator(self) -> Any:
+        if isinstance(self.dataset, IterableDataset):
+            return super()._get_iterator()
+        if self.num_workers == 0:
+            if self.in_place is None:
+                return super()._get_iterator()
+            return TorchInlineIterator(self)
+        self.check_worker_number_rationality()
+        return TorchIterator(self)
+
+    def __len__(self) -> int:
+        if self._stream is not None and not self._has_own_order:
+            return self._stream.num_steps
+        return super().__len__()
+
+    @property
+    def in_place(self) -> Any:
+        """The dataset's way of decoding into rows, if it has one that is used."""
+        return None if self.custom_collate_fn or not self._auto_collation else in_place_of(self.dataset)
+
+    @property
+    def custom_collate_fn(self) -> Callable[[Any], Any] | None:
+        """The user's collate_fn; None where torch's default is meant."""
+        default = default_collate if self._auto_collation else default_convert
+        return None if self.collate_fn is default else self.collate_fn
+
+    def make_job(self) -> Job:
+        """What workers are told to do."""
+        return Job(
+            dataset=self.dataset,
+            collate_fn=self.custom_collate_fn,
+            worker_init_fn=self.worker_init_fn,
+            auto_collation=self._auto_collation,
+            seed=self.seed,
+            seed_samples=self.seed_samples,
+        )
+
+    def make_engine(self, *, base_seed: int) -> Engine:
+        """A ring and a crew for this loader."""
+        in_place = self.in_place
+        known = self.batch_size if self._auto_collation else 1
+        engine = Engine(
+            self.make_job(),
+            EngineOptions(
+                num_workers=self.num_workers,
+                num_ordered=(self.prefetch_factor or 0) * self.num_workers,
+                max_rows=known or 0,
+                is_static=self.seed is None,
+                ring_bytes=self.ring_bytes,
+                timeout_s=self.timeout,
+                max_restarts=self.max_restarts,
+                multiprocessing_context=self.multiprocessing_context,
+                base_seed=base_seed,
+                layout=in_place and in_place.layout(),
+            ),
+        )
+        self._last_engine = engine
+        return engine
+
+    # ------------------------------------------------------------ position, in seed mode
+
+    def _seeded(self, what: str) -> SeedStream:
+        if self._stream is None:
+            raise NotImplementedError(f"{what} in torch mode (seed=None) is not built yet; give ShmLoader a seed")
+        return self._stream
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands: flat, JSON-able, under 1 KiB. Legal at any time; later iteration does not change it."""
+        return self._seeded("state_dict()").state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where `state` was taken: the next iteration yields the rest of that epoch. No consumed sample is read.
+
+        The world size may be another one if the global batch is the same.
+
+        Raises:
+            StateMismatch: the state belongs to another dataset length, seed, global batch or schedule version.
+        """
+        self._seeded("load_state_dict()").load_state_dict(state)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration epoch `epoch`. Seldom needed: each iteration is the next epoch by itself."""
+        if epoch < 0:
+            raise ValueError(f"an epoch is at least 0; got {epoch}")
+        self._seeded("set_epoch()").set_epoch(epoch)
+
+    @property
+    def valid(self) -> int | None:
+        """Seed mode: how many rows of the batch just yielded are real and not padding; None before the first."""
+        return None if self._stream is None else self._stream.valid
+
+    # ------------------------------------------------------------ looking at it
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the engine last used: batches, samples and bytes delivered, waits, slots by state, one record per worker.
+
+        Empty before the first iteration and with num_workers=0.
+        """
+        return {} if self._last_engine is None else self._last_engine.counters()
+
+    def __repr__(self) -> str:
+        mode = "torch mode" if self.seed is None else f"seed {self.seed}"
+        path = read_path(self.dataset, self.custom_collate_fn is not None, self._auto_collation)
+        engine = self._last_engine
+        ring = "no ring yet" if engine is None else f"{engine.num_slots} slots, {engine.layout or 'packed batches'}"
+        return (
+            f"ShmLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, num_workers={self.num_workers}, {mode}, "
+            f"read by {path}, {ring})"
+        )
+
+    # ------------------------------------------------------------ ends
+
+    def close(self) -> None:
+        """Ends the workers and frees the ring's name; batches still held stay valid. A closed loader cannot be iterated again."""
+        self._is_closed = True
+        if self._stream is not None:
+            self._stream.close()
+        iterator, self._iterator = getattr(self, "_iterator", None), None
+        if iterator is not None and hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and hasattr(self, "_is_closed"):
+            self.close()
+
+
+def _check_seed_arguments(
+    seed: int | None, seed_samples: bool | None, generator: Any, uneven: str, dataset: Any
+) -> None:
+    if uneven not in ("pad", "drop", "exact"):
+        raise ValueError(f'uneven is "pad", "drop" or "exact"; got {uneven!r}')
+    if seed is None:
+        if seed_samples:
+            raise ValueError("seed_samples=True needs a seed: without one randomness is torch's, per worker")
+        return
+    if not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise ValueError(f"seed is an int from 0 to 2**64 - 1; got {seed!r}")
+    if generator is not None:
+        raise ValueError("seed and generator exclude each other: in seed mode the seed orders everything")
+    if isinstance(dataset, IterableDataset):
+        raise NotImplementedError("seed mode needs a map-style dataset; iterable datasets are not built yet")

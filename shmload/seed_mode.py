@@ -1,0 +1,207 @@
+"""Seed mode: batch k of epoch e is a pure function of (seed, e, k).
+
+`SeedStream` turns wanted batches into orders. It always orders ahead, across the end of an epoch too, so that workers never stand
+still there; if what is wanted next is not what was ordered (a break, a resume, set_epoch, a second iterator), the orders are
+abandoned and the schedule is asked again, which costs nothing: it has no state.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmload.engine import Engine, Order
+from shmload.inline import InlineReader
+from shmload.schedule.schedule import Schedule
+
+if TYPE_CHECKING:
+    from shmload.loader import ShmLoader
+
+
+class SeedIterator:
+    """One pass: from where the stream stands to the end of its epoch."""
+
+    def __init__(self, stream: SeedStream) -> None:
+        self._stream = stream
+        self.epoch, self.step = stream.begin(self)
+
+    def __iter__(self) -> SeedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        batch = self._stream.take(self.epoch, self.step)
+        self.step += 1
+        return batch
+
+    def __len__(self) -> int:
+        return self._stream.num_steps
+
+
+class SeedStream:
+    """The batches of one loader in seed mode, in any order they are asked for, ordered ahead in the order they usually are.
+
+    Args:
+        rank, world_size: which slice of each global batch is this process's; 0 of 1 where a sampler of the user's orders.
+    """
+
+    def __init__(self, loader: ShmLoader[Any], rank: int, world_size: int) -> None:
+        self._loader = loader
+        self._rank = rank
+        self._world_size = world_size
+        self._engine: Engine | None = None
+        self._inline: InlineReader | None = None
+        self._pid = os.getpid()
+        self._next_epoch = 0
+        self._first_step = 0  # of the next iteration: where a loaded state left off
+        self._iterator: SeedIterator | None = None
+        self._cursor = (0, 0)  # (epoch, step) to be ordered next
+        self._sampled: tuple[int, int, Iterator[Any]] | None = None  # the user's sampler: epoch, next step, its iterator
+        self.valid: int | None = None
+        self._schedule: Schedule | None = None
+        if not loader._has_own_order:
+            self.schedule()
+
+    # ------------------------------------------------------------ which samples
+
+    def schedule(self) -> Schedule:
+        """The schedule for the dataset's length as it is now."""
+        loader = self._loader
+        n = len(loader.dataset)
+        if self._schedule is None or self._schedule.n != n:
+            self._schedule = Schedule(
+                n,
+                loader.batch_size or 1,
+                seed=loader.seed,
+                shuffle=bool(loader.shuffle),
+                drop_last=loader.drop_last,
+                uneven=loader.uneven,
+                world_size=self._world_size,
+            )
+        return self._schedule
+
+    @property
+    def num_steps(self) -> int:
+        """Batches per epoch."""
+        if self._loader._has_own_order:
+            return len(self._loader._index_sampler)
+        assert self._schedule is not None
+        return self._schedule.num_steps_of(self._rank)
+
+    def _order(self, epoch: int, step: int) -> Order | None:
+        """The order for a batch; None beyond the epoch's last."""
+        loader = self._loader
+        if not loader._has_own_order:
+            assert self._schedule is not None
+            if step >= self.num_steps:
+                return None
+            return Order(epoch, step, self._schedule.batch(epoch, step, self._rank))
+        keys = self._sampled_keys(epoch, step)
+        return None if keys is None else Order(epoch, step, keys)
+
+    def _sampled_keys(self, epoch: int, step: int) -> Any:
+        """The user's sampler's answer; it is started anew for each epoch and can only go forward."""
+        if self._sampled is None or self._sampled[:2] != (epoch, step):
+            sampler = iter(self._loader._index_sampler)
+            for _ in range(step):
+                next(sampler, None)
+        else:
+            sampler = self._sampled[2]
+        keys = next(sampler, None)
+        self._sampled = (epoch, step + 1, sampler)
+        return keys if keys is None or self._loader._auto_collation else [keys]
+
+    # ------------------------------------------------------------ delivery
+
+    def begin(self, iterator: SeedIterator) -> tuple[int, int]:
+        """Starts a pass: the next epoch, from its start or from where a loaded state left off."""
+        if not self._loader._has_own_order:
+            self.schedule()
+        epoch, step = self._next_epoch, self._first_step
+        self._next_epoch, self._first_step = epoch + 1, 0
+        self._iterator = iterator
+        return epoch, step
+
+    def take(self, epoch: int, step: int) -> Any:
+        """The batch; StopIteration beyond the epoch's last."""
+        if self._loader._is_closed:
+            raise RuntimeError("this loader is closed: make a new one")
+        if self._loader.num_workers == 0:
+            return self._read_inline(epoch, step)
+        engine = self._usable_engine()
+        front = engine.front
+        if front is None or (front.epoch, front.step) != (epoch, step):
+            if front is not None:
+                engine.abandon()
+            self._cursor = (epoch, step)
+            self._fill(engine)
+            front = engine.front
+            if front is None or (front.epoch, front.step) != (epoch, step):
+                raise StopIteration
+        try:
+            _, batch = engine.next()
+        finally:
+            self.valid = self._num_valid(step, front.nrows)
+        self._fill(engine)
+        return batch
+
+    def _num_valid(self, step: int, nrows: int) -> int:
+        if self._loader._has_own_order or self._schedule is None:
+            return nrows
+        return self._schedule.num_valid(step, self._rank)
+
+    def _fill(self, engine: Engine) -> None:
+        """Orders ahead, into the next epoch if this one is all ordered."""
+        while engine.num_queued < (self._loader.prefetch_factor or 1) * self._loader.num_workers:
+            epoch, step = self._cursor
+            order = self._order(epoch, step)
+            if order is not None:
+                self._cursor = (epoch, step + 1)
+                engine.submit(order)
+            elif self._loader._has_own_order or self.num_steps == 0 or step == 0:
+                return  # a sampler of the user's may depend on what happens before the next epoch
+            else:
+                self._cursor = (epoch + 1, 0)
+
+    def _usable_engine(self) -> Engine:
+        if self._engine is None or self._pid != os.getpid():  # a forked child makes its own
+            self._pid = os.getpid()
+            self._engine = self._loader.make_engine(base_seed=_base_seed(self._loader.seed or 0))
+        return self._engine
+
+    def _read_inline(self, epoch: int, step: int) -> Any:
+        if self._inline is None:
+            self._inline = InlineReader(self._loader.make_job())
+        order = self._order(epoch, step)
+        if order is None:
+            raise StopIteration
+        batch = self._inline.read(order.indices, epoch)
+        self.valid = self._num_valid(step, order.nrows)
+        return batch
+
+    # ------------------------------------------------------------ position
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next pass that epoch, from its start."""
+        self._next_epoch, self._first_step, self._iterator = epoch, 0, None
+
+    def _position(self) -> tuple[int, int]:
+        """(epoch, step) of the batch that comes next."""
+        if self._iterator is None:
+            return self._next_epoch, self._first_step
+        if self._iterator.step >= self.num_steps:
+            return self._iterator.epoch + 1, 0
+        return self._iterator.epoch, self._iterator.step
+
+    def close(self) -> None:
+        """Ends the workers."""
+        engine, self._engine = self._engine, None
+        if engine is not None and self._pid == os.getpid():
+            engine.close()
+
+
+def _base_seed(seed: int) -> int:
+    """What torch's worker seeds start from: workers' own streams in seed mode matter only to code outside samples."""
+    return int(np.random.SeedSequence([seed & 0xFFFFFFFF, seed >> 32]).generate_state(1, np.uint64)[0] >> 1)

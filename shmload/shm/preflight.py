@@ -1,0 +1,1 @@
+def check_fits(nbytes,*,num_slots,slot_nbytes): pass

@@ -1,0 +1,196 @@
+"""The crew: the worker processes of one loader, started together, watched, replaced, stopped.
+
+Deaths are seen on pidfds, which are readable once every thread of a process is gone; only then may its rows be given to someone
+else. Nothing here decides what a death means: the engine does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import pickle
+import select
+import warnings
+from collections.abc import Iterable, Iterator
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from time import monotonic
+from typing import Any, NamedTuple, Protocol
+
+from shmload.worker.process import describe_exit, main
+from shmload.worker.spec import Job, Post
+
+STOP_GRACE_S = 1.0  # how long a worker may take over the sample it is on when the loader closes
+
+
+class Death(NamedTuple):
+    """A worker process that has ended."""
+
+    worker_id: int
+    pid: int
+    exitcode: int | None
+
+    def __str__(self) -> str:
+        return f"worker {self.worker_id} (pid {self.pid}) {describe_exit(self.exitcode)}"
+
+
+class Crew(Protocol):
+    """What the engine needs of workers, whatever they run on."""
+
+    def start(self) -> None:
+        """Starts every worker."""
+
+    def deaths(self) -> list[Death]:
+        """Workers that have ended since last asked."""
+
+    def replace(self, worker_id: int) -> None:
+        """Starts a new worker in the place of a dead one whose rows have been taken back."""
+
+    def stop(self) -> None:
+        """Ends every worker; the ring already says it is closing, and bells have been rung."""
+
+
+class ProcessCrew:
+    """Workers as processes of this machine, by any of multiprocessing's start methods.
+
+    Args:
+        posts: one per worker.
+        job: what they do. By fork it is inherited; else it is pickled once into the parcel that `posts` name, and if plain
+            pickle cannot do that (locks, queues), it goes along with each process as multiprocessing pickles it.
+    """
+
+    def __init__(self, posts: list[Post], job: Job, context: BaseContext, *, travels: bool) -> None:
+        self._posts = posts
+        self._job = job
+        self._context = context
+        self._travels = travels
+        self._processes: dict[int, BaseProcess] = {}
+        self._pidfds: dict[int, int] = {}  # pidfd -> worker_id
+        self._poll = select.poll()
+        self._pid = os.getpid()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers now, in worker order."""
+        return [self._processes[w].pid or 0 for w in sorted(self._processes)]
+
+    @property
+    def processes(self) -> list[BaseProcess]:
+        """The workers' process objects, in worker order."""
+        return [self._processes[w] for w in sorted(self._processes)]
+
+    def start(self) -> None:
+        """Starts every worker; none is waited for."""
+        for post in self._posts:
+            self._start(post)
+
+    def _start(self, post: Post) -> None:
+        inherited = self._job if self._travels else None
+        process = self._context.Process(  # type: ignore[attr-defined]  # every concrete context has it
+            target=main, args=(post, inherited), daemon=True, name=f"shmload worker {post.worker_id}"
+        )
+        with warnings.catch_warnings():
+            # the worker starts no thread before its own code runs, and what it inherits it only reads
+            warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+            process.start()
+        pidfd = os.pidfd_open(process.pid)
+        self._processes[post.worker_id] = process
+        self._pidfds[pidfd] = post.worker_id
+        self._poll.register(pidfd, select.POLLIN)
+
+    def deaths(self) -> list[Death]:
+        """Workers that have ended since last asked. Cost: one poll, about 0.5 us."""
+        return [self._bury(pidfd) for pidfd, _ in self._poll.poll(0)]
+
+    def _bury(self, pidfd: int) -> Death:
+        worker_id = self._pidfds.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        process = self._processes.pop(worker_id)
+        process.join()
+        death = Death(worker_id, process.pid or 0, process.exitcode)
+        process.close()
+        return death
+
+    def replace(self, worker_id: int) -> None:
+        """Starts a new worker in the place of a dead one."""
+        self._start(next(p for p in self._posts if p.worker_id == worker_id))
+
+    def stop(self) -> None:
+        """Waits a moment for workers to leave, then kills those that have not. Safe to call twice."""
+        if os.getpid() != self._pid:
+            return
+        deadline = monotonic() + STOP_GRACE_S
+        while self._pidfds and (left := deadline - monotonic()) > 0:
+            for pidfd, _ in self._poll.poll(left * 1000):
+                self._bury(pidfd)
+        for pidfd, worker_id in list(self._pidfds.items()):
+            self._processes[worker_id].kill()
+            self._bury(pidfd)
+
+
+def pickled_once(job: Job) -> bytes | None:
+    """The job as bytes for all workers; None if only multiprocessing can pickle it, process by process.
+
+    Raises:
+        TypeError: no pickle of it is possible; names the attribute.
+    """
+    try:
+        return pickle.dumps(job, protocol=5)
+    except Exception as error:
+        culprits = list(unpicklable(job))
+        if not culprits and isinstance(error, RuntimeError):
+            return None
+        if culprits and all(_is_shared_by_inheritance(value) for _, value in culprits):
+            return None
+        where = "; ".join(f"{path} ({type(value).__qualname__})" for path, value in culprits) or "the dataset"
+        raise TypeError(
+            f"workers started by spawn or forkserver need a dataset, collate_fn and worker_init_fn that pickle takes; it does not "
+            f"take {where}: {type(error).__name__}: {error}. Make it at first use in the worker, define functions at module level, "
+            'or use multiprocessing_context="fork"'
+        ) from error
+
+
+def _is_shared_by_inheritance(value: Any) -> bool:
+    return type(value).__module__.startswith("multiprocessing.")
+
+
+def unpicklable(job: Job) -> Iterable[tuple[str, Any]]:
+    """The attribute paths of what pickle refuses, deepest first: ("dataset.transform.fn", <lambda>)."""
+    for part in dataclasses.fields(job):
+        yield from _refused(getattr(job, part.name), part.name, set())
+
+
+def _refused(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if id(value) in seen or len(seen) > 10_000:
+        return
+    seen.add(id(value))
+    try:
+        pickle.dumps(value, protocol=5)
+        return
+    except Exception:
+        pass
+    found = False
+    for name, part in _parts(value):
+        for culprit in _refused(part, path + name, seen):
+            found = True
+            yield culprit
+    if not found:
+        yield path, value
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"[{k!r}]", v) for k, v in value.items())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"[{i}]", v) for i, v in enumerate(value))
+    elif hasattr(value, "__getstate__") or hasattr(value, "__dict__"):
+        yield from ((f".{k}", v) for k, v in vars(value).items()) if hasattr(value, "__dict__") else ()
+
+
+def context_of(wanted: Any) -> BaseContext:
+    """multiprocessing's context by name or as given; None: the platform's own."""
+    if wanted is None or isinstance(wanted, str):
+        return multiprocessing.get_context(wanted)
+    return wanted  # type: ignore[no-any-return]  # torch has checked it

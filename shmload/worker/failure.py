@@ -1,0 +1,74 @@
+"""A worker's exception on its way to the trainer: type, text, traceback, which sample.
+
+The text is what torch's loader says, so that code which looks into it goes on working; where the sample is known, the exception
+carries it as a note.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import NamedTuple
+
+
+class Failure(NamedTuple):
+    """What went wrong, without the exception itself (which would keep frames alive, or not pickle)."""
+
+    kind: type[BaseException]
+    text: str
+    where: str
+    note: str
+
+    @classmethod
+    def of(cls, error: BaseException, where: str, note: str) -> Failure:
+        """From an exception being handled."""
+        return cls(type(error), "".join(traceback.format_exception(error)), where, note)
+
+    def dumps(self, capacity: int) -> bytes:
+        """At most `capacity` bytes; a long traceback loses its middle, a type that cannot travel becomes RuntimeError."""
+        kind: type[BaseException] = self.kind
+        try:
+            pickled_kind = pickle.dumps(kind)
+            pickle.loads(pickled_kind)
+        except Exception:
+            kind = RuntimeError
+        failure, text = self._replace(kind=kind), self.text
+        dumped = pickle.dumps(tuple(failure))
+        while len(dumped) > capacity:
+            keep = max(len(text) - (len(dumped) - capacity) - 100, 200) // 2
+            text = f"{text[:keep]}\n... {len(self.text) - 2 * keep} characters left out ...\n{text[-keep:]}"
+            dumped = pickle.dumps(tuple(failure._replace(text=text, note=failure.note[:400])))
+            if keep <= 100:
+                break
+        return dumped
+
+    @classmethod
+    def loads(cls, dumped: bytes) -> Failure:
+        """Inverse of `dumps`."""
+        return cls(*pickle.loads(dumped))
+
+    def exception(self) -> BaseException:
+        """The exception to raise in the trainer: of the original type, with torch's text."""
+        message = f"Caught {self.kind.__name__} {self.where}.\nOriginal {self.text}"
+        error: BaseException
+        try:
+            if self.kind is KeyError:
+                error = KeyError(_Readable(message))
+            elif getattr(self.kind, "message", None):
+                error = self.kind(message=message)  # type: ignore[call-arg]  # as torch does for such types
+            else:
+                error = self.kind(message)
+        except Exception:  # an exception with an unusual constructor
+            error = RuntimeError(message)
+        if self.note:
+            error.add_note(self.note)
+        return error
+
+
+class _Readable(str):
+    """A string whose repr is itself: KeyError shows the repr of its argument, which makes a traceback one line."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)

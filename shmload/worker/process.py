@@ -1,0 +1,93 @@
+"""A worker process from its first line to its last: attach, die with the parent, learn the job, work."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import sys
+from typing import Any
+
+from shmload import faults
+from shmload._core.filler import WorkerRing
+from shmload._core.mapping import Mapping
+from shmload._core.watch import die_with
+from shmload.shm.doorbell import Doorbell
+from shmload.shm.segment import open_segment
+from shmload.worker.body import Body
+from shmload.worker.failure import Failure
+from shmload.worker.spec import Job, Post
+
+
+def open_memory(path: str) -> Mapping:
+    """Maps a segment of the trainer's; nothing this process forks will see it."""
+    fd = open_segment(path)
+    try:
+        return Mapping(fd, os.fstat(fd).st_size, inherit=False)
+    finally:
+        os.close(fd)
+
+
+def main(post: Post, inherited: Job | None) -> None:
+    """Runs one worker.
+
+    Args:
+        inherited: the job itself, where it came by fork or could only travel with the process; else it lies pickled in
+            the parcel segment, once for all workers.
+    """
+    die_with(post.trainer_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole group; the trainer decides what it means
+    faults.hit("start")
+    os.sched_setaffinity(0, post.affinity)
+    # what the trainer had before the fork is shared memory until written to, and the collector writes to every object it visits
+    gc.freeze()
+    ring = WorkerRing(open_memory(post.control_path), post.worker_id)
+    where = f"in DataLoader worker process {post.worker_id}"
+    job, failure = inherited, None
+    try:
+        if job is None:
+            parcel = open_memory(post.parcel_path)
+            job = pickle.loads(memoryview(parcel)[: post.parcel_nbytes])
+            del parcel
+        assert job is not None
+        _prepare(job, post)
+    except Exception as error:
+        failure = Failure.of(error, where, "")
+        job = job or Job(None, None, None, True, None, False)
+    body = Body(
+        ring,
+        job,
+        ready=Doorbell.attach(post.ready_bell),
+        orders=Doorbell.attach(post.orders_bell),
+        grants=Doorbell.attach(post.grants_bell),
+        open_memory=open_memory,
+        init_failure=failure,
+    )
+    body.run()
+
+
+def _prepare(job: Job, post: Post) -> None:
+    """Threads, seeds, worker info, the user's worker_init_fn.
+
+    In seed mode torch is only touched if the dataset has brought it along: a worker that decodes without torch stays small.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if job.seed is None or "torch" in sys.modules:
+        from shmload.worker import torch_side
+
+        torch_side.prepare(job.dataset, post.worker_id, post.num_workers, post.base_seed)
+    if job.worker_init_fn is not None:
+        job.worker_init_fn(post.worker_id)
+
+
+def describe_exit(code: Any) -> str:
+    """What a process's exit code says, in words."""
+    if code is None:
+        return "is still running"
+    if code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"exited with code {code}"

@@ -1,0 +1,103 @@
+"""How samples are read: which of its abilities a dataset is asked to use, and the wrappers that pass them on.
+
+Precedence: a custom collate_fn (the whole batch, by itself), then `read_batch_into`, `read_into`, `__getitems__`, `__getitem__`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shmload.batch.layout import Layout, layout_of_schema
+
+
+class InPlace:
+    """A dataset that decodes into rows: its schema and its `read_into` or `read_batch_into`, through any wrappers."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.schema = dataset.schema
+        self.batch_type = getattr(dataset, "batch_type", None)
+        self.read_into: Callable[[Any, Any], None] | None = getattr(dataset, "read_into", None)
+        self.read_batch_into: Callable[[Any, Any], None] | None = getattr(dataset, "read_batch_into", None)
+
+    def layout(self) -> Layout:
+        """Where the fields lie."""
+        return layout_of_schema(self.schema, self.batch_type)
+
+
+class _InPlaceSubset(InPlace):
+    """torch's Subset of one."""
+
+    def __init__(self, inner: InPlace, indices: Sequence[int]) -> None:
+        self.schema, self.batch_type = inner.schema, inner.batch_type
+        read_into, read_batch_into = inner.read_into, inner.read_batch_into
+        self.read_into = read_into and (lambda index, out: read_into(indices[index], out))
+        self.read_batch_into = read_batch_into and (lambda chosen, out: read_batch_into([indices[i] for i in chosen], out))
+
+
+class _InPlaceConcat(InPlace):
+    """torch's ConcatDataset of several with equal schemas. Whole batches are read row by row, each from its member."""
+
+    def __init__(self, members: list[InPlace], ends: Sequence[int]) -> None:
+        self.schema, self.batch_type = members[0].schema, members[0].batch_type
+        readers = [_row_reader(m) for m in members]
+
+        def read_into(index: int, out: Any) -> None:
+            if index < 0:
+                index += ends[-1]
+            which = bisect_right(ends, index)
+            readers[which](index - (ends[which - 1] if which else 0), out)
+
+        self.read_into = read_into
+        self.read_batch_into = None
+
+
+class _SingleRow:
+    """One row seen as a run of one row, for a dataset that only reads batches."""
+
+    def __init__(self, out: Any) -> None:
+        self._out = out
+
+    def __getitem__(self, name: str) -> Any:
+        return self._out[name][None]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._out[name] = value[0] if hasattr(value, "__getitem__") else value
+
+
+def _row_reader(member: InPlace) -> Callable[[int, Any], None]:
+    if member.read_into is not None:
+        return member.read_into
+    read_batch_into = member.read_batch_into
+    assert read_batch_into is not None
+    return lambda index, out: read_batch_into([index], _SingleRow(out))
+
+
+def in_place_of(dataset: Any) -> InPlace | None:
+    """The dataset's way of decoding into rows, found through Subset and ConcatDataset; None if it has none."""
+    kind = type(dataset)
+    if kind.__module__ == "torch.utils.data.dataset":
+        if kind.__name__ == "Subset":
+            inner = in_place_of(dataset.dataset)
+            return inner and _InPlaceSubset(inner, dataset.indices)
+        if kind.__name__ == "ConcatDataset":
+            members = [in_place_of(d) for d in dataset.datasets]
+            if all(m is not None for m in members) and len({str(dict(m.schema)) for m in members if m}) == 1:
+                return _InPlaceConcat([m for m in members if m], dataset.cumulative_sizes)
+            return None
+    if getattr(dataset, "schema", None) is not None and (
+        getattr(dataset, "read_into", None) is not None or getattr(dataset, "read_batch_into", None) is not None
+    ):
+        return InPlace(dataset)
+    return None
+
+
+def read_path(dataset: Any, has_collate_fn: bool, auto_collation: bool) -> str:
+    """Which of its abilities the dataset is read by: the name of the method, or "collate_fn"."""
+    if has_collate_fn or not auto_collation:
+        return "collate_fn" if has_collate_fn else "__getitem__"
+    in_place = in_place_of(dataset)
+    if in_place is not None:
+        return "read_batch_into" if in_place.read_batch_into is not None else "read_into"
+    return "__getitems__" if getattr(dataset, "__getitems__", None) else "__getitem__"

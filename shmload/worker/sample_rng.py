@@ -1,0 +1,106 @@
+"""Randomness that belongs to the sample, not to the worker that happens to decode it.
+
+In seed mode (seed, epoch, index) keys every draw. `sample_rng()` gives the sample's own numpy Generator; with `seed_samples` the
+global generators of random, numpy and torch are reseeded from the same key before each sample, so that ordinary augmentations
+come out the same for any number of workers, any start method, and after any crash or resume.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shmload.schedule.permutation import sample_key
+
+__all__ = ["SampleInfo", "begin_sample", "end_samples", "kept_generators", "sample_info", "sample_rng"]
+
+_GLOBALS_STREAM = 1  # keys of the reseeded global generators; stream 0 keys sample_rng
+
+
+class SampleInfo(NamedTuple):
+    """Which sample is being decoded: its epoch, its index (-1 if the sampler's key is no integer), and by which worker."""
+
+    epoch: int
+    index: int
+    worker: int
+
+
+_current: SampleInfo | None = None
+_seed: int | None = None
+_rng: np.random.Generator | None = None
+
+
+def begin_sample(seed: int | None, epoch: int, index: int, worker: int, *, reseed: bool) -> None:
+    """Says which sample comes next; with `reseed` also seeds random, numpy and (if imported) torch from its key."""
+    global _current, _seed, _rng
+    _current = SampleInfo(epoch, index, worker)
+    _seed = seed
+    _rng = None
+    if reseed and seed is not None:
+        key = sample_key(seed, epoch, index & 0xFFFFFFFFFFFFFFFF, _GLOBALS_STREAM)
+        random.seed(key)
+        _seed_numpy(key & 0xFFFFFFFF)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.default_generator.manual_seed(key)
+
+
+def end_samples() -> None:
+    """Says that no sample is being decoded."""
+    global _current, _rng
+    _current = _rng = None
+
+
+def sample_info() -> SampleInfo:
+    """The sample being decoded.
+
+    Raises:
+        RuntimeError: called outside a dataset's reading of a sample.
+    """
+    if _current is None:
+        raise RuntimeError("sample_info() and sample_rng() answer only while a ShmLoader reads a sample of its dataset")
+    return _current
+
+
+def sample_rng() -> np.random.Generator:
+    """The generator of the sample being decoded, keyed by (seed, epoch, index).
+
+    The same sample draws the same numbers for any number of workers, start method, crash or resume, and other numbers in other
+    epochs. Valid until the next sample. In torch mode (`seed=None`) there is no key: it is seeded from torch's per-worker stream.
+
+    Raises:
+        RuntimeError: called outside a dataset's reading of a sample.
+    """
+    global _rng
+    info = sample_info()
+    if _rng is None:
+        if _seed is None:
+            key = [random.getrandbits(64), random.getrandbits(64)]
+        else:
+            index = info.index & 0xFFFFFFFFFFFFFFFF
+            key = [sample_key(_seed, info.epoch, index, 0), sample_key(_seed, info.epoch, index, 2)]
+        _rng = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64)))
+    return _rng
+
+
+def _seed_numpy(seed: int) -> None:
+    state: Any = np.random.mtrand._rand  # type: ignore[attr-defined]  # np.random.seed without its 10 us of checks
+    state._bit_generator._legacy_seeding(seed)
+
+
+class kept_generators:  # noqa: N801  # a context manager, used like a function
+    """Restores the trainer's own global generators: reading in the trainer (`num_workers=0`) must not disturb them."""
+
+    def __enter__(self) -> None:
+        torch = sys.modules.get("torch")
+        self._states = (random.getstate(), np.random.get_state(), torch.get_rng_state() if torch else None)
+
+    def __exit__(self, *exc: object) -> None:
+        state, numpy_state, torch_state = self._states
+        random.setstate(state)
+        np.random.set_state(numpy_state)
+        if torch_state is not None:
+            sys.modules["torch"].set_rng_state(torch_state)

@@ -1,0 +1,40 @@
+"""The part of a worker that needs torch: torch mode's seeds and worker info, and its default collate.
+
+Apart from the rest so that a worker whose dataset never touches torch does not import it.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils import collate, worker
+
+
+def prepare(dataset: Any, worker_id: int, num_workers: int, base_seed: int) -> None:
+    """Seeds random, torch and numpy as torch's worker does, and sets what get_worker_info() answers."""
+    torch.set_num_threads(1)
+    seed = base_seed + worker_id
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(worker._generate_state(base_seed, worker_id))
+    set_worker_info(dataset, worker_id, num_workers, seed)
+
+
+def set_worker_info(dataset: Any, worker_id: int, num_workers: int, seed: int) -> None:
+    """Sets what get_worker_info() answers in this process."""
+    worker._worker_info = worker.WorkerInfo(id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
+
+
+def default_collate(samples: list[Any]) -> Any:
+    """torch's default collate, into private memory.
+
+    In a worker torch's own would stack into a fresh shared-memory file for its queue; our batch goes to the slot instead.
+    """
+    info, worker._worker_info = worker._worker_info, None
+    try:
+        return collate.default_collate(samples)
+    finally:
+        worker._worker_info = info

@@ -177,22 +177,29 @@ def unpack(head: Callable[[int, int], bytes], make_array: Callable[[str, tuple[i
         make_array: (dtype, shape, strides in elements or None, offset in the slot, is_tensor) -> an array over the slot.
     """
     meta_nbytes = int.from_bytes(head(0, 8), "little")
-    start = _aligned(8 + meta_nbytes)
+    return _Builder(make_array, _aligned(8 + meta_nbytes)).build(marshal.loads(head(8, meta_nbytes)))
 
-    def build(node: tuple[Any, ...]) -> Any:
+
+class _Builder:
+    """Turns nodes back into objects. A class and not a closure that calls itself: that would be a reference cycle, and hold the
+    lease until the garbage collector comes by."""
+
+    def __init__(self, make_array: Callable[[str, tuple[int, ...], Any, int, bool], Any], start: int) -> None:
+        self._make_array = make_array
+        self._start = start
+
+    def build(self, node: tuple[Any, ...]) -> Any:
         kind = node[0]
         if kind == VALUE:
             return node[1]
         if kind == LIST:
-            return [build(n) for n in node[1]]
+            return [self.build(n) for n in node[1]]
         if kind == TUPLE:
-            return tuple([build(n) for n in node[1]])
+            return tuple([self.build(n) for n in node[1]])
         if kind == DICT:
-            return {k: build(n) for k, n in zip(node[1], node[2], strict=True)}
+            return {k: self.build(n) for k, n in zip(node[1], node[2], strict=True)}
         if kind == NAMED:
-            return pickle.loads(node[1])(*[build(n) for n in node[2]])
+            return pickle.loads(node[1])(*[self.build(n) for n in node[2]])
         if kind == FOREIGN:
-            return _ForeignUnpickler(node[1], build).load()
-        return make_array(node[1], node[2], node[3], start + node[4], kind == TENSOR)
-
-    return build(marshal.loads(head(8, meta_nbytes)))
+            return _ForeignUnpickler(node[1], self.build).load()
+        return self._make_array(node[1], node[2], node[3], self._start + node[4], kind == TENSOR)

@@ -12,7 +12,7 @@ class Doorbell:
     def drain(self):
         while self.wait(0): pass
     def post_up_to(self,n):
-        while self.s.value<n: self.s.release()
+        for _ in range(n-self.s.value): self.s.release()
     def close(self):
         if self.owner: self.s.unlink(); self.owner=False
         self.s.close()

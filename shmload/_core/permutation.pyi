@@ -1,0 +1,25 @@
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_N: int
+TABLE_MAX_N: int
+ISAS: tuple[str, ...]
+
+def sample_key(seed: int, epoch: int, index: int, stream: int = 0) -> int: ...
+def sample_key_pair(seed: int, epoch: int, index: int, stream: int = 0) -> tuple[int, int]: ...
+
+class KeyedPermutation:
+    def __init__(
+        self,
+        n: int,
+        *,
+        seed: int,
+        epoch: int,
+        stream: int = 0,
+        num_rounds: int = 8,
+        table_max_n: int = ...,
+        isa: str | None = None,
+    ) -> None: ...
+    def fill(self, start: int, out: NDArray[np.int64]) -> None: ...
+    def take(self, positions: NDArray[np.int64], out: NDArray[np.int64]) -> None: ...
+    def inverse(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> None: ...

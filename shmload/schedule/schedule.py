@@ -1,0 +1,203 @@
+"""Which samples a rank reads at a step of an epoch: a pure function with nothing to save.
+
+    position   0 .......... global_batch .......... 2 * global_batch ...... n
+    step       |     0      |           1           |       2 (rest)       |
+    rank       | 0 | 1 | 2  |  0  |   1   |   2     | 0 | 1 | 2 |
+
+An epoch is one permutation of [0, n). Its positions are cut into global batches, and each of those into one contiguous
+slice per rank. So the sequence of global batches depends on batch_size * world_size only: the same samples come in the
+same order for 1, 2 or 8 ranks and any number of workers, and a resume on other hardware is a division.
+
+Rejected: strided ranks (DistributedSampler's order), whose global batches change when the number of ranks does; ranks
+that shuffle a part of their own, which lose or repeat samples when ranks come and go.
+"""
+
+from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.schedule.checks import whole_number
+from shmload.schedule.permutation import MAX_N, MAX_UINT64, Permutation
+
+__all__ = ["SCHEDULE_VERSION", "Schedule", "Uneven"]
+
+SCHEDULE_VERSION = 1
+"""Version of every order made here. A change that alters one index adds a version and keeps the old one repeatable."""
+
+Uneven = Literal["pad", "drop", "exact"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Pure map (epoch, step, rank) -> sample indices, with O(1) memory and time to seek.
+
+    What `uneven` says of the rest, the positions after the last whole global batch:
+
+    - "pad": every rank gets ceil(rest / world_size) rows; what is missing is taken from the epoch's start (round and
+      round if n is smaller than that). With one rank nothing is missing, and the last batch is short as torch's.
+    - "drop": no rank gets any.
+    - "exact": contiguous slices whose sizes differ by at most one, the first ranks having the longer ones. If rest <
+      world_size the last ranks have no rows: their last step does not exist (`num_steps_of`), and its batch is empty.
+
+    Args:
+        n: number of samples, 0 to 2^62.
+        batch_size: samples of one rank's step.
+        seed: 0 to 2^64 - 1.
+        shuffle: False takes the samples in their own order.
+        drop_last: the same as uneven="drop".
+        world_size: number of ranks.
+        version: version of the order, for repeating an old run.
+    Raises:
+        TypeError, ValueError: an argument is of another type, or outside its bounds.
+    Example:
+        >>> schedule = Schedule(10, batch_size=2, seed=0, shuffle=False, world_size=2)
+        >>> [schedule.batch(0, step, rank=1).tolist() for step in range(schedule.num_steps)]
+        [[2, 3], [6, 7], [9]]
+    """
+
+    n: int
+    _: KW_ONLY
+    batch_size: int
+    seed: int
+    shuffle: bool
+    drop_last: bool = False
+    uneven: Uneven = "pad"
+    world_size: int = 1
+    version: int = SCHEDULE_VERSION
+
+    def __post_init__(self) -> None:
+        def check(name: str, at_least: int, at_most: int, remedy: str) -> None:
+            value = whole_number(
+                f"Schedule: {name}", getattr(self, name), at_least=at_least, at_most=at_most, remedy=remedy
+            )
+            object.__setattr__(self, name, value)
+
+        check("n", 0, MAX_N, "give the number of samples, len(dataset)")
+        check("batch_size", 1, 1 << 31, "a batch has at least one sample")
+        check("seed", 0, MAX_UINT64, "seed % 2**64 is in range")
+        check("world_size", 1, 1 << 31, "without torch.distributed world_size is 1")
+        for name in ("shuffle", "drop_last"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"Schedule: {name} must be True or False, got {getattr(self, name)!r}")
+        if self.uneven not in get_args(Uneven):
+            raise ValueError(
+                f"Schedule: uneven must be one of {', '.join(map(repr, get_args(Uneven)))}, got {self.uneven!r}; "
+                '"pad" suits training, "exact" evaluation'
+            )
+        if self.version != SCHEDULE_VERSION:
+            raise ValueError(
+                f"Schedule: version must be {SCHEDULE_VERSION}, the only one this shmload knows, got {self.version!r}; "
+                "a newer one needs a newer shmload"
+            )
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one step over all ranks."""
+        return self.batch_size * self.world_size
+
+    @property
+    def rest_rule(self) -> Uneven:
+        """What happens to the rest: `uneven`, or "drop" if `drop_last` says so."""
+        return "drop" if self.drop_last else self.uneven
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of an epoch: the largest number that any rank has."""
+        whole, rest = divmod(self.n, self.global_batch)
+        return whole + (rest > 0 and self.rest_rule != "drop")
+
+    def num_steps_of(self, rank: int) -> int:
+        """Steps in which `rank` has rows: `num_steps`, or one less where "exact" leaves it none."""
+        steps = self.num_steps
+        return steps - (steps > 0 and self.num_rows(steps - 1, rank) == 0)
+
+    def num_rows(self, step: int, rank: int) -> int:
+        """Rows of the batch, padding included."""
+        start, stop = self._span(step, rank)
+        return stop - start
+
+    def num_valid(self, step: int, rank: int) -> int:
+        """Rows of the batch that are not padding; they come first."""
+        start, stop = self._span(step, rank)
+        return max(min(stop, self.n) - start, 0)
+
+    def position(self, step: int) -> int:
+        """Samples of the epoch that all ranks have consumed before `step`; at `num_steps`, by the epoch's end."""
+        if not 0 <= step <= self.num_steps:
+            raise IndexError(f"Schedule: step must be in [0, {self.num_steps}], got {step}")
+        return min(step * self.global_batch, self.n)
+
+    def step_at(self, position: int) -> int:
+        """The step that starts at `position`: the inverse of `position`.
+
+        Raises:
+            ValueError: no step starts there.
+        """
+        step = -(-position // self.global_batch)
+        if not 0 <= step <= self.num_steps or self.position(step) != position:
+            raise ValueError(
+                f"Schedule: no step starts at position {position}; steps start at the multiples of global_batch="
+                f"{self.global_batch} and end at {self.position(self.num_steps)}: resume with the same global batch"
+            )
+        return step
+
+    def batch(self, epoch: int, step: int, rank: int = 0) -> NDArray[np.int64]:
+        """The sample indices of a rank's step, as a new array. Empty where "exact" leaves the rank no rows."""
+        out = np.empty(self.num_rows(step, rank), np.int64)
+        self.fill(epoch, step, rank, out)
+        return out
+
+    def fill(self, epoch: int, step: int, rank: int, out: NDArray[np.int64]) -> int:
+        """Write the sample indices of a rank's step into the first rows of `out`.
+
+        Args:
+            out: int64, one dimension, contiguous, at least `num_rows(step, rank)` long.
+        Returns:
+            the number of rows written, padding included.
+        Raises:
+            IndexError: there is no such step or rank.
+            ValueError: `out` is too short.
+        """
+        start, stop = self._span(step, rank)
+        num_rows = stop - start
+        if len(out) < num_rows:
+            raise ValueError(f"Schedule.fill: out must hold {num_rows} indices, it holds {len(out)}")
+        done = 0
+        while done < num_rows:  # once, unless padding wraps round the epoch
+            position = (start + done) % self.n
+            count = min(num_rows - done, self.n - position)
+            if self.shuffle:
+                _permutation(self.n, self.seed, epoch).fill(position, out[done : done + count])
+            else:
+                out[done : done + count] = np.arange(position, position + count)
+            done += count
+        return num_rows
+
+    def _span(self, step: int, rank: int) -> tuple[int, int]:
+        """Positions of a rank's step, from start to stop; padding stands at n and beyond."""
+        if not (0 <= step < self.num_steps and 0 <= rank < self.world_size):
+            raise IndexError(
+                f"Schedule: step must be in [0, {self.num_steps}) and rank in [0, {self.world_size}), "
+                f"got step={step}, rank={rank}"
+            )
+        first = step * self.global_batch
+        rest = self.n - first
+        if rest >= self.global_batch:
+            start = first + rank * self.batch_size
+            return start, start + self.batch_size
+        if self.rest_rule == "pad":
+            num_rows = -(-rest // self.world_size)
+            start = first + rank * num_rows
+            return start, start + num_rows
+        each, longer = divmod(rest, self.world_size)
+        start = first + rank * each + min(rank, longer)
+        return start, start + each + (rank < longer)
+
+
+@lru_cache(maxsize=16)
+def _permutation(n: int, seed: int, epoch: int) -> Permutation:
+    """Epochs in use: a small n's table (up to 128 KiB) is shuffled once per epoch, not per batch."""
+    return Permutation(n, seed=seed, epoch=epoch)

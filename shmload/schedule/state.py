@@ -1,0 +1,141 @@
+"""The saved state of a seeded run: a flat, JSON-able dict of ten fields, for any loader, pipeline or growing cache.
+
+The order is a pure function, so a state holds no indices: which order it is (n, seed, shuffle, global_batch, uneven,
+schedule) and how far the run came (epoch, position). World size is left out on purpose: any number of ranks with the
+same global batch may resume. Mixtures add `counters`, composites and snapshots `children`; absent where there are none.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NotRequired, TypedDict, cast, get_origin, get_type_hints
+
+from shmload.errors import StateMismatch
+from shmload.schedule.schedule import Schedule
+
+__all__ = ["STATE_VERSION", "State", "check_state", "compare_state", "make_state", "resume"]
+
+STATE_VERSION = 1
+
+
+class State(TypedDict):
+    """The fields of a state; numbers are Python ints."""
+
+    version: int  # of this format
+    schedule: int  # version of the order
+    mode: str  # "seed"
+    seed: int
+    epoch: int
+    position: int  # samples of the epoch consumed by all ranks
+    n: int
+    global_batch: int
+    shuffle: bool
+    uneven: str  # what happens to the rest: "pad", "drop" or "exact"
+    counters: NotRequired[list[int]]  # a mixture's draws so far, per member
+    children: NotRequired[dict[str, Any]]  # states of members
+
+
+_KINDS: dict[str, type] = {name: get_origin(kind) or kind for name, kind in get_type_hints(State).items()}
+
+
+def make_state(
+    schedule: Schedule,
+    *,
+    epoch: int,
+    step: int,
+    counters: Sequence[int] | None = None,
+    children: Mapping[str, Any] | None = None,
+) -> State:
+    """The state of a run that goes on at (epoch, step); `step` may be `num_steps`, the epoch's end."""
+    state: dict[str, Any] = {
+        "version": STATE_VERSION,
+        **_identity(schedule),
+        "epoch": int(epoch),
+        "position": int(schedule.position(step)),
+    }
+    if counters is not None:
+        state["counters"] = list(counters)
+    if children is not None:
+        state["children"] = dict(children)
+    return cast(State, state)
+
+
+def check_state(state: object) -> State:
+    """`state` itself, if it has the fields of a state and they can be read.
+
+    Raises:
+        StateMismatch: it is no state of a seeded run, or one of a newer format; every fault is named.
+    """
+    if not isinstance(state, Mapping):
+        raise StateMismatch(f"a state is a dict as state_dict() returns it, got {type(state).__name__}")
+    mode = state.get("mode", "seed")
+    if mode != "seed":
+        raise StateMismatch(
+            f"this state is of mode {mode!r}, the loader is in mode 'seed': build the loader as it was at saving"
+        )
+    version = state.get("version")
+    if isinstance(version, int) and version > STATE_VERSION:
+        raise StateMismatch(
+            f"this state has format version {version}, this shmload reads up to {STATE_VERSION}: install a newer one"
+        )
+    faults = [f"{name} is missing" for name in sorted(State.__required_keys__) if name not in state]
+    for name, value in state.items():
+        kind = _KINDS.get(name)
+        if kind is None:
+            faults.append(f"{name} is unknown")
+        elif type(value) is not kind:
+            faults.append(f"{name} must be {kind.__name__}, it is {value!r}")
+        elif isinstance(value, int) and value < 0:
+            faults.append(f"{name} must not be negative, it is {value}")
+    if faults:
+        raise StateMismatch(f"this is no state of a seeded run: {'; '.join(faults)}. Load what state_dict() returned")
+    return cast(State, state)
+
+
+def compare_state(state: State, schedule: Schedule) -> None:
+    """Return if `state` was saved under the order that `schedule` makes, whatever the number of ranks.
+
+    Raises:
+        StateMismatch: it was not; every field that differs is named with both values.
+    """
+    differing = [
+        f"{name}: saved {state[name]!r}, now {now!r}"  # type: ignore[literal-required] # the names are State's own
+        for name, now in _identity(schedule).items()
+        if state[name] != now  # type: ignore[literal-required] # as above
+    ]
+    if not differing:
+        return
+    remedy = "build the loader with the saved values, or start a new run without this state"
+    if state["global_batch"] != schedule.global_batch:
+        remedy += (
+            f"; global_batch is batch_size * world_size, here {schedule.batch_size} * {schedule.world_size}: "
+            "change both together and it stays"
+        )
+    raise StateMismatch(f"the state belongs to another order: {'; '.join(differing)}. Remedy: {remedy}")
+
+
+def resume(state: object, schedule: Schedule) -> tuple[int, int]:
+    """Where a run goes on: (epoch, step) under `schedule`, which may have another world size.
+
+    A state saved at an epoch's end gives step == num_steps of that epoch.
+
+    Raises:
+        StateMismatch: `state` is none, belongs to another order, or stands between two steps.
+    """
+    checked = check_state(state)
+    compare_state(checked, schedule)
+    try:
+        return checked["epoch"], schedule.step_at(checked["position"])
+    except ValueError as error:
+        raise StateMismatch(f"the state's position fits no step: {error}") from error
+
+
+def _identity(schedule: Schedule) -> dict[str, Any]:
+    """The fields that say which order it is."""
+    return {
+        "schedule": schedule.version,
+        "mode": "seed",
+        "seed": schedule.seed,
+        "n": schedule.n,
+        "global_batch": schedule.global_batch,
+        "shuffle": schedule.shuffle,
+        "uneven": schedule.rest_rule,
+    }

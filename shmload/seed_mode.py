@@ -16,6 +16,7 @@ import numpy as np
 from shmload.engine import Engine, Order
 from shmload.inline import InlineReader
 from shmload.schedule.schedule import Schedule
+from shmload.schedule.state import make_state, resume
 
 if TYPE_CHECKING:
     from shmload.loader import ShmLoader
@@ -73,8 +74,8 @@ class SeedStream:
         if self._schedule is None or self._schedule.n != n:
             self._schedule = Schedule(
                 n,
-                loader.batch_size or 1,
-                seed=loader.seed,
+                batch_size=loader.batch_size or 1,
+                seed=loader.seed or 0,
                 shuffle=bool(loader.shuffle),
                 drop_last=loader.drop_last,
                 uneven=loader.uneven,
@@ -186,6 +187,23 @@ class SeedStream:
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass that epoch, from its start."""
         self._next_epoch, self._first_step, self._iterator = epoch, 0, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the batch that comes next."""
+        epoch, step = self._position()
+        return dict(make_state(self._pure_schedule(), epoch=epoch, step=step))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Makes the next pass begin where the state was taken."""
+        epoch, step = resume(state, self._pure_schedule())
+        if step >= self.num_steps > 0:
+            epoch, step = epoch + 1, 0
+        self._next_epoch, self._first_step, self._iterator = epoch, step, None
+
+    def _pure_schedule(self) -> Schedule:
+        if self._loader._has_own_order:
+            raise NotImplementedError("the state of a loader with a sampler or batch_sampler is not built yet")
+        return self.schedule()
 
     def _position(self) -> tuple[int, int]:
         """(epoch, step) of the batch that comes next."""

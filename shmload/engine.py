@@ -44,6 +44,7 @@ LAYOUT_CAPACITY = 65536
 ORDER_CAPACITY = 4096
 SLOT_ALIGNMENT = 4096
 GROWTH = 1.25  # a slot that had to grow gets this much more than it asked for
+MAX_STILLBORN = 10  # workers in a row that may die before they are ready for orders: the next would, too
 CHUNK_WORK_NS = 300_000  # a chunk worth a claim of its own keeps a worker busy this long
 
 
@@ -100,6 +101,7 @@ class Engine:
         self._poisoned: dict[int, str] = {}  # slot -> what happened to its workers
         self._num_restarts = 0
         self._num_drawn = 0
+        self._num_stillborn = 0
         self._broken: BaseException | None = None
         self._is_closed = False
         self._is_draining = False
@@ -455,10 +457,12 @@ class Engine:
         """Replaces a dead worker and has its rows done again, or breaks the loader, as the mode says."""
         ring, options = self._ring, self._options
         held = ring.held_by(death.worker_id)
+        was_up = ring.worker(death.worker_id)["started_ns"] > 0
+        self._num_stillborn = 0 if was_up else self._num_stillborn + 1
         limit = options.max_restarts
         if self._job.seed is None and limit is None:
             limit = 0
-        if limit is not None and self._num_restarts >= limit:
+        if self._num_stillborn >= MAX_STILLBORN or (limit is not None and self._num_restarts >= limit):
             ring.recover(death.worker_id)
             self._break(death)
         what = str(death)

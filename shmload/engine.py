@@ -476,7 +476,9 @@ class Engine:
                 what += f" while decoding sample {order.indices[row]} of epoch {order.epoch}"
                 if self._kills[key] >= 2:
                     poison = True
-                    self._poisoned[slot] = f"sample {order.indices[row]} of epoch {order.epoch} ended its worker twice: {death}"
+                    self._poisoned[slot] = (
+                        f"sample {order.indices[row]} of epoch {order.epoch} ended its worker twice: {death}"
+                    )
         ring.recover(death.worker_id, poison=poison)
         log.warning("%s; it is replaced%s", what, "" if held is None else " and its rows are done again")
         ring.count_restart()

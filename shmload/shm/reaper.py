@@ -45,7 +45,11 @@ def enter() -> None:
             start_new_session=True,
         )
     except OSError as error:
-        log.warning("no reaper (%s): if this process is killed, its memory in %s stays until shmload starts again", error, SHM_DIR)
+        log.warning(
+            "no reaper (%s): if this process is killed, its memory in %s stays until shmload starts again",
+            error,
+            SHM_DIR,
+        )
     finally:
         os.close(end)
 

@@ -140,4 +140,6 @@ def _too_small(nbytes: int, slots: tuple[int, int] | None, error: OSError) -> st
     text = f"{SHM_DIR} has {free} bytes free, the ring needs {nbytes} ({os.strerror(error.errno or 0)})"
     if slots is not None:
         text += f": {slots[0]} slots of {slots[1]} bytes, of which {free // max(slots[1], 1)} would fit"
-    return text + ". Enlarge it (docker run --shm-size), lower prefetch_factor or batch_size, or let the ring use a memfd"
+    return (
+        text + ". Enlarge it (docker run --shm-size), lower prefetch_factor or batch_size, or let the ring use a memfd"
+    )

@@ -21,7 +21,6 @@ from shmload.worker.body import Body
 from shmload.worker.failure import Failure
 from shmload.worker.spec import Job, Post
 
-
 GONE = 3  # exit code of a worker that found its ring gone
 
 
@@ -49,7 +48,9 @@ def main(post: Post, inherited: Job | None) -> None:
     gc.freeze()
     try:
         ring = WorkerRing(open_memory(post.control_path), post.worker_id)
-        ready, orders, grants = (Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell))
+        ready, orders, grants = (
+            Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell)
+        )
     except (FileNotFoundError, posix_ipc.ExistentialError):
         os._exit(GONE)  # the loader has been closed before this process was up
     where = f"in DataLoader worker process {post.worker_id}"

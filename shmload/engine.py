@@ -371,7 +371,7 @@ class Engine:
             self._write(order, slot, is_packed=True)
             return True
         assert found == FAILED
-        chunk, text = ring.failure(slot)
+        _, text = ring.failure(slot)
         if text == b"":  # opened again, because the text was another chunk's
             self._ring_workers(order.worker, 1)
             return True

@@ -23,7 +23,7 @@ from typing import Literal
 from shmload.errors import RingTooSmall
 from shmload.shm import owner
 from shmload.shm.names import SHM_DIR
-from shmload.shm.preflight import shm_free_bytes
+from shmload.shm.preflight import available_bytes, shm_free_bytes
 
 Kind = Literal["auto", "shm", "memfd"]
 
@@ -56,6 +56,11 @@ class Segment:
         Raises:
             RingTooSmall: there is not enough memory, or `kind` demands "shm" and /dev/shm has no room.
         """
+        if nbytes > available_bytes():  # reserving more would not fail: it would wake the kernel's OOM killer
+            raise RingTooSmall(
+                f"a segment of {nbytes} bytes is more than the {available_bytes()} this process may still take. Lower "
+                "prefetch_factor, num_workers or batch_size, or free memory"
+            )
         if kind != "memfd":
             try:
                 return cls(name, nbytes, _create_named(name, nbytes), "shm")

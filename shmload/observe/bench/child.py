@@ -49,15 +49,18 @@ def run(job: Job, tell: Any) -> dict[str, Any]:
 
 def probe(dataset: Any, job: Job) -> dict[str, float]:
     """The limit on one core; fails early and clearly where the dataset itself does."""
+    copy_rate = limits.memcpy_bytes_per_s()
     try:
         dataset[0]
-        fill_rate = limits.fill_samples_per_s(dataset, batch_size=job.batch_size, seconds=job.seconds)
+        fill_rate = limits.fill_samples_per_s(
+            dataset, batch_size=job.batch_size, seconds=job.seconds, copy_bytes_per_s=copy_rate
+        )
     except Exception as error:
         raise BenchError(f"{job.workload}: reading samples of the dataset raised {one_line(error)}") from error
     return {
         "num_samples": float(len(dataset)),
         "fill_samples_per_s": fill_rate,
-        "memcpy_mb_per_s": limits.memcpy_bytes_per_s() / 1e6,
+        "memcpy_mb_per_s": copy_rate / 1e6,
     }
 
 

@@ -37,6 +37,8 @@ def show(report: Report, console: Console) -> None:
         console.print("[yellow]--quick shows that it works; its figures say nothing about speed[/]")
     for text in report.failures:
         console.print(f"[bold red]FAILED {escape(text)}[/]", highlight=False)
+    for details in {loader.details for workload in report.workloads for loader in workload.loaders.values()} - {""}:
+        console.print(details.strip(), markup=False, highlight=False, style="dim")
     for text in report.mismatches:
         console.print(f"[bold red]DIFFERENT BYTES {escape(text)}[/]", highlight=False)
 
@@ -47,7 +49,7 @@ def table(report: Report, width: int) -> Table:
     made = Table(
         title=(
             f"{report.num_workers} workers ({report.start_method}) on {machine['num_cpus']} cores, "
-            f"Python {machine['python']}, torch {machine['torch']}; medians over rounds, [lowest-highest]"
+            f"Python {machine['python']}, torch {machine['torch']}; medians over rounds, \\[lowest-highest]"
         ),
         caption="trainer: CPU of the consuming process without reading the batch; peak: memory of all processes (PSS)",
         box=SIMPLE,
@@ -121,5 +123,5 @@ def sentence(workload: WorkloadReport, report: Report) -> str:
     checked = " and with the same bytes" if subject.same_bytes else ""
     return (
         f"{report.subject} delivers{against or f' {figure(delivered)} {unit}/s'}{checked}; {workload.meaning}. "
-        f"The limit: {limit}; {report.subject} delivers {delivered / rate:.2f} of that core."
+        f"The limit: {limit}; {report.subject} reaches {delivered / rate:.0%} of that core."
     )

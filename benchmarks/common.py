@@ -8,6 +8,7 @@ They stand on the measuring engine of `shmload bench` (shmload/observe/bench). R
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from shmload.observe.bench.options import Options
 from shmload.observe.bench.report import Report, WorkloadReport, machine
 from shmload.observe.bench.rounds import benchmark
 from shmload.observe.bench.summary import Spread
-from shmload.observe.bench.table import show
+from shmload.observe.bench.table import WIDE, show
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,17 @@ class Quiet:
 def side_by_side(workload: str, loaders: Sequence[str], settings: Settings) -> tuple[WorkloadReport, Report]:
     """One built-in workload through the main command's own machinery, bytes compared."""
     options = Options(
-        workloads=(workload,), loaders=tuple(loaders), rounds=settings.rounds, seconds=settings.seconds, num_workers=2
+        workloads=(workload,),
+        loaders=tuple(loaders),
+        rounds=settings.rounds,
+        seconds=settings.seconds,
+        num_workers=2,
+        start_method="fork",
     )
     report = benchmark(options, Quiet())
     if report.failures or report.mismatches:
         raise SystemExit("\n".join([*report.failures, *report.mismatches]))
-    show(report, Console(stderr=True))
+    show(report, Console(stderr=True, width=None if sys.stderr.isatty() else WIDE))
     return report.workloads[0], report
 
 
@@ -139,5 +145,5 @@ def main(name: str, doc: str | None, measure: Callable[[Settings], Result]) -> N
     """Body of a benchmark's command line."""
     settings, path = arguments(doc)
     result = measure(settings)
-    Console().print(table(result.rows))
+    Console(width=None if sys.stdout.isatty() else WIDE).print(table(result.rows))
     save(path, {name: result})

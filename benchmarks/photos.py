@@ -1,10 +1,10 @@
 """What remains of a loader's advantage when decoding is the work: JPEG photos of 500x375 to 224, batch 64?
 
-Method: the `photos` workload of `shmload bench`: simplejpeg and OpenCV, 2 forked workers, loaders in turn in fresh processes,
-the bytes compared. torch by `__getitem__` and at its best, without workers; a thread pool in the trainer.
+Method: the `photos` workload of `shmload bench`: simplejpeg and OpenCV, 2 forked workers, loaders in turn in fresh
+processes, the bytes compared. torch by `__getitem__` and at its best, without workers; a thread pool in the trainer.
 
-How to read: both decode alike, so the ratio can at best be the share of torch's CPU that is not decoding. The limit is one
-core that decodes into a resident batch, times the cores that workers have.
+How to read: both decode alike, so the ratio can at best be the share of torch's CPU that is not decoding. The limit
+is one core that decodes into a resident batch, times the cores that workers have.
 
 Result (2 cores, 2 workers): not run yet.
 | | shmload | torch | torch-getitems | torch-0 | threads | one core |

@@ -1,9 +1,10 @@
 """What does changing one line bring to a plain Python dataset, (uint8 3x224x224, int) in batches of 64?
 
-Method: the `python` workload of `shmload bench`: no protocol, 2 forked workers, loaders in turn in fresh processes, the bytes
-compared. Beside torch's DataLoader: without workers, and a thread pool in the trainer.
+Method: the `python` workload of `shmload bench`: no protocol, 2 forked workers, loaders in turn in fresh processes,
+the bytes compared. Beside torch's DataLoader: without workers, and a thread pool in the trainer.
 
-How to read: ratios within a round, medians over rounds. The limit is one core's copy of the bytes (in the table above it).
+How to read: ratios within a round, medians over rounds. The limit is one core's copy of the bytes (in the table above
+it).
 
 Result (2 cores, 2 workers): not run yet.
 | | shmload | torch | torch-0 | threads |

@@ -1,8 +1,8 @@
 """How many tiny rows per second: 64 float32 and a label, shuffled, batch 1024, through `read_batch_into`?
 
-Method: the `rows` workload of `shmload bench`: 2 forked workers, loaders in turn in fresh processes, the bytes compared. torch
-by `__getitem__`, by `__getitems__` at its best (the whole batch into a shared tensor), and without workers; a thread pool
-in the trainer.
+Method: the `rows` workload of `shmload bench`: 2 forked workers, loaders in turn in fresh processes, the bytes
+compared. torch by `__getitem__`, by `__getitems__` at its best (the whole batch into a shared tensor), and without
+workers; a thread pool in the trainer.
 
 How to read: ratios within a round, medians over rounds. The limit is one core that gathers rows into a resident batch.
 

@@ -1,12 +1,13 @@
 """What does a batch cost the trainer's CPU, per batch, per field and per GiB?
 
-Method: the CPU clock of the whole consuming process over the timed part, less the consumer's own reading of the batch; 2 forked
-workers, a fresh process a case. Fields: batches of 64 rows with 1, 4, 16 and 64 fields of 64 float32; the slope is the least-
-squares line. Bytes: batches of 16 records of 1 MiB; torch with its default collate (tensors) and with one that leaves numpy
-arrays. `stop-watch` delivers one resident batch again and again: what the measuring itself costs.
+Method: the CPU clock of the whole consuming process over the timed part, less the consumer's own reading of the
+batch; 2 forked workers, a fresh process a case. Fields: batches of 64 rows with 1, 4, 16 and 64 fields of 64 float32;
+the slope is the least-squares line. Bytes: batches of 16 records of 1 MiB; torch with its default collate (tensors)
+and with one that leaves numpy arrays. `stop-watch` delivers one resident batch again and again: what the measuring
+itself costs.
 
-How to read: the figure must not depend on the worker's speed, so compare microseconds per batch, not rates. The limit is the
-stop-watch's own line.
+How to read: the figure must not depend on the worker's speed, so compare microseconds per batch, not rates. The limit
+is the stop-watch's own line.
 
 Result (2 cores, 2 workers): not run yet.
 | | shmload | torch tensors | torch numpy | stop-watch |
@@ -35,18 +36,27 @@ def measure(settings: Settings) -> Result:
             loader=loader,
             batch_size=64,
             num_workers=2,
+            start_method="fork",
             seconds=settings.seconds,
         )
         for name, loader in LOADERS.items()
         for count in NUM_FIELDS
     }
-    blocks = {"dataset": "benchmarks.datasets:Blocks", "batch_size": 16, "num_workers": 2, "seconds": settings.seconds}
     for name, loader, collate in (
         ("shmload, 16 MiB", "shmload", None),
         ("torch tensors, 16 MiB", "torch", None),
         ("torch numpy, 16 MiB", "torch", "benchmarks.datasets:as_numpy"),
     ):
-        cases[name] = Job(workload="blocks", loader=loader, collate=collate, **blocks)
+        cases[name] = Job(
+            workload="blocks",
+            dataset="benchmarks.datasets:Blocks",
+            loader=loader,
+            batch_size=16,
+            num_workers=2,
+            start_method="fork",
+            seconds=settings.seconds,
+            collate=collate,
+        )
     found = in_turn(cases, settings)
     lines = {
         name: np.polyfit(

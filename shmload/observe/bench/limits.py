@@ -35,8 +35,8 @@ def protocol(dataset: Any) -> str:
 def fill_samples_per_s(dataset: Any, *, batch_size: int, seconds: float, copy_bytes_per_s: float) -> float:
     """Samples per second that one core puts into a resident batch, in random order, with no hand-over at all.
 
-    A dataset with a protocol fills the batch itself. From any other the samples are only read, and the least time of a copy
-    of their bytes is added: what is measured must not be slower than a good loader's own way to place them.
+    A dataset with a protocol fills the batch itself. From any other the samples are only read, and the least time that a
+    copy of their bytes takes is added: the limit must not be slower than a good loader's own way to place them.
     """
     rows = min(batch_size, len(dataset))
     draw = np.random.default_rng(0)

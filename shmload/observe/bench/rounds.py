@@ -115,7 +115,9 @@ def run_group(tasks: Sequence[Task], options: Options, progress: Progress) -> li
     reports = []
     for task, outcome in zip(tasks, run_jobs(probes, lambda outcome: progress.advance()), strict=True):
         if outcome.error:
-            raise BenchError(outcome.error) if outcome.bad_usage else RuntimeError(outcome.error + outcome.details)
+            raise BenchError(
+                outcome.error if outcome.bad_usage else f"{task.name}: reading its samples: {outcome.error}"
+            )
         protocol = outcome.digests[0]
         fit = [name for name in options.loaders if protocol != "__getitem__" or name not in NEEDS_PROTOCOL]
         for _ in range((len(options.loaders) - len(fit)) * options.rounds):

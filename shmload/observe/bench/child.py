@@ -49,9 +49,9 @@ def run(job: Job, tell: Any) -> dict[str, Any]:
 
 def probe(dataset: Any, job: Job) -> dict[str, float]:
     """The limit on one core; fails early and clearly where the dataset itself does."""
-    copy_rate = limits.memcpy_bytes_per_s()
     try:
-        dataset[0]
+        nbytes = limits.batch_nbytes(dataset, min(job.batch_size, len(dataset)))
+        copy_rate = limits.memcpy_bytes_per_s(nbytes)
         fill_rate = limits.fill_samples_per_s(
             dataset, batch_size=job.batch_size, seconds=job.seconds, copy_bytes_per_s=copy_rate
         )

@@ -17,6 +17,7 @@ from shmload.observe.bench.procfs import descendants, tree_pss_bytes
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
 BOOT = "import sys; sys.path.append(sys.argv[1]); from shmload.observe.bench.child import main; main()"
 SAMPLE_EVERY_S = 0.05
+INTERRUPTED_S = 2.0  # ^C reaches the process too; this long it may tidy up
 EXIT_S = 10.0  # some loaders hang in their own shutdown; the figures are in by then
 
 
@@ -42,7 +43,7 @@ def run_jobs(jobs: Sequence[Job], done: Callable[[Outcome], None] = lambda outco
                 done(outcome)
             end(process, EXIT_S)
         finally:
-            end(process, 0.0)
+            end(process, INTERRUPTED_S)
         output.seek(0)
         tail = output.read()[-4000:]
     for job in jobs[len(outcomes) :]:

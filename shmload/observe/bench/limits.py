@@ -10,19 +10,25 @@ import torch
 from shmload.observe.bench.batches import leaves
 from shmload.observe.bench.contestants import fill, filled_batch, fills_batches
 
-COPY_NBYTES = 64 << 20
+SOURCE_NBYTES = 64 << 20  # larger than most caches
 
 
-def memcpy_bytes_per_s() -> float:
-    """Bytes a core copies per second, between buffers larger than its caches; the best of a few."""
-    source = np.ones(COPY_NBYTES, np.uint8)
-    target = np.zeros(COPY_NBYTES, np.uint8)
+def batch_nbytes(dataset: Any, rows: int) -> int:
+    """Bytes of the arrays and tensors in a batch of that many samples like the first."""
+    return rows * sum(leaf.nbytes for leaf in leaves(dataset[0]) if isinstance(leaf, (np.ndarray, torch.Tensor)))
+
+
+def memcpy_bytes_per_s(target_nbytes: int) -> float:
+    """Bytes a core copies per second out of a large buffer into one resident batch; the best of some passes."""
+    target = np.ones(min(max(target_nbytes, 1 << 16), SOURCE_NBYTES), np.uint8)
+    parts = np.ones(SOURCE_NBYTES // target.nbytes * target.nbytes, np.uint8).reshape(-1, target.nbytes)
     best_s = float("inf")
-    for _ in range(5):
+    for _ in range(12):
         start_s = time.perf_counter()
-        np.copyto(target, source)
+        for part in parts:
+            np.copyto(target, part)
         best_s = min(best_s, time.perf_counter() - start_s)
-    return COPY_NBYTES / best_s
+    return parts.nbytes / best_s
 
 
 def protocol(dataset: Any) -> str:
@@ -35,8 +41,8 @@ def protocol(dataset: Any) -> str:
 def fill_samples_per_s(dataset: Any, *, batch_size: int, seconds: float, copy_bytes_per_s: float) -> float:
     """Samples per second that one core puts into a resident batch, in random order, with no hand-over at all.
 
-    A dataset with a protocol fills the batch itself. From any other the samples are only read, and the least time that a
-    copy of their bytes takes is added: the limit must not be slower than a good loader's own way to place them.
+    A dataset with a protocol fills the batch itself. From any other the samples are only read, and the least time that
+    a copy of their bytes takes is added: the limit must not be slower than a good loader's own way to place them.
     """
     rows = min(batch_size, len(dataset))
     draw = np.random.default_rng(0)
@@ -63,8 +69,7 @@ def reader(dataset: Any, rows: int) -> Callable[[list[int]], int]:
             return 0
 
         return fill_resident
-    arrays = [leaf for leaf in leaves(dataset[0]) if isinstance(leaf, (np.ndarray, torch.Tensor))]
-    sample_nbytes = sum(array.nbytes for array in arrays)
+    sample_nbytes = batch_nbytes(dataset, 1)
 
     def read_only(indices: list[int]) -> int:
         for index in indices:

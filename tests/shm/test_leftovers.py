@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 import pytest
+
 from shmload.shm import janitor
 from shmload.shm.group import Group
 from shmload.shm.names import SHM_DIR
@@ -90,7 +91,7 @@ def test_the_janitor_removes_what_the_reaper_could_not() -> None:
         child.kill()
         child.wait()
         assert len(left(stem)) == 3
-        assert [] == [found for found in janitor.find_leftovers() if found.stem == stem]  # younger than the guard
+        assert [found for found in janitor.find_leftovers() if found.stem == stem] == []  # younger than the guard
         swept = [found for found in janitor.sweep(guard_s=0) if found.stem == stem]
         assert len(swept) == 1
         assert swept[0].nbytes >= 1 << 20
@@ -130,7 +131,9 @@ def test_foreign_names_are_never_swept() -> None:
 
 
 def test_an_orderly_end_says_nothing_and_leaves_nothing() -> None:
-    code = "from shmload.shm.group import Group; g = Group(); g.segment('control', 4096); g.doorbell('b'); print(g.stem)"
+    code = (
+        "from shmload.shm.group import Group; g = Group(); g.segment('control', 4096); g.doorbell('b'); print(g.stem)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from shmload.errors import RingTooSmall
 from shmload.shm.preflight import available_bytes, check_fits
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from shmload._core.mapping import Mapping
+
 from shmload.errors import RingTooSmall
 from shmload.shm import owner
 from shmload.shm.group import Group
@@ -97,7 +98,15 @@ group = Group()
 def in_mount_namespace(script: str, code: str) -> subprocess.CompletedProcess[str]:
     """Runs Python code in a mount namespace that `script` has prepared."""
     return subprocess.run(
-        ["unshare", "--mount", "sh", "-c", f'{script} && exec "$0" -c "$1"', sys.executable, CHILD + textwrap.dedent(code)],
+        [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            f'{script} && exec "$0" -c "$1"',
+            sys.executable,
+            CHILD + textwrap.dedent(code),
+        ],
         capture_output=True,
         text=True,
         timeout=60,

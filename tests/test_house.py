@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import shmload
 
 PACKAGE = Path(shmload.__file__).parent

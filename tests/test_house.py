@@ -26,6 +26,7 @@ FLOORS = {
     "inline": 4,
     "seed_mode": 4,
     "torch_mode": 4,
+    "torch_order": 4,
     "loader": 4,
     "observe": 4,
     "cli": 5,

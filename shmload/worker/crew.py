@@ -18,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
+from shmload.shm import forks
 from shmload.worker.process import describe_exit, main
 from shmload.worker.spec import Job, Post
 
@@ -90,7 +91,7 @@ class ProcessCrew:
         process = self._context.Process(  # type: ignore[attr-defined]  # every concrete context has it
             target=main, args=(post, inherited), daemon=True, name=f"shmload worker {post.worker_id}"
         )
-        with warnings.catch_warnings():
+        with forks.ours(), warnings.catch_warnings():
             # the worker starts no thread before its own code runs, and what it inherits it only reads
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()

@@ -62,6 +62,10 @@ def _settle(fork: _Fork, timeout_s: float) -> None:
         owner.close(fork.reader)
 
 
+def _private(lease: Lease) -> bool:
+    return lease.make_private()
+
+
 def _before() -> None:
     _thread.fork = None
     if getattr(_thread, "is_ours", False):
@@ -85,7 +89,7 @@ def _in_child() -> None:
     fork, _thread.fork = _thread.fork, None
     stop_poisoning()
     _unsettled.clear()  # owner.py has closed the readers
-    if fork is not None and all([lease.make_private() for lease in fork.leases]):
+    if fork is not None and all([_private(lease) for lease in fork.leases]):
         os.close(fork.writer)
 
 

@@ -338,6 +338,9 @@ class Engine:
                 batch = copied(batch)
             del lease
             self._queue.popleft()
+        except Exception:  # an object in it that cannot be unpickled here, or no memory for a copy: the batch is lost
+            self._queue.popleft()
+            raise
         except BaseException:
             if self._queue and self._queue[0] is order:  # interrupted: it will be made again
                 order.slot = -1

@@ -12,6 +12,7 @@ import os
 import pickle
 import select
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -70,6 +71,7 @@ class ProcessCrew:
         self._pidfds: dict[int, int] = {}  # pidfd -> worker_id
         self._poll = select.poll()
         self._pid = os.getpid()
+        _crews.add(self)
 
     @property
     def pids(self) -> list[int]:
@@ -129,6 +131,19 @@ class ProcessCrew:
         for pidfd, worker_id in list(self._pidfds.items()):
             self._processes[worker_id].kill()
             self._bury(pidfd)
+
+
+_crews: weakref.WeakSet[ProcessCrew] = weakref.WeakSet()
+
+
+def _disown() -> None:
+    """In a child of a bare os.fork: multiprocessing would end the parent's workers at this process's exit, taking them for its own."""
+    for crew in _crews:
+        multiprocessing.process._children.difference_update(crew.processes)  # type: ignore[attr-defined]
+    _crews.clear()
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 def pickled_once(job: Job) -> bytes | None:

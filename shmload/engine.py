@@ -144,6 +144,7 @@ class Engine:
             self._ring.accept_layout(self._layout.dumps(), is_packed=False)
         elif self._packs:
             self._ring.accept_layout(b"", is_packed=True)
+        self._has_layout = self._layout is not None or self._packs
         self._start_crew(control.path, nbytes)
 
     def _start_crew(self, control_path: str, control_bytes: int) -> None:
@@ -394,7 +395,7 @@ class Engine:
         ring = self._ring
         if self._is_draining:
             self._is_draining = ring.drain() > 0
-        if not ring.has_layout:
+        if not self._has_layout:
             text = ring.proposal
             if text is not None:
                 self._accept(text)
@@ -414,6 +415,7 @@ class Engine:
         else:
             self._packs = True
         self._ring.accept_layout(text, is_packed=not text)
+        self._has_layout = True
         for _ in range(self._options.num_workers):
             self._grants.post()
 
@@ -430,7 +432,7 @@ class Engine:
             )
         check_fits(num_slots * slot_nbytes, num_slots=num_slots, slot_nbytes=slot_nbytes)
         segment = self._group.segment("payload-0", num_slots * slot_nbytes, slots=(num_slots, slot_nbytes))
-        memory = Mapping(segment.fd, num_slots * slot_nbytes)
+        memory = Mapping(segment.fd, num_slots * slot_nbytes, populate=True)
         path = segment.path.encode()
         for slot in range(num_slots):
             self._ring.set_payload(slot, memory, path, slot * slot_nbytes, slot_nbytes)
@@ -554,6 +556,6 @@ class Engine:
 
 def _as_int64(indices: Sequence[Any]) -> np.ndarray[Any, Any]:
     """The indices as int64; TypeError if one is not exactly an int (its worker must see the sampler's own key)."""
-    if any(type(index) is not int for index in indices):
+    if not set(map(type, indices)) <= {int}:
         raise TypeError("keys that are not int travel pickled")
     return np.array(indices, np.int64)

@@ -585,3 +585,16 @@ cdef class Lease:
             extent = shape[i]
             managed.shape[i] = extent
         return PyCapsule_New(managed, "dltensor", <void (*)(object) noexcept>_drop_capsule)
+
+    def tensors(self, tuple plan, from_dlpack):
+        """One tensor per entry of `plan`, each holding the lease.
+
+        Args:
+            plan: per field (offset, code, bits, shape), or (-1, make, shape, dtype) for a field without bytes.
+            from_dlpack: makes a tensor of a capsule.
+        """
+        return [
+            from_dlpack(self.capsule(entry[0], entry[1], entry[2], entry[3])) if entry[0] >= 0
+            else entry[1](entry[2], dtype=entry[3])
+            for entry in plan
+        ]

@@ -49,7 +49,7 @@ def ours() -> Iterator[None]:
 
 def settle() -> int:
     """Lets the references of forks go whose children have copied or ended. Returns how many have not."""
-    for fork in list(_unsettled):
+    for fork in _unsettled:
         _settle(fork, 0)
     return len(_unsettled)
 
@@ -89,7 +89,9 @@ def _in_child() -> None:
     fork, _thread.fork = _thread.fork, None
     stop_poisoning()
     _unsettled.clear()  # owner.py has closed the readers
-    if fork is not None and all([_private(lease) for lease in fork.leases]):
+    if fork is not None and all(
+        _private(lease) for lease in fork.leases
+    ):  # after the first refusal all slots stay kept
         os.close(fork.writer)
 
 

@@ -1,4 +1,4 @@
-"""A forked child drops, keeps or writes its copies of batches: the parent's slots and bytes are none of its business, nor its the parent's."""
+"""A forked child drops, keeps or writes its copies of batches, and the parent its own: neither sees anything of it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from shmload._core.trainer import Lease
+
 from shmload.shm import forks
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -89,7 +89,7 @@ def test_a_childs_copy_stays_right_when_the_parent_goes_on(stream: Any) -> None:
     expected = stream.expected()
     child = Child(lambda: True, lambda: _is(expected, batch) and np.array_equal(view, expected["x"][1:]))
     batch.clear()
-    del view
+    view = None
     assert stream.num_leased == 0
     stream.run_on()
     assert child.end() == 0

@@ -214,7 +214,7 @@ def test_a_batch_that_cannot_be_unpickled_is_lost_and_the_next_one_comes() -> No
         iterator = poisoned(loader)
         with pytest.raises(ImportError, match="not here"):
             next(iterator)
-        assert [BATCH_SIZE, 2 * BATCH_SIZE] == [next(iterator), next(iterator)]
+        assert [next(iterator), next(iterator)] == [BATCH_SIZE, 2 * BATCH_SIZE]
         gc.collect()
         assert ring_of(loader).num_leased == 0
 

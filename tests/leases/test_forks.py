@@ -172,6 +172,8 @@ def test_a_child_that_dies_before_it_has_copied_holds_nothing(stream: Any, monke
     batch = stream.next()
     monkeypatch.setattr(forks, "_private", lambda lease: os._exit(7))
     pid = os.fork()
+    if pid == 0:
+        os._exit(1)  # it has copied
     monkeypatch.undo()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     batch.clear()

@@ -28,6 +28,7 @@ from shmload._core.trainer import ANYONE, FAILED, FILLING, MAX_CHUNKS, READY, RE
 from shmload.batch.deliver import copied, deliver_packed, deliver_rows
 from shmload.batch.layout import Layout
 from shmload.errors import RingTooSmall, WorkerDied
+from shmload.shm import forks
 from shmload.shm.group import Group
 from shmload.shm.preflight import check_fits
 from shmload.worker.crew import Death, ProcessCrew, context_of, pickled_once
@@ -202,6 +203,9 @@ class Engine:
         while self._backlog:
             slot = self._ring.hold()
             if slot < 0:
+                forks.settle()
+                slot = self._ring.hold()
+            if slot < 0:
                 return
             order = self._backlog[0]
             self._write(order, slot)
@@ -335,6 +339,9 @@ class Engine:
                 batch = copied(batch)
             del lease
             self._queue.popleft()
+        except Exception:  # an object in it that cannot be unpickled here, or no memory for a copy: the batch is lost
+            self._queue.popleft()
+            raise
         except BaseException:
             if self._queue and self._queue[0] is order:  # interrupted: it will be made again
                 order.slot = -1
@@ -351,6 +358,7 @@ class Engine:
             return False
         if not self._has_collected:  # a reference cycle holds its slots until the collector comes by
             self._has_collected = True
+            forks.settle()
             gc.collect()
             if ring.num_leased < limit:
                 return False
@@ -360,7 +368,7 @@ class Engine:
                 f"{ring.num_leased} batches are still in use, all but one of the ring's {self.num_slots} slots: from now on "
                 "batches are copied to private memory while that is so. Drop batches you no longer need, or raise "
                 "prefetch_factor or ring_bytes",
-                stacklevel=5,
+                stacklevel=6,  # whoever called next()
             )
         ring.count_copied_out()
         return True

@@ -12,12 +12,14 @@ import os
 import pickle
 import select
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
+from shmload.shm import forks
 from shmload.worker.process import describe_exit, main
 from shmload.worker.spec import Job, Post
 
@@ -69,6 +71,7 @@ class ProcessCrew:
         self._pidfds: dict[int, int] = {}  # pidfd -> worker_id
         self._poll = select.poll()
         self._pid = os.getpid()
+        _crews.add(self)
 
     @property
     def pids(self) -> list[int]:
@@ -90,7 +93,7 @@ class ProcessCrew:
         process = self._context.Process(  # type: ignore[attr-defined]  # every concrete context has it
             target=main, args=(post, inherited), daemon=True, name=f"shmload worker {post.worker_id}"
         )
-        with warnings.catch_warnings():
+        with forks.ours(), warnings.catch_warnings():
             # the worker starts no thread before its own code runs, and what it inherits it only reads
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()
@@ -128,6 +131,19 @@ class ProcessCrew:
         for pidfd, worker_id in list(self._pidfds.items()):
             self._processes[worker_id].kill()
             self._bury(pidfd)
+
+
+_crews: weakref.WeakSet[ProcessCrew] = weakref.WeakSet()
+
+
+def _disown() -> None:
+    """In a child of a bare os.fork: at its exit multiprocessing would end the parent's workers, taking them for its own."""
+    for crew in _crews:
+        multiprocessing.process._children.difference_update(crew.processes)  # type: ignore[attr-defined]
+    _crews.clear()
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 def pickled_once(job: Job) -> bytes | None:

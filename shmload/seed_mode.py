@@ -16,6 +16,7 @@ import numpy as np
 from shmload.engine import Engine, Order
 from shmload.inline import InlineReader
 from shmload.schedule.schedule import Schedule
+from shmload.schedule.state import make_state, resume
 
 if TYPE_CHECKING:
     from shmload.loader import ShmLoader
@@ -32,9 +33,7 @@ class SeedIterator:
         return self
 
     def __next__(self) -> Any:
-        batch = self._stream.take(self.epoch, self.step)
-        self.step += 1
-        return batch
+        return self._stream.take(self)
 
     def __len__(self) -> int:
         return self._stream.num_steps
@@ -73,8 +72,8 @@ class SeedStream:
         if self._schedule is None or self._schedule.n != n:
             self._schedule = Schedule(
                 n,
-                loader.batch_size or 1,
-                seed=loader.seed,
+                batch_size=loader.batch_size or 1,
+                seed=loader.seed or 0,
                 shuffle=bool(loader.shuffle),
                 drop_last=loader.drop_last,
                 uneven=loader.uneven,
@@ -124,12 +123,13 @@ class SeedStream:
         self._iterator = iterator
         return epoch, step
 
-    def take(self, epoch: int, step: int) -> Any:
-        """The batch; StopIteration beyond the epoch's last."""
+    def take(self, iterator: SeedIterator) -> Any:
+        """The batch the iterator stands at, and moves it on, also beyond one that failed; StopIteration beyond the last."""
+        epoch, step = iterator.epoch, iterator.step
         if self._loader._is_closed:
             raise RuntimeError("this loader is closed: make a new one")
         if self._loader.num_workers == 0:
-            return self._read_inline(epoch, step)
+            return self._read_inline(iterator)
         engine = self._usable_engine()
         front = engine.front
         if front is None or (front.epoch, front.step) != (epoch, step):
@@ -142,9 +142,13 @@ class SeedStream:
                 raise StopIteration
         try:
             _, batch = engine.next()
-        finally:
-            self.valid = self._num_valid(step, front.nrows)
+        except Exception:
+            if engine.front is not front:  # that batch is lost
+                iterator.step += 1
+            raise
+        self.valid = self._num_valid(step, front.nrows)
         self._fill(engine)
+        iterator.step += 1
         return batch
 
     def _num_valid(self, step: int, nrows: int) -> int:
@@ -171,14 +175,19 @@ class SeedStream:
             self._engine = self._loader.make_engine(base_seed=_base_seed(self._loader.seed or 0))
         return self._engine
 
-    def _read_inline(self, epoch: int, step: int) -> Any:
+    def _read_inline(self, iterator: SeedIterator) -> Any:
         if self._inline is None:
             self._inline = InlineReader(self._loader.make_job())
-        order = self._order(epoch, step)
+        order = self._order(iterator.epoch, iterator.step)
         if order is None:
             raise StopIteration
-        batch = self._inline.read(order.indices, epoch)
-        self.valid = self._num_valid(step, order.nrows)
+        try:
+            batch = self._inline.read(order.indices, iterator.epoch)
+        except Exception:
+            iterator.step += 1
+            raise
+        self.valid = self._num_valid(iterator.step, order.nrows)
+        iterator.step += 1
         return batch
 
     # ------------------------------------------------------------ position
@@ -186,6 +195,23 @@ class SeedStream:
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass that epoch, from its start."""
         self._next_epoch, self._first_step, self._iterator = epoch, 0, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the batch that comes next."""
+        epoch, step = self._position()
+        return dict(make_state(self._pure_schedule(), epoch=epoch, step=step))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Makes the next pass begin where the state was taken."""
+        epoch, step = resume(state, self._pure_schedule())
+        if step >= self.num_steps > 0:
+            epoch, step = epoch + 1, 0
+        self._next_epoch, self._first_step, self._iterator = epoch, step, None
+
+    def _pure_schedule(self) -> Schedule:
+        if self._loader._has_own_order:
+            raise NotImplementedError("the state of a loader with a sampler or batch_sampler is not built yet")
+        return self.schedule()
 
     def _position(self) -> tuple[int, int]:
         """(epoch, step) of the batch that comes next."""

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shmload.schedule.permutation import sample_key
+from shmload._core.permutation import sample_key, sample_key_pair
 
 __all__ = ["SampleInfo", "begin_sample", "end_samples", "kept_generators", "sample_info", "sample_rng"]
 
-_GLOBALS_STREAM = 1  # keys of the reseeded global generators; stream 0 keys sample_rng
+_OWN_STREAM = 0  # keys sample_rng()
+_GLOBALS_STREAM = 1  # keys the reseeded global generators
 
 
 class SampleInfo(NamedTuple):
@@ -80,8 +81,7 @@ def sample_rng() -> np.random.Generator:
         if _seed is None:
             key = [random.getrandbits(64), random.getrandbits(64)]
         else:
-            index = info.index & 0xFFFFFFFFFFFFFFFF
-            key = [sample_key(_seed, info.epoch, index, 0), sample_key(_seed, info.epoch, index, 2)]
+            key = list(sample_key_pair(_seed, info.epoch, info.index & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM))
         _rng = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64)))
     return _rng
 

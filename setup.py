@@ -14,7 +14,14 @@ from setuptools import Extension, setup
 
 debug = os.environ.get("SHMLOAD_DEBUG") == "1"
 sanitizer = os.environ.get("SHMLOAD_SANITIZE")
-flags = ["-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-unused-function", "-Wno-missing-field-initializers"]
+flags = [
+    "-std=gnu11",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+    "-Wno-unused-function",
+    "-Wno-missing-field-initializers",
+]
 flags += ["-O0", "-g", "-UNDEBUG"] if debug else ["-O3", "-DNDEBUG"]
 link = []
 if sanitizer:

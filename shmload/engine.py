@@ -405,7 +405,7 @@ class Engine:
             self._write(order, slot, is_packed=True)
             return True
         assert found == FAILED
-        chunk, text = ring.failure(slot)
+        _, text = ring.failure(slot)
         if text == b"":  # opened again, because the text was another chunk's
             self._ring_workers(order.worker, 1)
             return True
@@ -507,7 +507,10 @@ class Engine:
             self._num_vain += 1
             if self._num_vain >= VAIN_DEATHS:
                 ring.recover(death.worker_id)
-                self._broken = WorkerDied(f"{death}: {self._num_vain} workers ended without reading a sample, with no batch between")
+                self._broken = WorkerDied(
+                    f"{death}, the {self._num_vain}th in a row that ended with nothing to do: workers cannot live here, "
+                    "and no more are started"
+                )
                 raise self._broken
         poison = work is not None and self._kills[work] >= 2
         if poison and held is not None:

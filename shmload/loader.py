@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from shmload.engine import Engine, EngineOptions
 from shmload.seed_mode import SeedIterator, SeedStream
-from shmload.torch_mode import TorchIterator, TorchInlineIterator
+from shmload.torch_mode import TorchInlineIterator, TorchIterator
 from shmload.worker.reader import in_place_of, read_path
 from shmload.worker.spec import Job
 from shmload.world import rank_and_world_size

@@ -57,7 +57,9 @@ class SeedStream:
         self._first_step = 0  # of the next iteration: where a loaded state left off
         self._iterator: SeedIterator | None = None
         self._cursor = (0, 0)  # (epoch, step) to be ordered next
-        self._sampled: tuple[int, int, Iterator[Any]] | None = None  # the user's sampler: epoch, next step, its iterator
+        self._sampled: tuple[int, int, Iterator[Any]] | None = (
+            None  # the user's sampler: epoch, next step, its iterator
+        )
         self.valid: int | None = None
         self._schedule: Schedule | None = None
         if not loader._has_own_order:

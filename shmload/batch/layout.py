@@ -136,7 +136,11 @@ def layout_of_sample(sample: Any) -> Layout:
 def _tree_of(value: Any, name: str, fields: list[Field]) -> tuple[Any, ...]:
     kind = type(value)
     if kind is dict:
-        return "dict", tuple(value), tuple(_tree_of(v, f"{name}.{k}" if name else str(k), fields) for k, v in value.items())
+        return (
+            "dict",
+            tuple(value),
+            tuple(_tree_of(v, f"{name}.{k}" if name else str(k), fields) for k, v in value.items()),
+        )
     if kind is tuple or kind is list:
         return "list", tuple(_trees_of(value, name, fields))
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -24,9 +24,7 @@ class RowPlacer:
     def __init__(self, layout: Layout, memory: Memory, offset: int, nrows: int) -> None:
         self.layout = layout
         offsets, _ = layout.place(nrows)
-        self.rows = {
-            f.name: _rows(f, memory, offset + at, nrows) for f, at in zip(layout.fields, offsets, strict=True)
-        }
+        self.rows = {f.name: _rows(f, memory, offset + at, nrows) for f, at in zip(layout.fields, offsets, strict=True)}
         self._memory = memory
         columns = [
             _column(f, self.rows[f.name], memory, memory.address + offset + at)

@@ -1,1 +1,1 @@
-
+"""Which samples come next: pure functions of integers and arrays, and the protocol of anything that yields orders."""

@@ -1,18 +1,73 @@
+"""Doorbells: named POSIX semaphores that say "look again", and nothing more.
+
+The truth stands in the owner words (src/protocol.h). A bell is never a lock: a killed holder would never give it back. Posts may be
+lost with a killed process and may come too often, so every wait has an end and is followed by a look.
+"""
+
+from __future__ import annotations
+
+import os
+
 import posix_ipc
+
+
 class Doorbell:
-    def __init__(self,s,name,owner): self.s=s; self.name=name; self.owner=owner
+    """One semaphore. Whoever created it gives up its name with `close`."""
+
+    def __init__(self, semaphore: posix_ipc.Semaphore, name: str, *, is_owner: bool) -> None:
+        self._semaphore = semaphore
+        self.name = name
+        self._owner_pid = os.getpid() if is_owner else 0
+        self._is_closed = False
+
     @classmethod
-    def create(cls,name): return cls(posix_ipc.Semaphore(name,posix_ipc.O_CREX,0o600,0),name,True)
+    def create(cls, name: str) -> Doorbell:
+        """Makes a bell that nobody has rung. The name begins with a slash."""
+        return cls(posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0), name, is_owner=True)
+
     @classmethod
-    def attach(cls,name): return cls(posix_ipc.Semaphore(name),name,False)
-    def post(self): self.s.release()
-    def wait(self,t):
-        try: self.s.acquire(t); return True
-        except posix_ipc.BusyError: return False
-    def drain(self):
-        while self.wait(0): pass
-    def post_up_to(self,n):
-        for _ in range(n-self.s.value): self.s.release()
-    def close(self):
-        if self.owner: self.s.unlink(); self.owner=False
-        self.s.close()
+    def attach(cls, name: str) -> Doorbell:
+        """Opens another process's bell."""
+        return cls(posix_ipc.Semaphore(name), name, is_owner=False)
+
+    def post(self) -> None:
+        """Rings once."""
+        self._semaphore.release()
+
+    def post_up_to(self, count: int) -> None:
+        """Rings so often that `count` rings are pending: more would only make workers scan for nothing."""
+        for _ in range(count - self._semaphore.value):
+            self._semaphore.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for a ring, without the GIL; False if none came in time."""
+        try:
+            self._semaphore.acquire(timeout_s)
+        except posix_ipc.BusyError:
+            return False
+        except posix_ipc.SignalError:  # a signal with a handler that raised nothing: the caller looks and waits again
+            return False
+        return True
+
+    def drain(self) -> None:
+        """Takes back all pending rings."""
+        for _ in range(self._semaphore.value):
+            if not self.wait(0):
+                return
+
+    @property
+    def value(self) -> int:
+        """Pending rings."""
+        return int(self._semaphore.value)
+
+    def close(self) -> None:
+        """Lets go of the bell; the owner gives up its name too. Safe to call twice, and in a forked child."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._owner_pid == os.getpid():
+            try:
+                self._semaphore.unlink()
+            except posix_ipc.ExistentialError:
+                pass
+        self._semaphore.close()

@@ -1,14 +1,69 @@
-import os, secrets, itertools
+"""Everything one loader shares with its workers: its segments and bells, under one stem, closed together.
+
+With the first group of a process the leavings of dead ones are swept away and the reaper starts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+
+from shmload.shm import janitor, reaper
 from shmload.shm.doorbell import Doorbell
-from shmload.shm.segment import Segment
-_n=itertools.count()
+from shmload.shm.names import new_stem
+from shmload.shm.segment import Kind, Segment
+
+log = logging.getLogger("shmload")
+
+_alive: weakref.WeakSet[Group] = weakref.WeakSet()
+_has_swept = False
+
+
 class Group:
-    def __init__(self):
-        self.stem=f"shmload-{os.getuid()}-{secrets.token_hex(4)}-{next(_n)}"; self.all=[]
-    def segment(self, part, nbytes, slots=None):
-        s=Segment(f"{self.stem}-{part}", nbytes); self.all.append(s); return s
-    def doorbell(self, part):
-        b=Doorbell.create(f"/{self.stem}-{part}"); self.all.append(b); return b
-    def close(self):
-        for x in self.all: x.close()
-        self.all=[]
+    """The segments and bells of one loader. Closed at the process's end at the latest."""
+
+    def __init__(self) -> None:
+        global _has_swept
+        if not _has_swept:
+            _has_swept = True
+            try:
+                for leftover in janitor.sweep():
+                    log.info("removed %s: %d bytes of a loader that died", leftover.stem, leftover.nbytes)
+            except OSError as error:
+                log.warning("could not sweep the leavings of dead loaders: %s", error)
+        self._pid = os.getpid()
+        self._owned: list[Segment | Doorbell] = []
+        reaper.enter()
+        self.stem = new_stem()
+        _alive.add(self)
+
+    def segment(self, part: str, nbytes: int, *, kind: Kind = "auto", slots: tuple[int, int] | None = None) -> Segment:
+        """A new segment of the group; see Segment.create."""
+        segment = Segment.create(f"{self.stem}-{part}", nbytes, kind=kind, slots=slots)
+        self._owned.append(segment)
+        return segment
+
+    def doorbell(self, part: str) -> Doorbell:
+        """A new bell of the group."""
+        bell = Doorbell.create(f"/{self.stem}-{part}")
+        self._owned.append(bell)
+        return bell
+
+    def close(self) -> None:
+        """Gives up every name. Mappings stay valid. Does nothing in a forked child, or twice."""
+        if self._pid != os.getpid():
+            return
+        self._pid = -1
+        for owned in reversed(self._owned):
+            owned.close()
+        self._owned.clear()
+        _alive.discard(self)
+        reaper.leave()
+
+
+@atexit.register
+def _close_all() -> None:
+    for group in list(_alive):
+        group.close()

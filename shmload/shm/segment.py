@@ -1,10 +1,150 @@
+"""One piece of memory that processes share: a named POSIX segment, or a memfd where /dev/shm has no room.
+
+Named segments are made by multiprocessing.shared_memory and reserved whole with posix_fallocate at once, so that too little room
+is an error now and not a SIGBUS later. The owner holds a flock on the file: that, and not a pid, tells everyone that it lives,
+since pids mean nothing across containers that share /dev/shm. Whoever attaches opens `path`: the name, or the owner's descriptor
+under /proc.
+
+The resource tracker is told nothing. It would share the trainer's process group and die with it, and it would report and remove
+what the reaper (reaper.py) and the janitor (janitor.py) see to; on Python < 3.13 an attaching process would register the name
+with a tracker of its own, whose exit unlinks a live segment.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
 import os
+import stat
+import sys
+from multiprocessing import resource_tracker, shared_memory
+from typing import Literal
+
+from shmload.errors import RingTooSmall
+from shmload.shm import owner
+from shmload.shm.names import SHM_DIR
+from shmload.shm.preflight import available_bytes, shm_free_bytes
+
+Kind = Literal["auto", "shm", "memfd"]
+
+
 class Segment:
-    def __init__(self,name,nbytes):
-        self.path="/dev/shm/"+name
-        self.fd=os.open(self.path,os.O_CREAT|os.O_EXCL|os.O_RDWR,0o600); os.posix_fallocate(self.fd,0,nbytes); self.nbytes=nbytes; self.done=False
-        self.pid=os.getpid()
-    def close(self):
-        if not self.done and os.getpid()==self.pid:
-            self.done=True; os.unlink(self.path); os.close(self.fd)
-def open_segment(path): return os.open(path,os.O_RDWR)
+    """`nbytes` of shared memory, owned by this process until `close`.
+
+    Attributes:
+        path: what another process of this user opens to attach.
+        kind: "shm" or "memfd".
+        fd: the owner's descriptor.
+    """
+
+    def __init__(self, name: str, nbytes: int, fd: int, kind: Literal["shm", "memfd"]) -> None:
+        self.name = name
+        self.nbytes = nbytes
+        self.fd = owner.keep(fd)
+        self.kind = kind
+        self.path = f"{SHM_DIR}/{name}" if kind == "shm" else f"/proc/{os.getpid()}/fd/{fd}"
+        self._pid = os.getpid()
+        self._is_closed = False
+
+    @classmethod
+    def create(cls, name: str, nbytes: int, *, kind: Kind = "auto", slots: tuple[int, int] | None = None) -> Segment:
+        """Makes and reserves a segment, filled with zeros.
+
+        Args:
+            kind: "auto" takes a memfd if /dev/shm is too small, read-only or missing.
+            slots: (number, bytes each) that it will hold, for the error message.
+        Raises:
+            RingTooSmall: there is not enough memory, or `kind` demands "shm" and /dev/shm has no room.
+        """
+        if nbytes > available_bytes():  # reserving more would not fail: it would wake the kernel's OOM killer
+            raise RingTooSmall(
+                f"a segment of {nbytes} bytes is more than the {available_bytes()} this process may still take. Lower "
+                "prefetch_factor, num_workers or batch_size, or free memory"
+            )
+        if kind != "memfd":
+            try:
+                return cls(name, nbytes, _create_named(name, nbytes), "shm")
+            except OSError as error:
+                if kind == "shm":
+                    raise RingTooSmall(_too_small(nbytes, slots, error)) from error
+        try:
+            return cls(name, nbytes, _create_memfd(name, nbytes), "memfd")
+        except OSError as error:
+            raise RingTooSmall(f"a segment of {nbytes} bytes: {os.strerror(error.errno or 0)}") from error
+
+    def close(self) -> None:
+        """Gives up the name and the descriptor; mappings stay. Does nothing in a forked child, or twice."""
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self._is_closed = True
+        if self.kind == "shm":
+            try:
+                os.unlink(self.path)
+            except FileNotFoundError:
+                pass
+        owner.close(self.fd)
+
+
+def open_segment(path: str) -> int:
+    """Opens another process's segment for reading and writing.
+
+    Raises:
+        PermissionError: what is there is not a file of this user.
+        FileNotFoundError: its owner has gone.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_NOFOLLOW if path.startswith(SHM_DIR) else 0)
+    fd = os.open(path, flags)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        os.close(fd)
+        raise PermissionError(f"{path} is no segment of user {os.geteuid()}")
+    return fd
+
+
+def _create_named(name: str, nbytes: int) -> int:
+    if shm_free_bytes() < nbytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    _make_file(name, nbytes)
+    path = f"{SHM_DIR}/{name}"
+    fd = -1
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.fchmod(fd, 0o600)
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError:
+        os.unlink(path)
+        if fd >= 0:
+            os.close(fd)
+        raise
+    return fd
+
+
+def _create_memfd(name: str, nbytes: int) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        os.fchmod(fd, 0o600)
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _make_file(name: str, nbytes: int) -> None:
+    """Creates the file through multiprocessing, and tells its resource tracker nothing (see the module's docstring)."""
+    if sys.version_info >= (3, 13):
+        shared_memory.SharedMemory(name, create=True, size=nbytes, track=False).close()
+        return
+    shared_memory.SharedMemory(name, create=True, size=nbytes).close()
+    resource_tracker.unregister(f"/{name}", "shared_memory")  # exactly once, by the owner that registered it
+
+
+def _too_small(nbytes: int, slots: tuple[int, int] | None, error: OSError) -> str:
+    free = shm_free_bytes()
+    text = f"{SHM_DIR} has {free} bytes free, the ring needs {nbytes} ({os.strerror(error.errno or 0)})"
+    if slots is not None:
+        text += f": {slots[0]} slots of {slots[1]} bytes, of which {free // max(slots[1], 1)} would fit"
+    return (
+        text + ". Enlarge it (docker run --shm-size), lower prefetch_factor or batch_size, or let the ring use a memfd"
+    )

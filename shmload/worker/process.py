@@ -9,6 +9,8 @@ import signal
 import sys
 from typing import Any
 
+import posix_ipc
+
 from shmload import faults
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
@@ -18,6 +20,8 @@ from shmload.shm.segment import open_segment
 from shmload.worker.body import Body
 from shmload.worker.failure import Failure
 from shmload.worker.spec import Job, Post
+
+GONE = 3  # exit code of a worker that found its ring gone
 
 
 def open_memory(path: str) -> Mapping:
@@ -42,7 +46,13 @@ def main(post: Post, inherited: Job | None) -> None:
     os.sched_setaffinity(0, post.affinity)
     # what the trainer had before the fork is shared memory until written to, and the collector writes to every object it visits
     gc.freeze()
-    ring = WorkerRing(open_memory(post.control_path), post.worker_id)
+    try:
+        ring = WorkerRing(open_memory(post.control_path), post.worker_id)
+        ready, orders, grants = (
+            Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell)
+        )
+    except (FileNotFoundError, posix_ipc.ExistentialError):
+        os._exit(GONE)  # the loader has been closed before this process was up
     where = f"in DataLoader worker process {post.worker_id}"
     job, failure = inherited, None
     try:
@@ -58,9 +68,9 @@ def main(post: Post, inherited: Job | None) -> None:
     body = Body(
         ring,
         job,
-        ready=Doorbell.attach(post.ready_bell),
-        orders=Doorbell.attach(post.orders_bell),
-        grants=Doorbell.attach(post.grants_bell),
+        ready=ready,
+        orders=orders,
+        grants=grants,
         open_memory=open_memory,
         init_failure=failure,
     )

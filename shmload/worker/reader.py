@@ -33,7 +33,9 @@ class _InPlaceSubset(InPlace):
         self.schema, self.batch_type = inner.schema, inner.batch_type
         read_into, read_batch_into = inner.read_into, inner.read_batch_into
         self.read_into = read_into and (lambda index, out: read_into(indices[index], out))
-        self.read_batch_into = read_batch_into and (lambda chosen, out: read_batch_into([indices[i] for i in chosen], out))
+        self.read_batch_into = read_batch_into and (
+            lambda chosen, out: read_batch_into([indices[i] for i in chosen], out)
+        )
 
 
 class _InPlaceConcat(InPlace):

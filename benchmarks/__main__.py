@@ -1,0 +1,29 @@
+"""All benchmarks, one after another; prints the table of the README.  python -m benchmarks [--json FILE]"""
+
+from collections.abc import Callable
+
+from benchmarks import first_batch, photos, python_dataset, tiny_rows, trainer_cpu
+from benchmarks.common import Result, Row, Settings, arguments, markdown, save
+
+BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
+    "trainer_cpu": trainer_cpu.measure,
+    "python_dataset": python_dataset.measure,
+    "tiny_rows": tiny_rows.measure,
+    "first_batch": first_batch.measure,
+    "photos": photos.measure,
+}
+
+
+def run_all() -> None:
+    """Runs every benchmark and prints one table."""
+    settings, path = arguments(__doc__)
+    results = {}
+    for name, measure in BENCHMARKS.items():
+        results[name] = measure(settings)
+        save(path, results)  # after each: a long run that is stopped keeps what it has
+    rows: list[Row] = [row for result in results.values() for row in result.rows]
+    print(markdown(rows))
+
+
+if __name__ == "__main__":
+    run_all()

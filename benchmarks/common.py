@@ -1,0 +1,149 @@
+"""What the benchmarks share: cases that take turns in fresh processes, rows of a result table, `--json`.
+
+They stand on the measuring engine of `shmload bench` (shmload/observe/bench). Run them from the project's root:
+
+    python -m benchmarks.photos            one question
+    python -m benchmarks --json all.json   all of them, as the table of the README
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from shmload.observe.bench.job import Job
+from shmload.observe.bench.launch import run_jobs
+from shmload.observe.bench.options import Options
+from shmload.observe.bench.report import Report, WorkloadReport, machine
+from shmload.observe.bench.rounds import benchmark
+from shmload.observe.bench.summary import Spread
+from shmload.observe.bench.table import WIDE, show
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long to measure."""
+
+    rounds: int = 3
+    seconds: float = 2.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the README's table: what was asked, what came out, what stands beside it, and the aim."""
+
+    what: str
+    got: float
+    unit: str
+    beside: str
+    aim: str
+    met: bool
+
+
+@dataclass
+class Result:
+    """Rows for the reader and everything that was measured for the file."""
+
+    rows: list[Row]
+    measured: dict[str, Any] = field(default_factory=dict)
+
+
+class Quiet:
+    """Progress that nobody watches."""
+
+    def start(self, num_jobs: int) -> None: ...
+
+    def doing(self, text: str) -> None: ...
+
+    def advance(self) -> None: ...
+
+
+def side_by_side(workload: str, loaders: Sequence[str], settings: Settings) -> tuple[WorkloadReport, Report]:
+    """One built-in workload through the main command's own machinery, bytes compared."""
+    options = Options(
+        workloads=(workload,),
+        loaders=tuple(loaders),
+        rounds=settings.rounds,
+        seconds=settings.seconds,
+        num_workers=2,
+        start_method="fork",
+    )
+    report = benchmark(options, Quiet())
+    if report.failures or report.mismatches:
+        raise SystemExit("\n".join([*report.failures, *report.mismatches]))
+    show(report, Console(stderr=True, width=None if sys.stderr.isatty() else WIDE))
+    return report.workloads[0], report
+
+
+def ratio(report: WorkloadReport, metric: str, loader: str, other: str) -> float:
+    """`loader`'s metric over `other`'s: the median of the ratios within rounds."""
+    pairs = zip(report.loaders[loader].rounds, report.loaders[other].rounds, strict=True)
+    return Spread.of([mine[metric] / theirs[metric] for mine, theirs in pairs]).median
+
+
+def in_turn(cases: dict[str, Job], settings: Settings) -> dict[str, dict[str, Spread]]:
+    """Every case in a fresh process, round after round; metrics by case."""
+    values: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+    for number in range(settings.rounds):
+        for name in list(cases)[:: 1 if number % 2 == 0 else -1]:
+            outcome = run_jobs([cases[name]])[0]
+            if outcome.error:
+                raise SystemExit(f"{name}: {outcome.error}\n{outcome.details}")
+            values[name].append(outcome.values)
+    return {
+        name: {metric: Spread.of([each[metric] for each in rounds if metric in each]) for metric in rounds[0]}
+        for name, rounds in values.items()
+    }
+
+
+def plain(measured: dict[str, dict[str, Spread]]) -> dict[str, Any]:
+    return {name: {metric: asdict(spread) for metric, spread in each.items()} for name, each in measured.items()}
+
+
+def table(rows: Sequence[Row]) -> Table:
+    made = Table("measured", "result", "beside", "aim", "")
+    for row in rows:
+        made.add_row(row.what, figure(row), row.beside, row.aim, "[green]met[/]" if row.met else "[red]missed[/]")
+    return made
+
+
+def figure(row: Row) -> str:
+    return f"{row.got:.3g} {row.unit}".strip()
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table of the README."""
+    lines = ["| measured | result | beside | aim | |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {row.what} | {figure(row)} | {row.beside} | {row.aim} | {'met' if row.met else 'missed'} |" for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def arguments(doc: str | None) -> tuple[Settings, Path | None]:
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=Settings.rounds, help="fresh processes of every case")
+    parser.add_argument("--seconds", type=float, default=Settings.seconds, help="of every timed part")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    given = parser.parse_args()
+    return Settings(given.rounds, given.seconds), given.json
+
+
+def save(path: Path | None, results: dict[str, Result]) -> None:
+    if path is not None:
+        found = {name: {"rows": [asdict(row) for row in each.rows], **each.measured} for name, each in results.items()}
+        path.write_text(json.dumps({"machine": machine(), "results": found}, indent=1) + "\n")
+
+
+def main(name: str, doc: str | None, measure: Callable[[Settings], Result]) -> None:
+    """Body of a benchmark's command line."""
+    settings, path = arguments(doc)
+    result = measure(settings)
+    Console(width=None if sys.stdout.isatty() else WIDE).print(table(result.rows))
+    save(path, {name: result})

@@ -1,0 +1,88 @@
+"""Datasets and loaders that only the benchmarks need; named from jobs as `benchmarks.datasets:name`."""
+
+import time
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmload.observe.bench.contestants import LoaderOptions
+from shmload.observe.bench.workloads.photos import OWN_PHOTOS, Photos, photo_files
+from shmload.observe.bench.workloads.workload import Field
+
+
+class Fields:
+    """`num_fields` fields of 64 float32 each, out of memory."""
+
+    def __init__(self, num_fields: int, num_samples: int = 100_000) -> None:
+        self.schema: dict[str, Field] = {f"f{number}": ("float32", (64,)) for number in range(num_fields)}
+        self.values = np.random.default_rng(5).random((4096, 64), np.float32)
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return dict.fromkeys(self.schema, self.values[index % 4096])
+
+    def read_batch_into(self, indices: Sequence[int], out: MutableMapping[str, Any]) -> None:
+        rows = np.asarray(indices) % 4096
+        for name in self.schema:
+            np.take(self.values, rows, 0, out=out[name], mode="clip")
+
+
+class Blocks:
+    """1 MiB of float32 a sample, out of memory."""
+
+    schema: dict[str, Field] = {"x": ("float32", (1 << 18,))}  # noqa: RUF012  # never changed
+
+    def __init__(self, num_samples: int = 4096) -> None:
+        self.blocks = np.random.default_rng(6).random((64, 1 << 18), np.float32)
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": self.blocks[index % 64]}
+
+    def read_into(self, index: int, out: MutableMapping[str, Any]) -> None:
+        np.copyto(out["x"], self.blocks[index % 64])
+
+
+def as_numpy(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """A collate function that leaves numpy arrays: torch's workers then pickle the batch through a pipe."""
+    return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+class Slow:
+    """Samples that take 10 ms each to arrive, as from a store: waiting, not computing."""
+
+    def __init__(self, seconds: float = 0.010, num_samples: int = 4096) -> None:
+        self.seconds, self.num_samples = seconds, num_samples
+        self.image = np.random.default_rng(7).integers(0, 256, (3, 64, 64), np.uint8)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        time.sleep(self.seconds)
+        return self.image, index
+
+
+def short_photos(num_samples: int = 512) -> Photos:
+    """Photos with an epoch of a few batches, so that epochs end often."""
+    return Photos(photo_files(OWN_PHOTOS), num_samples)
+
+
+class Resident:
+    """No loader: the same batch again and again. What the stop-watch itself costs the trainer."""
+
+    def __init__(self, dataset: Any, options: LoaderOptions) -> None:
+        self.batch = {name: torch.ones(options.batch_size, 64) for name in dataset.schema}
+        self.num_batches = len(dataset) // options.batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self.num_batches):
+            yield self.batch

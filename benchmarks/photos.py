@@ -1,0 +1,40 @@
+"""What remains of a loader's advantage when decoding is the work: JPEG photos of 500x375 to 224, batch 64?
+
+Method: the `photos` workload of `shmload bench`: simplejpeg and OpenCV, 2 forked workers, loaders in turn in fresh
+processes, the bytes compared. torch by `__getitem__` and at its best, without workers; a thread pool in the trainer.
+
+How to read: both decode alike, so the ratio can at best be the share of torch's CPU that is not decoding. The limit
+is one core that decodes into a resident batch, times the cores that workers have.
+
+Result (2 cores, 2 workers): not run yet.
+| | shmload | torch | torch-getitems | torch-0 | threads | one core |
+|---|---|---|---|---|---|---|
+| photos/s | | | | | | |
+| CPU us per photo | | | | | | - |
+"""
+
+from dataclasses import asdict
+
+from benchmarks.common import Result, Row, Settings, main, ratio, side_by_side
+
+
+def measure(settings: Settings) -> Result:
+    """Measures the workload; the aim is to lose nothing against any other."""
+    found, report = side_by_side("photos", ("shmload", "torch", "torch-getitems", "torch-0", "threads"), settings)
+    rate = ratio(found, "samples_per_s", "shmload", "torch")
+    cpu = ratio(found, "cpu_us_per_sample", "shmload", "torch")
+    core = found.limit["fill_samples_per_s"]
+    decode = f"{1e6 / core:.0f} us of decoding on one core"
+    spent = found.loaders["shmload"].metrics["cpu_us_per_sample"].median
+    rest = ", ".join(
+        f"{name} {ratio(found, 'samples_per_s', 'shmload', name):.2f}x" for name in ("torch-getitems", "threads")
+    )
+    rows = [
+        Row("photos: photos/s over torch", rate, "x", f"over {rest}", "> 1x", rate > 1),
+        Row("photos: CPU per photo over torch", cpu, "x", f"{spent:.0f} us, {decode}", "< 1x", cpu < 1),
+    ]
+    return Result(rows, {"limit": found.limit, "loaders": asdict(report)["workloads"][0]["loaders"]})
+
+
+if __name__ == "__main__":
+    main("photos", __doc__, measure)

@@ -1,0 +1,37 @@
+"""What does changing one line bring to a plain Python dataset, (uint8 3x224x224, int) in batches of 64?
+
+Method: the `python` workload of `shmload bench`: no protocol, 2 forked workers, loaders in turn in fresh processes,
+the bytes compared. Beside torch's DataLoader: without workers, and a thread pool in the trainer.
+
+How to read: ratios within a round, medians over rounds. The limit is one core's copy of the bytes (in the table above
+it).
+
+Result (2 cores, 2 workers): not run yet.
+| | shmload | torch | torch-0 | threads |
+|---|---|---|---|---|
+| samples/s | | | | |
+| CPU us per sample | | | | |
+"""
+
+from dataclasses import asdict
+
+from benchmarks.common import Result, Row, Settings, main, ratio, side_by_side
+
+
+def measure(settings: Settings) -> Result:
+    """Measures the workload and compares with torch."""
+    found, report = side_by_side("python", ("shmload", "torch", "torch-0", "threads"), settings)
+    rate = ratio(found, "samples_per_s", "shmload", "torch")
+    cpu = ratio(found, "cpu_us_per_sample", "shmload", "torch")
+    beside = ", ".join(
+        f"{name} {ratio(found, 'samples_per_s', 'shmload', name):.2f}x" for name in ("torch-0", "threads")
+    )
+    rows = [
+        Row("Python dataset, batch 64: samples/s over torch", rate, "x", f"over {beside}", ">= 2x", rate >= 2),
+        Row("Python dataset, batch 64: CPU per sample over torch", cpu, "x", "", "<= 0.5x", cpu <= 0.5),
+    ]
+    return Result(rows, {"limit": found.limit, "loaders": asdict(report)["workloads"][0]["loaders"]})
+
+
+if __name__ == "__main__":
+    main("python_dataset", __doc__, measure)

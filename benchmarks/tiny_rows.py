@@ -1,0 +1,37 @@
+"""How many tiny rows per second: 64 float32 and a label, shuffled, batch 1024, through `read_batch_into`?
+
+Method: the `rows` workload of `shmload bench`: 2 forked workers, loaders in turn in fresh processes, the bytes
+compared. torch by `__getitem__`, by `__getitems__` at its best (the whole batch into a shared tensor), and without
+workers; a thread pool in the trainer.
+
+How to read: ratios within a round, medians over rounds. The limit is one core that gathers rows into a resident batch.
+
+Result (2 cores, 2 workers): not run yet.
+| | shmload | torch | torch-getitems | torch-0 | threads | one core |
+|---|---|---|---|---|---|---|
+| M rows/s | | | | | | |
+| CPU us per row | | | | | | - |
+"""
+
+from dataclasses import asdict
+
+from benchmarks.common import Result, Row, Settings, main, ratio, side_by_side
+
+
+def measure(settings: Settings) -> Result:
+    """Measures the workload and compares with both ways of torch."""
+    found, report = side_by_side("rows", ("shmload", "torch", "torch-getitems", "torch-0", "threads"), settings)
+    items, item = (ratio(found, "samples_per_s", "shmload", name) for name in ("torch-getitems", "torch"))
+    rate = found.loaders["shmload"].metrics["samples_per_s"].median
+    share = rate / found.limit["fill_samples_per_s"]
+    rest = ", ".join(f"{name} {ratio(found, 'samples_per_s', 'shmload', name):.2f}x" for name in ("torch-0", "threads"))
+    limit = f"{rate / 1e6:.2f} M rows/s, {share:.0%} of one core's gather"
+    rows = [
+        Row("tiny rows: rows/s over torch with __getitems__", items, "x", limit, ">= 8x", items >= 8),
+        Row("tiny rows: rows/s over torch with __getitem__", item, "x", f"over {rest}", ">= 25x", item >= 25),
+    ]
+    return Result(rows, {"limit": found.limit, "loaders": asdict(report)["workloads"][0]["loaders"]})
+
+
+if __name__ == "__main__":
+    main("tiny_rows", __doc__, measure)

@@ -1,0 +1,96 @@
+"""From `package.module:name` to an object, with one clear line for everything that can be wrong with it.
+
+The built-in workloads, the user's own dataset, a collate function and a foreign loader are all named this way, so
+that a job is plain text: it crosses to a fresh process as JSON and nothing is pickled.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from shmload.errors import ShmloadError
+
+REMEDY = "write package.module:name; the current folder is searched too"
+
+
+class BenchError(ShmloadError, ValueError):
+    """What was asked for cannot be measured. The text is one line and says what to change."""
+
+
+def resolve(spec: str, *, what: str) -> Any:
+    """Imports the object that `spec` names; `what` says in errors which option it came from.
+
+    Raises:
+        BenchError: the spec is malformed, its module cannot be imported or has no such name.
+    """
+    module_name, colon, path = spec.partition(":")
+    if not (colon and module_name and path):
+        raise BenchError(f"{what}: needs package.module:name, given {spec!r}; {REMEDY}")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module_name)
+    except Exception as error:
+        raise BenchError(f"{what}: cannot import {module_name!r}: {one_line(error)}; {REMEDY}") from error
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            known = sorted(n for n in vars(found) if not n.startswith("_"))[:8]
+            hint = f"it has {', '.join(known)}" if known else "it is empty"
+            raise BenchError(f"{what}: {module_name!r} has no {name!r}; {hint}") from None
+    return found
+
+
+def make_dataset(spec: str, arguments: Mapping[str, Any]) -> Any:
+    """The map-style dataset that `spec` names: the object itself, or what the class or function returns.
+
+    Raises:
+        BenchError: the factory raised, or the result has no `__len__` and `__getitem__`, or it is empty.
+    """
+    made = resolve(spec, what="--dataset")
+    if isinstance(made, type) or not is_map_style(made):
+        made = call(made, arguments, spec)
+    if not is_map_style(made):
+        kind = type(made).__name__
+        raise BenchError(
+            f"--dataset {spec}: needs a map-style dataset with __len__ and __getitem__, given {kind}; "
+            "iterable datasets cannot be measured yet"
+        )
+    try:
+        num_samples = len(made)
+    except Exception as error:
+        raise BenchError(f"--dataset {spec}: its __len__ raised {one_line(error)}") from error
+    if num_samples == 0:
+        raise BenchError(f"--dataset {spec}: needs at least 1 sample, given 0; check the path it reads")
+    return made
+
+
+def call(factory: Any, arguments: Mapping[str, Any], spec: str) -> Any:
+    if not callable(factory):
+        kind = type(factory).__name__
+        raise BenchError(f"--dataset {spec}: needs a dataset or a function that returns one, given {kind}")
+    try:
+        return factory(**arguments)
+    except Exception as error:
+        raise BenchError(
+            f"--dataset {spec}: calling it without arguments raised {one_line(error)}; "
+            "name a function that needs none and returns the dataset"
+        ) from error
+
+
+def is_map_style(candidate: object) -> bool:
+    return hasattr(candidate, "__len__") and hasattr(candidate, "__getitem__")
+
+
+def one_line(error: BaseException) -> str:
+    """Type and first line of an exception."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines and lines[0] else type(error).__name__
+
+
+def names(values: Iterable[str]) -> list[str]:
+    """Options that may be repeated or hold commas, as one list without repetitions."""
+    return list(dict.fromkeys(part.strip() for value in values for part in value.split(",") if part.strip()))

@@ -1,0 +1,43 @@
+"""Names of what a loader leaves in /dev/shm.
+
+    shmload-<uid>-<process nonce>-<k>            the stem of one loader's group
+    <stem>-control, <stem>-payload-0, ...        its segments
+    sem.<stem>-ready, ...                        its semaphores, as the C library files them
+
+Nothing is found by a fixed name, so nothing of another user, process or container can be taken for ours. The nonce is drawn anew
+in a forked child: what a child makes is its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import secrets
+
+SHM_DIR = "/dev/shm"
+STEM_PATTERN = re.compile(r"(?:sem\.)?(shmload-(\d+)-([0-9a-f]{12})-\d+)-.+")
+
+_process = ""
+_counter = itertools.count()
+
+
+def process_stem() -> str:
+    """What all names of this process begin with."""
+    global _process
+    if not _process:
+        _process = f"shmload-{os.getuid()}-{secrets.token_hex(6)}"
+    return _process
+
+
+def new_stem() -> str:
+    """The stem of a new group."""
+    return f"{process_stem()}-{next(_counter)}"
+
+
+def _forget() -> None:
+    global _process
+    _process = ""
+
+
+os.register_at_fork(after_in_child=_forget)

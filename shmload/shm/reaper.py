@@ -1,0 +1,76 @@
+"""What removes our names when the trainer is killed and can do nothing any more.
+
+A tiny shell in a session of its own (a kill of the trainer's process group does not reach it) waits on a pipe whose other end only
+the trainer holds. When that end closes, the shell removes every file with the process's stem from /dev/shm and ends. It is started
+with a process's first group and, where the last group has been closed, told to leave.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+
+from shmload.shm import owner
+from shmload.shm.names import SHM_DIR, process_stem
+
+log = logging.getLogger("shmload")
+
+# The process's stem is $0. Signals of a terminal or an orderly shutdown must not end it before its work is done.
+_SCRIPT = f"""trap '' INT TERM HUP QUIT
+read -r _
+rm -f -- {SHM_DIR}/"$0"-* {SHM_DIR}/sem."$0"-*"""
+
+_groups = 0
+_shell: subprocess.Popen[bytes] | None = None
+_pipe = -1
+
+
+def enter() -> None:
+    """Says that a group begins to exist."""
+    global _groups, _shell, _pipe
+    _groups += 1
+    if _shell is not None:
+        return
+    end, _pipe = os.pipe2(os.O_CLOEXEC)
+    owner.keep(_pipe)
+    try:
+        _shell = subprocess.Popen(
+            ["/bin/sh", "-c", _SCRIPT, process_stem()],
+            stdin=end,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
+            start_new_session=True,
+        )
+    except OSError as error:
+        log.warning(
+            "no reaper (%s): if this process is killed, its memory in %s stays until shmload starts again",
+            error,
+            SHM_DIR,
+        )
+    finally:
+        os.close(end)
+
+
+def leave() -> None:
+    """Says that a group is gone; with the last one the reaper ends, and is waited for."""
+    global _groups, _shell
+    _groups -= 1
+    if _groups > 0:
+        return
+    owner.close(_pipe)
+    if _shell is not None:
+        _shell.wait()
+        _shell = None
+
+
+def _forget() -> None:
+    global _groups, _shell, _pipe
+    if _shell is not None:
+        _shell.returncode = 0  # not this process's child: nothing to wait for, nothing to warn of
+    _groups, _shell, _pipe = 0, None, -1
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,145 @@
+"""The command end to end, in fresh processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shmload
+
+ROOT = Path(__file__).resolve().parents[2]
+SUBJECT = "shmload" if hasattr(shmload, "ShmLoader") else "torch-0"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+METRICS = (
+    "samples_per_s",
+    "mb_per_s",
+    "cpu_us_per_sample",
+    "first_batch_ms",
+    "wait_p50_ms",
+    "wait_p99_ms",
+    "trainer_us_per_batch",
+    "trainer_s_per_gib",
+    "peak_pss_mb",
+)
+
+
+@pytest.mark.slow
+def test_quick_runs_every_workload_and_prints_only_json(bench):
+    done = bench("--quick", "--json", "-", "--loader", f"{SUBJECT},torch")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert {"photos", "records", "rows", "tokens", "python"} == {each["name"] for each in report["workloads"]}
+    for workload in report["workloads"]:
+        assert workload["limit"]["fill_samples_per_s"] > 0
+        assert workload["loaders"][SUBJECT]["same_bytes"] is True
+        for loader in workload["loaders"].values():
+            assert loader["error"] is None
+            assert all(loader["metrics"][metric]["median"] >= 0 for metric in METRICS)
+            assert loader["metrics"]["samples_per_s"]["median"] > 0
+            assert loader["metrics"]["peak_pss_mb"]["median"] > 10
+    assert report["quick"] is True
+
+
+@pytest.mark.slow
+def test_the_table_the_plot_and_the_json_file_come_from_one_run(bench, tmp_path):
+    pytest.importorskip("matplotlib")
+    plot, file = tmp_path / "ratios.png", tmp_path / "figures.json"
+    done = bench(
+        *("--quick", "--workload", "rows", "--loader", "torch-0,torch"),
+        *("--plot", str(plot), "--json", str(file), "--workers", "1", "--epochs", "1"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "x torch" in done.stdout
+    assert "rows: torch-0 delivers" in done.stdout
+    assert "with the same bytes" in done.stdout
+    assert "The limit: one core with no loader at all puts" in done.stdout
+    assert "--quick shows that it works" in done.stdout
+    assert json.loads(file.read_text())["format"] == 1
+    from PIL import Image
+
+    assert plot.read_bytes()[:8] == PNG
+    with Image.open(plot) as image:
+        image.load()
+        assert image.width > 1000
+
+
+@pytest.mark.slow
+def test_one_wrong_byte_fails_the_benchmark(bench):
+    wrong = "planted:OneWrongByte"
+    done = bench("--quick", "--workload", "rows,python", "--loader", f"{wrong},torch-0", "--json", "-")
+    assert done.returncode == 1
+    for name in ("rows", "python"):
+        assert f"{name}: {wrong} and torch-0 delivered different bytes in batch 1" in done.stderr
+    assert sum(len(each["mismatches"]) for each in json.loads(done.stdout)["workloads"]) == 2
+
+
+@pytest.mark.slow
+def test_the_users_own_dataset_and_loader_are_measured(bench):
+    done = bench("--quick", "--dataset", "planted:Good", "--loader", "planted:torch_like,torch-0", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    (workload,) = json.loads(done.stdout)["workloads"]
+    assert workload["title"] == "planted:Good"
+    assert workload["loaders"]["planted:torch_like"]["same_bytes"] is True
+
+
+@pytest.mark.slow
+def test_a_dataset_that_draws_its_own_random_numbers_is_told_so(bench):
+    done = bench("--quick", "--dataset", "planted:Unrepeatable", "--loader", "planted:torch_like,torch-0")
+    assert done.returncode == 0, done.stderr
+    assert "does not repeat itself either" in " ".join(done.stdout.split())
+
+
+@pytest.mark.slow
+def test_loaders_that_fail_are_reported_and_the_others_still_measured(bench):
+    loaders = "planted:raises_at_once,planted:delivers_nothing,torch-0"
+    done = bench("--quick", "--workload", "python", "--loader", loaders, "--json", "-")
+    assert done.returncode == 1
+    assert "planted:raises_at_once failed: RuntimeError: no batch today" in done.stderr
+    assert "delivers_nothing failed: RuntimeError: the loader delivered no batch in a whole epoch" in done.stderr
+    (workload,) = json.loads(done.stdout)["workloads"]
+    assert workload["loaders"]["torch-0"]["metrics"]["samples_per_s"]["median"] > 0
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_without_an_answer_is_reported_with_its_code(bench):
+    done = bench("--quick", "--dataset", "planted:Deadly", "--loader", "torch-0")
+    assert done.returncode == 2
+    assert "its process ended with code 3 before it answered" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--workload", "video"], "--workload: needs one of photos, records, rows, tokens, python, given 'video'"),
+        (["--dataset", "planted:raises"], "calling it without arguments raised FileNotFoundError: no folder train/"),
+        (["--dataset", "planted:Unreadable"], "dataset: reading samples of the dataset raised KeyError: 'image'"),
+        (["--json", "no/such/file.json"], "no/such/file.json: needs an existing folder to write to, given 'no/such'"),
+        (["--images", "no-such-folder", "--workload", "photos"], "--images: needs a folder with photos"),
+        (["--dataset", "planted:good", "--collate", "planted:no"], "--collate: 'planted' has no 'no'"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(bench, arguments, text):
+    done = bench("--quick", "--loader", "torch-0", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert text in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("shmload bench: ")
+
+
+def test_help_imports_neither_torch_nor_numpy():
+    code = (
+        "import sys; sys.path.append(sys.argv.pop(1))\nfrom shmload.cli import app\n"
+        "try: app(['bench', '--help'])\n"
+        "finally: print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert done.stderr.strip() == "[]"
+    assert "--dataset" in done.stdout

@@ -1,0 +1,90 @@
+"""What is missing is said, and the rest runs; processes are watched from outside."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from shmload.observe.bench import plot, procfs, rounds
+from shmload.observe.bench.options import Options
+from shmload.observe.bench.report import Report, machine
+from shmload.observe.bench.spec import BenchError
+from shmload.observe.bench.workloads import WORKLOADS
+
+
+class Silent:
+    """Progress that is remembered."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def start(self, num_jobs: int) -> None: ...
+
+    def doing(self, text: str) -> None:
+        self.said.append(text)
+
+    def advance(self) -> None: ...
+
+
+@pytest.fixture
+def no_codecs(monkeypatch):
+    bare = replace(WORKLOADS["photos"], missing=lambda: "needs simplejpeg: pip install 'shmload[images]'")
+    monkeypatch.setitem(WORKLOADS, "photos", bare)
+
+
+def test_a_workload_without_its_extra_is_left_out_and_the_rest_prepared(no_codecs, tmp_path):
+    notes: list[str] = []
+    tasks = rounds.prepare(Options(workloads=("photos", "rows"), quick=True), tmp_path, notes)
+    assert [task.name for task in tasks] == ["rows"]
+    assert notes == ["photos left out: needs simplejpeg: pip install 'shmload[images]'"]
+
+
+def test_with_nothing_left_to_run_the_command_to_install_is_the_error(no_codecs):
+    with pytest.raises(BenchError, match=r"nothing can run: photos left out: needs simplejpeg: pip install"):
+        rounds.benchmark(Options(workloads=("photos",)), Silent())
+
+
+def test_a_missing_matplotlib_is_said_with_its_command(monkeypatch):
+    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
+    assert plot.missing() == "plot left out: needs matplotlib: pip install 'shmload[plot]'"
+
+
+def test_a_full_temporary_folder_is_one_clear_line(monkeypatch, tmp_path):
+    def full(folder, small):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setitem(WORKLOADS, "records", replace(WORKLOADS["records"], prepare=full))
+    with pytest.raises(BenchError, match=r"records: cannot write its data .*No space left on device; set TMPDIR"):
+        rounds.prepare(Options(workloads=("records",)), tmp_path, [])
+
+
+def test_the_users_own_photos_replace_the_shipped_ones(tmp_path):
+    if WORKLOADS["photos"].missing():
+        pytest.skip("needs the images extra")
+    (tmp_path / "mine.jpg").write_bytes(b"")
+    (task,) = rounds.prepare(Options(workloads=("photos",), images=tmp_path), tmp_path, [])
+    assert task.job.arguments["files"] == [str(tmp_path / "mine.jpg")]
+
+
+def test_a_report_is_json_able_and_holds_no_path_of_the_machine():
+    import json
+
+    text = json.dumps(Report("shmload", "torch", 2, False, "fork", machine()).as_dict())
+    assert os.path.expanduser("~") not in text
+
+
+def test_cpu_and_memory_of_a_child_count_in_its_tree():
+    burn = "import sys, time\nwhile time.process_time() < 0.1: pass\nprint('burnt', flush=True)\nsys.stdin.read()"
+    alone = procfs.tree_pss_bytes(os.getpid())
+    before_s = procfs.tree_cpu_s()
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"burnt\n"
+        assert child.pid in procfs.descendants(os.getpid())
+        assert procfs.tree_cpu_s() - before_s >= 0.1
+        assert procfs.tree_pss_bytes(os.getpid()) > alone / 2
+        assert procfs.tree_pss_bytes(child.pid) > 1 << 20
+        child.communicate()
+    assert procfs.tree_cpu_s() - before_s >= 0.08  # the dead count too, in ticks

@@ -1,0 +1,90 @@
+"""`module:name` to an object: every way it can be wrong has its line."""
+
+import pytest
+
+from shmload.observe.bench.options import Options
+from shmload.observe.bench.spec import BenchError, make_dataset, names, resolve
+from shmload.observe.bench.workloads.photos import photo_files
+
+HERE = "shmload.observe.bench.workloads.plain"
+
+
+@pytest.fixture(autouse=True)
+def planted(monkeypatch, request):
+    monkeypatch.chdir(request.path.parent)
+    monkeypatch.syspath_prepend(request.path.parent)
+
+
+def test_a_spec_names_an_object_of_a_module():
+    from shmload.observe.bench.workloads.plain import Plain
+
+    assert Plain is resolve(f"{HERE}:Plain", what="--dataset")
+    assert Plain.__len__ is resolve(f"{HERE}:Plain.__len__", what="--dataset")
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("planted", r"--dataset: needs package.module:name, given 'planted'; write package.module:name"),
+        (":Good", r"needs package.module:name, given ':Good'"),
+        ("planted:", r"needs package.module:name, given 'planted:'"),
+        ("no_such:x", r"cannot import 'no_such': ModuleNotFoundError: No module named 'no_such'; write"),
+        ("planted:nothing", r"'planted' has no 'nothing'; it has Any, DataLoader"),
+        ("planted:number", r"--dataset planted:number: needs a dataset or a function that returns one, given int"),
+        ("planted:raises", r"calling it without arguments raised FileNotFoundError: no folder train/; name a function"),
+        ("planted:needs_path", r"calling it without arguments raised TypeError: .*'path'"),
+        ("planted:Stream", r"needs a map-style dataset with __len__ and __getitem__, given Stream; iterable"),
+        ("planted:Empty", r"needs at least 1 sample, given 0"),
+    ],
+)
+def test_a_bad_dataset_is_one_clear_line(spec, text):
+    with pytest.raises(BenchError, match=text) as caught:
+        make_dataset(spec, {})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("spec", ["planted:Good", "planted:good"])
+def test_a_class_and_an_object_both_make_a_dataset(spec):
+    assert len(make_dataset(spec, {})) == 100
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"workloads": ("video",)}, "--workload: needs one of photos, records, rows, tokens, python, given 'video'"),
+        ({"loaders": ("dali",)}, r"--loader: needs one of shmload, torch, .* or module:factory, given 'dali'"),
+        ({"loaders": ()}, r"--loader: needs at least one of .*, given none"),
+        ({"batch_size": 0}, "--batch-size: needs at least 1, given 0"),
+        ({"num_workers": -1}, "--workers: needs at least 0, given -1"),
+        ({"rounds": 0}, "--rounds: needs at least 1, given 0"),
+        ({"epochs": -2}, "--epochs: needs at least 0, given -2"),
+        ({"seconds": 0.0}, "--seconds: needs more than 0, given 0"),
+        ({"seconds": float("nan")}, "--seconds: needs more than 0, given nan"),
+        ({"start_method": "thread"}, "--start-method: needs one of fork, spawn, forkserver, given 'thread'"),
+    ],
+)
+def test_an_option_out_of_range_says_what_was_needed_and_given(options, text):
+    with pytest.raises(BenchError, match=text):
+        Options(**options)
+
+
+def test_without_a_dataset_all_workloads_are_selected_and_with_one_only_those_named():
+    assert Options().selected == ("photos", "records", "rows", "tokens", "python")
+    assert Options(dataset="planted:Good").selected == ()
+    assert Options(dataset="planted:Good", workloads=("rows",)).selected == ("rows",)
+
+
+def test_torch_is_the_reference_wherever_it_stands():
+    assert Options(loaders=("shmload", "torch", "threads")).reference == "torch"
+    assert Options(loaders=("shmload", "threads")).reference == "threads"
+
+
+def test_names_may_repeat_or_hold_commas():
+    assert names(["rows,tokens", " python ", "rows"]) == ["rows", "tokens", "python"]
+
+
+def test_a_folder_without_photos_is_named(tmp_path):
+    with pytest.raises(BenchError, match=r"--images: needs at least one of .jpg, .jpeg, .png, found none in"):
+        photo_files(tmp_path)
+    with pytest.raises(BenchError, match=r"--images: needs a folder with photos, given .*, which is not a folder"):
+        photo_files(tmp_path / "absent")

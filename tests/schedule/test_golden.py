@@ -1,0 +1,25 @@
+"""The order of schedule version 1, frozen: runs resumed with a later shmload must read what they would have read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shmload.schedule.permutation import sample_key, sample_key_pair
+from shmload.schedule.schedule import Schedule
+
+GOLDEN = [json.loads(line) for line in (Path(__file__).parent / "golden" / "schedule-1.jsonl").read_text().splitlines()]
+BUMP = "the order of schedule version 1 changed: bump the version (SCHEDULE_VERSION) and keep the old order repeatable"
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: f"n={golden['n']}")
+def test_first_indices_of_version_1_are_what_they_were(golden):
+    schedule = Schedule(golden["n"], batch_size=10, seed=golden["seed"], shuffle=True, version=1)
+    num_steps = min(schedule.num_steps, 100)
+    indices = [index for step in range(num_steps) for index in schedule.batch(golden["epoch"], step).tolist()]
+    assert golden["indices"] == indices, BUMP
+
+
+def test_sample_keys_are_what_they_were():
+    assert sample_key_pair(1, 2, 3) == (0x865569D2A122842A, 0x6C86011E67F96425), BUMP
+    assert sample_key(1, 2, 3, 4) == 0x374548D610FE5908, BUMP

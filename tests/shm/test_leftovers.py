@@ -1,0 +1,145 @@
+"""What killed owners leave is removed, by the reaper at once and by the janitor at the next start; the living are not touched."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+import pytest
+
+from shmload.shm import janitor
+from shmload.shm.group import Group
+from shmload.shm.names import SHM_DIR
+
+OWNER = """
+import os, sys, signal
+from shmload.shm import reaper
+if "no-reaper" in sys.argv:
+    reaper.enter = reaper.leave = lambda: None
+from shmload.shm.group import Group
+group = Group()
+group.segment("control", 4096); group.segment("payload-0", 1 << 20); group.doorbell("ready")
+if "forks" in sys.argv and os.fork() == 0:
+    print(os.getpid(), flush=True)
+    signal.pause()
+print(group.stem, flush=True)
+signal.pause()
+"""
+
+
+@contextmanager
+def owner(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that owns a group, in a process group of its own; and the group's stem."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", OWNER, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert child.stdout is not None
+    lines = [child.stdout.readline().strip() for _ in range(2 if "forks" in options else 1)]
+    try:
+        yield child, next(line for line in lines if line.startswith("shmload"))
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+
+
+def left(stem: str) -> set[str]:
+    return {name for name in os.listdir(SHM_DIR) if name.removeprefix("sem.").startswith(stem)}
+
+
+def gone_within(stem: str, seconds: float) -> bool:
+    """Waits on directory events, not on the clock, until no name with the stem is left."""
+    libc_fd = subprocess.Popen(["sh", "-c", "while :; do echo; done"], stdout=subprocess.PIPE)  # a pulse to re-check on
+    try:
+        deadline = monotonic() + seconds
+        while left(stem) and monotonic() < deadline:
+            select.select([libc_fd.stdout], [], [], 0.01)
+        return not left(stem)
+    finally:
+        libc_fd.kill()
+        libc_fd.communicate()
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["alone", "with its process group"])
+def test_nothing_stays_when_the_owner_is_killed(whole_group: bool) -> None:
+    with owner() as (child, stem):
+        assert len(left(stem)) == 3
+        (os.killpg if whole_group else os.kill)(child.pid, signal.SIGKILL)
+        child.wait()
+        assert gone_within(stem, 2)
+
+
+def test_a_surviving_forked_child_does_not_make_a_dead_owner_look_alive() -> None:
+    with owner("forks") as (child, stem):
+        child.kill()
+        child.wait()
+        assert gone_within(stem, 2)
+
+
+def test_the_janitor_removes_what_the_reaper_could_not() -> None:
+    with owner("no-reaper") as (child, stem):
+        child.kill()
+        child.wait()
+        assert len(left(stem)) == 3
+        assert [found for found in janitor.find_leftovers() if found.stem == stem] == []  # younger than the guard
+        swept = [found for found in janitor.sweep(guard_s=0) if found.stem == stem]
+        assert len(swept) == 1
+        assert swept[0].nbytes >= 1 << 20
+        assert left(stem) == set()
+
+
+def test_a_living_neighbour_is_never_swept() -> None:
+    with owner() as (_, stem):
+        assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
+        assert len(left(stem)) == 3
+
+
+def test_a_dry_run_only_says_what_it_would_remove() -> None:
+    with owner("no-reaper") as (child, stem):
+        child.kill()
+        child.wait()
+        assert stem in [found.stem for found in janitor.sweep(guard_s=0, dry_run=True)]
+        assert len(left(stem)) == 3
+        janitor.sweep(guard_s=0)
+
+
+def test_our_own_living_groups_are_never_swept() -> None:
+    group = Group()
+    group.segment("control", 4096)
+    assert group.stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
+    group.close()
+
+
+def test_foreign_names_are_never_swept() -> None:
+    path = f"{SHM_DIR}/shmload-not-ours"
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        janitor.sweep(guard_s=-1)
+        assert os.path.exists(path)
+    finally:
+        os.unlink(path)
+
+
+def test_an_orderly_end_says_nothing_and_leaves_nothing() -> None:
+    code = (
+        "from shmload.shm.group import Group; g = Group(); g.segment('control', 4096); g.doorbell('b'); print(g.stem)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stderr == ""
+    assert left(done.stdout.strip()) == set()

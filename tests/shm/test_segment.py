@@ -1,0 +1,167 @@
+"""Segments: reserved whole, private, gone when closed, in memory of their own kind where /dev/shm has no room."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from shmload._core.mapping import Mapping
+
+from shmload.errors import RingTooSmall
+from shmload.shm import owner
+from shmload.shm.group import Group
+from shmload.shm.names import SHM_DIR, new_stem
+from shmload.shm.segment import Segment, open_segment
+
+MIB = 1 << 20
+
+
+def test_what_one_mapping_writes_another_reads() -> None:
+    segment = Segment.create(new_stem() + "-a", 3 * MIB)
+    attached = open_segment(segment.path)
+    memoryview(Mapping(segment.fd, 3 * MIB))[MIB : MIB + 4] = b"abcd"
+    assert bytes(memoryview(Mapping(attached, 3 * MIB))[MIB : MIB + 4]) == b"abcd"
+    os.close(attached)
+    segment.close()
+    assert not os.path.exists(segment.path)
+
+
+def test_a_segment_is_private_and_reserved() -> None:
+    segment = Segment.create(new_stem() + "-a", 2 * MIB)
+    status = os.stat(segment.path)
+    assert stat.S_IMODE(status.st_mode) == 0o600
+    assert status.st_blocks * 512 >= 2 * MIB
+    segment.close()
+
+
+def test_a_mapping_outlives_its_segment() -> None:
+    segment = Segment.create(new_stem() + "-a", 4096)
+    memory = memoryview(Mapping(segment.fd, 4096))
+    segment.close()
+    segment.close()
+    memory[0] = 7
+    assert memory[0] == 7
+
+
+def test_a_memfd_is_attached_through_its_owner() -> None:
+    segment = Segment.create("shmload-x", 4096, kind="memfd")
+    memoryview(Mapping(segment.fd, 4096))[0] = 9
+    attached = open_segment(segment.path)
+    assert memoryview(Mapping(attached, 4096))[0] == 9
+    os.close(attached)
+    segment.close()
+
+
+def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError, match="is no segment of user"):
+        open_segment(str(tmp_path) if os.path.isfile(str(tmp_path)) else "/dev/null")
+
+
+def test_a_forked_child_neither_removes_nor_keeps_its_parents_segment() -> None:
+    segment = Segment.create(new_stem() + "-a", 4096)
+    pid = os.fork()
+    if pid == 0:
+        segment.close()
+        os._exit(1 if segment.fd in owner._descriptors else 0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert os.path.exists(segment.path)
+    segment.close()
+
+
+def test_descriptors_do_not_pile_up() -> None:
+    Group().close()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(100):
+        group = Group()
+        group.segment("control", 4096)
+        group.doorbell("ready")
+        group.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+CHILD = """
+import os, sys
+from shmload.shm.group import Group
+from shmload.shm.segment import Segment
+from shmload.shm.names import new_stem
+from shmload.errors import RingTooSmall
+from shmload._core.mapping import Mapping
+group = Group()
+"""
+
+
+def in_mount_namespace(script: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python code in a mount namespace that `script` has prepared."""
+    return subprocess.run(
+        [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            f'{script} && exec "$0" -c "$1"',
+            sys.executable,
+            CHILD + textwrap.dedent(code),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+SMALL = f"mount -t tmpfs -o size=64m shm {SHM_DIR}"
+READ_ONLY = f"mount -t tmpfs -o ro,size=64m shm {SHM_DIR}"
+can_unshare = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+needs_unshare = pytest.mark.skipif(not can_unshare, reason="mount namespaces are not permitted here")
+
+
+@needs_unshare
+def test_in_64_mib_a_larger_ring_takes_a_memfd() -> None:
+    done = in_mount_namespace(
+        SMALL,
+        """
+        segment = group.segment("payload", 100 << 20)
+        memory = memoryview(Mapping(segment.fd, 100 << 20))
+        memory[::4096] = bytes(len(memory[::4096]))
+        print(segment.kind, group.segment("control", 4096).kind, len(os.listdir("/dev/shm")))
+        group.close()
+        """,
+    )
+    assert done.stdout.split() == ["memfd", "shm", "1"], done.stderr
+
+
+@needs_unshare
+def test_in_64_mib_a_demanded_name_is_refused_with_figures_and_nothing_stays() -> None:
+    done = in_mount_namespace(
+        SMALL,
+        """
+        for nbytes in (100 << 20, 63 << 20, 40 << 20):
+            try:
+                group.segment("payload-%d" % nbytes, nbytes, kind="shm", slots=(10, nbytes // 10))
+            except RingTooSmall as error:
+                print(error)
+        print(sorted(os.listdir("/dev/shm")))
+        """,
+    )
+    lines = done.stdout.splitlines()
+    assert f"/dev/shm has {64 * MIB} bytes free, the ring needs {100 * MIB}" in lines[0], done.stderr
+    assert f"10 slots of {10 * MIB} bytes, of which 6 would fit" in lines[0]
+    assert "Enlarge it" in lines[0]
+    assert "of which" in lines[1], lines
+    assert len(lines) == 3
+
+
+@needs_unshare
+def test_a_read_only_dev_shm_gives_memfds() -> None:
+    done = in_mount_namespace(READ_ONLY, 'print(group.segment("control", 4096).kind)')
+    assert done.stdout.split() == ["memfd"], done.stderr
+
+
+def test_more_memory_than_there_is_is_refused() -> None:
+    with pytest.raises(RingTooSmall, match="bytes"):
+        Segment.create(new_stem() + "-a", 1 << 50, kind="memfd")

@@ -345,6 +345,8 @@ cdef class TrainerRing:
                     row = -1
                     if now >> 16 == word >> 16:
                         row = first + (((now & 0xFFFF) - first) & 0xFFFF)
+                        if row >= shml_first_row(record.nrows, record.nchunks, chunk + 1):
+                            row = -1  # of a chunk of this order that it had done before
                     return slot, chunk, word >> 16, row
         return None
 

@@ -120,8 +120,11 @@ class Victims:
             self.num_holding += 1
             self._last = max(self._last, self._batch_in(held[0]) or (-1, -1))
 
-    def kill_a_claimant(self, rng: random.Random, looks: int = 400) -> bool:
-        """Kills, at a random moment, a worker that holds rows of a batch no worker has died over yet; False if none comes by."""
+    def kill_one(self, rng: random.Random, looks: int = 400) -> bool:
+        """Kills, at a random moment, a worker that holds rows of a batch no worker has died over yet, or (seldom) none at all.
+
+        Returns False if none comes by.
+        """
         ring = self.engine._ring
         num_workers = ring.num_workers
         for _ in range(rng.randrange(looks // 2)):
@@ -129,10 +132,10 @@ class Victims:
         for _ in range(looks):
             worker = rng.randrange(num_workers)
             held = ring.held_by(worker)
-            if held is None or not ring.worker(worker)["pid"]:
+            if not ring.worker(worker)["pid"] or (held is None and rng.random() < 0.9):
                 continue
-            batch = self._batch_in(held[0])
-            if batch is not None and batch > self._last:
+            batch = None if held is None else self._batch_in(held[0])
+            if held is None or (batch is not None and batch > self._last):
                 self.kill(worker)
                 return True
         return False

@@ -49,7 +49,7 @@ def test_two_hundred_killed_workers_leave_every_stream_bit_identical(capsys: pyt
                     got.append(digest(batch))
                     victims = victims or Victims(loader._last_engine)
                     if victims.num_kills < wanted:
-                        victims.kill_a_claimant(rng)
+                        victims.kill_one(rng)
                 if victims is not None and victims.num_kills >= wanted:
                     break
             assert victims is not None

@@ -42,7 +42,7 @@ from shmload.batch.layout import Layout
 from shmload.errors import RingTooSmall, WorkerDied
 from shmload.shm.group import Group
 from shmload.shm.preflight import check_fits
-from shmload.worker.crew import Death, ProcessCrew, context_of, interrupts_held, pickled_once
+from shmload.worker.crew import STOP_GRACE_S, Death, ProcessCrew, context_of, interrupts_held, pickled_once
 from shmload.worker.failure import Failure
 from shmload.worker.spec import Job, Post
 
@@ -114,7 +114,8 @@ class Engine:
         self._num_vain = 0  # deaths of workers without a claim since the last batch
         self._num_taken_back = 0
         self._num_drawn = 0
-        self._broken: BaseException | None = None
+        self._broken: tuple[str, str, str] | None = None  # what WorkerDied says, its cause, its note
+        self._pid = os.getpid()
         self._is_closed = False
         self._is_draining = False
         self._has_payload = False
@@ -196,6 +197,7 @@ class Engine:
 
     def submit(self, order: Order) -> None:
         """Queues an order behind those submitted before; it is published as soon as a slot is free."""
+        self._check_usable()
         try:
             self._queue.append(order)
             self._backlog.append(order)
@@ -336,10 +338,14 @@ class Engine:
         return order, self._deliver(order)
 
     def _check_usable(self) -> None:
+        if self._broken is not None:  # a new exception each time: its traceback would keep this engine alive
+            text, cause, note = self._broken
+            error = WorkerDied(text)
+            if note:
+                error.add_note(note)
+            raise error from RuntimeError(cause)
         if self._is_closed:
             raise RuntimeError("this loader is closed: make a new one")
-        if self._broken is not None:
-            raise self._broken.with_traceback(None)
 
     def _deliver(self, order: Order) -> Any:
         ring, slot = self._ring, order.slot
@@ -501,17 +507,11 @@ class Engine:
         if self._job.seed is None and limit is None:
             limit = 0
         if limit is not None and self._num_restarts >= limit:
-            ring.recover(death.worker_id)
-            self._break(death, work)
+            self._break(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
         if held is None:
             self._num_vain += 1
             if self._num_vain >= VAIN_DEATHS:
-                ring.recover(death.worker_id)
-                self._broken = WorkerDied(
-                    f"{death}, the {self._num_vain}th in a row that ended with nothing to do: workers cannot live here, "
-                    "and no more are started"
-                )
-                raise self._broken
+                self._break(f"{death}, the {self._num_vain}th in a row that ended with nothing to do", death, None)
         poison = work is not None and self._kills[work] >= 2
         if poison and held is not None:
             self._poisoned[held[0]] = f"{work} ended its worker twice: {death}"
@@ -536,8 +536,8 @@ class Engine:
         self._kills[work] += 1
         return work
 
-    def _break(self, death: Death, work: str | None) -> None:
-        """A death that may not be mended ends the loader, with torch's words."""
+    def _break(self, text: str, death: Death, work: str | None) -> None:
+        """A death that may not be mended ends the loader, with a cause in torch's words. Raises what every later call raises."""
         code = death.exitcode or 0
         if code < 0:
             cause = f"DataLoader worker (pid {death.pid}) is killed by signal: {signal.strsignal(-code)}. "
@@ -546,11 +546,9 @@ class Engine:
                 f"DataLoader worker (pid {death.pid}) exited unexpectedly with exit code {code}. Details are lost due to "
                 "multiprocessing. Rerunning with num_workers=0 may give better error trace."
             )
-        self._broken = WorkerDied(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly")
-        self._broken.__cause__ = RuntimeError(cause)
-        if work is not None:
-            self._broken.add_note(f"shmload: it was at {work}")
-        raise self._broken
+        self._broken = text, cause, "" if work is None else f"shmload: it was at {work}"
+        self.close(grace_s=0)
+        self._check_usable()
 
     # ------------------------------------------------------------ ends
 
@@ -587,9 +585,13 @@ class Engine:
         """Where fields lie, once it is known."""
         return self._layout
 
-    def close(self) -> None:
-        """Ends the workers and gives up the names; live batches stay valid. Safe to call twice."""
-        if self._is_closed:
+    def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
+        """Ends the workers and gives up the names; live batches stay valid. Safe to call twice, and in a forked child.
+
+        Args:
+            grace_s: how long a worker may take over what it has claimed before it is killed.
+        """
+        if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
         if hasattr(self, "crew"):
@@ -597,7 +599,7 @@ class Engine:
             for bell in (*self._orders, self._grants):
                 for _ in range(self._options.num_workers):
                     bell.post()
-            self.crew.stop()
+            self.crew.stop(grace_s)
         self._group.close()
 
 

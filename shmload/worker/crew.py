@@ -50,7 +50,7 @@ class Crew(Protocol):
     def replace(self, worker_id: int) -> None:
         """Starts a new worker in the place of a dead one whose rows have been taken back."""
 
-    def stop(self) -> None:
+    def stop(self, grace_s: float) -> None:
         """Ends every worker; the ring already says it is closing, and bells have been rung."""
 
 
@@ -127,11 +127,11 @@ class ProcessCrew:
         self._bury(next(pidfd for pidfd, w in self._pidfds.items() if w == worker_id))
         self._start(next(p for p in self._posts if p.worker_id == worker_id))
 
-    def stop(self) -> None:
-        """Waits a moment for workers to leave, then kills those that have not. Safe to call twice."""
+    def stop(self, grace_s: float) -> None:
+        """Gives workers that long to leave, then kills those that have not. Safe to call twice."""
         if os.getpid() != self._pid:
             return
-        deadline = monotonic() + STOP_GRACE_S
+        deadline = monotonic() + grace_s
         while self._pidfds and (left := deadline - monotonic()) > 0:
             for pidfd, _ in self._poll.poll(left * 1000):
                 self._bury(pidfd)

@@ -132,7 +132,7 @@ class Victims:
         for _ in range(looks):
             worker = rng.randrange(num_workers)
             held = ring.held_by(worker)
-            if not ring.worker(worker)["pid"] or (held is None and rng.random() < 0.9):
+            if not ring.worker(worker)["pid"] or (held is None and rng.random() < 0.985):
                 continue
             batch = None if held is None else self._batch_in(held[0])
             if held is None or (batch is not None and batch > self._last):

@@ -5,10 +5,10 @@ Prints a JSON list, one entry for each argument (minus a signal's number, or an 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import re
-import signal
 import sys
 from typing import Any
 
@@ -25,7 +25,7 @@ class Deadly(Rows):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if index == self.deadly and self.end < 0:
-            signal.signal(-self.end, signal.SIG_DFL)
+            faulthandler.disable()
             os.kill(os.getpid(), -self.end)
         if index == self.deadly:
             os._exit(self.end)

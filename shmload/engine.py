@@ -14,6 +14,7 @@ import gc
 import logging
 import os
 import pickle
+import signal
 import warnings
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -24,16 +25,26 @@ from typing import Any
 import numpy as np
 
 from shmload._core.mapping import Mapping
-from shmload._core.trainer import ANYONE, FAILED, FILLING, MAX_CHUNKS, READY, REPACK, TrainerRing, control_nbytes
+from shmload._core.trainer import (
+    ANYONE,
+    FAILED,
+    FILLING,
+    HELD,
+    MAX_CHUNKS,
+    ORDERED,
+    READY,
+    REPACK,
+    TrainerRing,
+    control_nbytes,
+)
 from shmload.batch.deliver import copied, deliver_packed, deliver_rows
 from shmload.batch.layout import Layout
 from shmload.errors import RingTooSmall, WorkerDied
 from shmload.shm import forks
 from shmload.shm.group import Group
 from shmload.shm.preflight import check_fits
-from shmload.worker.crew import Death, ProcessCrew, context_of, pickled_once
+from shmload.worker.crew import STOP_GRACE_S, Death, ProcessCrew, context_of, interrupts_held, pickled_once
 from shmload.worker.failure import Failure
-from shmload.worker.process import describe_exit
 from shmload.worker.spec import Job, Post
 
 log = logging.getLogger("shmload")
@@ -45,7 +56,7 @@ LAYOUT_CAPACITY = 65536
 ORDER_CAPACITY = 4096
 SLOT_ALIGNMENT = 4096
 GROWTH = 1.25  # a slot that had to grow gets this much more than it asked for
-MAX_STILLBORN = 10  # workers in a row that may die before they are ready for orders: the next would, too
+VAIN_DEATHS = 8  # this many deaths without a claim and without a batch between them: workers cannot live here
 CHUNK_WORK_NS = 300_000  # a chunk worth a claim of its own keeps a worker busy this long
 
 
@@ -98,12 +109,14 @@ class Engine:
         self._packs = job.collate_fn is not None or not job.auto_collation
         self._queue: deque[Order] = deque()  # submitted and not delivered
         self._backlog: deque[Order] = deque()  # its tail: not published
-        self._kills: Counter[tuple[int, Any]] = Counter()
+        self._kills: Counter[str] = Counter()  # by what a worker died over, in words
         self._poisoned: dict[int, str] = {}  # slot -> what happened to its workers
         self._num_restarts = 0
+        self._num_vain = 0  # deaths of workers without a claim since the last batch
+        self._num_taken_back = 0
         self._num_drawn = 0
-        self._num_stillborn = 0
-        self._broken: BaseException | None = None
+        self._broken: tuple[str, str, str] | None = None  # what WorkerDied says, its cause, its note
+        self._pid = os.getpid()
         self._is_closed = False
         self._is_draining = False
         self._has_payload = False
@@ -116,7 +129,7 @@ class Engine:
         try:
             self._build()
         except BaseException:
-            self._group.close()
+            self.close()
             raise
 
     def _build(self) -> None:
@@ -179,15 +192,21 @@ class Engine:
             for w in range(options.num_workers)
         ]
         self.crew = ProcessCrew(posts, self._job, context, travels=travels)
-        self.crew.start()
+        with interrupts_held():
+            self.crew.start()
 
     # ------------------------------------------------------------ orders
 
     def submit(self, order: Order) -> None:
         """Queues an order behind those submitted before; it is published as soon as a slot is free."""
-        self._queue.append(order)
-        self._backlog.append(order)
-        self._publish()
+        self._check_usable()
+        try:
+            self._queue.append(order)
+            self._backlog.append(order)
+            self._publish()
+        except KeyboardInterrupt:
+            self._mend()
+            raise
 
     @property
     def num_queued(self) -> int:
@@ -226,6 +245,7 @@ class Engine:
         if not is_packed and self._layout is not None and self._ring.payload_nbytes(slot) < self._layout.nbytes(nrows):
             self._grow(slot, self._layout.nbytes(nrows))
         nchunks = 1 if is_packed or order.worker >= 0 else self._num_chunks(nrows)
+        order.slot = slot
         self._ring.publish(
             slot,
             epoch=order.epoch,
@@ -239,7 +259,6 @@ class Engine:
             reserved=order.worker,
             order_path=path,
         )
-        order.slot = slot
         self._ring_workers(order.worker, nchunks)
 
     def _ring_workers(self, worker: int, count: int) -> None:
@@ -285,6 +304,13 @@ class Engine:
             RuntimeError: the loader is closed, or `timeout` has passed.
         """
         self._check_usable()
+        try:
+            return self._next()
+        except KeyboardInterrupt:
+            self._mend()
+            raise
+
+    def _next(self) -> tuple[Order, Any]:
         order = self._queue[0]
         began_ns = 0
         ring = self._ring
@@ -317,18 +343,22 @@ class Engine:
         return order, self._deliver(order)
 
     def _check_usable(self) -> None:
+        if self._broken is not None:  # a new exception each time: its traceback would keep this engine alive
+            text, cause, note = self._broken
+            error = WorkerDied(text)
+            if note:
+                error.add_note(note)
+            raise error from RuntimeError(cause)
         if self._is_closed:
             raise RuntimeError("this loader is closed: make a new one")
-        if self._broken is not None:
-            raise self._broken.with_traceback(None)
 
     def _deliver(self, order: Order) -> Any:
         ring, slot = self._ring, order.slot
         must_copy = self._must_copy()
         nrows = order.nrows
         nbytes = ring.used_nbytes(slot)  # set by the worker that packed the batch, whatever the order asked for
+        lease = ring.lease(slot)
         try:
-            lease = ring.lease(slot)
             if nbytes:
                 batch = deliver_packed(lease)
             else:
@@ -337,18 +367,25 @@ class Engine:
                 nbytes = self._layout.nbytes(nrows)
             if must_copy:
                 batch = copied(batch)
-            del lease
-            self._queue.popleft()
-        except Exception:  # an object in it that cannot be unpickled here, or no memory for a copy: the batch is lost
+        except Exception:  # an object in it does not unpickle, say: it would not the next time either
             self._queue.popleft()
             raise
-        except BaseException:
-            if self._queue and self._queue[0] is order:  # interrupted: it will be made again
-                order.slot = -1
-                self._backlog.appendleft(order)
-            raise
+        del lease
         ring.count_nbytes(nbytes)
+        self._num_vain = 0
+        self._queue.popleft()
         return batch
+
+    def _mend(self) -> None:
+        """Makes orders and slots agree again after ^C at any line of `next` or `submit`: nothing queued is lost or made twice."""
+        with interrupts_held():
+            for slot in range(self.num_slots):
+                if self._ring.state(slot) == HELD:
+                    self._ring.free(slot)
+            for order in self._queue:
+                if order.slot >= 0 and self._ring.state(order.slot) != ORDERED:
+                    order.slot = -1
+            self._backlog = deque(order for order in self._queue if order.slot < 0)
 
     def _must_copy(self) -> bool:
         """Whether this batch must leave its slot at once, because the user holds all others."""
@@ -398,9 +435,11 @@ class Engine:
         if not self._has_layout:
             text = ring.proposal
             if text is not None:
-                self._accept(text)
+                with interrupts_held():
+                    self._accept(text)
         while (slot := ring.needy()) >= 0:
-            self._answer_need(slot)
+            with interrupts_held():
+                self._answer_need(slot)
         if self._backlog:
             self._publish()
 
@@ -460,37 +499,32 @@ class Engine:
     # ------------------------------------------------------------ deaths
 
     def _see_to_deaths(self) -> None:
-        for death in self.crew.deaths():
-            self._see_to(death)
+        deaths = self.crew.deaths()
+        if deaths:
+            with interrupts_held():
+                for death in deaths:
+                    self._see_to(death)
 
     def _see_to(self, death: Death) -> None:
         """Replaces a dead worker and has its rows done again, or breaks the loader, as the mode says."""
         ring, options = self._ring, self._options
         held = ring.held_by(death.worker_id)
-        was_up = ring.worker(death.worker_id)["started_ns"] > 0
-        self._num_stillborn = 0 if was_up else self._num_stillborn + 1
+        work = None if held is None else self._blame(held[0], held[3])
         limit = options.max_restarts
         if self._job.seed is None and limit is None:
             limit = 0
-        if self._num_stillborn >= MAX_STILLBORN or (limit is not None and self._num_restarts >= limit):
-            ring.recover(death.worker_id)
-            self._break(death)
-        what = str(death)
-        poison = False
-        if held is not None:
-            slot, _, _, row = held
-            order = next((o for o in self._queue if o.slot == slot), None)
-            if order is not None and row >= 0:
-                key = (order.epoch, order.indices[row])
-                self._kills[key] += 1
-                what += f" while decoding sample {order.indices[row]} of epoch {order.epoch}"
-                if self._kills[key] >= 2:
-                    poison = True
-                    self._poisoned[slot] = (
-                        f"sample {order.indices[row]} of epoch {order.epoch} ended its worker twice: {death}"
-                    )
-        ring.recover(death.worker_id, poison=poison)
-        log.warning("%s; it is replaced%s", what, "" if held is None else " and its rows are done again")
+        if limit is not None and self._num_restarts >= limit:
+            self._break(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
+        if held is None:
+            self._num_vain += 1
+            if self._num_vain >= VAIN_DEATHS:
+                self._break(f"{death}, the {self._num_vain}th in a row that ended with nothing to do", death, None)
+        poison = work is not None and self._kills[work] >= 2
+        if poison and held is not None:
+            self._poisoned[held[0]] = f"{work} ended its worker twice: {death}"
+        if ring.recover(death.worker_id, poison=poison) >= 0:
+            self._num_taken_back += 1
+        log.warning("%s%s; it is replaced", death, "" if work is None else f" on {work}")
         ring.count_restart()
         self._num_restarts += 1
         self.crew.replace(death.worker_id)
@@ -498,22 +532,39 @@ class Engine:
             bell.post_up_to(1)
         self._ready.post()
 
-    def _break(self, death: Death) -> None:
-        """In torch mode a worker's death ends the loader, with torch's words."""
-        if death.exitcode is not None and death.exitcode < 0:
-            text = f"DataLoader worker (pid {death.pid}) is killed by signal: {describe_exit(death.exitcode).split()[-1]}. "
+    def _blame(self, slot: int, row: int) -> str | None:
+        """Notes that a worker died over a row of the slot (-1: over the batch); says in words what it worked on."""
+        order = next((o for o in self._queue if o.slot == slot), None)
+        if order is None:
+            return None
+        work = f"batch {order.step} of epoch {order.epoch}"
+        if row >= 0:
+            work = f"sample {order.indices[row]} of epoch {order.epoch} (row {row} of batch {order.step})"
+        self._kills[work] += 1
+        return work
+
+    def _break(self, text: str, death: Death, work: str | None) -> None:
+        """A death that may not be mended ends the loader, with a cause in torch's words. Raises what every later call raises."""
+        code = death.exitcode or 0
+        if code < 0:
+            cause = f"DataLoader worker (pid {death.pid}) is killed by signal: {signal.strsignal(-code)}. "
         else:
-            text = f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly"
-        self._broken = WorkerDied(text)
-        raise self._broken
+            cause = (
+                f"DataLoader worker (pid {death.pid}) exited unexpectedly with exit code {code}. Details are lost due to "
+                "multiprocessing. Rerunning with num_workers=0 may give better error trace."
+            )
+        self._broken = text, cause, "" if work is None else f"shmload: it was at {work}"
+        self.close(grace_s=0)
+        self._check_usable()
 
     # ------------------------------------------------------------ ends
 
     def abandon(self) -> None:
         """Forgets every order. Workers finish what they have claimed; nothing is waited for."""
-        self._queue.clear()
-        self._backlog.clear()
-        self._ring.void()
+        with interrupts_held():
+            self._queue.clear()
+            self._backlog.clear()
+            self._ring.void()
         self._is_draining = self._ring.drain() > 0
 
     def finish(self) -> None:
@@ -532,6 +583,7 @@ class Engine:
             **self._ring.counters(),
             "slots": {name: states[i] for i, name in enumerate(names)},
             "num_queued": len(self._queue),
+            "num_taken_back": self._num_taken_back,
             "workers": [self._ring.worker(w) for w in range(self._options.num_workers)],
         }
 
@@ -540,9 +592,13 @@ class Engine:
         """Where fields lie, once it is known."""
         return self._layout
 
-    def close(self) -> None:
-        """Ends the workers and gives up the names; live batches stay valid. Safe to call twice."""
-        if self._is_closed:
+    def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
+        """Ends the workers and gives up the names; live batches stay valid. Safe to call twice, and in a forked child.
+
+        Args:
+            grace_s: how long a worker may take over what it has claimed before it is killed.
+        """
+        if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
         if hasattr(self, "crew"):
@@ -550,7 +606,7 @@ class Engine:
             for bell in (*self._orders, self._grants):
                 for _ in range(self._options.num_workers):
                     bell.post()
-            self.crew.stop()
+            self.crew.stop(grace_s)
         self._group.close()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, Self, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, default_convert
@@ -143,6 +144,7 @@ class ShmLoader(DataLoader[T]):
         self._has_own_order = sampler is not None or batch_sampler is not None
         self._is_closed = False
         self._last_engine: Engine | None = None
+        self._engines: WeakSet[Engine] = WeakSet()
         self._stream: SeedStream | None = None
         if seed is not None:
             ranks = (0, 1) if self._has_own_order else rank_and_world_size(rank, world_size)
@@ -214,6 +216,7 @@ class ShmLoader(DataLoader[T]):
             ),
         )
         self._last_engine = engine
+        self._engines.add(engine)
         return engine
 
     # ------------------------------------------------------------ position, in seed mode
@@ -277,6 +280,8 @@ class ShmLoader(DataLoader[T]):
         iterator, self._iterator = getattr(self, "_iterator", None), None
         if iterator is not None and hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()
+        for engine in list(self._engines):  # of iterators that someone still holds
+            engine.close()
 
     def __enter__(self) -> Self:
         return self

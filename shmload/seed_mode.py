@@ -33,9 +33,7 @@ class SeedIterator:
         return self
 
     def __next__(self) -> Any:
-        batch = self._stream.take(self.epoch, self.step)
-        self.step += 1
-        return batch
+        return self._stream.take(self)
 
     def __len__(self) -> int:
         return self._stream.num_steps
@@ -128,12 +126,13 @@ class SeedStream:
         self._iterator = iterator
         return epoch, step
 
-    def take(self, epoch: int, step: int) -> Any:
-        """The batch; StopIteration beyond the epoch's last."""
+    def take(self, iterator: SeedIterator) -> Any:
+        """The batch the iterator stands at, and moves it on, also beyond one that failed; StopIteration beyond the last."""
+        epoch, step = iterator.epoch, iterator.step
         if self._loader._is_closed:
             raise RuntimeError("this loader is closed: make a new one")
         if self._loader.num_workers == 0:
-            return self._read_inline(epoch, step)
+            return self._read_inline(iterator)
         engine = self._usable_engine()
         front = engine.front
         if front is None or (front.epoch, front.step) != (epoch, step):
@@ -146,9 +145,13 @@ class SeedStream:
                 raise StopIteration
         try:
             _, batch = engine.next()
-        finally:
-            self.valid = self._num_valid(step, front.nrows)
+        except Exception:
+            if engine.front is not front:  # that batch is lost
+                iterator.step += 1
+            raise
+        self.valid = self._num_valid(step, front.nrows)
         self._fill(engine)
+        iterator.step += 1
         return batch
 
     def _num_valid(self, step: int, nrows: int) -> int:
@@ -177,14 +180,19 @@ class SeedStream:
             self._engine = self._loader.make_engine(base_seed=_base_seed(self._loader.seed or 0))
         return self._engine
 
-    def _read_inline(self, epoch: int, step: int) -> Any:
+    def _read_inline(self, iterator: SeedIterator) -> Any:
         if self._inline is None:
             self._inline = InlineReader(self._loader.make_job())
-        order = self._order(epoch, step)
+        order = self._order(iterator.epoch, iterator.step)
         if order is None:
             raise StopIteration
-        batch = self._inline.read(order.indices, epoch)
-        self.valid = self._num_valid(step, order.nrows)
+        try:
+            batch = self._inline.read(order.indices, iterator.epoch)
+        except Exception:
+            iterator.step += 1
+            raise
+        self.valid = self._num_valid(iterator.step, order.nrows)
+        iterator.step += 1
         return batch
 
     # ------------------------------------------------------------ position

@@ -204,17 +204,25 @@ cdef class WorkerRing:
         return bool(self._ring.header.is_packed)
 
     @property
+    def layout_capacity(self):
+        """Bytes a layout text may have."""
+        return self._ring.header.layout_capacity
+
+    @property
     def layout_text(self):
         """The settled layout text."""
         return (<const char *>self._ring.layout)[:self._ring.header.layout_nbytes]
 
+    def ask_layout(self):
+        """Asks to be the one who describes the layout; False if another worker is. If True, `propose_layout` must follow."""
+        return bool(shml_ask_layout(&self._ring, self.worker_id))
+
     def propose_layout(self, bytes text):
-        """Offers a layout; False if another worker has been first. Ring the trainer's bell if True."""
+        """Offers a layout, after `ask_layout` has said True. Ring the trainer's bell then."""
         if <uint64_t>len(text) > self._ring.header.layout_capacity:
             raise ValueError(f"a layout has at most {self._ring.header.layout_capacity} bytes of text, got {len(text)}")
-        if not shml_ask_layout(&self._ring, self.worker_id):
-            return False
+        if self._ring.header.layout_state != <uint32_t>(SHML_LAYOUT_ASKING + self.worker_id):
+            raise RuntimeError("ask_layout() has not said True")
         memcpy(self._ring.layout, <const char *>text, len(text))
         self._ring.header.layout_nbytes = len(text)
         self._ring.header.layout_state = SHML_LAYOUT_PROPOSED
-        return True

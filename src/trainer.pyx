@@ -21,6 +21,9 @@ FILLING = 0   # a chunk is unclaimed or being filled
 READY = 1     # every row is in place
 FAILED = 2    # a chunk ended in an error, or was given up after killing its workers
 REPACK = 3    # its samples have no fixed rows: order it again as one packed chunk
+# What `state` answers, apart from free, leased and draining.
+HELD = SHML_HELD
+ORDERED = SHML_ORDERED
 MAX_CHUNKS = SHML_MAX_CHUNKS
 MAX_WORKERS = SHML_MAX_WORKERS
 ANYONE = SHML_ANYONE
@@ -351,6 +354,8 @@ cdef class TrainerRing:
                     row = -1
                     if now >> 16 == word >> 16:
                         row = first + (((now & 0xFFFF) - first) & 0xFFFF)
+                        if row >= shml_first_row(record.nrows, record.nchunks, chunk + 1):
+                            row = -1  # of a chunk of this order that it had done before
                     return slot, chunk, word >> 16, row
         return None
 

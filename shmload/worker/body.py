@@ -259,6 +259,7 @@ class Body:
         ring = self._ring
         ring.need(nbytes)
         self._ready.post()
+        faults.hit("waiting_grant")
         while not ring.is_granted:
             if ring.is_closing or ring.is_abandoned:
                 return False
@@ -284,11 +285,17 @@ class Body:
             text = layout_of_sample(sample).dumps()
         except (NotFixedError, pickle.PicklingError, AttributeError):
             text = b""
-        if ring.propose_layout(text):
-            self._ready.post()
+        if len(text) > ring.layout_capacity:
+            text = b""
+        faults.hit("before_layout")
         while not ring.has_layout:
             if ring.is_closing or ring.is_abandoned:
                 return False
+            if ring.ask_layout():  # again each time: the worker that asked first may have died over it
+                faults.hit("while_asking_layout")
+                ring.propose_layout(text)
+                self._ready.post()
+            faults.hit("waiting_layout")
             self._grants.wait(LOOK_AGAIN_S)
         return True
 

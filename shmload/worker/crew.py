@@ -11,9 +11,12 @@ import multiprocessing
 import os
 import pickle
 import select
+import signal
+import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from time import monotonic
@@ -44,12 +47,12 @@ class Crew(Protocol):
         """Starts every worker."""
 
     def deaths(self) -> list[Death]:
-        """Workers that have ended since last asked."""
+        """Workers that have ended and have not been replaced: each is told again until it is."""
 
     def replace(self, worker_id: int) -> None:
         """Starts a new worker in the place of a dead one whose rows have been taken back."""
 
-    def stop(self) -> None:
+    def stop(self, grace_s: float) -> None:
         """Ends every worker; the ring already says it is closing, and bells have been rung."""
 
 
@@ -97,39 +100,47 @@ class ProcessCrew:
             # the worker starts no thread before its own code runs, and what it inherits it only reads
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()
-        pidfd = os.pidfd_open(process.pid)
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:  # started by a fork server, which has already buried it
+            pidfd = os.dup(process.sentinel)
         self._processes[post.worker_id] = process
         self._pidfds[pidfd] = post.worker_id
         self._poll.register(pidfd, select.POLLIN)
 
     def deaths(self) -> list[Death]:
-        """Workers that have ended since last asked. Cost: one poll, about 0.5 us."""
-        return [self._bury(pidfd) for pidfd, _ in self._poll.poll(0)]
+        """Workers that have ended and have not been replaced. Cost: one poll, about 0.5 us."""
+        return [self._death(self._pidfds[pidfd]) for pidfd, _ in self._poll.poll(0)]
 
-    def _bury(self, pidfd: int) -> Death:
+    def _death(self, worker_id: int) -> Death:
+        process = self._processes[worker_id]
+        process.join()
+        return Death(worker_id, process.pid or 0, process.exitcode)
+
+    def _bury(self, pidfd: int) -> None:
         worker_id = self._pidfds.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
         process = self._processes.pop(worker_id)
         process.join()
-        death = Death(worker_id, process.pid or 0, process.exitcode)
         process.close()
-        return death
 
     def replace(self, worker_id: int) -> None:
         """Starts a new worker in the place of a dead one."""
+        self._bury(next(pidfd for pidfd, w in self._pidfds.items() if w == worker_id))
         self._start(next(p for p in self._posts if p.worker_id == worker_id))
 
-    def stop(self) -> None:
-        """Waits a moment for workers to leave, then kills those that have not. Safe to call twice."""
+    def stop(self, grace_s: float) -> None:
+        """Gives workers that long to leave, then kills those that have not. Safe to call twice."""
         if os.getpid() != self._pid:
             return
-        deadline = monotonic() + STOP_GRACE_S
+        deadline = monotonic() + grace_s
         while self._pidfds and (left := deadline - monotonic()) > 0:
             for pidfd, _ in self._poll.poll(left * 1000):
                 self._bury(pidfd)
-        for pidfd, worker_id in list(self._pidfds.items()):
-            self._processes[worker_id].kill()
+        for worker_id in self._pidfds.values():
+            self._processes[worker_id].kill()  # ends a stopped process, too
+        for pidfd in list(self._pidfds):
             self._bury(pidfd)
 
 
@@ -144,6 +155,23 @@ def _disown() -> None:
 
 
 os.register_at_fork(after_in_child=_disown)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Lets ^C wait until the block is done: a worker started but not recorded would be one too many."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    calls: list[tuple[Any, Any]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: calls.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if calls:
+            handler(*calls[-1])
 
 
 def pickled_once(job: Job) -> bytes | None:

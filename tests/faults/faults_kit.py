@@ -1,0 +1,164 @@
+"""What the fault tests share: datasets that keep workers busy, streams reduced to digests, and killing by pidfd.
+
+A plain module beside the tests (conftest puts it on the path), so that workers of every start method can import it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import random
+import select
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+BLOCK = bytes(256 * 1024)
+DEADLINE_S = 20  # overall bound of any wait in these tests; nothing comes near it unless it hangs
+
+
+def busy(kib: int) -> None:
+    """Works for a time that grows with `kib` (about 1 us each), and leaves the result alone."""
+    digest = hashlib.blake2b()
+    for _ in range(kib // 256 + 1):
+        digest.update(BLOCK[: min(kib, 256) * 1024])
+
+
+class Rows:
+    """Samples with fixed rows: what the index says, and what randomness the sample was given."""
+
+    def __init__(self, n: int, work: int = 0) -> None:
+        self.n, self.work = n, work
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        busy(self.work)
+        return {"x": np.arange(index, index + 40), "r": random.random(), "t": torch.rand(3), "i": index}
+
+
+class Texts(Rows):
+    """Samples that only fit into packed batches."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        busy(self.work)
+        return {"name": f"sample {index}", "x": np.arange(index % 7 + 1), "r": random.random()}
+
+
+class InPlace(Rows):
+    """A dataset that decodes into the batch."""
+
+    schema = {"x": ("int64", (40,)), "r": ("float64", ())}
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["x"][:] = np.arange(index, index + 40)
+        busy(self.work)
+        out["r"][...] = random.random()
+
+
+class Growing(Rows):
+    """Texts that double in length from batch to batch of four, so that slots grow again and again."""
+
+    def __getitem__(self, index: int) -> str:
+        busy(self.work)
+        return f"{index} " * (50 << index // 4)
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    """A collate_fn that stacks nothing."""
+    return samples
+
+
+DATASETS = {"rows": Rows, "texts": Texts, "in place": InPlace, "growing": Growing}
+COLLATE = {"texts": as_list, "growing": as_list}
+
+
+def digest(batch: Any) -> str:
+    """The batch as few characters: structure, types and every byte."""
+    return hashlib.sha256(pickle.dumps(_plain(batch))).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, dict):
+        return [(key, _plain(part)) for key, part in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [_plain(part) for part in value]
+    return repr(value)
+
+
+def batches(loader: Any, epochs: int) -> Iterator[str]:
+    """The digests of some epochs."""
+    for _ in range(epochs):
+        for batch in loader:
+            yield digest(batch)
+
+
+class Victims:
+    """Kills workers of an engine, and knows what it has killed and what they held."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.num_kills = self.num_holding = 0
+        self._last = (
+            -1,
+            -1,
+        )  # newest batch a worker has died over: one death a batch, or a sample would count as a killer
+
+    def kill(self, worker: int, number: int = signal.SIGKILL) -> None:
+        """Kills a worker and waits until it is dead; what it held stays as it was, for the engine to find."""
+        pid = self.engine._ring.worker(worker)["pid"] or self.engine.crew.pids[worker]
+        kill_and_wait(pid, number)
+        self.num_kills += 1
+        held = self.engine._ring.held_by(worker)
+        if held is not None:
+            self.num_holding += 1
+            self._last = max(self._last, self._batch_in(held[0]) or (-1, -1))
+
+    def kill_one(self, rng: random.Random, looks: int = 400) -> bool:
+        """Kills, at a random moment, a worker that holds rows of a batch no worker has died over yet, or (seldom) none at all.
+
+        Returns False if none comes by.
+        """
+        ring = self.engine._ring
+        num_workers = ring.num_workers
+        for _ in range(rng.randrange(looks // 2)):
+            ring.num_free  # noqa: B018  # lets a random time pass
+        for _ in range(looks):
+            worker = rng.randrange(num_workers)
+            held = ring.held_by(worker)
+            if not ring.worker(worker)["pid"] or (held is None and rng.random() < 0.985):
+                continue
+            batch = None if held is None else self._batch_in(held[0])
+            if held is None or (batch is not None and batch > self._last):
+                self.kill(worker)
+                return True
+        return False
+
+    def _batch_in(self, slot: int) -> tuple[int, int] | None:
+        return next(((o.epoch, o.step) for o in self.engine._queue if o.slot == slot), None)
+
+
+def kill_and_wait(pid: int, number: int = signal.SIGKILL) -> None:
+    """Sends the signal by pidfd and waits until every thread of the process is gone."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+        await_readable(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+def await_readable(fd: int, timeout_s: float = DEADLINE_S) -> None:
+    """Waits for a descriptor; fails if it does not come."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    assert poll.poll(timeout_s * 1000), f"nothing came within {timeout_s} s"

@@ -1,0 +1,157 @@
+"""A worker dies at each named point, again and again: the stream does not show it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+from conftest import Charges
+from faults_kit import COLLATE, DATASETS, Victims, batches, digest
+
+from shmload import ShmLoader, WorkerDied, faults
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+IN_THE_STREAM = ("before_claim", "after_claim", "mid_decode", "before_finish", "after_finish", "before_post")
+WHILE_LAYING_OUT = ("before_layout", "while_asking_layout", "waiting_layout")
+TIMES = 10
+NUMBERS = [signal.SIGKILL] * TIMES + [signal.SIGSEGV]
+PAUSE = 4  # batches between two charges: more than are under way, so that no sample is hit twice
+
+
+def loader_of(kind: str, num_batches: int, num_workers: int = 2, **options: object) -> ShmLoader:
+    return ShmLoader(
+        DATASETS[kind](num_batches * 4),
+        batch_size=4,
+        seed=3,
+        num_workers=num_workers,
+        collate_fn=COLLATE.get(kind),
+        prefetch_factor=1 if num_workers else None,
+        **options,
+    )
+
+
+def expected_of(kind: str, num_batches: int) -> Callable[[], Iterator[str]]:
+    with loader_of(kind, num_batches, 0) as quiet:
+        epoch = [list(batches(quiet, 1)) for _ in range(20)]
+    return lambda: (one for digests in epoch for one in digests)
+
+
+def test_every_named_point_is_among_those_tested_here() -> None:
+    assert set(faults.POINTS) == {"start", *IN_THE_STREAM, *WHILE_LAYING_OUT, "waiting_grant"}
+
+
+@pytest.mark.parametrize("kind", ["rows", "texts"])
+@pytest.mark.parametrize("point", IN_THE_STREAM)
+def test_a_death_in_the_stream_does_not_show_in_it(point: str, kind: str, charges: Charges) -> None:
+    expected = expected_of(kind, 30)()
+    numbers = list(NUMBERS)
+    quiet_for = 0
+    with loader_of(kind, 30) as loader:
+        while numbers or charges.num_waiting:
+            for batch in loader:
+                assert next(expected) == digest(batch)
+                quiet_for = 0 if charges.num_waiting else quiet_for + 1
+                if numbers and quiet_for >= PAUSE:
+                    charges.arm(point, numbers.pop())
+                    quiet_for = 0
+        stats = loader.stats()
+    assert charges.num_spent == len(NUMBERS)
+    assert stats["num_restarts"] == len(NUMBERS)
+    assert stats["num_taken_back"] == (len(NUMBERS) if point in ("after_claim", "mid_decode", "before_finish") else 0)
+
+
+def test_a_death_before_a_worker_has_announced_itself_does_not_show_in_the_stream(charges: Charges) -> None:
+    expected = expected_of("rows", 30)()
+    numbers = list(NUMBERS)
+    charges.arm("start", signal.SIGKILL)  # of the very first workers one
+    with loader_of("rows", 30) as loader:
+        while numbers or charges.num_waiting:
+            for batch in loader:
+                assert next(expected) == digest(batch)
+                if numbers and not charges.num_waiting:
+                    charges.arm("start", numbers.pop())
+                    victims = Victims(loader._last_engine)
+                    worker = next((w for w in (0, 1) if loader._last_engine._ring.worker(w)["pid"]), None)
+                    if worker is not None:
+                        victims.kill(worker)
+    assert charges.num_spent == len(NUMBERS) + 1
+
+
+@pytest.mark.parametrize("point", WHILE_LAYING_OUT)
+def test_a_death_while_the_layout_is_settled_does_not_show_in_the_stream(point: str, charges: Charges) -> None:
+    expected = expected_of("rows", 6)
+    for number in NUMBERS:
+        charges.arm(point, number)
+        with loader_of("rows", 6) as loader:
+            for one, batch in zip(expected(), loader, strict=False):
+                assert one == digest(batch)
+            assert loader.stats()["num_restarts"] == 1
+    assert charges.num_spent == len(NUMBERS)
+
+
+def test_a_sample_given_up_over_the_layout_does_not_keep_the_others_waiting(charges: Charges) -> None:
+    expected = expected_of("rows", 6)
+    for _ in range(5):
+        charges.arm("while_asking_layout", signal.SIGKILL)
+        charges.arm("while_asking_layout", signal.SIGKILL)  # perhaps over the same sample, which is given up then
+        lost = []
+        with loader_of("rows", 6) as loader:
+            stream = iter(loader)
+            for step, one in zip(range(6), expected(), strict=False):
+                try:
+                    batch = next(stream)
+                except WorkerDied:
+                    lost.append(step)
+                else:
+                    assert one == digest(batch)
+        assert lost in ([], [0])
+    assert charges.num_spent == 10
+
+
+@pytest.mark.parametrize("point", ["waiting_grant", "before_finish"])
+def test_a_death_while_its_slot_grows_does_not_show_in_the_stream(point: str, charges: Charges) -> None:
+    num_batches = 14
+    expected = expected_of("growing", num_batches)
+    numbers = list(NUMBERS)
+    while numbers or charges.num_waiting:
+        quiet_for = PAUSE
+        with loader_of("growing", num_batches, shuffle=False) as loader:
+            for one, batch in zip(expected(), loader, strict=False):
+                assert one == digest(batch)
+                quiet_for = 0 if charges.num_waiting else quiet_for + 1
+                if numbers and quiet_for >= PAUSE:
+                    charges.arm(point, numbers.pop())
+                    quiet_for = 0
+    assert charges.num_spent == len(NUMBERS)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_death_in_the_stream_does_not_show_under_other_start_methods(
+    method: str, charges: Charges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHMLOAD_FAULTS", str(charges.folder))
+    expected = expected_of("rows", 40)()
+    numbers = {"start": signal.SIGKILL, "after_claim": signal.SIGKILL, "mid_decode": signal.SIGSEGV}  # last first
+    quiet_for, num_killed = 0, 0
+    with loader_of("rows", 40, multiprocessing_context=method) as loader:
+        while numbers or charges.num_waiting:
+            for batch in loader:
+                assert next(expected) == digest(batch)
+                quiet_for = 0 if charges.num_waiting else quiet_for + 1
+                if numbers and quiet_for >= PAUSE:
+                    point, number = numbers.popitem()
+                    charges.arm(point, number)
+                    if point == "start":
+                        Victims(loader._last_engine).kill(0)
+                        num_killed += 1
+                    quiet_for = 0
+        for step, _ in enumerate(loader):
+            if step == PAUSE:
+                break
+        restarts = loader.stats()["num_restarts"]
+    assert charges.num_spent == 3
+    assert num_killed + 2 <= restarts <= num_killed + 3  # the last may not have been noticed

@@ -1,0 +1,65 @@
+"""200 workers killed with SIGKILL in running streams; nobody who reads the streams can tell."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from faults_kit import COLLATE, DATASETS, Victims, batches, digest
+
+from shmload import ShmLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
+
+PLANS = [  # start method, dataset, kills wanted, workers, batches an epoch
+    ("fork", "rows", 80, 3, 60),
+    ("fork", "texts", 60, 3, 50),
+    ("fork", "in place", 50, 2, 40),
+    ("forkserver", "rows", 10, 2, 40),
+]
+BATCH = 12
+MAX_EPOCHS = 6
+
+
+def loader_of(kind: str, num_batches: int, work: int, num_workers: int, method: str = "fork") -> ShmLoader:
+    return ShmLoader(
+        DATASETS[kind](num_batches * BATCH, work),
+        batch_size=BATCH,
+        shuffle=True,
+        seed=11,
+        num_workers=num_workers,
+        collate_fn=COLLATE.get(kind),
+        multiprocessing_context=method if num_workers else None,
+        prefetch_factor=2 if num_workers else None,
+    )
+
+
+@pytest.mark.slow
+def test_two_hundred_killed_workers_leave_every_stream_bit_identical(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = random.Random(5)
+    kills, holding, taken_back = 0, 0, 0
+    for method, kind, wanted, num_workers, num_batches in PLANS:
+        with loader_of(kind, num_batches, 0, 0) as quiet:
+            expected = list(batches(quiet, MAX_EPOCHS))
+        with loader_of(kind, num_batches, 700, num_workers, method) as loader:
+            got: list[str] = []
+            victims = None
+            for _ in range(MAX_EPOCHS):
+                for batch in loader:
+                    got.append(digest(batch))
+                    victims = victims or Victims(loader._last_engine)
+                    if victims.num_kills < wanted:
+                        victims.kill_one(rng)
+                if victims is not None and victims.num_kills >= wanted:
+                    break
+            assert victims is not None
+            assert expected[: len(got)] == got
+            kills += victims.num_kills
+            holding += victims.num_holding
+            taken_back += loader.stats()["num_taken_back"]
+            assert victims.num_kills == wanted
+    with capsys.disabled():
+        print(f"\n{kills} workers killed, {holding} of them held rows, {taken_back} claims taken back")
+    assert kills >= 200
+    assert taken_back >= 150
+    assert holding == taken_back

@@ -1,0 +1,110 @@
+"""Without a seed a dead worker ends the iteration as it does in torch's loader, unless max_restarts says otherwise."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from time import monotonic
+
+import pytest
+import torch
+import torch_words
+from conftest import Charges
+from faults_kit import Rows, Victims, digest
+from torch.utils.data import DataLoader
+
+from shmload import ShmLoader, WorkerDied
+
+pytestmark = pytest.mark.slow
+BOUND_S = 2.0
+
+
+ENDS = [-signal.SIGKILL, -signal.SIGSEGV, 3]
+
+
+@pytest.fixture(scope="module")
+def torchs_words() -> dict[int, list[str]]:
+    """What torch says about workers that end so."""
+    command = [sys.executable, torch_words.__file__, *(str(int(end)) for end in ENDS)]
+    said = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+    return dict(zip(ENDS, json.loads(said.splitlines()[-1]), strict=True))
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_dead_worker_is_told_in_torchs_words(end: int, torchs_words: dict[int, list[str]]) -> None:
+    began = monotonic()
+    words = torch_words.words_of(ShmLoader, end)
+    assert monotonic() - began < BOUND_S
+    assert torchs_words[end] == words
+    assert words[0] == "DataLoader worker (pid(s) PID) exited unexpectedly"
+
+
+@pytest.mark.parametrize(
+    "point", ["before_claim", "after_claim", "mid_decode", "before_finish", "after_finish", "before_post"]
+)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_death_at_any_point_ends_the_iteration_and_leaves_nothing(
+    point: str, persistent: bool, charges: Charges
+) -> None:
+    loader = ShmLoader(Rows(80), batch_size=4, num_workers=2, persistent_workers=persistent)
+    began = monotonic()
+    with pytest.raises(WorkerDied, match=r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly"):
+        for step, _ in enumerate(loader):
+            if step == 3:
+                charges.arm(point, signal.SIGKILL)
+                began = monotonic()
+    assert monotonic() - began < BOUND_S
+    assert charges.num_spent == 1
+    loader.close()
+    assert loader._last_engine.crew.pids == []
+
+
+def test_without_persistent_workers_the_next_iteration_works() -> None:
+    loader = ShmLoader(Rows(80), batch_size=4, num_workers=2)
+    with pytest.raises(WorkerDied):
+        for _ in loader:
+            Victims(loader._last_engine).kill(1)
+    assert sum(1 for _ in loader) == 20
+
+
+def test_a_broken_iteration_goes_on_saying_so() -> None:
+    stream = iter(loader := ShmLoader(Rows(80), batch_size=4, num_workers=2))
+    next(stream)
+    Victims(loader._last_engine).kill(0)
+    for _ in range(2):
+        with pytest.raises(WorkerDied, match="exited unexpectedly"):
+            for _ in stream:
+                pass
+    del stream
+    loader.close()
+
+
+def test_max_restarts_replaces_so_many_and_no_more() -> None:
+    torch.manual_seed(1)
+    expected = [digest(b["x"]) for b in DataLoader(Rows(160), batch_size=4, shuffle=True)]
+    torch.manual_seed(1)
+    loader = ShmLoader(Rows(160, 300), batch_size=4, shuffle=True, num_workers=2, max_restarts=3)
+    got: list[str] = []
+    with pytest.raises(WorkerDied):
+        for step, batch in enumerate(loader):
+            got.append(digest(batch["x"]))
+            if step % 8 == 0:
+                Victims(loader._last_engine).kill(step // 8 % 2)
+    assert loader.stats()["num_restarts"] == 3
+    assert 24 < len(got) <= 32
+    assert expected[: len(got)] == got
+    loader.close()
+
+
+def test_replaced_workers_keep_torchs_order_and_their_own_batches() -> None:
+    loader = ShmLoader(Rows(160, 100), batch_size=4, num_workers=2, max_restarts=20)
+    expected = [digest(b["x"]) for b in DataLoader(Rows(160), batch_size=4)]
+    got = []
+    for step, batch in enumerate(loader):
+        got.append(digest(batch["x"]))
+        if step % 4 == 0:
+            Victims(loader._last_engine).kill(step // 4 % 2)
+    assert expected == got
+    assert loader.stats()["num_restarts"] >= 8

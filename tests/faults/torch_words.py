@@ -1,0 +1,46 @@
+"""What torch's own loader says when a sample ends its worker: a program, because torch's SIGCHLD handler may raise anywhere.
+
+Prints a JSON list, one entry for each argument (minus a signal's number, or an exit code): text and cause, without the pids.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import re
+import sys
+from typing import Any
+
+from faults_kit import Rows
+from torch.utils.data import DataLoader
+
+
+class Deadly(Rows):
+    """One sample ends its worker: by a signal, or by an exit code."""
+
+    def __init__(self, n: int, deadly: int, end: int) -> None:
+        super().__init__(n)
+        self.deadly, self.end = deadly, end
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == self.deadly and self.end < 0:
+            faulthandler.disable()
+            os.kill(os.getpid(), -self.end)
+        if index == self.deadly:
+            os._exit(self.end)
+        return super().__getitem__(index)
+
+
+def words_of(kind: type[DataLoader[Any]], end: int) -> list[str]:
+    """Text and cause of what the loader raises."""
+    try:
+        for _ in kind(Deadly(64, 20, end), batch_size=4, num_workers=2):
+            pass
+    except RuntimeError as error:
+        return [re.sub(r"\b\d{2,}\b", "PID", text) for text in (str(error), str(error.__cause__))]
+    raise AssertionError("nothing was raised")
+
+
+if __name__ == "__main__":
+    print(json.dumps([words_of(DataLoader, int(end)) for end in sys.argv[1:]]))

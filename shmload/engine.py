@@ -405,7 +405,7 @@ class Engine:
                 f"{ring.num_leased} batches are still in use, all but one of the ring's {self.num_slots} slots: from now on "
                 "batches are copied to private memory while that is so. Drop batches you no longer need, or raise "
                 "prefetch_factor or ring_bytes",
-                stacklevel=6,  # whoever called next()
+                stacklevel=7,  # whoever called next()
             )
         ring.count_copied_out()
         return True

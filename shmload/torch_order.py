@@ -1,9 +1,9 @@
 """torch's two usual orders as whole batches of int64, without a Python object per index.
 
-torch's samplers yield one index at a time and its BatchSampler gathers them into lists: 100 us for a batch of 1,024, more than all
-else the trainer does. For exactly torch's own RandomSampler (without replacement) or SequentialSampler, in exactly its own
-BatchSampler, the same batches are slices of one array. Every draw from a generator comes at the moment at which torch's code makes it, the
-one more permutation that RandomSampler draws when it is exhausted included.
+torch's samplers yield one index at a time and its BatchSampler gathers them into lists: 100 us for a batch of 1,024, more
+than all else the trainer does. For exactly torch's own RandomSampler (without replacement) or SequentialSampler, in exactly
+its own BatchSampler, the same batches are slices of one array. Every draw from a generator comes at the moment at which
+torch's code makes it, the one more permutation that RandomSampler draws when it is exhausted included.
 """
 
 from __future__ import annotations

@@ -290,8 +290,9 @@ class ShmLoader(DataLoader[T]):
         self.close()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing() and hasattr(self, "_is_closed"):
-            self.close()
+        # an iterator that someone holds works on without its loader, as torch's does
+        if not sys.is_finalizing() and getattr(self, "_stream", None) is not None:
+            self._stream.close()
 
 
 def _check_seed_arguments(

@@ -11,6 +11,7 @@ import pickle
 import random
 import select
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -162,3 +163,8 @@ def await_readable(fd: int, timeout_s: float = DEADLINE_S) -> None:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     assert poll.poll(timeout_s * 1000), f"nothing came within {timeout_s} s"
+
+
+def program_env() -> dict[str, str]:
+    """The environment of a program that imports what this process can."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}

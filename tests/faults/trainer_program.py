@@ -1,0 +1,93 @@
+"""A trainer to be killed: a program that brings a loader into a state, says so on its standard output, and stays there.
+
+Arguments: state, start method. Prints "ready <pids of everything it has started>" once it is in the state.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import select
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from faults_kit import Rows
+
+STATES = ("idle", "full ring", "python sample", "c sample", "start")
+LONG_S = 30
+
+
+FIRST_LONG = 8
+
+
+class Long(Rows):
+    """From the third batch on a sample takes half a minute."""
+
+    def __init__(self, n: int, kind: str) -> None:
+        super().__init__(n)
+        self.kind = kind
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index >= FIRST_LONG:
+            work_long(self.kind)
+        return super().__getitem__(index)
+
+
+def work_long(kind: str) -> None:
+    """Half a minute in the interpreter, or in one call of C code that keeps the GIL."""
+    if kind == "python sample":
+        from time import monotonic
+
+        end = monotonic() + LONG_S
+        while monotonic() < end:
+            pass
+    else:
+        ctypes.PyDLL(None).sleep(LONG_S)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def hang() -> None:
+    """Until killed."""
+    select.poll().poll()
+
+
+def await_workers(loader: Any, condition: Callable[[dict[str, Any]], bool]) -> None:
+    """Looks at the workers' records until all are so."""
+    while not all(condition(worker) for worker in loader.stats()["workers"]):
+        select.select([], [], [], 0.001)
+
+
+def main(state: str, method: str) -> None:
+    from shmload import ShmLoader
+
+    dataset: Any = Rows(80) if state in ("idle", "full ring", "start") else Long(80, state)
+    loader = ShmLoader(dataset, batch_size=4, seed=1, num_workers=2, multiprocessing_context=method)
+    if state == "start":
+        from shmload.worker import crew
+
+        started = crew.ProcessCrew._start
+
+        def start(self: Any, post: Any) -> None:
+            started(self, post)
+            say("ready")  # in the middle: the worker has been started and knows nothing yet, the next does not exist
+
+        crew.ProcessCrew._start = start  # type: ignore[method-assign]
+        next(iter(loader))
+        hang()
+    stream = iter(loader)
+    kept = [next(stream), next(stream)]
+    if state == "full ring":
+        await_workers(loader, lambda worker: worker["is_waiting"])
+        assert loader.stats()["slots"]["ordered"] == 4
+    if state in ("python sample", "c sample"):
+        await_workers(loader, lambda worker: worker["index"] >= FIRST_LONG and not worker["is_waiting"])
+    say("ready")
+    del kept
+    hang()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

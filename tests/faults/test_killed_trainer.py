@@ -40,17 +40,27 @@ def files_with(stems: set[str]) -> list[str]:
     return [name for name in os.listdir(SHM_DIR) if any(stem in name for stem in stems)]
 
 
-def await_all(pids: list[int], pidfds: list[int], until: float) -> list[int]:
-    """Waits for processes to end; the pids of those that have not by then."""
-    left = dict(zip(pidfds, pids, strict=True))
-    poll = select.poll()
-    for pidfd in pidfds:
-        poll.register(pidfd, select.POLLIN)
-    while left and (wait_s := until - monotonic()) > 0:
-        for pidfd, _ in poll.poll(wait_s * 1000):
-            poll.unregister(pidfd)
-            left.pop(pidfd)
-    return list(left.values())
+class Family:
+    """A trainer and all it has started, held by pidfds."""
+
+    def __init__(self, pid: int, stack: ExitStack) -> None:
+        self.pids = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+        self._pidfds = [os.pidfd_open(one) for one in self.pids]
+        for pidfd in self._pidfds:
+            stack.callback(os.close, pidfd)
+
+    def survivors(self, timeout_s: float) -> list[list[str]]:
+        """Waits for all to end; the command lines of those that have not by then."""
+        until = monotonic() + timeout_s
+        left = dict(zip(self._pidfds, self.pids, strict=True))
+        poll = select.poll()
+        for pidfd in self._pidfds:
+            poll.register(pidfd, select.POLLIN)
+        while left and (wait_s := until - monotonic()) > 0:
+            for pidfd, _ in poll.poll(wait_s * 1000):
+                poll.unregister(pidfd)
+                left.pop(pidfd)
+        return [psutil.Process(pid).cmdline() for pid in left.values()]
 
 
 def kill_alone(pid: int) -> None:
@@ -92,33 +102,24 @@ def running(state: str, method: str) -> Iterator[int]:
 @pytest.mark.parametrize(("state", "kill", "method"), CASES)
 def test_nothing_stays_of_a_killed_trainer(state: str, kill: Callable[[int], None], method: str) -> None:
     with running(state, method) as pid, ExitStack() as stack:
-        pids = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-        pidfds = [os.pidfd_open(pid) for pid in pids]
-        for pidfd in pidfds:
-            stack.callback(os.close, pidfd)
-        stems = names_of(pids)
+        family = Family(pid, stack)
+        stems = names_of(family.pids)
         assert len(stems) == 1
         assert files_with(stems)
-        began = monotonic()
         kill(pid)
-        left = await_all(pids, pidfds, began + BOUND_S)
-        assert [] == [psutil.Process(one).cmdline() for one in left]
+        assert [] == family.survivors(BOUND_S)
         assert [] == files_with(stems)  # the reaper is of the family, and it ends after its work
 
 
 def test_a_live_neighbour_is_untouched() -> None:
-    with running("idle", "fork") as victim, running("idle", "fork") as neighbour:
-        family = psutil.Process(victim).children(recursive=True)
-        workers = psutil.Process(neighbour).children(recursive=True)
+    with running("idle", "fork") as victim, running("idle", "fork") as neighbour, ExitStack() as stack:
+        victims, neighbours = Family(victim, stack), Family(neighbour, stack)
         stems = names_of([neighbour])
         before = files_with(stems)
         assert before
-        assert len(workers) >= 2
         kill_alone(victim)
-        _, alive = psutil.wait_procs(family, timeout=BOUND_S)
-        assert [] == alive
+        assert [] == victims.survivors(BOUND_S)
         assert before == files_with(stems)
-        assert all(worker.is_running() for worker in workers)
+        assert len(neighbours.pids) == len(neighbours.survivors(0))
         kill_group(neighbour)
-        _, alive = psutil.wait_procs(workers, timeout=BOUND_S)
-        assert [] == alive
+        assert [] == neighbours.survivors(BOUND_S)

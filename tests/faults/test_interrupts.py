@@ -1,0 +1,149 @@
+"""^C in next(), at every line of the engine: nothing is lost, nothing comes twice, nothing stays."""
+
+from __future__ import annotations
+
+import _thread
+import linecache
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import pytest
+from conftest import Charges
+from faults_kit import COLLATE, DATASETS, Rows, digest
+
+from shmload import ShmLoader, engine, seed_mode
+
+pytestmark = pytest.mark.slow
+LAST_LINE = "return batch"  # what happens between it and the caller's variable is the caller's
+FILES = {engine.__file__, seed_mode.__file__}
+
+
+class InterruptAtLine:
+    """Raises KeyboardInterrupt when the n-th line of the engine's files is about to run; n counts on from call to call."""
+
+    def __init__(self) -> None:
+        self.countdown = -1
+        self.places: set[tuple[str, int]] = set()
+
+    def __call__(self, frame: Any, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename not in FILES or frame.f_code.co_name in ("_mend", "__del__", "close"):
+            return None
+        if event == "line" and linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() != LAST_LINE:
+            self.countdown -= 1
+            if self.countdown == 0:
+                self.places.add((frame.f_code.co_name, frame.f_lineno))
+                signal.raise_signal(signal.SIGINT)  # as ^C does it: held where the engine holds it
+        return self
+
+
+@pytest.mark.parametrize("kind", ["rows", "growing"])
+def test_an_interrupt_at_any_line_loses_and_repeats_nothing(kind: str, charges: Charges) -> None:
+    dataset = DATASETS[kind](48)
+    options: dict[str, Any] = {"batch_size": 4, "seed": 3, "collate_fn": COLLATE.get(kind)}
+    with ShmLoader(dataset, **options) as quiet:
+        expected = [digest(batch) for batch in quiet]
+    tracer = InterruptAtLine()
+    num_interrupts = 0
+    for start in range(1, 160, 3 if kind == "rows" else 9):
+        if start % 4 == 1:
+            charges.arm("mid_decode", signal.SIGKILL)
+        with ShmLoader(dataset, num_workers=2, **options) as loader:
+            stream = iter(loader)
+            got = [digest(next(stream))]
+            step = 0
+            while len(got) < len(expected):
+                step += 1
+                tracer.countdown = start + 7 * step
+                sys.settrace(tracer)
+                try:
+                    batch = next(stream)
+                except KeyboardInterrupt:
+                    num_interrupts += 1
+                    continue
+                finally:
+                    sys.settrace(None)
+                got.append(digest(batch))
+                del batch
+            with pytest.raises(StopIteration):
+                next(stream)
+            states = loader.stats()["slots"]
+            assert states["held"] == 0
+        assert expected == got
+    assert num_interrupts > 50
+    assert len(tracer.places) > 25
+
+
+def test_an_interrupt_ends_a_wait_at_once_and_the_stream_goes_on() -> None:
+    with ShmLoader(Rows(48, 3000), batch_size=12, seed=3) as quiet:
+        expected = [digest(batch) for batch in quiet]
+    got: list[str] = []
+    with ShmLoader(Rows(48, 3000), batch_size=12, seed=3, num_workers=2) as loader:
+        stream = iter(loader)
+        made = loader._stream._usable_engine()
+        wait, num = made._ready.wait, 0
+
+        def interrupted(timeout_s: float) -> bool:
+            nonlocal num
+            num += 1
+            if num == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            return wait(timeout_s)
+
+        made._ready.wait = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+        assert num == 2
+        got = [digest(batch) for batch in stream]
+    assert expected == got
+
+
+def test_workers_leave_an_interrupt_of_the_whole_group_to_the_trainer() -> None:
+    with ShmLoader(Rows(48, 100), batch_size=4, seed=3, num_workers=2) as loader:
+        stream = iter(loader)
+        next(stream)
+        for pid in loader._last_engine.crew.pids:
+            os.kill(pid, signal.SIGINT)
+        assert 11 == sum(1 for _ in stream)
+        assert 0 == loader.stats()["num_restarts"]
+
+
+def test_a_signal_handler_that_runs_during_a_wait_changes_nothing() -> None:
+    calls: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: calls.append(1))
+    stop = threading.Event()
+
+    def disturb() -> None:
+        while not stop.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    with ShmLoader(Rows(48, 300), batch_size=4, seed=3, num_workers=2) as loader:
+        stream = iter(loader)
+        next(stream)
+        thread = threading.Thread(target=disturb)
+        thread.start()
+        try:
+            assert 11 == sum(1 for _ in stream)
+        finally:
+            stop.set()
+            thread.join()
+            signal.signal(signal.SIGUSR1, before)
+    assert calls
+
+
+def test_an_interrupt_while_workers_start_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shmload.worker.crew import ProcessCrew
+
+    start = ProcessCrew._start
+
+    def start_interrupted(self: ProcessCrew, post: Any) -> None:
+        start(self, post)
+        _thread.interrupt_main()
+
+    monkeypatch.setattr(ProcessCrew, "_start", start_interrupted)
+    loader = ShmLoader(Rows(48), batch_size=4, seed=3, num_workers=2)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(loader))
+    loader.close()

@@ -1,0 +1,110 @@
+"""Stopped is not dead: a stopped or slow worker keeps its rows, and yet cannot hold up a close."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+from time import monotonic
+from typing import Any
+
+import pytest
+from faults_kit import Rows, await_readable, digest
+
+from shmload import ShmLoader
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+CLOSE_S = 2.0
+LONG_S = 30
+
+
+def stop_a_claimant(loader: ShmLoader) -> tuple[int, int, tuple[int, int, int, int]]:
+    """Stops a worker that holds rows: its number, its pid, what it holds."""
+    engine = loader._last_engine
+    while True:
+        for worker, pid in enumerate(engine.crew.pids):
+            os.kill(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+            held = engine._ring.held_by(worker)
+            if held is not None and engine.front is not None:
+                return worker, pid, held
+            os.kill(pid, signal.SIGCONT)
+            select.select([], [], [], 0)
+
+
+@pytest.mark.parametrize("seed", [4, None])
+def test_a_stopped_worker_keeps_its_batch_waiting_while_others_go_on(seed: int | None) -> None:
+    with ShmLoader(Rows(240), batch_size=12, seed=seed) as quiet:
+        expected = [digest(batch["x"]) for batch in quiet]
+    with ShmLoader(Rows(240, 400), batch_size=12, seed=seed, num_workers=3, prefetch_factor=2) as loader:
+        stream = iter(loader)
+        got = [digest(next(stream)["x"]) for _ in range(3)]
+        engine = loader._last_engine
+        worker, pid, held = stop_a_claimant(loader)
+        slot = held[0]
+        stopped = next(order for order in engine._queue if order.slot == slot)
+        while engine.front is not stopped:
+            got.append(digest(next(stream)["x"]))
+        others = [order for order in engine._queue if order is not stopped]
+        if seed is None:
+            others = [order for order in others if order.worker != worker]
+        while not all(engine._ring.look(order.slot) == 1 for order in others if order.slot >= 0):
+            engine._ready.wait(0.02)
+        assert held == engine._ring.held_by(worker)
+        assert 0 == engine._ring.look(slot)
+        assert 0 == loader.stats()["num_restarts"]
+        os.kill(pid, signal.SIGCONT)
+        got += [digest(batch["x"]) for batch in stream]
+        assert 0 == loader.stats()["num_restarts"]
+    assert expected == got
+
+
+@pytest.mark.parametrize("seed", [4, None])
+def test_a_loader_with_a_stopped_worker_closes(seed: int | None) -> None:
+    loader = ShmLoader(Rows(240, 400), batch_size=12, seed=seed, num_workers=3)
+    stream = iter(loader)
+    next(stream)
+    stop_a_claimant(loader)
+    began = monotonic()
+    loader.close()
+    assert monotonic() - began < CLOSE_S
+    assert [] == loader._last_engine.crew.pids
+
+
+class Long(Rows):
+    """Every sample takes half a minute, in the interpreter or in one call of C code that keeps the GIL; a pipe tells."""
+
+    def __init__(self, n: int, kind: str, fd: int) -> None:
+        super().__init__(n)
+        self.kind, self.fd = kind, fd
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        os.write(self.fd, b".")
+        if self.kind == "c":
+            ctypes.PyDLL(None).sleep(LONG_S)
+        end = monotonic() + LONG_S
+        while monotonic() < end:
+            pass
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("kind", ["python", "c"])
+@pytest.mark.parametrize("seed", [4, None])
+def test_a_loader_with_busy_workers_closes(seed: int | None, kind: str) -> None:
+    end, begun = os.pipe()
+    try:
+        loader = ShmLoader(Long(48, kind, begun), batch_size=4, seed=seed, num_workers=2, timeout=0.05)
+        stream = iter(loader)
+        with pytest.raises(RuntimeError, match="timed out after 0.05 seconds"):
+            next(stream)
+        for _ in range(2):
+            await_readable(end)
+            os.read(end, 1)
+        began = monotonic()
+        loader.close()
+        assert monotonic() - began < CLOSE_S
+        assert [] == loader._last_engine.crew.pids
+    finally:
+        os.close(end)
+        os.close(begun)

@@ -106,8 +106,8 @@ def test_workers_leave_an_interrupt_of_the_whole_group_to_the_trainer() -> None:
         next(stream)
         for pid in loader._last_engine.crew.pids:
             os.kill(pid, signal.SIGINT)
-        assert 11 == sum(1 for _ in stream)
-        assert 0 == loader.stats()["num_restarts"]
+        assert sum(1 for _ in stream) == 11
+        assert loader.stats()["num_restarts"] == 0
 
 
 def test_a_signal_handler_that_runs_during_a_wait_changes_nothing() -> None:
@@ -125,7 +125,7 @@ def test_a_signal_handler_that_runs_during_a_wait_changes_nothing() -> None:
         thread = threading.Thread(target=disturb)
         thread.start()
         try:
-            assert 11 == sum(1 for _ in stream)
+            assert sum(1 for _ in stream) == 11
         finally:
             stop.set()
             thread.join()

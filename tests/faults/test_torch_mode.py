@@ -73,7 +73,7 @@ def test_without_persistent_workers_the_next_iteration_works() -> None:
 
 
 def test_an_iterator_outlives_its_loader_and_ends_with_a_closed_one() -> None:
-    assert 20 == sum(1 for _ in ShmLoader(Rows(80), batch_size=4, num_workers=2))
+    assert sum(1 for _ in ShmLoader(Rows(80), batch_size=4, num_workers=2)) == 20
     stream = iter(loader := ShmLoader(Rows(80), batch_size=4, num_workers=2))
     next(stream)
     loader.close()

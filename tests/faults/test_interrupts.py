@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import linecache
 import os
 import signal
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import Charges
-from faults_kit import COLLATE, DATASETS, Rows, digest
+from faults_kit import COLLATE, DATASETS, Rows, Victims, digest
 
 from shmload import ShmLoader, engine, seed_mode
 
@@ -133,17 +132,40 @@ def test_a_signal_handler_that_runs_during_a_wait_changes_nothing() -> None:
     assert calls
 
 
+def interrupt_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """^C whenever a worker has been started and is not recorded yet."""
+    call = getattr(os, name)
+
+    def interrupted(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return call(*arguments)
+
+    monkeypatch.setattr(os, name, interrupted)
+
+
 def test_an_interrupt_while_workers_start_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shmload.worker.crew import ProcessCrew
-
-    start = ProcessCrew._start
-
-    def start_interrupted(self: ProcessCrew, post: Any) -> None:
-        start(self, post)
-        _thread.interrupt_main()
-
-    monkeypatch.setattr(ProcessCrew, "_start", start_interrupted)
     loader = ShmLoader(Rows(48), batch_size=4, seed=3, num_workers=2)
-    with pytest.raises(KeyboardInterrupt):
-        next(iter(loader))
-    loader.close()
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, "pidfd_open")
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+    loader.close()  # and the fixture looks for children
+
+
+def test_an_interrupt_while_a_worker_is_replaced_waits_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ShmLoader(Rows(48), batch_size=4, seed=3) as quiet:
+        expected = [digest(batch) for batch in quiet]
+    with ShmLoader(Rows(48, 200), batch_size=4, seed=3, num_workers=2) as loader:
+        stream = iter(loader)
+        got = [digest(next(stream))]
+        Victims(loader._last_engine).kill(0)
+        with monkeypatch.context() as patch:
+            interrupt_in(patch, "pidfd_open")
+            with pytest.raises(KeyboardInterrupt):
+                got += [digest(batch) for batch in stream]
+        assert 2 == len(loader._last_engine.crew.pids)
+        rest = [digest(batch) for batch in stream]
+        assert 1 == loader.stats()["num_restarts"]
+    assert expected[len(expected) - len(rest) :] == rest
+    assert len(got) == 1
+    assert rest

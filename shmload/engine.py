@@ -40,6 +40,7 @@ from shmload._core.trainer import (
 from shmload.batch.deliver import copied, deliver_packed, deliver_rows
 from shmload.batch.layout import Layout
 from shmload.errors import RingTooSmall, WorkerDied
+from shmload.shm import forks
 from shmload.shm.group import Group
 from shmload.shm.preflight import check_fits
 from shmload.worker.crew import STOP_GRACE_S, Death, ProcessCrew, context_of, interrupts_held, pickled_once
@@ -156,6 +157,7 @@ class Engine:
             self._ring.accept_layout(self._layout.dumps(), is_packed=False)
         elif self._packs:
             self._ring.accept_layout(b"", is_packed=True)
+        self._has_layout = self._layout is not None or self._packs
         self._start_crew(control.path, nbytes)
 
     def _start_crew(self, control_path: str, control_bytes: int) -> None:
@@ -219,6 +221,9 @@ class Engine:
     def _publish(self) -> None:
         while self._backlog:
             slot = self._ring.hold()
+            if slot < 0:
+                forks.settle()
+                slot = self._ring.hold()
             if slot < 0:
                 return
             order = self._backlog[0]
@@ -390,6 +395,7 @@ class Engine:
             return False
         if not self._has_collected:  # a reference cycle holds its slots until the collector comes by
             self._has_collected = True
+            forks.settle()
             gc.collect()
             if ring.num_leased < limit:
                 return False
@@ -399,7 +405,7 @@ class Engine:
                 f"{ring.num_leased} batches are still in use, all but one of the ring's {self.num_slots} slots: from now on "
                 "batches are copied to private memory while that is so. Drop batches you no longer need, or raise "
                 "prefetch_factor or ring_bytes",
-                stacklevel=5,
+                stacklevel=7,  # whoever called next()
             )
         ring.count_copied_out()
         return True
@@ -426,7 +432,7 @@ class Engine:
         ring = self._ring
         if self._is_draining:
             self._is_draining = ring.drain() > 0
-        if not ring.has_layout:
+        if not self._has_layout:
             text = ring.proposal
             if text is not None:
                 with interrupts_held():
@@ -448,6 +454,7 @@ class Engine:
         else:
             self._packs = True
         self._ring.accept_layout(text, is_packed=not text)
+        self._has_layout = True
         for _ in range(self._options.num_workers):
             self._grants.post()
 
@@ -464,7 +471,7 @@ class Engine:
             )
         check_fits(num_slots * slot_nbytes, num_slots=num_slots, slot_nbytes=slot_nbytes)
         segment = self._group.segment("payload-0", num_slots * slot_nbytes, slots=(num_slots, slot_nbytes))
-        memory = Mapping(segment.fd, num_slots * slot_nbytes)
+        memory = Mapping(segment.fd, num_slots * slot_nbytes, populate=True)
         path = segment.path.encode()
         for slot in range(num_slots):
             self._ring.set_payload(slot, memory, path, slot * slot_nbytes, slot_nbytes)
@@ -605,6 +612,6 @@ class Engine:
 
 def _as_int64(indices: Sequence[Any]) -> np.ndarray[Any, Any]:
     """The indices as int64; TypeError if one is not exactly an int (its worker must see the sampler's own key)."""
-    if any(type(index) is not int for index in indices):
+    if not set(map(type, indices)) <= {int}:
         raise TypeError("keys that are not int travel pickled")
     return np.array(indices, np.int64)

@@ -62,6 +62,7 @@ class SeedStream:
         )
         self.valid: int | None = None
         self._schedule: Schedule | None = None
+        self._num_steps = 0
         if not loader._has_own_order:
             self.schedule()
 
@@ -81,6 +82,7 @@ class SeedStream:
                 uneven=loader.uneven,
                 world_size=self._world_size,
             )
+            self._num_steps = self._schedule.num_steps_of(self._rank)
         return self._schedule
 
     @property
@@ -88,15 +90,14 @@ class SeedStream:
         """Batches per epoch."""
         if self._loader._has_own_order:
             return len(self._loader._index_sampler)
-        assert self._schedule is not None
-        return self._schedule.num_steps_of(self._rank)
+        return self._num_steps
 
     def _order(self, epoch: int, step: int) -> Order | None:
         """The order for a batch; None beyond the epoch's last."""
         loader = self._loader
         if not loader._has_own_order:
             assert self._schedule is not None
-            if step >= self.num_steps:
+            if step >= self._num_steps:
                 return None
             return Order(epoch, step, self._schedule.batch(epoch, step, self._rank))
         keys = self._sampled_keys(epoch, step)
@@ -155,6 +156,8 @@ class SeedStream:
 
     def _num_valid(self, step: int, nrows: int) -> int:
         if self._loader._has_own_order or self._schedule is None:
+            return nrows
+        if step + 1 < self._num_steps:
             return nrows
         return self._schedule.num_valid(step, self._rank)
 

@@ -16,6 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from shmload.engine import Engine, Order
 from shmload.errors import WorkerDied
 from shmload.inline import InlineReader
+from shmload.torch_order import batches_of
 
 if TYPE_CHECKING:
     from shmload.loader import ShmLoader
@@ -54,6 +55,7 @@ class TorchIterator(_Iterator):
         if not first_iter:
             self._engine.finish()
         super()._reset(loader, first_iter)
+        self._sampler_iter = batches_of(self._index_sampler) or self._sampler_iter
         self._epoch += 1
         self._num_sent = 0
         for _ in range(self._prefetch_factor * self._num_workers):

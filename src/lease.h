@@ -3,17 +3,23 @@
  * Nothing here lies in shared memory. A lease counts the tensors made from one slot; each is a DLPack capsule whose deleter ends
  * up in torch's storage, so the count follows the storage and not the Python object that happened to be yielded. The deleter may
  * run in any thread and without the GIL: it only pushes the slot onto a lock-free stack that the trainer empties. In a forked child
- * the deleter works on the child's own copy of all this, and so gives back nothing.
+ * the deleter works on the child's own copy of all this, and so gives back nothing; the bytes there are shared until
+ * shml_lease_make_private (see shm/forks.py).
  *
  * A mapping is counted too: by its owner and by every lease in it, so that closing a loader never unmaps memory under a live tensor.
  */
 #ifndef SHMLOAD_LEASE_H
 #define SHMLOAD_LEASE_H
 
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* mremap */
+#endif
+
 #include "protocol.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 typedef struct {
     void *base;
@@ -41,6 +47,18 @@ enum { /* private slot states, the truth about who owns a slot */
     SHML_DRAINING = 4, /* abandoned while a worker still writes into it */
 };
 
+struct shml_desk;
+
+typedef struct {
+    _Atomic int refs;       /* the Lease objects and every tensor made from them; 0: nobody has the slot */
+    uint32_t slot;
+    struct shml_desk *desk; /* counted while refs > 0 */
+    shml_map *map;          /* counted while refs > 0 */
+    uint8_t *base;          /* the slot's first byte */
+    uint64_t nbytes;
+    int is_private;         /* a forked child's: its bytes are its own by now */
+} shml_lease;
+
 typedef struct {
     uint64_t order;       /* newest order published here */
     shml_map *map;        /* payload, counted; NULL before the layout is known */
@@ -49,10 +67,11 @@ typedef struct {
     int32_t next;         /* link in the stack of returned slots */
     int32_t state;
     int32_t reserved;     /* worker the order is for, SHML_ANYONE otherwise */
+    shml_lease lease;     /* a slot has one at a time; it lies here, so that a fork can ask for it whoever else drops it */
 } shml_place;
 
-typedef struct {
-    _Atomic int refs;         /* the ring object and every live lease */
+typedef struct shml_desk {
+    _Atomic int refs;         /* the ring object, the list of all desks, and every live lease */
     _Atomic int32_t returned; /* head of the stack of slots whose last alias died, -1 empty */
     _Atomic int poison;       /* debugging: overwrite a slot the moment it comes back */
     uint32_t num_slots;
@@ -80,12 +99,21 @@ static inline shml_desk *shml_desk_new(uint32_t num_slots) {
     return desk;
 }
 
+static inline void shml_desk_keep(shml_desk *desk) { atomic_fetch_add(&desk->refs, 1); }
+
 static inline void shml_desk_drop(shml_desk *desk) {
     if (atomic_fetch_sub(&desk->refs, 1) != 1) return;
-    for (uint32_t s = 0; s < desk->num_slots; s++) shml_map_drop(desk->places[s].map);
     free(desk->places);
     free(desk->free_list);
     free(desk);
+}
+
+/* The ring is gone: only leases hold its payloads from now on. */
+static inline void shml_desk_close(shml_desk *desk) {
+    for (uint32_t s = 0; s < desk->num_slots; s++) {
+        shml_map_drop(desk->places[s].map);
+        desk->places[s].map = NULL;
+    }
 }
 
 static inline void shml_desk_push_free(shml_desk *desk, uint32_t slot) {
@@ -108,44 +136,61 @@ static inline uint32_t shml_desk_collect(shml_desk *desk) {
     return n;
 }
 
-typedef struct {
-    _Atomic int refs;  /* the Lease object and every tensor made from it */
-    uint32_t slot;
-    shml_desk *desk;   /* counted */
-    shml_map *map;     /* counted */
-    uint8_t *base;     /* the slot's first byte */
-    uint64_t nbytes;
-} shml_lease;
-
-static inline shml_lease *shml_lease_new(shml_desk *desk, uint32_t slot) {
-    shml_lease *lease = (shml_lease *)malloc(sizeof(shml_lease));
-    if (!lease) return NULL;
+/* Leases a slot that has a payload and no lease. Trainer only. */
+static inline shml_lease *shml_lease_begin(shml_desk *desk, uint32_t slot) {
     shml_place *place = &desk->places[slot];
-    atomic_store(&lease->refs, 1);
+    shml_lease *lease = &place->lease;
     atomic_fetch_add(&desk->refs, 1);
     lease->slot = slot;
     lease->desk = desk;
     lease->map = shml_map_keep(place->map);
     lease->base = (uint8_t *)place->map->base + place->offset;
     lease->nbytes = place->nbytes;
+    lease->is_private = 0;
+    atomic_store(&lease->refs, 1);
     place->state = SHML_LEASED;
     desk->num_leased++;
     return lease;
+}
+
+/* One reference more, if there is one at all: 1 if so. Needs the desk, and that no slot is leased meanwhile. */
+static inline int shml_lease_try_keep(shml_lease *lease) {
+    int refs = atomic_load_explicit(&lease->refs, memory_order_relaxed);
+    while (refs > 0)
+        if (atomic_compare_exchange_weak_explicit(&lease->refs, &refs, refs + 1, memory_order_acquire, memory_order_relaxed)) return 1;
+    return 0;
 }
 
 /* The end of one alias; with the last one the slot goes back. Any thread, no GIL needed. */
 static inline void shml_lease_drop(shml_lease *lease) {
     if (atomic_fetch_sub_explicit(&lease->refs, 1, memory_order_acq_rel) != 1) return;
     shml_desk *desk = lease->desk;
+    shml_map *map = lease->map;
     if (atomic_load_explicit(&desk->poison, memory_order_relaxed)) memset(lease->base, 0xA5, lease->nbytes);
     int32_t slot = (int32_t)lease->slot;
     int32_t head = atomic_load_explicit(&desk->returned, memory_order_relaxed);
     do {
         desk->places[slot].next = head;
     } while (!atomic_compare_exchange_weak_explicit(&desk->returned, &head, slot, memory_order_release, memory_order_relaxed));
-    shml_map_drop(lease->map);
-    free(lease);
+    /* from here on the slot may be leased anew */
+    shml_map_drop(map);
     shml_desk_drop(desk);
+}
+
+/* In a forked child: puts a private copy of the slot's bytes where they lie, in whole pages. 0, or -1 if there is no memory. */
+static inline int shml_lease_make_private(shml_lease *lease) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t first = (uintptr_t)lease->base & ~(page - 1);
+    uintptr_t end = ((uintptr_t)lease->base + lease->nbytes + page - 1) & ~(page - 1);
+    void *copy = mmap(NULL, end - first, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (copy == MAP_FAILED) return -1;
+    memcpy(copy, (void *)first, end - first);
+    if (mremap(copy, end - first, end - first, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)first) == MAP_FAILED) {
+        munmap(copy, end - first);
+        return -1;
+    }
+    lease->is_private = 1;
+    return 0;
 }
 
 /* ---------------------------------------------------------------- DLPack v0, https://dmlc.github.io/dlpack/latest/c_api.html */

@@ -39,19 +39,21 @@ cdef extern from "lease.h" nogil:
     ctypedef struct shml_map:
         uint8_t *base
         size_t nbytes
-    ctypedef struct shml_place:
-        uint64_t order, offset, nbytes
-        shml_map *map
-        int32_t state, reserved
-    ctypedef struct shml_desk:
-        uint32_t num_slots, num_free, num_leased
-        int32_t *free_list
-        shml_place *places
-        int poison
     ctypedef struct shml_lease:
         uint32_t slot
         uint8_t *base
         uint64_t nbytes
+        int is_private
+    ctypedef struct shml_place:
+        uint64_t order, offset, nbytes
+        shml_map *map
+        int32_t state, reserved
+        shml_lease lease
+    ctypedef struct shml_desk:
+        uint32_t num_slots, num_free, num_leased
+        int32_t *free_list
+        shml_place *places
+        int refs, poison
     ctypedef struct dl_managed:
         int64_t *shape
         void (*deleter)(dl_managed *)
@@ -86,9 +88,13 @@ cdef extern from "lease.h" nogil:
     shml_map *shml_map_keep(shml_map *map)
     void shml_map_drop(shml_map *map)
     shml_desk *shml_desk_new(uint32_t num_slots)
+    void shml_desk_keep(shml_desk *desk)
     void shml_desk_drop(shml_desk *desk)
+    void shml_desk_close(shml_desk *desk)
     void shml_desk_push_free(shml_desk *desk, uint32_t slot)
     uint32_t shml_desk_collect(shml_desk *desk)
-    shml_lease *shml_lease_new(shml_desk *desk, uint32_t slot)
+    shml_lease *shml_lease_begin(shml_desk *desk, uint32_t slot)
+    int shml_lease_try_keep(shml_lease *lease)
+    int shml_lease_make_private(shml_lease *lease)
     void shml_lease_drop(shml_lease *lease)
     dl_managed *shml_dl_new(shml_lease *lease, uint64_t offset, uint8_t code, uint8_t bits, int32_t ndim)

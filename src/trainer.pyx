@@ -70,9 +70,11 @@ cdef class TrainerRing:
         self._desk = shml_desk_new(num_slots)
         if self._desk == NULL:
             raise MemoryError
+        _enter(self._desk)
 
     def __dealloc__(self):
         if self._desk != NULL:
+            shml_desk_close(self._desk)
             shml_desk_drop(self._desk)
 
     cdef int _guard(self) except -1:
@@ -87,10 +89,19 @@ cdef class TrainerRing:
 
     # ------------------------------------------------------------ slots
 
+    cdef void _collect(self):
+        """Takes in what leases have given back."""
+        cdef uint32_t first = self._desk.num_free
+        shml_desk_collect(self._desk)
+        if getpid() != self._pid:
+            return  # a forked child's copy of all this says nothing about the slots
+        for i in range(first, self._desk.num_free):
+            self._ring.slots[self._desk.free_list[i]].state = SHML_FREE
+
     def hold(self):
         """Takes the most recently freed slot for publication; -1 if none is free."""
         self._guard()
-        shml_desk_collect(self._desk)
+        self._collect()
         if self._desk.num_free == 0:
             return -1
         self._desk.num_free -= 1
@@ -119,7 +130,7 @@ cdef class TrainerRing:
     def state(self, int slot):
         """The slot's private state: 0 free, 1 held, 2 ordered, 3 leased, 4 draining."""
         self._slot(slot)
-        shml_desk_collect(self._desk)
+        self._collect()
         return self._desk.places[slot].state
 
     def set_payload(self, int slot, mapping, bytes path, uint64_t offset, uint64_t nbytes):
@@ -279,9 +290,7 @@ cdef class TrainerRing:
         if place.map == NULL:
             raise ValueError(f"slot {slot} has no payload")
         cdef Lease lease = Lease.__new__(Lease)
-        lease._lease = shml_lease_new(self._desk, slot)
-        if lease._lease == NULL:
-            raise MemoryError
+        lease._lease = shml_lease_begin(self._desk, slot)
         self._ring.slots[slot].state = SHML_LEASED
         self._ring.header.batches += 1
         self._ring.header.samples += self._ring.slots[slot].nrows
@@ -294,13 +303,13 @@ cdef class TrainerRing:
     @property
     def num_leased(self):
         """Slots with a live lease."""
-        shml_desk_collect(self._desk)
+        self._collect()
         return self._desk.num_leased
 
     @property
     def num_free(self):
         """Slots free now."""
-        shml_desk_collect(self._desk)
+        self._collect()
         return self._desk.num_free
 
     # ------------------------------------------------------------ abandoning and recovering
@@ -475,6 +484,49 @@ cdef extern from *:
     uint64_t _owner "shml_owner_word" (shml_slot *slot, uint32_t chunk) nogil
 
 
+cdef class _Desk:
+    """An entry in the list of all desks of this process, by which a fork finds every lease."""
+
+    cdef shml_desk *_desk
+
+    def __dealloc__(self):
+        if self._desk != NULL:
+            shml_desk_drop(self._desk)
+
+
+cdef list _desks = []
+
+
+cdef _enter(shml_desk *desk):
+    cdef _Desk entry = _Desk.__new__(_Desk)
+    _desks[:] = [e for e in _desks if (<_Desk>e)._desk.refs > 1]
+    shml_desk_keep(desk)
+    entry._desk = desk
+    _desks.append(entry)
+
+
+def live_leases():
+    """A Lease more for every slot of this process that has one and lies in shared memory."""
+    cdef Lease lease
+    cdef shml_desk *desk
+    found = []
+    for entry in _desks:
+        desk = (<_Desk>entry)._desk
+        for slot in range(desk.num_slots):
+            if shml_lease_try_keep(&desk.places[slot].lease):
+                lease = Lease.__new__(Lease)
+                lease._lease = &desk.places[slot].lease
+                if not lease._lease.is_private:
+                    found.append(lease)
+    return found
+
+
+def stop_poisoning():
+    """In a forked child: what dies here must not write into the parent's slots."""
+    for entry in _desks:
+        (<_Desk>entry)._desk.poison = 0
+
+
 cdef void _drop_capsule(object capsule) noexcept:
     """A capsule nobody consumed still holds its reference."""
     cdef dl_managed *managed
@@ -507,6 +559,10 @@ cdef class Lease:
         """Size of the slot."""
         return self._lease.nbytes
 
+    def make_private(self):
+        """In a forked child: gives it its own copy of the slot, in place. False if there is no memory for it."""
+        return shml_lease_make_private(self._lease) == 0
+
     def bytes_at(self, uint64_t offset, uint64_t nbytes):
         """A private copy of some of the slot's bytes."""
         if offset + nbytes > self._lease.nbytes:
@@ -534,3 +590,16 @@ cdef class Lease:
             extent = shape[i]
             managed.shape[i] = extent
         return PyCapsule_New(managed, "dltensor", <void (*)(object) noexcept>_drop_capsule)
+
+    def tensors(self, tuple plan, from_dlpack):
+        """One tensor per entry of `plan`, each holding the lease.
+
+        Args:
+            plan: per field (offset, code, bits, shape), or (-1, make, shape, dtype) for a field without bytes.
+            from_dlpack: makes a tensor of a capsule.
+        """
+        return [
+            from_dlpack(self.capsule(entry[0], entry[1], entry[2], entry[3])) if entry[0] >= 0
+            else entry[1](entry[2], dtype=entry[3])
+            for entry in plan
+        ]

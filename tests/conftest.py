@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Iterator
+from time import monotonic
 
 import psutil
 import pytest
 
-from shmload.shm.janitor import find_leftovers
-from shmload.shm.names import SHM_DIR, process_stem
+from shmload.shm import janitor
+from shmload.shm.names import STEM_PATTERN, process_stem
 
 DEADLINE_S = 5.0
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # they stay for the process's life
 
 
-def names_in_shm() -> set[str]:
-    """Our names in /dev/shm."""
-    return {name for name in os.listdir("/dev/shm") if name.removeprefix("sem.").startswith("shmload-")}
-
-
-def ours_of(names: set[str]) -> set[str]:
-    """Those that this process has made, or that a dead process has left: other live processes' are not ours to judge."""
-    if not names:
-        return names
-    looks = [{path for leftover in find_leftovers(guard_s=0) for path in leftover.paths} for _ in range(2)]
-    dead = looks[0] & looks[1]  # a group that is being made looks dead for a moment
-    return {name for name in names if process_stem() in name or f"{SHM_DIR}/{name}" in dead}
+def stems_left() -> set[str]:
+    """Groups in /dev/shm that are this process's, or that no living process owns. Other suites on this host do not count."""
+    return {found.stem for found in janitor.find_leftovers(guard_s=-1)} | {
+        match[1]
+        for name in os.listdir("/dev/shm")
+        if (match := STEM_PATTERN.fullmatch(name)) and process_stem() in name
+    }
 
 
 def children() -> set[int]:
@@ -44,14 +41,17 @@ def children() -> set[int]:
 
 @pytest.fixture(autouse=True)
 def shm_clean() -> Iterator[None]:
-    """Names and child processes are the same after a test as before it."""
-    before, alive_before = names_in_shm(), children()
+    """Groups in /dev/shm and child processes are the same after a test as before it."""
+    before, alive_before = stems_left(), children()
     yield
     gc.collect()
     new = [psutil.Process(pid) for pid in children() - alive_before if psutil.pid_exists(pid)]
     _, alive = psutil.wait_procs(new, timeout=DEADLINE_S)
     assert not alive, f"processes left: {[' '.join(p.cmdline())[:200] for p in alive]}"
-    assert ours_of(names_in_shm() - before) == set()
+    deadline, pause = monotonic() + DEADLINE_S, threading.Event()
+    while (left := stems_left() - before) and monotonic() < deadline:  # a reaper may still be at it
+        pause.wait(0.02)
+    assert left == set()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

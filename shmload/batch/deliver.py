@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,16 +24,19 @@ _from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
 
 def deliver_rows(layout: Layout, lease: Lease, nrows: int) -> Any:
     """The batch of `nrows` fixed samples in a leased slot."""
+    return structure(layout.tree, lease.tensors(_plan(layout, nrows), _from_dlpack))
+
+
+@lru_cache(maxsize=64)
+def _plan(layout: Layout, nrows: int) -> tuple[tuple[Any, ...], ...]:
+    """Per field what a capsule needs: (offset, DLPack code, bits, shape); an empty field is a tensor of its own."""
     offsets, _ = layout.place(nrows)
-    tensors = []
-    for field, at in zip(layout.fields, offsets, strict=True):
-        if nrows * field.row_nbytes:
-            element = field.element
-            capsule = lease.capsule(at, element.code, element.itemsize * 8, (nrows, *field.shape))
-            tensors.append(_from_dlpack(capsule))
-        else:
-            tensors.append(torch.empty((nrows, *field.shape), dtype=getattr(torch, field.dtype)))
-    return structure(layout.tree, tensors)
+    return tuple(
+        (at, f.element.code, f.element.itemsize * 8, (nrows, *f.shape))
+        if nrows * f.row_nbytes
+        else (-1, torch.empty, (nrows, *f.shape), getattr(torch, f.dtype))
+        for f, at in zip(layout.fields, offsets, strict=True)
+    )
 
 
 def deliver_packed(lease: Lease) -> Any:

@@ -52,7 +52,7 @@ class Field:
         return math.prod(self.shape) * self.element.itemsize
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """The fields of a batch and the structure around them."""
 

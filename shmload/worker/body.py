@@ -126,8 +126,8 @@ class Body:
             return self._read_into(keys)
         return self._place(keys)
 
-    def _keys(self) -> list[Any]:
-        """What the order asks for: the whole batch's indices, or the sampler's keys."""
+    def _keys(self) -> Any:
+        """What the order asks for: the whole batch's indices (an array for `read_batch_into`), or the sampler's keys."""
         ring = self._ring
         path = ring.order_path
         if path:
@@ -136,7 +136,8 @@ class Body:
             raw = ring.order_bytes()
         if ring.is_pickled:
             return pickle.loads(raw)  # type: ignore[no-any-return]  # written by the trainer
-        return np.frombuffer(raw, np.int64).tolist()
+        indices = np.frombuffer(raw, np.int64)
+        return indices if self._path == "read_batch_into" else indices.tolist()
 
     def _sample(self, row: int, key: Any) -> Any:
         """Reads one sample, under its own randomness in seed mode."""
@@ -201,13 +202,13 @@ class Body:
             read_into(keys[row], placer.out(row))
         return DONE
 
-    def _read_batch_into(self, keys: list[Any]) -> int:
+    def _read_batch_into(self, keys: Any) -> int:
         ring = self._ring
         assert self._in_place is not None
         read_batch_into = self._in_place.read_batch_into
         assert read_batch_into is not None
         first, end = ring.first_row, ring.end_row
-        self._begin(first, keys[first])
+        self._begin(first, keys[first].item() if isinstance(keys, np.ndarray) else keys[first])
         self._key = None
         read_batch_into(np.asarray(keys[first:end], np.int64), self._placer().out_rows(first, end))
         return DONE

@@ -14,6 +14,7 @@ import select
 import signal
 import threading
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
@@ -21,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
+from shmload.shm import forks
 from shmload.worker.process import describe_exit, main
 from shmload.worker.spec import Job, Post
 
@@ -72,6 +74,7 @@ class ProcessCrew:
         self._pidfds: dict[int, int] = {}  # pidfd -> worker_id
         self._poll = select.poll()
         self._pid = os.getpid()
+        _crews.add(self)
 
     @property
     def pids(self) -> list[int]:
@@ -93,7 +96,7 @@ class ProcessCrew:
         process = self._context.Process(  # type: ignore[attr-defined]  # every concrete context has it
             target=main, args=(post, inherited), daemon=True, name=f"shmload worker {post.worker_id}"
         )
-        with warnings.catch_warnings():
+        with forks.ours(), warnings.catch_warnings():
             # the worker starts no thread before its own code runs, and what it inherits it only reads
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()
@@ -139,6 +142,19 @@ class ProcessCrew:
             self._processes[worker_id].kill()  # ends a stopped process, too
         for pidfd in list(self._pidfds):
             self._bury(pidfd)
+
+
+_crews: weakref.WeakSet[ProcessCrew] = weakref.WeakSet()
+
+
+def _disown() -> None:
+    """In a child of a bare os.fork: at its exit multiprocessing would end the parent's workers, taking them for its own."""
+    for crew in _crews:
+        multiprocessing.process._children.difference_update(crew.processes)  # type: ignore[attr-defined]
+    _crews.clear()
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def open_memory(path: str) -> Mapping:
     """Maps a segment of the trainer's; nothing this process forks will see it."""
     fd = open_segment(path)
     try:
-        return Mapping(fd, os.fstat(fd).st_size, inherit=False)
+        return Mapping(fd, os.fstat(fd).st_size, inherit=False, populate=True)
     finally:
         os.close(fd)
 

@@ -13,6 +13,8 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -109,7 +111,8 @@ class Victims:
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.num_kills = self.num_holding = 0
-        self._last = (-1, -1)  # newest batch a worker has died over: one death a batch, or a sample would count as a killer
+        # newest batch a worker has died over: one death a batch, or a sample would count as a killer
+        self._last = (-1, -1)
 
     def kill(self, worker: int, number: int = signal.SIGKILL) -> None:
         """Kills a worker and waits until it is dead; what it held stays as it was, for the engine to find."""
@@ -137,12 +140,32 @@ class Victims:
                 continue
             batch = None if held is None else self._batch_in(held[0])
             if held is None or (batch is not None and batch > self._last):
-                self.kill(worker)
-                return True
+                pid = ring.worker(worker)["pid"]
+                stop(pid)  # it may have gone on to another batch meanwhile: look again while it stands still
+                held = ring.held_by(worker)
+                batch = None if held is None else self._batch_in(held[0])
+                if held is None or (batch is not None and batch > self._last):
+                    self.kill(worker)
+                    return True
+                os.kill(pid, signal.SIGCONT)
         return False
 
     def _batch_in(self, slot: int) -> tuple[int, int] | None:
         return next(((o.epoch, o.step) for o in self.engine._queue if o.slot == slot), None)
+
+
+def stop(pid: int) -> None:
+    """Sends SIGSTOP and waits until the kernel shows the process stopped (or gone)."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = monotonic() + DEADLINE_S
+    while monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return
+        if state in "TtZX":
+            return
+    raise AssertionError(f"process {pid} did not stop")
 
 
 def kill_and_wait(pid: int, number: int = signal.SIGKILL) -> None:

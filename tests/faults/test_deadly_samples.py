@@ -66,11 +66,11 @@ def test_the_epoch_is_named_and_counts_for_itself() -> None:
             return super().__getitem__(index)
 
     with ShmLoader(EverySecondEpoch(16), batch_size=4, seed=2, num_workers=2) as loader:
-        assert 4 == len(list(loader))
+        assert len(list(loader)) == 4
         with pytest.raises(WorkerDied, match="sample 5 of epoch 1"):
             list(loader)
         loader.set_epoch(2)
-        assert 4 == len(list(loader))
+        assert len(list(loader)) == 4
 
 
 def test_more_deaths_than_max_restarts_end_the_loader() -> None:
@@ -81,7 +81,7 @@ def test_more_deaths_than_max_restarts_end_the_loader() -> None:
                 Victims(loader._last_engine).kill(num_kills % 2)
                 num_kills += 1
         assert "killed by signal: Killed" in str(info.value.__cause__)
-        assert 2 == loader.stats()["num_restarts"]
+        assert loader.stats()["num_restarts"] == 2
         with pytest.raises(WorkerDied):
             next(iter(loader))
 
@@ -117,7 +117,7 @@ def test_a_death_is_noticed_by_the_next_look_of_a_waiting_trainer(monkeypatch: p
         with pytest.raises(WorkerDied):
             for _ in stream:
                 pass
-    assert [engine.WAIT_S] == waits
+    assert waits == [engine.WAIT_S]
     assert engine.WAIT_S <= 0.1
     assert engine.DEATH_LOOK_S <= 0.1
 
@@ -136,7 +136,7 @@ def test_a_death_is_noticed_while_batches_keep_coming(monkeypatch: pytest.Monkey
         now[0] += 1.1 * engine.DEATH_LOOK_S
         with pytest.raises(WorkerDied):
             next(stream)
-        assert 1 == len(waits)
+        assert len(waits) == 1
 
 
 def test_a_death_is_noticed_within_the_bound_of_a_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:

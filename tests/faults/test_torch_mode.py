@@ -44,9 +44,13 @@ def test_a_dead_worker_is_told_in_torchs_words(end: int) -> None:
     assert torchs_words(end) in (words, [words[1], "None"])  # torch says the one or the other, as it happens
 
 
-@pytest.mark.parametrize("point", ["before_claim", "after_claim", "mid_decode", "before_finish", "after_finish", "before_post"])
+@pytest.mark.parametrize(
+    "point", ["before_claim", "after_claim", "mid_decode", "before_finish", "after_finish", "before_post"]
+)
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_death_at_any_point_ends_the_iteration_and_leaves_nothing(point: str, persistent: bool, charges: Charges) -> None:
+def test_a_death_at_any_point_ends_the_iteration_and_leaves_nothing(
+    point: str, persistent: bool, charges: Charges
+) -> None:
     loader = ShmLoader(Rows(80), batch_size=4, num_workers=2, persistent_workers=persistent)
     began = monotonic()
     with pytest.raises(WorkerDied, match=r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly"):
@@ -65,7 +69,7 @@ def test_without_persistent_workers_the_next_iteration_works() -> None:
     with pytest.raises(WorkerDied):
         for _ in loader:
             Victims(loader._last_engine).kill(1)
-    assert 20 == sum(1 for _ in loader)
+    assert sum(1 for _ in loader) == 20
 
 
 def test_an_iterator_outlives_its_loader_and_ends_with_a_closed_one() -> None:
@@ -101,7 +105,7 @@ def test_max_restarts_replaces_so_many_and_no_more() -> None:
             got.append(digest(batch["x"]))
             if step % 8 == 0:
                 Victims(loader._last_engine).kill(step // 8 % 2)
-    assert 3 == loader.stats()["num_restarts"]
+    assert loader.stats()["num_restarts"] == 3
     assert 24 < len(got) <= 32
     assert expected[: len(got)] == got
     loader.close()

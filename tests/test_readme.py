@@ -1,0 +1,39 @@
+"""The README's examples run, and its commands are the ones CI runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = next(p / "README.md" for p in Path(__file__).parents if (p / "README.md").exists()).read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+EXPECTED = ["torch.Size([2, 2])", "4 batches left"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "expected"), list(zip(EXAMPLES, EXPECTED, strict=True)))
+def test_an_example_prints_what_it_should(code: str, expected: str, tmp_path: Path) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert expected in done.stdout
+
+
+def test_there_is_one_command_for_the_main_job_and_one_for_the_tests() -> None:
+    commands = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
+    assert len(commands) == 2
+    assert commands[0].endswith("shmload bench --plot bench.png")
+    assert commands[1].endswith("-m pytest")

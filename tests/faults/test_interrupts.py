@@ -99,6 +99,56 @@ def test_an_interrupt_ends_a_wait_at_once_and_the_stream_goes_on() -> None:
     assert expected == got
 
 
+class Signalling(Rows):
+    """One sample sends its trainer a signal, once, when the trainer sleeps."""
+
+    def __init__(self, n: int, number: int) -> None:
+        super().__init__(n)
+        self.number = number
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 17:
+            while not self.sleeps(os.getppid()):
+                pass
+            os.kill(os.getppid(), self.number)
+        return super().__getitem__(index)
+
+    @staticmethod
+    def sleeps(pid: int) -> bool:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "S"
+
+
+class Stop(BaseException):
+    """What a handler raises."""
+
+
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGUSR1, Stop)])
+@pytest.mark.parametrize("seed", [3, None])
+def test_what_a_signal_handler_raises_during_a_wait_comes_out_of_next(number: int, kind: type[BaseException], seed: int | None) -> None:
+    def stop(*_: object) -> None:
+        raise kind
+
+    before = signal.signal(number, stop)
+    try:
+        with ShmLoader(Signalling(48, number), batch_size=4, seed=seed, num_workers=2) as loader:
+            stream = iter(loader)
+            num, stops = 0, 0
+            while True:
+                try:
+                    next(stream)
+                except StopIteration:
+                    break
+                except kind:
+                    stops += 1
+                else:
+                    num += 1
+        assert 1 == stops
+        assert 12 == num
+    finally:
+        signal.signal(number, before)
+
+
 def test_workers_leave_an_interrupt_of_the_whole_group_to_the_trainer() -> None:
     with ShmLoader(Rows(48, 100), batch_size=4, seed=3, num_workers=2) as loader:
         stream = iter(loader)

@@ -35,9 +35,14 @@ def loader_of(kind: str, num_batches: int, num_workers: int = 2, **options: obje
 
 
 def expected_of(kind: str, num_batches: int) -> Callable[[], Iterator[str]]:
-    with loader_of(kind, num_batches, 0) as quiet:
-        epoch = [list(batches(quiet, 1)) for _ in range(20)]
-    return lambda: (one for digests in epoch for one in digests)
+    """The undisturbed stream, epoch after epoch for as long as anybody asks."""
+
+    def stream() -> Iterator[str]:
+        with loader_of(kind, num_batches, 0) as quiet:
+            while True:
+                yield from batches(quiet, 1)
+
+    return stream
 
 
 def test_every_named_point_is_among_those_tested_here() -> None:

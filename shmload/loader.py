@@ -291,8 +291,9 @@ class ShmLoader(DataLoader[T]):
 
     def __del__(self) -> None:
         # an iterator that someone holds works on without its loader, as torch's does
-        if not sys.is_finalizing() and getattr(self, "_stream", None) is not None:
-            self._stream.close()
+        stream: SeedStream | None = getattr(self, "_stream", None)
+        if stream is not None and not sys.is_finalizing():
+            stream.close()
 
 
 def _check_seed_arguments(

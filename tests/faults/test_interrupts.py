@@ -123,9 +123,13 @@ class Stop(BaseException):
     """What a handler raises."""
 
 
-@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGUSR1, Stop)])
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGUSR1, Stop)]
+)
 @pytest.mark.parametrize("seed", [3, None])
-def test_what_a_signal_handler_raises_during_a_wait_comes_out_of_next(number: int, kind: type[BaseException], seed: int | None) -> None:
+def test_what_a_signal_handler_raises_during_a_wait_comes_out_of_next(
+    number: int, kind: type[BaseException], seed: int | None
+) -> None:
     def stop(*_: object) -> None:
         raise kind
 
@@ -143,8 +147,8 @@ def test_what_a_signal_handler_raises_during_a_wait_comes_out_of_next(number: in
                     stops += 1
                 else:
                     num += 1
-        assert 1 == stops
-        assert 12 == num
+        assert stops == 1
+        assert num == 12
     finally:
         signal.signal(number, before)
 
@@ -155,8 +159,8 @@ def test_workers_leave_an_interrupt_of_the_whole_group_to_the_trainer() -> None:
         next(stream)
         for pid in loader._last_engine.crew.pids:
             os.kill(pid, signal.SIGINT)
-        assert 11 == sum(1 for _ in stream)
-        assert 0 == loader.stats()["num_restarts"]
+        assert sum(1 for _ in stream) == 11
+        assert loader.stats()["num_restarts"] == 0
 
 
 def test_a_signal_handler_that_runs_during_a_wait_changes_nothing() -> None:
@@ -174,7 +178,7 @@ def test_a_signal_handler_that_runs_during_a_wait_changes_nothing() -> None:
         thread = threading.Thread(target=disturb)
         thread.start()
         try:
-            assert 11 == sum(1 for _ in stream)
+            assert sum(1 for _ in stream) == 11
         finally:
             stop.set()
             thread.join()
@@ -213,9 +217,9 @@ def test_an_interrupt_while_a_worker_is_replaced_waits_until_it_is(monkeypatch: 
             interrupt_in(patch, "pidfd_open")
             with pytest.raises(KeyboardInterrupt):
                 got += [digest(batch) for batch in stream]
-        assert 2 == len(loader._last_engine.crew.pids)
+        assert len(loader._last_engine.crew.pids) == 2
         rest = [digest(batch) for batch in stream]
-        assert 1 == loader.stats()["num_restarts"]
+        assert loader.stats()["num_restarts"] == 1
     assert expected[len(expected) - len(rest) :] == rest
     assert len(got) == 1
     assert rest

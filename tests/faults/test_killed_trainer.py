@@ -93,7 +93,7 @@ def running(state: str, method: str) -> Iterator[int]:
         try:
             assert trainer.stdout is not None
             await_readable(trainer.stdout.fileno())
-            assert b"ready\n" == trainer.stdout.readline()
+            assert trainer.stdout.readline() == b"ready\n"
             yield trainer.pid
         finally:
             kill_group(trainer.pid)
@@ -107,8 +107,8 @@ def test_nothing_stays_of_a_killed_trainer(state: str, kill: Callable[[int], Non
         assert len(stems) == 1
         assert files_with(stems)
         kill(pid)
-        assert [] == family.survivors(BOUND_S)
-        assert [] == files_with(stems)  # the reaper is of the family, and it ends after its work
+        assert family.survivors(BOUND_S) == []
+        assert files_with(stems) == []  # the reaper is of the family, and it ends after its work
 
 
 def test_a_live_neighbour_is_untouched() -> None:
@@ -118,8 +118,8 @@ def test_a_live_neighbour_is_untouched() -> None:
         before = files_with(stems)
         assert before
         kill_alone(victim)
-        assert [] == victims.survivors(BOUND_S)
+        assert victims.survivors(BOUND_S) == []
         assert before == files_with(stems)
         assert len(neighbours.pids) == len(neighbours.survivors(0))
         kill_group(neighbour)
-        assert [] == neighbours.survivors(BOUND_S)
+        assert neighbours.survivors(BOUND_S) == []

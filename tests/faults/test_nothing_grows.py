@@ -107,6 +107,6 @@ def test_a_forked_child_that_drops_the_loader_does_not_disturb_it() -> None:
             os._exit(status)
     assert (pid, 0) == os.waitpid(pid, 0)
     for stream in streams:
-        assert 9 == sum(1 for _ in stream)
+        assert sum(1 for _ in stream) == 9
     for loader in loaders:
         loader.close()

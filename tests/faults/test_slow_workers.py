@@ -52,11 +52,11 @@ def test_a_stopped_worker_keeps_its_batch_waiting_while_others_go_on(seed: int |
         while not all(engine._ring.look(order.slot) == 1 for order in others if order.slot >= 0):
             engine._ready.wait(0.02)
         assert held == engine._ring.held_by(worker)
-        assert 0 == engine._ring.look(slot)
-        assert 0 == loader.stats()["num_restarts"]
+        assert engine._ring.look(slot) == 0
+        assert loader.stats()["num_restarts"] == 0
         os.kill(pid, signal.SIGCONT)
         got += [digest(batch["x"]) for batch in stream]
-        assert 0 == loader.stats()["num_restarts"]
+        assert loader.stats()["num_restarts"] == 0
     assert expected == got
 
 
@@ -69,7 +69,7 @@ def test_a_loader_with_a_stopped_worker_closes(seed: int | None) -> None:
     began = monotonic()
     loader.close()
     assert monotonic() - began < CLOSE_S
-    assert [] == loader._last_engine.crew.pids
+    assert loader._last_engine.crew.pids == []
 
 
 class Long(Rows):
@@ -96,7 +96,7 @@ def test_a_loader_with_busy_workers_closes(seed: int | None, kind: str) -> None:
     try:
         loader = ShmLoader(Long(48, kind, begun), batch_size=4, seed=seed, num_workers=2, timeout=0.05)
         stream = iter(loader)
-        with pytest.raises(RuntimeError, match="timed out after 0.05 seconds"):
+        with pytest.raises(RuntimeError, match=r"timed out after 0\.05 seconds"):
             next(stream)
         for _ in range(2):
             await_readable(end)
@@ -104,7 +104,7 @@ def test_a_loader_with_busy_workers_closes(seed: int | None, kind: str) -> None:
         began = monotonic()
         loader.close()
         assert monotonic() - began < CLOSE_S
-        assert [] == loader._last_engine.crew.pids
+        assert loader._last_engine.crew.pids == []
     finally:
         os.close(end)
         os.close(begun)

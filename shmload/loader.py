@@ -156,7 +156,7 @@ class ShmLoader(DataLoader[T]):
         if self._is_closed:
             raise RuntimeError("this loader is closed: make a new one")
         if self._stream is not None:
-            return SeedIterator(self._stream)
+            return SeedIterator(self, self._stream)
         return super().__iter__()
 
     def _get_iterator(self) -> Any:

@@ -8,7 +8,9 @@ abandoned and the schedule is asked again, which costs nothing: it has no state.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,18 +24,27 @@ if TYPE_CHECKING:
     from shmload.loader import ShmLoader
 
 
-class SeedIterator:
-    """One pass: from where the stream stands to the end of its epoch."""
+@dataclass
+class Place:
+    """The batch that comes next."""
 
-    def __init__(self, stream: SeedStream) -> None:
+    epoch: int
+    step: int
+
+
+class SeedIterator:
+    """One pass: from where the stream stands to the end of its epoch. Keeps its loader alive."""
+
+    def __init__(self, loader: ShmLoader[Any], stream: SeedStream) -> None:
+        self._loader = loader
         self._stream = stream
-        self.epoch, self.step = stream.begin(self)
+        self._place = stream.begin()
 
     def __iter__(self) -> SeedIterator:
         return self
 
     def __next__(self) -> Any:
-        return self._stream.take(self)
+        return self._stream.take(self._place)
 
     def __len__(self) -> int:
         return self._stream.num_steps
@@ -47,7 +58,7 @@ class SeedStream:
     """
 
     def __init__(self, loader: ShmLoader[Any], rank: int, world_size: int) -> None:
-        self._loader = loader
+        self._loader_ref = weakref.ref(loader)  # a cycle would keep workers until the garbage collector comes by
         self._rank = rank
         self._world_size = world_size
         self._engine: Engine | None = None
@@ -55,23 +66,28 @@ class SeedStream:
         self._pid = os.getpid()
         self._next_epoch = 0
         self._first_step = 0  # of the next iteration: where a loaded state left off
-        self._iterator: SeedIterator | None = None
+        self._place: Place | None = None  # of the newest iterator
         self._cursor = (0, 0)  # (epoch, step) to be ordered next
-        self._sampled: tuple[int, int, Iterator[Any]] | None = (
-            None  # the user's sampler: epoch, next step, its iterator
-        )
+        # the user's sampler: epoch, next step, its iterator
+        self._sampled: tuple[int, int, Iterator[Any]] | None = None
         self.valid: int | None = None
         self._schedule: Schedule | None = None
         self._num_steps = 0
         if not loader._has_own_order:
             self.schedule()
 
+    @property
+    def _loader(self) -> ShmLoader[Any]:
+        loader = self._loader_ref()
+        assert loader is not None, "an iterator keeps its loader alive"
+        return loader
+
     # ------------------------------------------------------------ which samples
 
     def schedule(self) -> Schedule:
         """The schedule for the dataset's length as it is now."""
         loader = self._loader
-        n = len(loader.dataset)
+        n = len(loader.dataset)  # type: ignore[arg-type]  # map-style: the constructor has checked
         if self._schedule is None or self._schedule.n != n:
             self._schedule = Schedule(
                 n,
@@ -117,22 +133,21 @@ class SeedStream:
 
     # ------------------------------------------------------------ delivery
 
-    def begin(self, iterator: SeedIterator) -> tuple[int, int]:
+    def begin(self) -> Place:
         """Starts a pass: the next epoch, from its start or from where a loaded state left off."""
         if not self._loader._has_own_order:
             self.schedule()
-        epoch, step = self._next_epoch, self._first_step
-        self._next_epoch, self._first_step = epoch + 1, 0
-        self._iterator = iterator
-        return epoch, step
+        self._place = Place(self._next_epoch, self._first_step)
+        self._next_epoch, self._first_step = self._next_epoch + 1, 0
+        return self._place
 
-    def take(self, iterator: SeedIterator) -> Any:
-        """The batch the iterator stands at, and moves it on, also beyond one that failed; StopIteration beyond the last."""
-        epoch, step = iterator.epoch, iterator.step
+    def take(self, place: Place) -> Any:
+        """The batch at a place, which moves on, also beyond one that failed; StopIteration beyond the epoch's last."""
+        epoch, step = place.epoch, place.step
         if self._loader._is_closed:
             raise RuntimeError("this loader is closed: make a new one")
         if self._loader.num_workers == 0:
-            return self._read_inline(iterator)
+            return self._read_inline(place)
         engine = self._usable_engine()
         front = engine.front
         if front is None or (front.epoch, front.step) != (epoch, step):
@@ -147,11 +162,11 @@ class SeedStream:
             _, batch = engine.next()
         except Exception:
             if engine.front is not front:  # that batch is lost
-                iterator.step += 1
+                place.step += 1
             raise
         self.valid = self._num_valid(step, front.nrows)
         self._fill(engine)
-        iterator.step += 1
+        place.step += 1
         return batch
 
     def _num_valid(self, step: int, nrows: int) -> int:
@@ -180,26 +195,26 @@ class SeedStream:
             self._engine = self._loader.make_engine(base_seed=_base_seed(self._loader.seed or 0))
         return self._engine
 
-    def _read_inline(self, iterator: SeedIterator) -> Any:
+    def _read_inline(self, place: Place) -> Any:
         if self._inline is None:
             self._inline = InlineReader(self._loader.make_job())
-        order = self._order(iterator.epoch, iterator.step)
+        order = self._order(place.epoch, place.step)
         if order is None:
             raise StopIteration
         try:
-            batch = self._inline.read(order.indices, iterator.epoch)
+            batch = self._inline.read(order.indices, place.epoch)
         except Exception:
-            iterator.step += 1
+            place.step += 1
             raise
-        self.valid = self._num_valid(iterator.step, order.nrows)
-        iterator.step += 1
+        self.valid = self._num_valid(place.step, order.nrows)
+        place.step += 1
         return batch
 
     # ------------------------------------------------------------ position
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass that epoch, from its start."""
-        self._next_epoch, self._first_step, self._iterator = epoch, 0, None
+        self._next_epoch, self._first_step, self._place = epoch, 0, None
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the batch that comes next."""
@@ -211,7 +226,7 @@ class SeedStream:
         epoch, step = resume(state, self._pure_schedule())
         if step >= self.num_steps > 0:
             epoch, step = epoch + 1, 0
-        self._next_epoch, self._first_step, self._iterator = epoch, step, None
+        self._next_epoch, self._first_step, self._place = epoch, step, None
 
     def _pure_schedule(self) -> Schedule:
         if self._loader._has_own_order:
@@ -220,11 +235,11 @@ class SeedStream:
 
     def _position(self) -> tuple[int, int]:
         """(epoch, step) of the batch that comes next."""
-        if self._iterator is None:
+        if self._place is None:
             return self._next_epoch, self._first_step
-        if self._iterator.step >= self.num_steps:
-            return self._iterator.epoch + 1, 0
-        return self._iterator.epoch, self._iterator.step
+        if self._place.step >= self.num_steps:
+            return self._place.epoch + 1, 0
+        return self._place.epoch, self._place.step
 
     def close(self) -> None:
         """Ends the workers."""

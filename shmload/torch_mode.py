@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
 
 class _Iterator(_BaseDataLoaderIter):
+    def _next_data(self) -> Any:
+        raise NotImplementedError
+
     def __next__(self) -> Any:
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # torch's annotation of each batch costs 5 us
             return super().__next__()
-        batch = self._next_data()
+        batch: Any = self._next_data()
         self._num_yielded += 1
         return batch
 
@@ -41,16 +44,15 @@ class TorchIterator(_Iterator):
         super().__init__(loader)
         self._epoch = -1
         self._engine: Engine | None = None
-        self._is_exhausted = False
         self._prefetch_factor = loader.prefetch_factor or 0
-        self._engine = loader.make_engine(base_seed=self._base_seed)
+        self._engine = loader.make_engine(base_seed=int(self._base_seed))
         self._reset(loader, first_iter=True)
 
     @property
     def _workers(self) -> list[Any]:
         return [] if self._engine is None else self._engine.crew.processes
 
-    def _reset(self, loader: ShmLoader[Any], first_iter: bool = False) -> None:  # type: ignore[override]
+    def _reset(self, loader: ShmLoader[Any], first_iter: bool = False) -> None:
         assert self._engine is not None
         if not first_iter:
             self._engine.finish()

@@ -63,7 +63,7 @@ def _settle(fork: _Fork, timeout_s: float) -> None:
 
 
 def _private(lease: Lease) -> bool:
-    return lease.make_private()
+    return bool(lease.make_private())
 
 
 def _before() -> None:

@@ -135,7 +135,7 @@ class Body:
         else:
             raw = ring.order_bytes()
         if ring.is_pickled:
-            return pickle.loads(raw)  # type: ignore[no-any-return]  # written by the trainer
+            return pickle.loads(raw)  # written by the trainer
         indices = np.frombuffer(raw, np.int64)
         return indices if self._path == "read_batch_into" else indices.tolist()
 
@@ -158,6 +158,8 @@ class Body:
 
     def _samples(self, keys: list[Any], first: int, end: int) -> list[Any]:
         """Reads rows `first` to `end` into a list, by `__getitems__` if the dataset has it."""
+        if first == end:
+            return []
         if self._path == "__getitems__":
             self._begin(first, keys[first])
             self._key = None

@@ -25,7 +25,7 @@ class SampleInfo(NamedTuple):
     """Which sample is being decoded: its epoch, its index (-1 if the sampler's key is no integer), and by which worker."""
 
     epoch: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
     worker: int
 
 
@@ -87,7 +87,7 @@ def sample_rng() -> np.random.Generator:
 
 
 def _seed_numpy(seed: int) -> None:
-    state: Any = np.random.mtrand._rand  # type: ignore[attr-defined]  # np.random.seed without its 10 us of checks
+    state: Any = np.random.mtrand._rand  # np.random.seed without its 10 us of checks
     state._bit_generator._legacy_seeding(seed)
 
 

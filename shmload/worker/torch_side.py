@@ -31,10 +31,18 @@ def set_worker_info(dataset: Any, worker_id: int, num_workers: int, seed: int) -
 def default_collate(samples: list[Any]) -> Any:
     """torch's default collate, into private memory.
 
-    In a worker torch's own would stack into a fresh shared-memory file for its queue; our batch goes to the slot instead.
+    In a worker torch's own stacks into a fresh shared-memory file for its queue; our batch goes to the slot instead. Like
+    torch's it stacks into an array of the first sample's dtype, which matters where dtypes differ.
     """
-    info, worker._worker_info = worker._worker_info, None
-    try:
-        return collate.default_collate(samples)
-    finally:
-        worker._worker_info = info
+    functions = dict(collate.default_collate_fn_map)
+    if functions.get(torch.Tensor) is collate.collate_tensor_fn:  # else the user has put in one of his own
+        functions[torch.Tensor] = _stack
+    return collate.collate(samples, collate_fn_map=functions)
+
+
+def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    first = batch[0]
+    if first.is_nested or first.layout != torch.strided:
+        return collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # says what it does not take
+    out = first.new_empty((len(batch), *first.size()))
+    return torch.stack(tuple(batch), 0, out=out)

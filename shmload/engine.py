@@ -204,7 +204,7 @@ class Engine:
             self._queue.append(order)
             self._backlog.append(order)
             self._publish()
-        except KeyboardInterrupt:
+        except BaseException:  # ^C, or what another signal handler raises, may come at any line
             self._mend()
             raise
 
@@ -306,7 +306,7 @@ class Engine:
         self._check_usable()
         try:
             return self._next()
-        except KeyboardInterrupt:
+        except BaseException:  # ^C, or what another signal handler raises, may come at any line
             self._mend()
             raise
 

@@ -10,12 +10,15 @@ import os
 
 import posix_ipc
 
+from shmload._core.bell import BellWaiter
+
 
 class Doorbell:
     """One semaphore. Whoever created it gives up its name with `close`."""
 
     def __init__(self, semaphore: posix_ipc.Semaphore, name: str, *, is_owner: bool) -> None:
         self._semaphore = semaphore
+        self._waiter = BellWaiter(name)
         self.name = name
         self._owner_pid = os.getpid() if is_owner else 0
         self._is_closed = False
@@ -23,7 +26,12 @@ class Doorbell:
     @classmethod
     def create(cls, name: str) -> Doorbell:
         """Makes a bell that nobody has rung. The name begins with a slash."""
-        return cls(posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0), name, is_owner=True)
+        semaphore = posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0)
+        try:
+            return cls(semaphore, name, is_owner=True)
+        except BaseException:
+            semaphore.unlink()
+            raise
 
     @classmethod
     def attach(cls, name: str) -> Doorbell:
@@ -40,14 +48,8 @@ class Doorbell:
             self._semaphore.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for a ring, without the GIL; False if none came in time."""
-        try:
-            self._semaphore.acquire(timeout_s)
-        except posix_ipc.BusyError:
-            return False
-        except posix_ipc.SignalError:  # a signal with a handler that raised nothing: the caller looks and waits again
-            return False
-        return True
+        """Waits for a ring, without the GIL; False if none came in time or a signal came first. Raises what its handler does."""
+        return self._waiter.wait(timeout_s)
 
     def drain(self) -> None:
         """Takes back all pending rings."""

@@ -133,10 +133,11 @@ class Victims:
         num_workers = ring.num_workers
         for _ in range(rng.randrange(looks // 2)):
             ring.num_free  # noqa: B018  # lets a random time pass
+        may_be_idle = rng.random() < 0.06
         for _ in range(looks):
             worker = rng.randrange(num_workers)
             held = ring.held_by(worker)
-            if not ring.worker(worker)["pid"] or (held is None and rng.random() < 0.985):
+            if not ring.worker(worker)["pid"] or (held is None and not may_be_idle):
                 continue
             batch = None if held is None else self._batch_in(held[0])
             if held is None or (batch is not None and batch > self._last):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from conftest import Charges
-from faults_kit import COLLATE, DATASETS, Victims, batches, digest
+from faults_kit import COLLATE, DATASETS, Rows, Victims, batches, digest
 
 from shmload import ShmLoader, WorkerDied, faults
 
@@ -114,6 +114,21 @@ def test_a_sample_given_up_over_the_layout_does_not_keep_the_others_waiting(char
                 else:
                     assert one == digest(batch)
         assert lost in ([], [0])
+    assert charges.num_spent == 10
+
+
+def test_with_nothing_else_to_do_the_others_ask_for_the_layout_themselves(charges: Charges) -> None:
+    for _ in range(5):
+        charges.arm("while_asking_layout", signal.SIGKILL)
+        charges.arm("while_asking_layout", signal.SIGKILL)
+        with ShmLoader(Rows(2), batch_sampler=[[0, 1]], seed=3, num_workers=2) as loader:
+            stream = iter(loader)
+            try:
+                next(stream)
+            except WorkerDied as error:
+                assert "ended its worker twice" in str(error)  # noqa: PT017  # either is right
+            with pytest.raises(StopIteration):
+                next(stream)
     assert charges.num_spent == 10
 
 

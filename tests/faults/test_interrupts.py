@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import linecache
 import os
 import signal
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import Charges
-from faults_kit import COLLATE, DATASETS, Rows, digest
+from faults_kit import COLLATE, DATASETS, Rows, Victims, digest
 
 from shmload import ShmLoader, engine, seed_mode
 
@@ -100,6 +99,60 @@ def test_an_interrupt_ends_a_wait_at_once_and_the_stream_goes_on() -> None:
     assert expected == got
 
 
+class Signalling(Rows):
+    """One sample sends its trainer a signal, once, when the trainer sleeps."""
+
+    def __init__(self, n: int, number: int) -> None:
+        super().__init__(n)
+        self.number = number
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 17:
+            while not self.sleeps(os.getppid()):
+                pass
+            os.kill(os.getppid(), self.number)
+        return super().__getitem__(index)
+
+    @staticmethod
+    def sleeps(pid: int) -> bool:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "S"
+
+
+class Stop(BaseException):
+    """What a handler raises."""
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGUSR1, Stop)]
+)
+@pytest.mark.parametrize("seed", [3, None])
+def test_what_a_signal_handler_raises_during_a_wait_comes_out_of_next(
+    number: int, kind: type[BaseException], seed: int | None
+) -> None:
+    def stop(*_: object) -> None:
+        raise kind
+
+    before = signal.signal(number, stop)
+    try:
+        with ShmLoader(Signalling(48, number), batch_size=4, seed=seed, num_workers=2) as loader:
+            stream = iter(loader)
+            num, stops = 0, 0
+            while True:
+                try:
+                    next(stream)
+                except StopIteration:
+                    break
+                except kind:
+                    stops += 1
+                else:
+                    num += 1
+        assert stops == 1
+        assert num == 12
+    finally:
+        signal.signal(number, before)
+
+
 def test_workers_leave_an_interrupt_of_the_whole_group_to_the_trainer() -> None:
     with ShmLoader(Rows(48, 100), batch_size=4, seed=3, num_workers=2) as loader:
         stream = iter(loader)
@@ -133,17 +186,40 @@ def test_a_signal_handler_that_runs_during_a_wait_changes_nothing() -> None:
     assert calls
 
 
+def interrupt_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """^C whenever a worker has been started and is not recorded yet."""
+    call = getattr(os, name)
+
+    def interrupted(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return call(*arguments)
+
+    monkeypatch.setattr(os, name, interrupted)
+
+
 def test_an_interrupt_while_workers_start_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shmload.worker.crew import ProcessCrew
-
-    start = ProcessCrew._start
-
-    def start_interrupted(self: ProcessCrew, post: Any) -> None:
-        start(self, post)
-        _thread.interrupt_main()
-
-    monkeypatch.setattr(ProcessCrew, "_start", start_interrupted)
     loader = ShmLoader(Rows(48), batch_size=4, seed=3, num_workers=2)
-    with pytest.raises(KeyboardInterrupt):
-        next(iter(loader))
-    loader.close()
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, "pidfd_open")
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+    loader.close()  # and the fixture looks for children
+
+
+def test_an_interrupt_while_a_worker_is_replaced_waits_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ShmLoader(Rows(48), batch_size=4, seed=3) as quiet:
+        expected = [digest(batch) for batch in quiet]
+    with ShmLoader(Rows(48, 200), batch_size=4, seed=3, num_workers=2) as loader:
+        stream = iter(loader)
+        got = [digest(next(stream))]
+        Victims(loader._last_engine).kill(0)
+        with monkeypatch.context() as patch:
+            interrupt_in(patch, "pidfd_open")
+            with pytest.raises(KeyboardInterrupt):
+                got += [digest(batch) for batch in stream]
+        assert len(loader._last_engine.crew.pids) == 2
+        rest = [digest(batch) for batch in stream]
+        assert loader.stats()["num_restarts"] == 1
+    assert expected[len(expected) - len(rest) :] == rest
+    assert len(got) == 1
+    assert rest

@@ -14,7 +14,6 @@ import gc
 import logging
 import os
 import pickle
-import signal
 import warnings
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -39,13 +38,15 @@ from shmload._core.trainer import (
 )
 from shmload.batch.deliver import copied, deliver_packed, deliver_rows
 from shmload.batch.layout import Layout
-from shmload.errors import RingTooSmall, WorkerDied
+from shmload.errors import WorkerDied
+from shmload.ring_memory import RingMemory
 from shmload.shm import forks
 from shmload.shm.group import Group
-from shmload.shm.preflight import check_fits
-from shmload.worker.crew import STOP_GRACE_S, Death, ProcessCrew, context_of, interrupts_held, pickled_once
+from shmload.supervision import Supervisor, Verdict
+from shmload.worker.crew import STOP_GRACE_S, interrupts_held
 from shmload.worker.failure import Failure
-from shmload.worker.spec import Job, Post
+from shmload.worker.muster import muster
+from shmload.worker.spec import Job
 
 log = logging.getLogger("shmload")
 
@@ -54,9 +55,6 @@ DEATH_LOOK_S = 0.05  # how often deaths are looked for while batches keep coming
 TEXT_CAPACITY = 16384
 LAYOUT_CAPACITY = 65536
 ORDER_CAPACITY = 4096
-SLOT_ALIGNMENT = 4096
-GROWTH = 1.25  # a slot that had to grow gets this much more than it asked for
-VAIN_DEATHS = 8  # this many deaths without a claim and without a batch between them: workers cannot live here
 CHUNK_WORK_NS = 300_000  # a chunk worth a claim of its own keeps a worker busy this long
 
 
@@ -109,21 +107,13 @@ class Engine:
         self._packs = job.collate_fn is not None or not job.auto_collation
         self._queue: deque[Order] = deque()  # submitted and not delivered
         self._backlog: deque[Order] = deque()  # its tail: not published
-        self._kills: Counter[str] = Counter()  # by what a worker died over, in words
-        self._poisoned: dict[int, str] = {}  # slot -> what happened to its workers
-        self._num_restarts = 0
-        self._num_vain = 0  # deaths of workers without a claim since the last batch
-        self._num_taken_back = 0
-        self._num_drawn = 0
-        self._broken: tuple[str, str, str] | None = None  # what WorkerDied says, its cause, its note
+        self._broken: Verdict | None = None
         self._pid = os.getpid()
         self._is_closed = False
         self._is_draining = False
-        self._has_payload = False
         self._death_look = 0.0
         self._has_warned_held = False
         self._has_collected = False
-        self._order_segments: dict[int, Any] = {}
         self.num_slots = max(options.num_ordered + 2, 4)
         self._group = Group()
         try:
@@ -148,50 +138,32 @@ class Engine:
             is_static=options.is_static,
             **sizes,
         )
+        self._memory = RingMemory(group, self._ring, options.ring_bytes)
         self._ready = group.doorbell("ready")
         self._grants = group.doorbell("grants")
         num_order_bells = options.num_workers if options.is_static else 1
         self._orders = [group.doorbell(f"orders-{i}") for i in range(num_order_bells)]
         if self._layout is not None:
-            self._make_payload(self._layout.nbytes(max(options.max_rows, 1)))
+            self._memory.make(self._layout.nbytes(max(options.max_rows, 1)))
             self._ring.accept_layout(self._layout.dumps(), is_packed=False)
         elif self._packs:
             self._ring.accept_layout(b"", is_packed=True)
         self._has_layout = self._layout is not None or self._packs
-        self._start_crew(control.path, nbytes)
-
-    def _start_crew(self, control_path: str, control_bytes: int) -> None:
-        options = self._options
-        context = context_of(options.multiprocessing_context)
-        travels = context.get_start_method() == "fork"
-        parcel_path, parcel_nbytes = "", 0
-        if not travels:
-            parcel = pickled_once(self._job)
-            if parcel is None:
-                travels = True
-            else:
-                segment = self._group.segment("parcel", len(parcel))
-                memory = Mapping(segment.fd, len(parcel))
-                memoryview(memory)[:] = parcel
-                parcel_path, parcel_nbytes = segment.path, len(parcel)
-        posts = [
-            Post(
-                worker_id=w,
-                num_workers=options.num_workers,
-                trainer_pid=os.getpid(),
-                control_path=control_path,
-                control_nbytes=control_bytes,
-                ready_bell=self._ready.name,
-                orders_bell=self._orders[w % len(self._orders)].name,
-                grants_bell=self._grants.name,
-                base_seed=options.base_seed,
-                affinity=tuple(sorted(os.sched_getaffinity(0))),
-                parcel_path=parcel_path,
-                parcel_nbytes=parcel_nbytes,
-            )
-            for w in range(options.num_workers)
-        ]
-        self.crew = ProcessCrew(posts, self._job, context, travels=travels)
+        self.crew = muster(
+            self._job,
+            group,
+            control,
+            num_workers=options.num_workers,
+            multiprocessing_context=options.multiprocessing_context,
+            base_seed=options.base_seed,
+            ready=self._ready,
+            orders=self._orders,
+            grants=self._grants,
+        )
+        limit = options.max_restarts
+        if limit is None and self._job.seed is None:
+            limit = 0
+        self._supervisor = Supervisor(self._ring, self.crew, limit, self._order_in)
         with interrupts_held():
             self.crew.start()
 
@@ -240,10 +212,10 @@ class Engine:
                 raw, is_pickled = _as_int64(indices), False
             except (TypeError, ValueError, OverflowError):
                 raw, is_pickled = pickle.dumps(list(indices)), True  # type: ignore[assignment]
-        path = self._order_path(slot, raw)
+        path = self._memory.order_path(slot, raw)
         is_packed = is_packed or self._packs
-        if not is_packed and self._layout is not None and self._ring.payload_nbytes(slot) < self._layout.nbytes(nrows):
-            self._grow(slot, self._layout.nbytes(nrows))
+        if not is_packed and self._layout is not None:
+            self._memory.ensure(slot, self._layout.nbytes(nrows))
         nchunks = 1 if is_packed or order.worker >= 0 else self._num_chunks(nrows)
         order.slot = slot
         self._ring.publish(
@@ -266,20 +238,6 @@ class Engine:
             self._orders[worker].post_up_to(1)
         else:
             self._orders[0].post_up_to(min(count, self._options.num_workers))
-
-    def _order_path(self, slot: int, raw: Any) -> bytes:
-        """The path of a segment for an order too large for its area; empty if it fits."""
-        old = self._order_segments.pop(slot, None)
-        if old is not None:
-            old.close()
-        view = memoryview(raw).cast("B")
-        if view.nbytes <= self._ring.order_capacity:
-            return b""
-        self._num_drawn += 1
-        segment = self._group.segment(f"order-{self._num_drawn}", view.nbytes)
-        memoryview(Mapping(segment.fd, view.nbytes))[:] = view
-        self._order_segments[slot] = segment
-        return segment.path.encode()
 
     def _num_chunks(self, nrows: int) -> int:
         """Chunks for a batch: enough that every worker has a part, none shorter than a claim is worth."""
@@ -343,12 +301,8 @@ class Engine:
         return order, self._deliver(order)
 
     def _check_usable(self) -> None:
-        if self._broken is not None:  # a new exception each time: its traceback would keep this engine alive
-            text, cause, note = self._broken
-            error = WorkerDied(text)
-            if note:
-                error.add_note(note)
-            raise error from RuntimeError(cause)
+        if self._broken is not None:
+            raise self._broken.error()
         if self._is_closed:
             raise RuntimeError("this loader is closed: make a new one")
 
@@ -372,7 +326,7 @@ class Engine:
             raise
         del lease
         ring.count_nbytes(nbytes)
-        self._num_vain = 0
+        self._supervisor.batch_came()
         self._queue.popleft()
         return batch
 
@@ -424,7 +378,7 @@ class Engine:
         ring.free(slot)
         self._queue.popleft()
         if text is None:
-            raise WorkerDied(self._poisoned.pop(slot, "a sample killed its worker twice"))
+            raise WorkerDied(self._supervisor.story_of(slot))
         raise Failure.loads(text).exception()
 
     def _round(self) -> None:
@@ -439,123 +393,44 @@ class Engine:
                     self._accept(text)
         while (slot := ring.needy()) >= 0:
             with interrupts_held():
-                self._answer_need(slot)
+                self._memory.answer_need(slot)
+            self._ring_grants()
         if self._backlog:
             self._publish()
-
-    # ------------------------------------------------------------ memory
 
     def _accept(self, text: bytes) -> None:
         """Settles the layout that a worker has proposed; no text: samples have no fixed rows."""
         if text:
             self._layout = Layout.loads(text)
             nrows = max([self._options.max_rows, *(order.nrows for order in self._queue), 1])
-            self._make_payload(self._layout.nbytes(nrows))
+            self._memory.make(self._layout.nbytes(nrows))
         else:
             self._packs = True
         self._ring.accept_layout(text, is_packed=not text)
         self._has_layout = True
+        self._ring_grants()
+
+    def _ring_grants(self) -> None:
         for _ in range(self._options.num_workers):
             self._grants.post()
-
-    def _make_payload(self, slot_nbytes: int) -> None:
-        """Reserves the ring's memory: one segment, all slots."""
-        slot_nbytes = -(-slot_nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
-        limit = self._options.ring_bytes
-        num_slots = self.num_slots
-        if limit is not None and num_slots * slot_nbytes > limit:
-            raise RingTooSmall(
-                f"the ring needs {num_slots} slots of {slot_nbytes} bytes, {num_slots * slot_nbytes} in all; ring_bytes allows "
-                f"{limit}, room for {limit // slot_nbytes} slots. Raise ring_bytes, or lower prefetch_factor, num_workers or "
-                "batch_size"
-            )
-        check_fits(num_slots * slot_nbytes, num_slots=num_slots, slot_nbytes=slot_nbytes)
-        segment = self._group.segment("payload-0", num_slots * slot_nbytes, slots=(num_slots, slot_nbytes))
-        memory = Mapping(segment.fd, num_slots * slot_nbytes, populate=True)
-        path = segment.path.encode()
-        for slot in range(num_slots):
-            self._ring.set_payload(slot, memory, path, slot * slot_nbytes, slot_nbytes)
-        self._has_payload = True
-
-    def _answer_need(self, slot: int) -> None:
-        """Gives a worker with a packed batch the room it asks for."""
-        nbytes = int(self._ring.need_nbytes(slot) * GROWTH)
-        if not self._has_payload:
-            self._make_payload(nbytes)
-        else:
-            self._grow(slot, nbytes)
-        self._ring.grant(slot)
-        for _ in range(self._options.num_workers):
-            self._grants.post()
-
-    def _grow(self, slot: int, nbytes: int) -> None:
-        """Gives one slot a larger segment of its own; the ring has learned."""
-        nbytes = -(-nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
-        check_fits(nbytes, num_slots=1, slot_nbytes=nbytes)
-        self._num_drawn += 1
-        segment = self._group.segment(f"payload-{self._num_drawn}", nbytes, slots=(1, nbytes))
-        self._ring.set_payload(slot, Mapping(segment.fd, nbytes), segment.path.encode(), 0, nbytes)
 
     # ------------------------------------------------------------ deaths
 
     def _see_to_deaths(self) -> None:
         deaths = self.crew.deaths()
-        if deaths:
-            with interrupts_held():
-                for death in deaths:
-                    self._see_to(death)
-
-    def _see_to(self, death: Death) -> None:
-        """Replaces a dead worker and has its rows done again, or breaks the loader, as the mode says."""
-        ring, options = self._ring, self._options
-        held = ring.held_by(death.worker_id)
-        work = None if held is None else self._blame(held[0], held[3])
-        limit = options.max_restarts
-        if self._job.seed is None and limit is None:
-            limit = 0
-        if limit is not None and self._num_restarts >= limit:
-            self._break(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
-        if held is None:
-            self._num_vain += 1
-            if self._num_vain >= VAIN_DEATHS:
-                self._break(f"{death}, the {self._num_vain}th in a row that ended with nothing to do", death, None)
-        poison = work is not None and self._kills[work] >= 2
-        if poison and held is not None:
-            self._poisoned[held[0]] = f"{work} ended its worker twice: {death}"
-        if ring.recover(death.worker_id, poison=poison) >= 0:
-            self._num_taken_back += 1
-        log.warning("%s%s; it is replaced", death, "" if work is None else f" on {work}")
-        ring.count_restart()
-        self._num_restarts += 1
-        self.crew.replace(death.worker_id)
+        if not deaths:
+            return
+        with interrupts_held():
+            for death in deaths:
+                self._broken = self._supervisor.see_to(death)
+                if self._broken is not None:
+                    self.close(grace_s=0)
+                    raise self._broken.error()
         for bell in self._orders:
             bell.post_up_to(1)
-        self._ready.post()
 
-    def _blame(self, slot: int, row: int) -> str | None:
-        """Notes that a worker died over a row of the slot (-1: over the batch); says in words what it worked on."""
-        order = next((o for o in self._queue if o.slot == slot), None)
-        if order is None:
-            return None
-        work = f"batch {order.step} of epoch {order.epoch}"
-        if row >= 0:
-            work = f"sample {order.indices[row]} of epoch {order.epoch} (row {row} of batch {order.step})"
-        self._kills[work] += 1
-        return work
-
-    def _break(self, text: str, death: Death, work: str | None) -> None:
-        """A death that may not be mended ends the loader, with a cause in torch's words. Raises what every later call raises."""
-        code = death.exitcode or 0
-        if code < 0:
-            cause = f"DataLoader worker (pid {death.pid}) is killed by signal: {signal.strsignal(-code)}. "
-        else:
-            cause = (
-                f"DataLoader worker (pid {death.pid}) exited unexpectedly with exit code {code}. Details are lost due to "
-                "multiprocessing. Rerunning with num_workers=0 may give better error trace."
-            )
-        self._broken = text, cause, "" if work is None else f"shmload: it was at {work}"
-        self.close(grace_s=0)
-        self._check_usable()
+    def _order_in(self, slot: int) -> Order | None:
+        return next((order for order in self._queue if order.slot == slot), None)
 
     # ------------------------------------------------------------ ends
 
@@ -583,7 +458,7 @@ class Engine:
             **self._ring.counters(),
             "slots": {name: states[i] for i, name in enumerate(names)},
             "num_queued": len(self._queue),
-            "num_taken_back": self._num_taken_back,
+            "num_taken_back": self._supervisor.num_taken_back,
             "workers": [self._ring.worker(w) for w in range(self._options.num_workers)],
         }
 

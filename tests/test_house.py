@@ -23,6 +23,8 @@ FLOORS = {
     "batch": 2,
     "worker": 3,
     "engine": 4,
+    "ring_memory": 4,
+    "supervision": 4,
     "inline": 4,
     "seed_mode": 4,
     "torch_mode": 4,

@@ -51,6 +51,11 @@ class Group:
         self._owned.append(bell)
         return bell
 
+    def give_up(self, segment: Segment) -> None:
+        """Closes one segment before the others."""
+        self._owned.remove(segment)
+        segment.close()
+
     def close(self) -> None:
         """Gives up every name. Mappings stay valid. Does nothing in a forked child, or twice."""
         if self._pid != os.getpid():

@@ -64,6 +64,7 @@ class Body:
         self._path = read_path(job.dataset, job.collate_fn is not None, job.auto_collation)
         self._layout: Layout | None = None
         self._segments: dict[str, Mapping] = {}
+        self._used: dict[int, str] = {}  # slot -> its segment, as this worker last saw it
         self._placers: dict[tuple[int, int, int], RowPlacer] = {}
         self._kept: tuple[Any, Any] | None = None  # (key, sample) decoded to learn the layout, not to be read twice
         self._num_foreign = 0
@@ -320,8 +321,12 @@ class Body:
         return placer
 
     def _memory(self, path: bytes) -> Mapping:
+        """The claimed slot's segment, mapped. One that no slot uses any more is let go: it may be large, and is gone for others."""
         name = path.decode()
+        self._used[self._ring.slot] = name
         memory = self._segments.get(name)
         if memory is None:
             memory = self._segments[name] = self._open_memory(name)
+            for stale in self._segments.keys() - set(self._used.values()):
+                del self._segments[stale]
         return memory

@@ -1,0 +1,65 @@
+"""Calling a crew together: each worker's post, and the job they share.
+
+By fork the job is inherited. Else it is pickled once, into a segment that all workers unpickle in parallel; what plain pickle
+cannot take but multiprocessing can (its locks and queues) travels with each process.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from shmload._core.mapping import Mapping
+from shmload.shm.doorbell import Doorbell
+from shmload.shm.group import Group
+from shmload.shm.segment import Segment
+from shmload.worker.crew import ProcessCrew, context_of, pickled_once
+from shmload.worker.spec import Job, Post
+
+
+def muster(
+    job: Job,
+    group: Group,
+    control: Segment,
+    *,
+    num_workers: int,
+    multiprocessing_context: Any,
+    base_seed: int,
+    ready: Doorbell,
+    orders: list[Doorbell],
+    grants: Doorbell,
+) -> ProcessCrew:
+    """The crew of a ring, not started.
+
+    Args:
+        orders: one bell for all workers, or one for each.
+    """
+    context = context_of(multiprocessing_context)
+    travels = context.get_start_method() == "fork"
+    parcel_path, parcel_nbytes = "", 0
+    if not travels:
+        parcel = pickled_once(job)
+        if parcel is None:
+            travels = True
+        else:
+            segment = group.segment("parcel", len(parcel))
+            memoryview(Mapping(segment.fd, len(parcel)))[:] = parcel
+            parcel_path, parcel_nbytes = segment.path, len(parcel)
+    posts = [
+        Post(
+            worker_id=worker_id,
+            num_workers=num_workers,
+            trainer_pid=os.getpid(),
+            control_path=control.path,
+            control_nbytes=control.nbytes,
+            ready_bell=ready.name,
+            orders_bell=orders[worker_id % len(orders)].name,
+            grants_bell=grants.name,
+            base_seed=base_seed,
+            affinity=tuple(sorted(os.sched_getaffinity(0))),
+            parcel_path=parcel_path,
+            parcel_nbytes=parcel_nbytes,
+        )
+        for worker_id in range(num_workers)
+    ]
+    return ProcessCrew(posts, job, context, travels=travels)

@@ -87,6 +87,11 @@ cdef class TrainerRing:
             raise IndexError(f"slot {slot} of a ring with {self.num_slots}")
         return self._guard()
 
+    cdef int _worker(self, uint32_t worker) except -1:
+        if worker >= <uint32_t>self.num_workers:
+            raise IndexError(f"worker {worker} of a ring with {self.num_workers}")
+        return self._guard()
+
     # ------------------------------------------------------------ slots
 
     cdef void _collect(self):
@@ -109,6 +114,12 @@ cdef class TrainerRing:
         self._set_state(slot, SHML_HELD)
         return slot
 
+    cdef int _require_final(self, int slot) except -1:
+        cdef shml_status status = shml_inspect(&self._ring, slot)
+        if status.num_open or status.num_claimed:
+            raise ValueError(f"slot {slot} still has {status.num_open} open and {status.num_claimed} claimed chunks")
+        return 0
+
     cdef void _set_state(self, int slot, int state):
         self._desk.places[slot].state = state
         self._ring.slots[slot].state = state
@@ -119,11 +130,8 @@ cdef class TrainerRing:
         cdef int state = self._desk.places[slot].state
         if state == SHML_FREE or state == SHML_LEASED:
             raise ValueError(f"slot {slot} is not the trainer's to free: its state is {state}")
-        cdef shml_status status
         if state != SHML_HELD:
-            status = shml_inspect(&self._ring, slot)
-            if status.num_open or status.num_claimed:
-                raise ValueError(f"slot {slot} still has {status.num_open} open and {status.num_claimed} claimed chunks")
+            self._require_final(slot)
         shml_desk_push_free(self._desk, slot)
         self._ring.slots[slot].state = SHML_FREE
 
@@ -141,7 +149,7 @@ cdef class TrainerRing:
         self._slot(slot)
         if len(path) >= SHML_PATH_NBYTES:
             raise ValueError(f"a payload path has at most {SHML_PATH_NBYTES - 1} bytes, got {len(path)}")
-        if offset + nbytes > mapping.nbytes:
+        if nbytes > <uint64_t>mapping.nbytes or offset > <uint64_t>mapping.nbytes - nbytes:
             raise ValueError(f"slot of {nbytes} bytes at {offset} ends beyond its segment of {mapping.nbytes}")
         cdef shml_place *place = &self._desk.places[slot]
         cdef shml_slot *record = &self._ring.slots[slot]
@@ -166,7 +174,7 @@ cdef class TrainerRing:
 
     def publish(self, int slot, *, int64_t epoch, int64_t step, uint64_t seq, indices, uint32_t nrows, uint32_t nchunks=1,
                 bint is_packed=False, bint is_pickled=False, int reserved=SHML_ANYONE, bytes order_path=b""):
-        """Writes an order into a held slot and opens it to workers.
+        """Writes an order into a held slot, or into one whose order has ended undelivered, and opens it to workers.
 
         Args:
             indices: buffer with the order's bytes: `nrows` int64, or a pickle of them. Empty if `order_path` names a segment
@@ -181,6 +189,8 @@ cdef class TrainerRing:
         cdef Py_buffer view
         if place.state != SHML_HELD and place.state != SHML_ORDERED:
             raise ValueError(f"slot {slot} must be held before it is published; its state is {place.state}")
+        if place.state == SHML_ORDERED:
+            self._require_final(slot)
         if nchunks < 1 or nchunks > SHML_MAX_CHUNKS or (nrows and nchunks > nrows):
             raise ValueError(f"an order has 1 to {SHML_MAX_CHUNKS} chunks and no more than rows, got {nchunks} for {nrows}")
         if len(order_path) >= SHML_PATH_NBYTES:
@@ -238,7 +248,9 @@ cdef class TrainerRing:
         cdef shml_status status = shml_inspect(&self._ring, slot)
         cdef shml_slot *record = &self._ring.slots[slot]
         cdef shml_place *place = &self._desk.places[slot]
-        if status.first_bad < 0:
+        if place.state != SHML_ORDERED:
+            raise ValueError(f"slot {slot} is not ordered: its state is {place.state}")
+        if status.first_bad < 0 or status.num_open or status.num_claimed:
             raise ValueError(f"slot {slot} has not failed")
         if status.bad_own == SHML_POISON:
             return status.first_bad, None
@@ -341,7 +353,7 @@ cdef class TrainerRing:
 
     def held_by(self, uint32_t worker):
         """(slot, chunk, order, row) claimed by a worker, or None; row is -1 if it had not begun one of this order."""
-        self._guard()
+        self._worker(worker)
         cdef uint64_t word, now = self._ring.workers[worker].now
         cdef shml_slot *record
         cdef uint64_t *owner
@@ -366,9 +378,7 @@ cdef class TrainerRing:
             the slot it held a chunk of, or -1. The chunk is open again (reserved as before), void if its slot drains, or given
             up for good with `poison=True`.
         """
-        self._guard()
-        if worker >= <uint32_t>self.num_workers:
-            raise IndexError(f"worker {worker} of a ring with {self.num_workers}")
+        self._worker(worker)
         cdef uint32_t own
         cdef int32_t found = -1
         cdef shml_place *place

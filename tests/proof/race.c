@@ -158,7 +158,9 @@ static int work(const shml_claim *claim, uint32_t w, uint64_t *rng) {
         uint64_t *to = row_at(claim->slot, row);
         for (uint32_t k = 0; k < ROW_WORDS; k++) {
             ((volatile uint64_t *)to)[k] = pattern(INDEX_OF(index), k);
-            if (k == ROW_WORDS / 2 && dies(rng, DIE_IN_ROW)) return 0;
+            if (k != ROW_WORDS / 2) continue;
+            if (dies(rng, DIE_IN_ROW)) return 0;
+            if (!use_threads && one_in(rng, 8)) sched_yield(); /* half a row written, and off the CPU: killed there as anywhere */
         }
     }
     if (dies(rng, DIE_BEFORE_FINISH)) return 0;
@@ -173,7 +175,7 @@ static int work(const shml_claim *claim, uint32_t w, uint64_t *rng) {
 
 static void live(uint32_t w, uint64_t life) {
     uint64_t rng = start_rng(life * NUM_WORKERS + w + 100), newest = 0;
-    shml_claim claim;
+    shml_claim claim = {0, 0, 0};
     while (!atomic_load_explicit(&tallied->closing, memory_order_relaxed)) {
         if (dies(&rng, DIE_BEFORE_CLAIM)) break;
         if (!shml_take_claim(&ring, w, &claim)) {

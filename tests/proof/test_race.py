@@ -1,0 +1,124 @@
+"""The slot protocol in C, raced: under ThreadSanitizer, under AddressSanitizer, and with processes killed at any moment.
+
+race.c runs the functions of src/protocol.h and src/lease.h themselves; its first comment says what each planted mistake is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SOURCE = HERE.parents[1] / "src"
+SANITIZERS = {
+    "thread": ["-fsanitize=thread", "-O1", "-g"],
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g"],
+    "none": ["-O2", "-DROW_WORDS=64"],
+}
+REPORT, WRONG, STALL = 66, 3, 4  # exit codes of race.c
+
+pytestmark = pytest.mark.slow
+
+Build = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Compiles race.c; a sanitizer that this machine cannot link or start skips the test, a mistake in race.c fails it."""
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed")
+    if not (SOURCE / "protocol.h").exists():
+        pytest.skip("src/ is not here: an installed package is being tested")
+    folder = tmp_path_factory.mktemp("race")
+    trivial = folder / "trivial.c"
+    trivial.write_text("int main(void) { return 0; }\n")
+
+    def compiled(source: Path, sanitizer: str, plant: int) -> tuple[Path, subprocess.CompletedProcess[str]]:
+        binary = folder / f"{source.stem}-{sanitizer}-{plant}"
+        flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-tsan", "-pthread", f"-DPLANT={plant}", f"-I{SOURCE}"]
+        command = ["gcc", *flags, *SANITIZERS[sanitizer], str(source), "-o", str(binary)]
+        return binary, subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    def build(sanitizer: str, plant: int = 0) -> Path:
+        probe, done = compiled(trivial, sanitizer, 0)
+        if done.returncode or subprocess.run([str(probe)], capture_output=True, timeout=60).returncode:
+            pytest.skip(f"gcc cannot build or start a program with the sanitizer {sanitizer}: {done.stderr[-200:]}")
+        binary, done = compiled(HERE / "race.c", sanitizer, plant)
+        assert done.returncode == 0, done.stderr
+        return binary
+
+    return build
+
+
+def race(binary: Path, mode: str, seconds: float, *, is_static: bool, seed: int = 1) -> tuple[int, dict[str, int], str]:
+    """Exit code, the counts it printed, and everything it said."""
+    done = subprocess.run(
+        [str(binary), mode, str(seconds), str(seed), str(int(is_static))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={
+            **os.environ,
+            "TSAN_OPTIONS": f"exitcode={REPORT}:halt_on_error=1",
+            "ASAN_OPTIONS": f"exitcode={REPORT}",
+            "UBSAN_OPTIONS": f"exitcode={REPORT}",
+        },
+    )
+    counts = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", done.stdout)}
+    return done.returncode, counts, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["free", "static"])
+@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+def test_no_sanitizer_has_anything_to_report(build: Build, sanitizer: str, is_static: bool) -> None:
+    code, counts, said = race(build(sanitizer), "threads", 1.5, is_static=is_static)
+    assert code == 0, said
+    assert "WARNING" not in said
+    events = ["batches", "kills", "hits", "bumps", "errors", "repacks", "poisoned", "grown"]
+    assert all(counts[event] > 0 for event in events), said
+
+
+@pytest.mark.parametrize(
+    ("plant", "codes"),
+    [
+        pytest.param(1, {REPORT, WRONG}, id="slot freed at the bump although claimed"),
+        pytest.param(2, {REPORT}, id="words published before the order"),
+        pytest.param(3, {REPORT, WRONG}, id="living worker recovered"),
+        pytest.param(4, {REPORT, WRONG}, id="row written after finish"),
+        pytest.param(5, {REPORT}, id="words published relaxed"),
+        pytest.param(7, {REPORT}, id="delivered without acquire"),
+    ],
+)
+def test_a_planted_mistake_between_threads_is_reported(build: Build, plant: int, codes: set[int]) -> None:
+    code, _, said = race(build("thread", plant), "threads", 5, is_static=False)
+    assert code in codes, said
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["free", "static"])
+def test_no_byte_differs_when_workers_are_killed_at_any_moment(build: Build, is_static: bool) -> None:
+    code, counts, said = race(build("none"), "processes", 3, is_static=is_static)
+    assert code == 0, said
+    assert counts["differences"] == counts["lost"] == counts["unordered"] == 0
+    assert counts["hits"] > 0
+    assert counts["draining_hits"] > 0
+    assert counts["bumps"] > 0
+
+
+@pytest.mark.parametrize(
+    ("plant", "expected"),
+    [
+        pytest.param(1, WRONG, id="slot freed at the bump although claimed"),
+        pytest.param(4, WRONG, id="row written after finish"),
+        pytest.param(6, STALL, id="recovery skips draining slots"),
+        pytest.param(8, WRONG, id="replacement started before recovery"),
+    ],
+)
+def test_a_planted_mistake_between_processes_is_noticed(build: Build, plant: int, expected: int) -> None:
+    code, _, said = race(build("none", plant), "processes", 15, is_static=False)
+    assert code == expected, said

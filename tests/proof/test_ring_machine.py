@@ -1,0 +1,432 @@
+"""Random walks of a trainer and three workers over one real ring, each step compared with a model of plain Python.
+
+In one process every step is whole, so the model knows exactly what each call answers: which chunk a claim takes, whether a
+finish rings the bell, what a bump leaves. What happens between two accesses is race.c's part.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
+from shmload._core.mapping import Mapping
+from shmload._core.trainer import ANYONE, FAILED, FILLING, READY, REPACK, TrainerRing, control_nbytes
+
+NUM_SLOTS, NUM_WORKERS, MAX_ROWS = 4, 3, 6
+SLOT_NBYTES = MAX_ROWS * 8
+FREE, HELD, ORDERED, LEASED, DRAINING = range(5)
+OPEN, POISON = "open", "poison"  # a word of the model: OPEN, POISON, DONE, VOID, ERROR, or ("claimed", worker)
+PICK = st.integers(0, 11)
+
+pytestmark = pytest.mark.slow
+
+
+def memory(nbytes: int) -> Mapping:
+    fd = os.memfd_create("ring-machine")
+    os.ftruncate(fd, nbytes)
+    mapping = Mapping(fd, nbytes)
+    os.close(fd)
+    return mapping
+
+
+def first_row(nrows: int, nchunks: int, chunk: int) -> int:
+    return nrows * chunk // nchunks
+
+
+def pattern(order: int, row: int) -> int:
+    """What row `row` of an order's payload holds: no two orders share a value."""
+    return order * 16 + row + 1
+
+
+@dataclass
+class Slot:
+    """What the model knows of one slot."""
+
+    state: int = FREE
+    order: int = 0
+    seq: int = 0
+    nrows: int = 0
+    is_packed: bool = False
+    reserved: int = ANYONE
+    words: list[object] = field(default_factory=list)
+    err: int | None = None  # chunk whose text stands in the text area
+    must_repack: bool = False
+    tensors: list[torch.Tensor] = field(default_factory=list)
+
+    def claimed(self) -> list[int]:
+        return [chunk for chunk, word in enumerate(self.words) if isinstance(word, tuple)]
+
+    def is_final(self) -> bool:
+        return not self.claimed() and OPEN not in self.words
+
+    def look(self) -> int:
+        if not self.is_final():
+            return FILLING
+        bad = [word for word in self.words if word in (ERROR, POISON)]
+        if bad and bad[0] == POISON:
+            return FAILED
+        if self.must_repack or VOID in self.words:
+            return REPACK
+        return FAILED if bad else READY
+
+
+class RingMachine(RuleBasedStateMachine):
+    """Any worker may take any chunk."""
+
+    is_static = False
+
+    @initialize()
+    def create(self) -> None:
+        sizes = {"order_capacity": SLOT_NBYTES, "text_capacity": 64, "layout_capacity": 64}
+        self.control = memory(control_nbytes(NUM_SLOTS, NUM_WORKERS, **sizes))
+        self.ring = TrainerRing(
+            self.control, num_slots=NUM_SLOTS, num_workers=NUM_WORKERS, is_static=self.is_static, **sizes
+        )
+        self.payload = memory(NUM_SLOTS * SLOT_NBYTES)
+        self.rows = np.frombuffer(memoryview(self.payload), np.int64).reshape(NUM_SLOTS, MAX_ROWS)
+        for slot in range(NUM_SLOTS):
+            self.ring.set_payload(slot, self.payload, b"/none", slot * SLOT_NBYTES, SLOT_NBYTES)
+        self.slots = [Slot() for _ in range(NUM_SLOTS)]
+        self.workers = [WorkerRing(self.control, worker) for worker in range(NUM_WORKERS)]
+        self.last_order = self.epoch = self.next_seq = 0
+        self.queue: list[int] = []  # ordered slots, by batch
+        self.delivered: list[int] = []  # of this epoch
+
+    # ------------------------------------------------------------ what the model can tell
+
+    def held(self, worker: int) -> tuple[int, int] | None:
+        """(slot, chunk) a worker has claimed."""
+        found = [
+            (slot, chunk)
+            for slot, model in enumerate(self.slots)
+            for chunk in model.claimed()
+            if model.words[chunk] == ("claimed", worker)
+        ]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    def holders(self) -> list[int]:
+        return [worker for worker in range(NUM_WORKERS) if self.held(worker)]
+
+    def idle(self) -> list[int]:
+        return [worker for worker in range(NUM_WORKERS) if not self.held(worker)]
+
+    def leased(self) -> list[int]:
+        return [slot for slot, model in enumerate(self.slots) if model.state == LEASED]
+
+    # ------------------------------------------------------------ trainer
+
+    def publish(self, slot: int, seq: int, nrows: int, nchunks: int, *, is_packed: bool = False) -> None:
+        self.last_order += 1
+        reserved = seq % NUM_WORKERS if self.is_static else ANYONE
+        indices = np.arange(seq * MAX_ROWS, seq * MAX_ROWS + nrows, dtype=np.int64)
+        order = self.ring.publish(
+            slot, epoch=self.epoch, step=seq, seq=seq, indices=indices, nrows=nrows, nchunks=nchunks,
+            is_packed=is_packed, reserved=reserved,
+        )  # fmt: skip
+        assert order == self.last_order
+        self.slots[slot] = Slot(ORDERED, order, seq, nrows, is_packed, reserved, [OPEN] * nchunks)
+
+    @rule(nrows=st.integers(1, MAX_ROWS), nchunks=st.integers(1, 4))
+    def order(self, nrows: int, nchunks: int) -> None:
+        """A free slot is held and published; with none free `hold` says so."""
+        slot = self.ring.hold()
+        if slot < 0:
+            assert all(model.state != FREE for model in self.slots)
+            return
+        assert self.slots[slot].state == FREE
+        assert self.ring.state(slot) == HELD
+        self.publish(slot, self.next_seq, nrows, 1 if self.is_static else min(nrows, nchunks))
+        self.next_seq += 1
+        self.queue.append(slot)
+
+    @rule()
+    def hold_and_give_back(self) -> None:
+        slot = self.ring.hold()
+        if slot >= 0:
+            with pytest.raises(ValueError, match="not ordered"):
+                self.ring.lease(slot)
+            self.ring.free(slot)
+
+    @precondition(lambda self: self.queue)
+    @rule()
+    def settle(self) -> None:
+        """The next batch in turn: delivered, ordered again after its error or as one packed chunk, or waited for."""
+        slot = self.queue[0]
+        model = self.slots[slot]
+        found = self.ring.look(slot)
+        assert found == model.look()
+        if found == READY:
+            lease = self.ring.lease(slot)
+            model.tensors = [torch.from_dlpack(lease.capsule(0, 0, 64, (model.nrows,))) for _ in range(2)]
+            model.state = LEASED
+            self.queue.pop(0)
+            assert model.seq == len(self.delivered)
+            self.delivered.append(model.seq)
+        elif found == REPACK:
+            self.publish(slot, model.seq, model.nrows, 1, is_packed=True)
+        elif found == FAILED:
+            self.settle_failure(slot, model)
+
+    def settle_failure(self, slot: int, model: Slot) -> None:
+        chunk, text = self.ring.failure(slot)
+        assert chunk == min(c for c, word in enumerate(model.words) if word in (ERROR, POISON))
+        if model.words[chunk] == POISON:
+            assert text is None
+        elif model.err == chunk:
+            assert text == b"%d of %d" % (chunk, model.order)
+        else:  # the text tells of another chunk's error: this one is done again
+            assert text == b""
+            model.words[chunk], model.err = OPEN, None
+            return
+        self.publish(slot, model.seq, model.nrows, len(model.words))
+
+    @precondition(lambda self: self.leased())
+    @rule(pick=PICK, which=PICK)
+    def drop(self, pick: int, which: int) -> None:
+        """One alias of one lease dies; with the last one the slot is free again."""
+        model = self.slots[self.leased()[pick % len(self.leased())]]
+        del model.tensors[which % len(model.tensors)]
+        if not model.tensors:
+            model.state, model.words = FREE, []
+
+    @rule()
+    def bump(self) -> None:
+        self.ring.void()
+        for model in self.slots:
+            if model.state == ORDERED:
+                model.state = DRAINING
+                model.words = [VOID if word == OPEN else word for word in model.words]
+        self.queue, self.delivered = [], []
+        self.epoch, self.next_seq = self.epoch + 1, 0
+
+    def has_drained(self, model: Slot) -> bool:
+        return model.is_final()
+
+    @rule()
+    def drain(self) -> None:
+        num_left = 0
+        for model in self.slots:
+            if model.state == DRAINING:
+                if self.has_drained(model):
+                    model.state, model.words = FREE, []
+                else:
+                    num_left += 1
+        assert self.ring.drain() == num_left
+
+    # ------------------------------------------------------------ workers
+
+    @precondition(lambda self: self.idle())
+    @rule(pick=PICK)
+    def claim(self, pick: int) -> None:
+        """The oldest order with a chunk open to this worker, and its first such chunk."""
+        worker = self.idle()[pick % len(self.idle())]
+        ring = self.workers[worker]
+        open_to_me = [
+            (model.order, chunk, slot)
+            for slot, model in enumerate(self.slots)
+            for chunk, word in enumerate(model.words)
+            if word == OPEN and model.reserved in (ANYONE, worker)
+        ]
+        assert ring.claim() == bool(open_to_me)
+        if open_to_me:
+            order, chunk, slot = min(open_to_me)
+            model = self.slots[slot]
+            assert (ring.order, ring.chunk, ring.slot) == (order, chunk, slot)
+            assert (ring.epoch, ring.step, ring.nrows, ring.nchunks) == (self.epoch, model.seq, model.nrows, len(model.words))
+            assert (ring.first_row, ring.end_row) == self.span(model, chunk)
+            assert ring.is_packed == model.is_packed
+            assert np.frombuffer(ring.order_bytes(), np.int64)[0] == model.seq * MAX_ROWS
+            model.words[chunk] = ("claimed", worker)
+
+    @staticmethod
+    def span(model: Slot, chunk: int) -> tuple[int, int]:
+        nchunks = len(model.words)
+        return first_row(model.nrows, nchunks, chunk), first_row(model.nrows, nchunks, chunk + 1)
+
+    @precondition(lambda self: self.holders())
+    @rule(pick=PICK)
+    def begin(self, pick: int) -> None:
+        """A row is begun and half written; the trainer can tell which."""
+        worker = self.holders()[pick % len(self.holders())]
+        slot, chunk = self.held(worker)
+        row = self.workers[worker].first_row
+        self.workers[worker].begin_row(row, 7)
+        self.rows[slot, row] = -1
+        assert self.ring.held_by(worker) == (slot, chunk, self.slots[slot].order, row)
+
+    @precondition(lambda self: self.holders())
+    @rule(pick=PICK, how=st.sampled_from(["done", "done", "done", "error", "void", "repack"]))
+    def finish(self, pick: int, how: str) -> None:
+        worker = self.holders()[pick % len(self.holders())]
+        slot, chunk = self.held(worker)
+        ring, model = self.workers[worker], self.slots[slot]
+        assert ring.is_abandoned == (model.state == DRAINING)
+        for row in range(ring.first_row, ring.end_row):
+            self.rows[slot, row] = pattern(model.order, row)
+        if how == "error":
+            assert ring.write_error(b"%d of %d" % (chunk, model.order)) == (model.err is None)
+            model.err = chunk if model.err is None else model.err
+        elif how == "repack":
+            ring.ask_repack()
+            model.must_repack = True
+        model.words[chunk] = {"done": DONE, "error": ERROR}.get(how, VOID)
+        assert ring.finish(model.words[chunk]) == model.is_final()
+        self.after_finish(slot, ring)
+
+    def after_finish(self, slot: int, ring: WorkerRing) -> None:
+        """What a worker may do to its rows after a finish: nothing."""
+
+    @precondition(lambda self: self.holders())
+    @rule(pick=PICK, poison=st.integers(0, 3).map(lambda n: n == 0), has_erred=st.booleans())
+    def kill(self, pick: int, poison: bool, has_erred: bool) -> None:
+        """A worker dies over its chunk, perhaps with its error text half written; another takes its place."""
+        worker = self.holders()[pick % len(self.holders())]
+        slot, chunk = self.held(worker)
+        model = self.slots[slot]
+        if has_erred:
+            self.workers[worker].write_error(b"half a te")
+        self.workers[worker] = None  # an object dropped is as good as a process dead: nobody writes through it again
+        assert self.recover(worker, poison) == slot
+        model.words[chunk] = VOID if model.state == DRAINING else POISON if poison else OPEN
+        assert self.ring.held_by(worker) is None
+        self.workers[worker] = WorkerRing(self.control, worker)
+
+    def recover(self, worker: int, poison: bool) -> int:
+        for other in self.idle():
+            assert self.ring.recover(other) == -1  # died without a claim: nothing to take back
+        return self.ring.recover(worker, poison=poison)
+
+    # ------------------------------------------------------------ refused
+
+    @rule(pick=PICK)
+    def ask_for_what_is_refused(self, pick: int) -> None:
+        slot = pick % NUM_SLOTS
+        model = self.slots[slot]
+        indices = np.zeros(1, np.int64)
+        if model.state != ORDERED or model.look() != READY:
+            with pytest.raises(ValueError, match="not (ordered|ready)"):
+                self.ring.lease(slot)
+        if model.state == LEASED:
+            with pytest.raises(ValueError, match="leased"):
+                self.ring.set_payload(slot, self.payload, b"/none", 0, 8)
+        if model.state != ORDERED or not model.is_final():
+            with pytest.raises(ValueError, match=r"held before|still has"):
+                self.ring.publish(slot, epoch=0, step=0, seq=0, indices=indices, nrows=1)
+        if model.state in (FREE, LEASED) or not model.is_final():
+            with pytest.raises(ValueError, match=r"to free|still has"):
+                self.ring.free(slot)
+        is_bad = any(word in (ERROR, POISON) for word in model.words)
+        if model.state != ORDERED or not model.is_final() or not is_bad:
+            with pytest.raises(ValueError, match=r"not ordered|not failed"):
+                self.ring.failure(slot)
+        for worker in self.holders():
+            with pytest.raises(RuntimeError, match="at most one claim"):
+                self.workers[worker].claim()
+        for worker in self.idle():
+            with pytest.raises(RuntimeError, match="no claim"):
+                self.workers[worker].finish(DONE)
+        for call in (self.ring.recover, self.ring.held_by):
+            with pytest.raises(IndexError):
+                call(NUM_WORKERS)
+
+    # ------------------------------------------------------------ always
+
+    @invariant()
+    def slots_are_as_the_model_says(self) -> None:
+        states = [model.state for model in self.slots]
+        assert [self.ring.state(slot) for slot in range(NUM_SLOTS)] == states
+        assert self.ring.num_free == states.count(FREE)
+        assert self.ring.num_leased == states.count(LEASED)
+
+    @invariant()
+    def claims_are_as_the_model_says(self) -> None:
+        for worker in range(NUM_WORKERS):
+            found, expected = self.ring.held_by(worker), self.held(worker)
+            assert (found and found[:2]) == expected
+            assert expected is None or self.slots[expected[0]].state in (ORDERED, DRAINING)
+
+    @invariant()
+    def what_is_ordered_looks_as_the_model_says(self) -> None:
+        assert [self.ring.look(slot) for slot in self.queue] == [self.slots[slot].look() for slot in self.queue]
+
+    @invariant()
+    def batches_come_in_order_and_once(self) -> None:
+        assert self.delivered == list(range(len(self.delivered)))
+        waiting = [self.slots[slot].seq for slot in self.queue]
+        assert waiting == list(range(len(self.delivered), self.next_seq))
+
+    @invariant()
+    def leased_bytes_do_not_change(self) -> None:
+        for slot in self.leased():
+            model = self.slots[slot]
+            for tensor in model.tensors:
+                assert tensor.tolist() == [pattern(model.order, row) for row in range(model.nrows)]
+
+    def teardown(self) -> None:
+        """Every lease ends with its last tensor, and then every slot can be had again."""
+        if not hasattr(self, "slots"):
+            return
+        for model in self.slots:
+            model.tensors.clear()
+        assert self.ring.num_leased == 0
+
+
+class StaticRingMachine(RingMachine):
+    """Batch i belongs to worker i mod 3, and each takes its orders oldest first."""
+
+    is_static = True
+
+
+class DrainsEarly(RingMachine):
+    """Planted: a draining slot counts as free although a chunk of it is claimed."""
+
+    def has_drained(self, model: Slot) -> bool:
+        return True
+
+
+class NeverRecovers(RingMachine):
+    """Planted: a dead worker's chunk is not taken back."""
+
+    def recover(self, worker: int, poison: bool) -> int:
+        return self.held(worker)[0]
+
+
+class WritesLate(RingMachine):
+    """Planted: a worker writes a row once more after its finish."""
+
+    def after_finish(self, slot: int, ring: WorkerRing) -> None:
+        self.rows[slot, ring.first_row] = -2
+
+
+def walk(machine: type[RingMachine], *, phases: tuple[Phase, ...] = (Phase.generate, Phase.shrink)) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=60,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=phases,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.parametrize("machine", [RingMachine, StaticRingMachine])
+def test_a_ring_does_what_its_model_does(machine: type[RingMachine]) -> None:
+    walk(machine)
+
+
+@pytest.mark.parametrize("machine", [DrainsEarly, NeverRecovers, WritesLate])
+def test_a_planted_mistake_in_a_ring_is_noticed(machine: type[RingMachine]) -> None:
+    with pytest.raises(AssertionError):
+        walk(machine, phases=(Phase.generate,))

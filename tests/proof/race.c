@@ -396,7 +396,7 @@ static void deliver(trainer *t) {
 #endif
         if (status.num_open || status.num_claimed || !settle(t, slot, status)) return;
         held_lease *held = malloc(sizeof(held_lease));
-        *held = (held_lease){shml_lease_new(t->desk, slot), t->epoch, t->next_deliver, ring.slots[slot].nrows};
+        *held = (held_lease){shml_lease_begin(t->desk, slot), t->epoch, t->next_deliver, ring.slots[slot].nrows};
         check_rows(slot, held->epoch, held->seq, held->nrows, "delivery");
         if (use_threads) atomic_store_explicit(&mailbox, held, memory_order_release);
         else t->held[t->num_held++] = held;

@@ -14,7 +14,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
 from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import ANYONE, FAILED, FILLING, READY, REPACK, TrainerRing, control_nbytes
@@ -240,7 +248,12 @@ class RingMachine(RuleBasedStateMachine):
             order, chunk, slot = min(open_to_me)
             model = self.slots[slot]
             assert (ring.order, ring.chunk, ring.slot) == (order, chunk, slot)
-            assert (ring.epoch, ring.step, ring.nrows, ring.nchunks) == (self.epoch, model.seq, model.nrows, len(model.words))
+            assert (ring.epoch, ring.step, ring.nrows, ring.nchunks) == (
+                self.epoch,
+                model.seq,
+                model.nrows,
+                len(model.words),
+            )
             assert (ring.first_row, ring.end_row) == self.span(model, chunk)
             assert ring.is_packed == model.is_packed
             assert np.frombuffer(ring.order_bytes(), np.int64)[0] == model.seq * MAX_ROWS
@@ -312,7 +325,7 @@ class RingMachine(RuleBasedStateMachine):
         model = self.slots[slot]
         indices = np.zeros(1, np.int64)
         if model.state != ORDERED or model.look() != READY:
-            with pytest.raises(ValueError, match="not (ordered|ready)"):
+            with pytest.raises(ValueError, match=r"not (ordered|ready)"):
                 self.ring.lease(slot)
         if model.state == LEASED:
             with pytest.raises(ValueError, match="leased"):

@@ -203,7 +203,8 @@ static inline int32_t shml_recover(shml_ring *ring, uint32_t slot, uint32_t w, u
         if (SHML_OWN_OF(word) != w + 1) continue;
         uint64_t order = SHML_ORDER_OF(word);
         uint64_t mine = SHML_WORD(order, c + 1);
-        atomic_compare_exchange_strong_explicit(&s->err, &mine, 0, memory_order_relaxed, memory_order_relaxed);
+        /* Release: whoever wins `err` next, in a chunk claimed long ago, writes over the dead worker's half-written text. */
+        atomic_compare_exchange_strong_explicit(&s->err, &mine, 0, memory_order_acq_rel, memory_order_relaxed);
         uint64_t asked = order;
         if (own != SHML_VOID && own != SHML_POISON)
             atomic_compare_exchange_strong_explicit(&s->repack, &asked, 0, memory_order_relaxed, memory_order_relaxed);

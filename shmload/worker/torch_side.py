@@ -43,6 +43,6 @@ def default_collate(samples: list[Any]) -> Any:
 def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
     first = batch[0]
     if first.is_nested or first.layout != torch.strided:
-        return collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # says what it does not take
+        collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)  # raises, and says what it does not take
     out = first.new_empty((len(batch), *first.size()))
     return torch.stack(tuple(batch), 0, out=out)

@@ -1,0 +1,293 @@
+"""What goes wrong is said once, clearly, and nothing is lost or left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from seeded_data import Tens
+from torch.utils.data import DataLoader, IterableDataset
+
+import shmload
+from shmload import RingTooSmall, SampleError, ShmLoader
+
+BOTH_MODES = pytest.mark.parametrize("seed", [None, 3], ids=["torch mode", "seed mode"])
+
+
+class Failing:
+    """Sample 5 raises what it is told to."""
+
+    def __init__(self, error: Any) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 5:
+            raise self.error
+        return index
+
+
+class Unusual(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(a, b)
+
+
+def outcomes(loader: Any) -> list[Any]:
+    """Every batch or exception in turn."""
+    found: list[Any] = []
+    stream = iter(loader)
+    while True:
+        try:
+            found.append(next(stream).tolist())
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(error)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyError("key"), Unusual(1, 2), FileNotFoundError(2, "gone", "x")])
+def test_a_samples_exception_is_torchs_and_the_next_batch_comes(error: Exception) -> None:
+    got = outcomes(ShmLoader(Failing(error), batch_size=3, num_workers=2))
+    torchs = outcomes(DataLoader(Failing(error), batch_size=3, num_workers=2))
+    assert [one for one in got if isinstance(one, list)] == [[0, 1, 2], [6, 7, 8], [9, 10, 11]]
+    assert type(torchs[1]) is type(got[1])
+    assert str(torchs[1]).splitlines()[:2] == str(got[1]).splitlines()[:2]
+    assert str(torchs[1]).splitlines()[-1] == str(got[1]).splitlines()[-1]
+    assert any("sample 5, epoch 0, batch 1" in note for note in got[1].__notes__)
+
+
+def test_in_seed_mode_too_the_next_batch_comes() -> None:
+    with ShmLoader(Failing(ValueError("no")), batch_size=3, num_workers=2, seed=1) as loader:
+        got = outcomes(loader)
+    assert [one for one in got if isinstance(one, list)] == [[0, 1, 2], [6, 7, 8], [9, 10, 11]]
+    assert isinstance(got[1], ValueError)
+    assert "sample 5, epoch 0, batch 1" in got[1].__notes__[0]
+
+
+@BOTH_MODES
+def test_a_sample_of_another_shape_is_refused_in_torchs_words(seed: int | None) -> None:
+    with ShmLoader(Tens(20), batch_size=4, num_workers=2, seed=seed) as loader:
+        got = outcomes(loader)
+    torchs = outcomes(DataLoader(Tens(20), batch_size=4, num_workers=2))
+    assert [type(one) for one in torchs] == [type(one) for one in got]
+    assert torchs[0] == got[0]
+    assert str(torchs[2]).splitlines()[-1] == str(got[2]).splitlines()[-1]
+    assert "equal size" in str(got[2])
+
+
+@BOTH_MODES
+def test_an_index_out_of_range_is_the_datasets_own_error(seed: int | None) -> None:
+    with ShmLoader(list(range(4)), sampler=[1, 99], num_workers=1, seed=seed) as loader:
+        got = outcomes(loader)
+    assert got[0] == [1]
+    assert isinstance(got[1], IndexError)
+    assert "list index out of range" in str(got[1])
+
+
+def broken_init(worker_id: int) -> None:
+    raise OSError("no disk")
+
+
+@BOTH_MODES
+def test_a_worker_init_fn_that_raises_is_told(seed: int | None) -> None:
+    with (
+        ShmLoader(list(range(4)), num_workers=1, worker_init_fn=broken_init, seed=seed) as loader,
+        pytest.raises(OSError, match="no disk"),
+    ):
+        next(iter(loader))
+
+
+def broken_collate(samples: list[Any]) -> Any:
+    raise ZeroDivisionError("collate")
+
+
+def unpicklable_collate(samples: list[Any]) -> Any:
+    return lambda: samples
+
+
+@BOTH_MODES
+def test_a_collate_fn_that_raises_is_told(seed: int | None) -> None:
+    with (
+        ShmLoader(list(range(4)), num_workers=1, collate_fn=broken_collate, seed=seed) as loader,
+        pytest.raises(ZeroDivisionError, match="collate"),
+    ):
+        next(iter(loader))
+
+
+@BOTH_MODES
+def test_a_batch_that_nothing_can_move_is_refused(seed: int | None) -> None:
+    with (
+        ShmLoader(list(range(4)), num_workers=1, collate_fn=unpicklable_collate, seed=seed) as loader,
+        pytest.raises(SampleError, match="a function in the batch cannot be pickled"),
+    ):
+        next(iter(loader))
+
+
+class Transformed:
+    def __init__(self) -> None:
+        self.transform = {"flip": [1, lambda x: x]}
+
+    def __len__(self) -> int:
+        return 3
+
+
+@BOTH_MODES
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_cannot_be_pickled_is_named_by_its_path(method: str, seed: int | None) -> None:
+    loader = ShmLoader(Transformed(), num_workers=1, multiprocessing_context=method, seed=seed)
+    with pytest.raises(TypeError, match=r"dataset\.transform\['flip'\]\[1\] \(function\)"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("batch_size", [0, -3])
+@BOTH_MODES
+def test_a_batch_size_below_one_is_refused(batch_size: int, seed: int | None) -> None:
+    with pytest.raises(ValueError, match="batch_size"):
+        ShmLoader(list(range(4)), batch_size=batch_size, seed=seed)
+
+
+class Wide:
+    schema = {"x": ("uint8", (1 << 30, 1 << 10))}
+
+    def __len__(self) -> int:
+        return 4
+
+    def read_into(self, index: int, out: Any) -> None: ...
+
+
+@BOTH_MODES
+def test_a_ring_larger_than_memory_is_refused_with_figures(seed: int | None) -> None:
+    with pytest.raises(RingTooSmall, match=r"the ring needs \d+ bytes, 4 slots of \d+"):
+        next(iter(ShmLoader(Wide(), num_workers=1, seed=seed)))
+
+
+@BOTH_MODES
+def test_a_ring_larger_than_allowed_is_refused_with_figures(seed: int | None) -> None:
+    loader = ShmLoader([np.zeros(10_000)] * 4, num_workers=1, ring_bytes=100_000, seed=seed)
+    with pytest.raises(RingTooSmall, match="ring_bytes allows 100000, room for 1 slots"):
+        next(iter(loader))
+    loader.close()
+
+
+@BOTH_MODES
+def test_a_closed_loader_says_so(seed: int | None) -> None:
+    loader = ShmLoader(list(range(4)), num_workers=1, seed=seed)
+    next(iter(loader))
+    loader.close()
+    loader.close()
+    with pytest.raises(RuntimeError, match="this loader is closed"):
+        iter(loader)
+
+
+LATER = {
+    "on_error": "skip",
+    "max_bad": 3,
+    "sample_timeout_s": 1.0,
+    "ragged": "pad",
+    "crew": "ray",
+    "address": "auto",
+    "share": "node",
+    "device": "cuda",
+    "audit": "x",
+    "snapshot_every_n_steps": 5,
+}
+
+
+@pytest.mark.parametrize("keyword", LATER)
+def test_a_keyword_that_is_not_built_yet_names_itself(keyword: str) -> None:
+    with pytest.raises(NotImplementedError, match=rf"ShmLoader\({keyword}="):
+        ShmLoader([1], **{keyword: LATER[keyword]})
+
+
+def test_other_things_not_built_yet_name_themselves() -> None:
+    for auto in ({"num_workers": "auto"}, {"num_workers": 1, "prefetch_factor": "auto"}):
+        with pytest.raises(NotImplementedError, match="auto"):
+            ShmLoader([1], **auto)
+    for method in ("state_dict", "load_state_dict"):
+        with pytest.raises(NotImplementedError, match=method):
+            getattr(ShmLoader([1]), method)(*[{}] * (method != "state_dict"))
+    with pytest.raises(NotImplementedError, match="map-style"):
+        ShmLoader(Stream(), seed=1)
+    with pytest.raises(NotImplementedError, match="ragged"):
+        iter(ShmLoader(Unshaped(), seed=1, num_workers=1)).__next__()
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        return iter(range(5))
+
+
+class Unshaped(Wide):
+    schema = {"x": ("uint8", (None,))}  # type: ignore[dict-item]
+
+
+def test_an_iterable_dataset_is_left_to_torch() -> None:
+    assert [batch.tolist() for batch in ShmLoader(Stream(), batch_size=2, num_workers=1)] == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"seed": -1}, "seed is an int from 0"),
+        ({"seed": 1.5}, "seed is an int from 0"),
+        ({"seed": 1, "generator": torch.Generator()}, "exclude each other"),
+        ({"seed_samples": True}, "needs a seed"),
+        ({"uneven": "odd"}, "uneven is"),
+        ({"ring_bytes": 0}, "ring_bytes is a positive"),
+        ({"max_restarts": -1}, "max_restarts is at least 0"),
+        ({"seed": 1, "rank": 1}, "go together"),
+        ({"seed": 1, "rank": 2, "world_size": 2}, "below world_size"),
+        ({"num_workers": -1}, "num_workers option should be non-negative"),
+        ({"prefetch_factor": 2}, "prefetch_factor option could only be specified in multiprocessing"),
+        ({"persistent_workers": True}, "persistent_workers option needs num_workers > 0"),
+        ({"shuffle": True, "sampler": [0]}, "mutually exclusive"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ShmLoader([1, 2], **options)
+
+
+def test_an_unknown_keyword_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        ShmLoader([1], colour=2)
+
+
+def in_a_daemon(pipe: Any) -> None:
+    try:
+        next(iter(ShmLoader([1, 2], num_workers=1)))
+    except AssertionError as error:
+        pipe.send(str(error))
+
+
+def test_a_loader_in_a_daemonic_process_is_refused_in_pythons_words() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=in_a_daemon, args=(theirs,), daemon=True)
+    child.start()
+    assert "daemonic processes are not allowed to have children" in ours.recv()
+    child.join()
+    child.close()
+
+
+def test_a_tree_that_was_not_built_says_how(tmp_path: Path) -> None:
+    shutil.copytree(Path(shmload.__file__).parent, tmp_path / "shmload", ignore=shutil.ignore_patterns("*.so", "data"))
+    done = subprocess.run(
+        [sys.executable, "-c", "from shmload import ShmLoader"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert "ImportError: shmload's compiled modules are missing" in done.stderr
+    assert "pip install ." in done.stderr

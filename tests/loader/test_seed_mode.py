@@ -1,0 +1,222 @@
+"""Seed mode: a batch depends on the seed, its epoch and its number, and on nothing else."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from seeded_data import InBatches, InPlace, Lazy, Noisy, Point, Ragged
+from torch.utils.data import ConcatDataset, Subset, random_split
+
+from shmload import ShmLoader, StateMismatch
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
+DATASETS = {"rows": Noisy, "packed": Ragged, "read_into": InPlace, "read_batch_into": InBatches}
+
+
+def plain(batch: Any) -> Any:
+    """The batch as values that compare."""
+    if isinstance(batch, torch.Tensor):
+        return str(batch.dtype), batch.tolist()
+    if isinstance(batch, dict):
+        return {k: plain(v) for k, v in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch).__name__, [plain(v) for v in batch]
+    return batch
+
+
+def epochs(loader: ShmLoader[Any], count: int = 2) -> list[list[Any]]:
+    return [[plain(batch) for batch in loader] for _ in range(count)]
+
+
+def loader_of(kind: str = "rows", **options: Any) -> ShmLoader[Any]:
+    return ShmLoader(DATASETS[kind](), **{"batch_size": 7, "shuffle": True, "seed": 5, **options})
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    return {kind: epochs(loader_of(kind)) for kind in DATASETS}
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 1},
+        {"num_workers": 2},
+        {"num_workers": 4},
+        {"num_workers": 2, "prefetch_factor": 1},
+        {"num_workers": 3, "prefetch_factor": 5},
+        pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
+        pytest.param({"num_workers": 2, "multiprocessing_context": "forkserver"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_batches_do_not_depend_on_who_makes_them(kind: str, options: dict[str, Any], expected: dict[str, Any]) -> None:
+    with loader_of(kind, **options) as loader:
+        assert expected[kind] == epochs(loader)
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+def test_every_epoch_holds_every_sample_once_in_another_order(kind: str, expected: dict[str, Any]) -> None:
+    first, second = expected[kind]
+    assert first != second
+    if kind == "rows":
+        for epoch in (first, second):
+            assert sorted(i for batch in epoch for i in batch["index"][1]) == list(range(50))
+
+
+def test_another_seed_is_another_order_and_other_noise(expected: dict[str, Any]) -> None:
+    with loader_of(seed=6) as loader:
+        assert expected["rows"] != epochs(loader)
+
+
+def test_the_trainers_own_generators_are_left_alone() -> None:
+    for num_workers in (0, 2):
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        with loader_of(num_workers=num_workers) as loader:
+            epochs(loader)
+        assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_break_ends_an_epoch_and_the_next_one_is_whole(num_workers: int, expected: dict[str, Any]) -> None:
+    with loader_of(num_workers=num_workers) as loader:
+        for batch in loader:
+            assert expected["rows"][0][0] == plain(batch)
+            break
+        assert [expected["rows"][1]] == epochs(loader, 1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_two_iterators_at_once_each_get_their_own_epoch(num_workers: int, expected: dict[str, Any]) -> None:
+    with loader_of(num_workers=num_workers) as loader:
+        both = [[plain(a), plain(b)] for a, b in zip(loader, loader, strict=True)]
+    assert expected["rows"] == [list(epoch) for epoch in zip(*both, strict=True)]
+
+
+@pytest.mark.parametrize("stop", range(9))
+def test_a_resume_goes_on_with_exactly_the_rest(stop: int, expected: dict[str, Any]) -> None:
+    with loader_of(num_workers=2) as loader:
+        stream = iter(loader)
+        for _ in range(stop):
+            next(stream, None)
+        state = json.loads(json.dumps(loader.state_dict()))
+    assert len(json.dumps(state)) <= 1024
+    with loader_of(num_workers=1) as resumed:
+        resumed.load_state_dict(state)
+        assert state == resumed.state_dict()
+        got = [plain(batch) for batch in resumed]
+    wanted = expected["rows"][0][stop:] if stop < 8 else expected["rows"][1]
+    assert wanted == got
+
+
+def test_a_state_of_another_run_is_refused_with_what_differs() -> None:
+    state = loader_of().state_dict()
+    with pytest.raises(StateMismatch, match="seed"):
+        loader_of(seed=6).load_state_dict(state)
+    with pytest.raises(StateMismatch, match="global_batch"):
+        loader_of(batch_size=8).load_state_dict(state)
+
+
+def test_ranks_share_the_batches_of_one(expected: dict[str, Any]) -> None:
+    parts = [epochs(loader_of(batch_size=1, rank=r, world_size=7, num_workers=1), 1)[0] for r in range(7)]
+    for step, whole in enumerate(expected["rows"][0][:7]):
+        assert whole["index"][1] == [part[step]["index"][1][0] for part in parts]
+
+
+def test_padding_is_said() -> None:
+    loader = ShmLoader(list(range(10)), batch_size=3, seed=1, rank=1, world_size=2, num_workers=1)
+    assert loader.valid is None
+    assert [(len(batch), loader.valid) for batch in loader] == [(3, 3), (2, 2)]
+    uneven = ShmLoader(list(range(9)), batch_size=2, seed=1, rank=1, world_size=2, num_workers=0)
+    assert [(len(batch), uneven.valid) for batch in uneven] == [(2, 2), (2, 2), (1, 0)]
+
+
+def test_set_epoch_gives_that_epoch(expected: dict[str, Any]) -> None:
+    with loader_of(num_workers=2) as loader:
+        loader.set_epoch(1)
+        assert [expected["rows"][1]] == epochs(loader, 1)
+        loader.set_epoch(0)
+        assert expected["rows"] == epochs(loader)
+
+
+def test_a_sampler_of_the_users_orders_and_the_seed_keys_the_noise(expected: dict[str, Any]) -> None:
+    noise = dict(rows_of(expected["rows"][0]))
+    with loader_of(shuffle=None, sampler=list(range(49, -1, -1)), num_workers=2) as loader:
+        got = [plain(batch) for batch in loader]
+    rows = list(rows_of(got))
+    assert list(range(49, -1, -1)) == [i for i, _ in rows]
+    assert [noise[i] for i, _ in rows] == [row for _, row in rows]
+
+
+def rows_of(batches: list[Any]) -> Any:
+    for batch in batches:
+        for row, index in enumerate(batch["index"][1]):
+            yield index, {k: v[1][row] for k, v in batch.items()}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_wrappers_pass_decoding_in_place_on(num_workers: int) -> None:
+    base = InPlace()
+    subset = Subset(base, [9, 8, 7, 30])
+    [batch] = ShmLoader(subset, batch_size=4, seed=1, num_workers=num_workers)
+    assert batch["label"].tolist() == [9, 8, 7, 30]
+    assert batch["brain"][:, 0].tolist() == [4.5, 4.0, 3.5, 15.0]
+    joined = ConcatDataset([InPlace(3), Subset(InBatchesAsRows(), [5, 6])])
+    [batch] = ShmLoader(joined, batch_size=5, seed=1, num_workers=num_workers)
+    assert batch["label"].tolist() == [0, 1, 2, 5, 6]
+    part, _ = random_split(base, [10, 40], torch.Generator().manual_seed(1))
+    [batch] = ShmLoader(part, batch_size=10, seed=1, num_workers=num_workers)
+    assert list(part.indices) == batch["label"].tolist()
+
+
+class InBatchesAsRows(InPlace):
+    read_into = None  # type: ignore[assignment]
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        out["label"] = indices
+        for name in ("image", "brain"):
+            out[name][...] = 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_type_is_kept(num_workers: int) -> None:
+    batch = next(iter(ShmLoader(InBatches(), batch_size=4, seed=1, num_workers=num_workers)))
+    assert isinstance(batch, Point)
+    assert batch.label.tolist() == [0, 1, 2, 3]
+    assert batch.image[3].eq(3).all()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_zero_filling_schema_clears_rows_first(num_workers: int) -> None:
+    with ShmLoader(Lazy(), batch_size=5, seed=1, num_workers=num_workers) as loader:
+        for _ in range(2):
+            for step, batch in enumerate(loader):
+                assert [step * 5 + i + 1 for i in range(5)] == batch["image"][:, 0, 0].tolist()
+                assert int(batch["image"].sum()) == int(batch["image"][:, 0, 0].sum())
+
+
+def test_the_repr_says_what_path_is_taken() -> None:
+    assert "read by read_into" in repr(loader_of("read_into"))
+    assert "read by read_batch_into" in repr(loader_of("read_batch_into"))
+    with loader_of(num_workers=1) as loader:
+        next(iter(loader))
+        assert "seed 5" in repr(loader)
+        assert "own: float64[3]" in repr(loader)
+
+
+def test_stats_count_what_was_delivered() -> None:
+    with loader_of(num_workers=2) as loader:
+        epochs(loader, 1)
+        stats = loader.stats()
+    assert (stats["batches"], stats["samples"]) == (8, 50)
+    assert stats["nbytes"] > 0
+    assert len(stats["workers"]) == 2

@@ -1,0 +1,546 @@
+/* The real functions of src/protocol.h and src/lease.h in a race: one trainer, three workers, one buffer, every byte compared.
+ *
+ *   race threads SECONDS SEED STATIC    workers and a user are threads: for ThreadSanitizer and AddressSanitizer
+ *   race processes SECONDS SEED STATIC  workers are processes, killed with SIGKILL at random moments
+ *
+ * Threads: a worker "dies" by returning at a random named point, claim in hand; it is joined, recovered, started anew. The join
+ * stands for a process's death. Nobody sleeps and there are no semaphores: either would order accesses that only the protocol
+ * should order, and so hide races. A user thread compares each batch a second time at the end of its lease and drops it there.
+ * ThreadSanitizer of gcc 12 does not model atomic_thread_fence; shml_create has the only one, before any worker exists.
+ *
+ * -DPLANT=n puts a known mistake in:
+ *   1 a bump frees slots although they are claimed        5 owner words stored relaxed
+ *   2 owner words published before the order's fields     6 recovery skips draining slots
+ *   3 recovery of a living worker                         7 slots delivered without acquire
+ *   4 a row written after finish                          8 a dead worker is recovered after its replacement has started
+ * Exit: 0 all is well, 3 bytes differ or a claim was lost, 4 nothing moved for too long, 66 a sanitizer's report.
+ */
+#define _GNU_SOURCE
+#include "lease.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef PLANT
+#define PLANT 0
+#endif
+#ifndef ROW_WORDS
+#define ROW_WORDS 16
+#endif
+#define NUM_WORKERS 3
+#define NUM_SLOTS 5
+#define MAX_ROWS 16
+#define ROW_NBYTES (ROW_WORDS * 8)
+#define SLOT_NBYTES (MAX_ROWS * ROW_NBYTES)
+#define MAX_HELD 2
+#define FAILS (INT64_C(1) << 62) /* flags of an index: decoding this row fails; this row has no fixed place */
+#define RAGGED (INT64_C(1) << 61)
+#define INDEX_OF(index) ((index) & ~(FAILS | RAGGED))
+
+enum { DIE_BEFORE_CLAIM, DIE_AFTER_CLAIM, DIE_IN_ROW, DIE_IN_NEED, DIE_IN_TEXT, DIE_BEFORE_FINISH, DIE_AFTER_FINISH, NUM_DEATHS };
+
+typedef struct { /* counted by anyone, in shared memory, relaxed */
+    _Atomic uint64_t differences, lost, unordered, closing;
+    _Atomic int exited[NUM_WORKERS];
+} tally;
+
+typedef struct {
+    shml_lease *lease;
+    int64_t epoch, seq;
+    uint32_t nrows;
+} held_lease;
+
+static shml_ring ring;
+static shml_map *map;
+static tally *tallied;
+static int use_threads;
+static _Atomic(held_lease *) mailbox;
+static uint64_t rng_seed;
+
+static uint64_t next_random(uint64_t *x) {
+    *x ^= *x << 13;
+    *x ^= *x >> 7;
+    *x ^= *x << 17;
+    return *x >> 11;
+}
+static int one_in(uint64_t *x, uint64_t n) { return next_random(x) % n == 0; }
+
+static uint64_t start_rng(uint64_t salt) {
+    uint64_t x = (rng_seed + 1) * UINT64_C(0x9E3779B97F4A7C15) ^ (salt + 1) * UINT64_C(0xD1B54A32D192ED03);
+    for (int i = 0; i < 8; i++) next_random(&x);
+    return x;
+}
+
+static double now_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static uint64_t pattern(int64_t index, uint32_t k) { return (uint64_t)index * UINT64_C(0x9E3779B97F4A7C15) + k * UINT64_C(0xBF58476D1CE4E5B9); }
+static int64_t index_at(int64_t epoch, int64_t seq, uint32_t row) { return epoch << 40 | (seq & 0xFFFFFFFF) << 8 | row; }
+static uint64_t *row_at(uint32_t slot, uint32_t row) {
+    return (uint64_t *)((uint8_t *)map->base + (uint64_t)slot * SLOT_NBYTES) + (uint64_t)row * ROW_WORDS;
+}
+
+static void check_rows(uint32_t slot, int64_t epoch, int64_t seq, uint32_t nrows, const char *when) {
+    for (uint32_t row = 0; row < nrows; row++)
+        for (uint32_t k = 0; k < ROW_WORDS; k++)
+            if (row_at(slot, row)[k] != pattern(index_at(epoch, seq, row), k)) {
+                if (atomic_fetch_add(&tallied->differences, 1) < 3)
+                    fprintf(stderr, "%s: slot %u, epoch %ld, batch %ld, row %u, word %u\n", when, slot, (long)epoch, (long)seq, row, k);
+                return;
+            }
+}
+
+/* ---------------------------------------------------------------- worker */
+
+/* Whether a thread shall die at this point; processes are killed from outside. */
+static int dies(uint64_t *rng, int point) {
+    static const uint64_t rarity[NUM_DEATHS] = {4000, 60, 600, 4, 4, 60, 200};
+    return use_threads && one_in(rng, rarity[point]);
+}
+
+static void finish(const shml_claim *claim, uint32_t w, uint32_t own) {
+    if (shml_finish(&ring, claim, w, own) < 0) atomic_fetch_add(&tallied->lost, 1);
+}
+
+/* Fills one chunk; 0 if it died over it. */
+static int work(const shml_claim *claim, uint32_t w, uint64_t *rng) {
+    shml_slot *s = &ring.slots[claim->slot];
+    if (dies(rng, DIE_AFTER_CLAIM)) return 0;
+    const int64_t *indices = (const int64_t *)shml_order_area(&ring, claim->slot);
+    uint32_t end = shml_first_row(s->nrows, s->nchunks, claim->chunk + 1);
+    if (s->form == SHML_FORM_PACKED) {
+        uint64_t needed = (uint64_t)s->nrows * ROW_NBYTES;
+        uint64_t version = atomic_load(&s->payload_version);
+        if (s->payload_nbytes < needed) {
+            atomic_store(&s->need_nbytes, needed);
+            if (dies(rng, DIE_IN_NEED)) return 0;
+            while (atomic_load(&s->need_nbytes)) {
+                if (atomic_load(&tallied->closing)) return 0;
+                sched_yield();
+            }
+            if (s->payload_nbytes < needed || atomic_load(&s->payload_version) == version)
+                atomic_fetch_add(&tallied->unordered, 1);
+        }
+        atomic_store(&s->used_nbytes, needed);
+    }
+    for (uint32_t row = shml_first_row(s->nrows, s->nchunks, claim->chunk); row < end; row++) {
+        atomic_store(&ring.workers[w].now, claim->order << 16 | row);
+        if (atomic_load_explicit(&ring.header->generation, memory_order_relaxed) != s->generation && !one_in(rng, 4)) {
+            finish(claim, w, SHML_VOID); /* now and then the hint is missed */
+            return 1;
+        }
+        int64_t index = indices[row];
+        if (index & FAILS) {
+            if (shml_win_error(&ring, claim)) {
+                int64_t *text = (int64_t *)shml_text_area(&ring, claim->slot);
+                text[0] = row;
+                if (dies(rng, DIE_IN_TEXT)) return 0;
+                text[1] = INDEX_OF(index);
+                atomic_store(&s->text_nbytes, 16);
+            }
+            finish(claim, w, SHML_ERROR);
+            return 1;
+        }
+        if (index & RAGGED && s->form != SHML_FORM_PACKED) {
+            atomic_store(&s->repack, claim->order);
+            finish(claim, w, SHML_VOID);
+            return 1;
+        }
+        uint64_t *to = row_at(claim->slot, row);
+        for (uint32_t k = 0; k < ROW_WORDS; k++) {
+            ((volatile uint64_t *)to)[k] = pattern(INDEX_OF(index), k);
+            if (k == ROW_WORDS / 2 && dies(rng, DIE_IN_ROW)) return 0;
+        }
+    }
+    if (dies(rng, DIE_BEFORE_FINISH)) return 0;
+    finish(claim, w, SHML_DONE);
+#if PLANT == 4
+    row_at(claim->slot, end - 1)[0] = 0x44;
+    sched_yield();
+    row_at(claim->slot, end - 1)[1] = 0x44;
+#endif
+    return !dies(rng, DIE_AFTER_FINISH);
+}
+
+static void live(uint32_t w, uint64_t life) {
+    uint64_t rng = start_rng(life * NUM_WORKERS + w + 100), newest = 0;
+    shml_claim claim;
+    while (!atomic_load_explicit(&tallied->closing, memory_order_relaxed)) {
+        if (dies(&rng, DIE_BEFORE_CLAIM)) break;
+        if (!shml_take_claim(&ring, w, &claim)) {
+            sched_yield();
+            continue;
+        }
+        if (ring.header->is_static) { /* oldest first, whatever the scan was overtaken by */
+            if (claim.order <= newest) atomic_fetch_add(&tallied->unordered, 1);
+            newest = claim.order;
+        }
+        if (!work(&claim, w, &rng)) break;
+    }
+    atomic_store_explicit(&tallied->exited[w], 1, memory_order_relaxed); /* orders nothing: the join does */
+}
+
+static void *worker_thread(void *arg) {
+    live((uint32_t)((uintptr_t)arg % NUM_WORKERS), (uintptr_t)arg / NUM_WORKERS);
+    return NULL;
+}
+
+/* ---------------------------------------------------------------- user: holds leases, compares, drops */
+
+static void end_lease(held_lease *held) {
+    check_rows(held->lease->slot, held->epoch, held->seq, held->nrows, "end of lease");
+    shml_lease_drop(held->lease);
+    free(held);
+}
+
+static void *user_thread(void *arg) {
+    (void)arg;
+    uint64_t rng = start_rng(7);
+    held_lease *held[MAX_HELD];
+    int n = 0;
+    for (;;) {
+        held_lease *got = n < MAX_HELD ? atomic_exchange_explicit(&mailbox, NULL, memory_order_acquire) : NULL;
+        if (got) held[n++] = got;
+        int closing = atomic_load(&tallied->closing) && !got;
+        if (n && (closing || one_in(&rng, 3))) {
+            int which = (int)(next_random(&rng) % (uint64_t)n);
+            end_lease(held[which]);
+            held[which] = held[--n];
+        } else if (closing) {
+            return NULL;
+        } else if (!got) {
+            sched_yield();
+        }
+    }
+}
+
+/* ---------------------------------------------------------------- trainer */
+
+typedef struct {
+    shml_desk *desk;
+    uint64_t rng, order;
+    int64_t epoch, next_order, next_deliver;
+    int slot_of[NUM_SLOTS]; /* of batch next_deliver + i */
+    int32_t failing_row[NUM_SLOTS];
+    int num_ordered, num_held;
+    held_lease *held[MAX_HELD];
+    pthread_t threads[NUM_WORKERS];
+    pid_t pids[NUM_WORKERS];
+    uint64_t lives;
+    uint64_t batches, kills, hits, draining_hits, bumps, errors, reopened, repacks, poisoned, grown;
+    double moved_s;
+} trainer;
+
+static void start_worker(trainer *t, uint32_t w) {
+    uint64_t life = ++t->lives;
+    atomic_store_explicit(&tallied->exited[w], 0, memory_order_relaxed);
+    if (use_threads) {
+        if (pthread_create(&t->threads[w], NULL, worker_thread, (void *)(uintptr_t)(life * NUM_WORKERS + w))) abort();
+        return;
+    }
+    t->pids[w] = fork();
+    if (t->pids[w] < 0) abort();
+    if (t->pids[w] == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        live(w, life);
+        _exit(0);
+    }
+}
+
+static void write_words(uint32_t slot, uint64_t order, int reserved) {
+#if PLANT == 5
+    shml_slot *s = &ring.slots[slot];
+    atomic_store_explicit(&s->err, 0, memory_order_relaxed);
+    atomic_store_explicit(&s->repack, 0, memory_order_relaxed);
+    for (uint32_t c = 0; c < SHML_MAX_CHUNKS; c++)
+        atomic_store_explicit(&s->owner[c],
+                              c < s->nchunks ? SHML_WORD(order, reserved < 0 ? SHML_OPEN : SHML_RESERVED + reserved)
+                                             : SHML_WORD(0, SHML_VOID),
+                              memory_order_relaxed);
+    atomic_store_explicit(&ring.header->last_order, order, memory_order_relaxed);
+#else
+    shml_publish(&ring, slot, order, reserved);
+#endif
+}
+
+/* Orders batch `seq` in a slot that is held, or whose order has ended and is done again. */
+static void publish(trainer *t, uint32_t slot, int64_t seq, int is_packed, int may_fail) {
+    shml_slot *s = &ring.slots[slot];
+    shml_place *place = &t->desk->places[slot];
+    int is_static = (int)ring.header->is_static;
+    uint32_t nrows = 1 + (uint32_t)(seq * 7 % MAX_ROWS);
+    uint32_t nchunks = is_packed || is_static ? 1 : 1 + (uint32_t)(next_random(&t->rng) % 4);
+    if (nchunks > nrows) nchunks = nrows;
+    place->reserved = is_static ? (int32_t)(seq % NUM_WORKERS) : SHML_ANYONE;
+    place->order = ++t->order;
+    place->state = SHML_ORDERED;
+#if PLANT == 2
+    s->nchunks = nchunks;
+    write_words(slot, t->order, place->reserved);
+    sched_yield();
+#endif
+    int64_t *indices = (int64_t *)shml_order_area(&ring, slot);
+    for (uint32_t row = 0; row < nrows; row++) indices[row] = index_at(t->epoch, seq, row);
+    t->failing_row[slot] = -1;
+    if (may_fail && one_in(&t->rng, 12)) {
+        for (uint32_t row = 0; row < nrows; row++)
+            if (one_in(&t->rng, 3)) {
+                indices[row] |= FAILS;
+                if (t->failing_row[slot] < 0) t->failing_row[slot] = (int32_t)row;
+            }
+    } else if (may_fail && one_in(&t->rng, 12)) {
+        indices[next_random(&t->rng) % nrows] |= RAGGED;
+    }
+    s->order_nbytes = nrows * 8;
+    s->epoch = t->epoch;
+    s->step = seq;
+    s->seq = (uint64_t)seq;
+    s->nrows = nrows;
+    s->nchunks = nchunks;
+    s->form = is_packed ? SHML_FORM_PACKED : SHML_FORM_ROWS;
+    s->payload_nbytes = is_packed ? 0 : SLOT_NBYTES;
+    s->generation = atomic_load(&ring.header->generation);
+    s->state = SHML_ORDERED;
+#if PLANT != 2
+    write_words(slot, t->order, place->reserved);
+#endif
+}
+
+static void bump(trainer *t) {
+    atomic_fetch_add(&ring.header->generation, 1);
+    for (uint32_t slot = 0; slot < NUM_SLOTS; slot++)
+        if (t->desk->places[slot].state == SHML_ORDERED) {
+            shml_void(&ring, slot);
+            t->desk->places[slot].state = SHML_DRAINING;
+        }
+    t->num_ordered = 0;
+    t->epoch++;
+    t->next_order = t->next_deliver = 0;
+    t->bumps++;
+}
+
+static void drain(trainer *t) {
+    for (uint32_t slot = 0; slot < NUM_SLOTS; slot++) {
+        if (t->desk->places[slot].state != SHML_DRAINING) continue;
+        shml_status status = shml_inspect(&ring, slot);
+        if (status.num_open) abort();
+        if (PLANT != 1 && status.num_claimed) continue;
+        shml_desk_push_free(t->desk, slot);
+    }
+}
+
+static void grant(trainer *t) {
+    for (uint32_t slot = 0; slot < NUM_SLOTS; slot++) {
+        shml_slot *s = &ring.slots[slot];
+        int32_t state = t->desk->places[slot].state;
+        if ((state != SHML_ORDERED && state != SHML_DRAINING) || atomic_load(&s->need_nbytes) == 0) continue;
+        s->payload_nbytes = SLOT_NBYTES;
+        atomic_fetch_add(&s->payload_version, 1);
+        atomic_store(&s->need_nbytes, 0);
+        t->grown++;
+    }
+}
+
+/* A batch whose words are all final: 1 if it is delivered, 0 if it must be waited for again. */
+static int settle(trainer *t, uint32_t slot, shml_status status) {
+    shml_slot *s = &ring.slots[slot];
+    shml_place *place = &t->desk->places[slot];
+    if (status.first_bad >= 0 && status.bad_own == SHML_POISON) {
+        t->poisoned++;
+        publish(t, slot, t->next_deliver, 0, 0);
+    } else if (atomic_load(&s->repack) == place->order || status.num_void) {
+        t->repacks++;
+        publish(t, slot, t->next_deliver, 1, 0);
+    } else if (status.first_bad >= 0) {
+        if (atomic_load(&s->err) != SHML_WORD(place->order, status.first_bad + 1)) {
+            shml_reopen(&ring, slot, (uint32_t)status.first_bad, place->reserved);
+            t->reopened++;
+            return 0;
+        }
+        const int64_t *text = (const int64_t *)shml_text_area(&ring, slot);
+        if (text[0] != t->failing_row[slot] || text[1] != index_at(t->epoch, t->next_deliver, (uint32_t)text[0])) {
+            fprintf(stderr, "error text: row %ld, expected %d\n", (long)text[0], t->failing_row[slot]);
+            atomic_fetch_add(&tallied->differences, 1);
+        }
+        t->errors++;
+        publish(t, slot, t->next_deliver, 0, 0);
+    } else {
+        return 1;
+    }
+    return 0;
+}
+
+static void deliver(trainer *t) {
+    while (t->num_ordered) {
+        uint32_t slot = (uint32_t)t->slot_of[0];
+        if (use_threads ? atomic_load_explicit(&mailbox, memory_order_relaxed) != NULL : t->num_held == MAX_HELD) return;
+        shml_status status = shml_inspect(&ring, slot);
+#if PLANT == 7
+        status = (shml_status){0, 0, 0, -1, 0};
+        for (uint32_t c = 0; c < ring.slots[slot].nchunks; c++) {
+            uint64_t word = atomic_load_explicit(&ring.slots[slot].owner[c], memory_order_relaxed);
+            if (SHML_OWN_OF(word) != SHML_DONE) status.num_open++;
+        }
+        if (status.num_open) status = shml_inspect(&ring, slot);
+#endif
+        if (status.num_open || status.num_claimed || !settle(t, slot, status)) return;
+        held_lease *held = malloc(sizeof(held_lease));
+        *held = (held_lease){shml_lease_new(t->desk, slot), t->epoch, t->next_deliver, ring.slots[slot].nrows};
+        check_rows(slot, held->epoch, held->seq, held->nrows, "delivery");
+        if (use_threads) atomic_store_explicit(&mailbox, held, memory_order_release);
+        else t->held[t->num_held++] = held;
+        t->next_deliver++;
+        t->num_ordered--;
+        memmove(t->slot_of, t->slot_of + 1, sizeof(int) * (size_t)t->num_ordered);
+        t->batches++;
+        t->moved_s = now_s();
+    }
+}
+
+static void recover(trainer *t, uint32_t w) {
+    int poison = one_in(&t->rng, 10);
+    for (uint32_t slot = 0; slot < NUM_SLOTS; slot++) {
+        shml_place *place = &t->desk->places[slot];
+        uint32_t own = poison ? SHML_POISON : place->reserved < 0 ? SHML_OPEN : (uint32_t)(SHML_RESERVED + place->reserved);
+        if (place->state == SHML_DRAINING) own = SHML_VOID;
+        if (PLANT == 6 && place->state == SHML_DRAINING) continue;
+        if (shml_recover(&ring, slot, w, own) >= 0) {
+            t->hits++;
+            t->draining_hits += place->state == SHML_DRAINING;
+        }
+    }
+    atomic_store(&ring.workers[w].now, 0);
+}
+
+static void bury(trainer *t, uint32_t w) {
+    if (use_threads) {
+        pthread_join(t->threads[w], NULL);
+    } else {
+        kill(t->pids[w], SIGKILL);
+        if (waitpid(t->pids[w], NULL, 0) != t->pids[w]) abort();
+    }
+}
+
+/* Whether a word names w at this moment. */
+static int holds_claim(uint32_t w) {
+    for (uint32_t slot = 0; slot < NUM_SLOTS; slot++)
+        for (uint32_t c = 0; c < ring.slots[slot].nchunks; c++)
+            if (SHML_OWN_OF(atomic_load_explicit(&ring.slots[slot].owner[c], memory_order_relaxed)) == w + 1) return 1;
+    return 0;
+}
+
+static void replace(trainer *t, uint32_t w) {
+    if (!use_threads && one_in(&t->rng, 2)) /* half of the kills wait for a claim, the others come at any moment */
+        for (int i = 0; i < 200 && !holds_claim(w); i++) sched_yield();
+    if (!use_threads && one_in(&t->rng, 3)) bump(t);
+    bury(t, w);
+    t->kills++;
+#if PLANT == 8
+    start_worker(t, w);
+    for (int i = 0; i < 20; i++) sched_yield();
+    recover(t, w);
+#else
+    recover(t, w);
+    start_worker(t, w);
+#endif
+}
+
+static void order(trainer *t) {
+    shml_desk_collect(t->desk);
+    while (t->desk->num_free && t->num_ordered < NUM_SLOTS) {
+        uint32_t slot = (uint32_t)t->desk->free_list[--t->desk->num_free];
+        publish(t, slot, t->next_order++, 0, 1);
+        t->slot_of[t->num_ordered++] = (int)slot;
+    }
+}
+
+static int run(trainer *t, double seconds) {
+    double end_s = now_s() + seconds;
+    double stall_s = PLANT ? 1.0 : 10.0;
+    double next_kill_s = 0;
+    int code = 0;
+    t->moved_s = now_s();
+    for (uint32_t w = 0; w < NUM_WORKERS; w++) start_worker(t, w);
+    pthread_t user;
+    if (use_threads && pthread_create(&user, NULL, user_thread, NULL)) abort();
+    while (now_s() < end_s) {
+        drain(t);
+        order(t);
+        grant(t);
+        deliver(t);
+        if (one_in(&t->rng, 200)) bump(t);
+        if (use_threads) {
+            for (uint32_t w = 0; w < NUM_WORKERS; w++)
+                if (atomic_load_explicit(&tallied->exited[w], memory_order_relaxed)) replace(t, w);
+            if (PLANT == 3 && one_in(&t->rng, 50)) recover(t, (uint32_t)(next_random(&t->rng) % NUM_WORKERS));
+        } else {
+            if (now_s() > next_kill_s) {
+                replace(t, (uint32_t)(next_random(&t->rng) % NUM_WORKERS));
+                next_kill_s = now_s() + 1e-6 * (double)(next_random(&t->rng) % 1500);
+            }
+            if (t->num_held && one_in(&t->rng, 2)) {
+                uint64_t which = next_random(&t->rng) % (uint64_t)t->num_held;
+                end_lease(t->held[which]);
+                t->held[which] = t->held[--t->num_held];
+            }
+        }
+        if (now_s() - t->moved_s > stall_s) {
+            fprintf(stderr, "stall: no batch for %.0f s\n", stall_s);
+            code = 4;
+            break;
+        }
+        if (PLANT && atomic_load(&tallied->differences) + atomic_load(&tallied->lost)) break;
+        sched_yield();
+    }
+    atomic_store(&tallied->closing, 1);
+    for (uint32_t w = 0; w < NUM_WORKERS; w++) bury(t, w);
+    if (use_threads) pthread_join(user, NULL);
+    while (t->num_held) end_lease(t->held[--t->num_held]);
+    shml_desk_drop(t->desk);
+    return code;
+}
+
+static void *share(size_t nbytes) {
+    void *base = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) abort();
+    return base;
+}
+
+int main(int argc, char **argv) {
+    if (argc != 5) return 2;
+    use_threads = strcmp(argv[1], "threads") == 0;
+    rng_seed = strtoull(argv[3], NULL, 10);
+    uint64_t nbytes = shml_plan(NULL, NUM_SLOTS, NUM_WORKERS, MAX_ROWS * 8, 16, 64);
+    shml_create(&ring, share(nbytes), NUM_SLOTS, NUM_WORKERS, MAX_ROWS * 8, 16, 64);
+    ring.header->is_static = (uint32_t)atoi(argv[4]);
+    tallied = share(sizeof(tally));
+    map = malloc(sizeof(shml_map));
+    map->base = share(NUM_SLOTS * SLOT_NBYTES);
+    map->nbytes = NUM_SLOTS * SLOT_NBYTES;
+    atomic_store(&map->refs, 1);
+    trainer t = {.desk = shml_desk_new(NUM_SLOTS), .rng = start_rng(0)};
+    for (uint32_t slot = 0; slot < NUM_SLOTS; slot++) {
+        t.desk->places[slot].map = shml_map_keep(map);
+        t.desk->places[slot].offset = (uint64_t)slot * SLOT_NBYTES;
+        t.desk->places[slot].nbytes = SLOT_NBYTES;
+    }
+    int code = run(&t, atof(argv[2]));
+    shml_map_drop(map);
+    munmap(ring.header, nbytes);
+    uint64_t differences = atomic_load(&tallied->differences), lost = atomic_load(&tallied->lost);
+    uint64_t unordered = atomic_load(&tallied->unordered);
+    printf("batches=%lu kills=%lu hits=%lu draining_hits=%lu bumps=%lu errors=%lu reopened=%lu repacks=%lu poisoned=%lu grown=%lu "
+           "differences=%lu lost=%lu unordered=%lu\n",
+           t.batches, t.kills, t.hits, t.draining_hits, t.bumps, t.errors, t.reopened, t.repacks, t.poisoned, t.grown, differences,
+           lost, unordered);
+    return code ? code : differences || lost || unordered ? 3 : 0;
+}

@@ -40,6 +40,14 @@ def files_with(stems: set[str]) -> list[str]:
     return [name for name in os.listdir(SHM_DIR) if any(stem in name for stem in stems)]
 
 
+def words_of(pid: int) -> list[str]:
+    """The command line of a process, which may end meanwhile."""
+    try:
+        return psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return [f"process {pid}, which has ended since"]
+
+
 class Family:
     """A trainer and all it has started, held by pidfds."""
 
@@ -60,7 +68,7 @@ class Family:
             for pidfd, _ in poll.poll(wait_s * 1000):
                 poll.unregister(pidfd)
                 left.pop(pidfd)
-        return [psutil.Process(pid).cmdline() for pid in left.values()]
+        return [words_of(pid) for pid in left.values()]
 
 
 def kill_alone(pid: int) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from shmload._core.trainer import Lease
 
+from shmload._core.trainer import Lease
 from shmload.shm import forks
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from shmload._core.mapping import Mapping
-from shmload._core.trainer import live_leases
 
 from shmload import ShmLoader
+from shmload._core.mapping import Mapping
+from shmload._core.trainer import live_leases
 from shmload.batch.place import RowPlacer
 from shmload.shm.segment import Segment
 from shmload.worker.reader import in_place_of

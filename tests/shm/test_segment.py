@@ -10,8 +10,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from shmload._core.mapping import Mapping
 
+from shmload._core.mapping import Mapping
 from shmload.errors import RingTooSmall
 from shmload.shm import owner
 from shmload.shm.group import Group

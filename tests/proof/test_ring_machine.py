@@ -497,7 +497,7 @@ def walk(
 @pytest.mark.parametrize("machine", [RingMachine, StaticRingMachine])
 def test_a_ring_does_what_its_model_does(machine: type[RingMachine]) -> None:
     machine.seen.clear()
-    walk(machine, num_walks=120)
+    walk(machine, num_walks=60)
     events = ["leased", "leased beside another", "bumped over a claim", "drained", "killed over a chunk"]
     assert all(machine.seen[event] > 0 for event in events), machine.seen
 

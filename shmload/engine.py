@@ -16,10 +16,10 @@ import os
 import pickle
 import warnings
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic, monotonic_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,9 +36,9 @@ from shmload._core.trainer import (
     TrainerRing,
     control_nbytes,
 )
+from shmload.bad_samples import BadSamples
 from shmload.batch.deliver import copied, deliver_packed, deliver_rows
 from shmload.batch.layout import Layout
-from shmload.errors import WorkerDied
 from shmload.ring_memory import RingMemory
 from shmload.shm import forks
 from shmload.shm.group import Group
@@ -46,6 +46,7 @@ from shmload.supervision import Supervisor, Verdict
 from shmload.worker.crew import STOP_GRACE_S, interrupts_held
 from shmload.worker.failure import Failure
 from shmload.worker.muster import muster
+from shmload.worker.notes import Note, is_end, load_note
 from shmload.worker.spec import Job
 
 log = logging.getLogger("shmload")
@@ -58,20 +59,39 @@ ORDER_CAPACITY = 4096
 CHUNK_WORK_NS = 300_000  # a chunk worth a claim of its own keeps a worker busy this long
 
 
-@dataclass
+@dataclass(eq=False)
 class Order:
-    """One batch to be made: which, of which samples, and (in torch mode) by which worker. `slot` is -1 until published."""
+    """One batch to be made: which, of which samples, and (in torch mode) by which worker. `slot` is -1 until published.
+
+    An iterable dataset's order has as many indices as samples are wanted, each of them the pass's shared seed.
+    """
 
     epoch: int
     step: int
     indices: Sequence[Any] | np.ndarray[Any, Any]
     worker: int = ANYONE
     slot: int = -1
+    origins: list[tuple[int, int]] | None = (
+        None  # of rows after bad samples: which row they were ordered as, substitutes tried
+    )
 
     @property
     def nrows(self) -> int:
         """Rows of the batch."""
         return len(self.indices)
+
+
+class Delivery(NamedTuple):
+    """An order's batch, and in torch mode what its worker said of itself. `batch` is NOTHING if none came of the order."""
+
+    order: Order
+    batch: Any
+    note: Note | None
+
+
+NOTHING = (
+    object()
+)  # the iterator of an iterable dataset was at its end, or every sample of the batch was bad and is skipped
 
 
 @dataclass(frozen=True)
@@ -91,6 +111,8 @@ class EngineOptions:
     multiprocessing_context: Any
     base_seed: int
     layout: Layout | None
+    resume: Sequence[bytes] = ()
+    sample_timeout_s: float | None = None
 
 
 class Engine:
@@ -98,15 +120,18 @@ class Engine:
 
     Args:
         job: what workers do with an order.
+        bad_samples: what is done about samples that cannot be read.
     """
 
-    def __init__(self, job: Job, options: EngineOptions) -> None:
+    def __init__(self, job: Job, options: EngineOptions, bad_samples: BadSamples) -> None:
         self._job = job
+        self._bad_samples = bad_samples
         self._options = options
         self._layout = options.layout
         self._packs = job.collate_fn is not None or not job.auto_collation
         self._queue: deque[Order] = deque()  # submitted and not delivered
         self._backlog: deque[Order] = deque()  # its tail: not published
+        self._lost: Order | None = None
         self._broken: Verdict | None = None
         self._pid = os.getpid()
         self._is_closed = False
@@ -149,6 +174,7 @@ class Engine:
         elif self._packs:
             self._ring.accept_layout(b"", is_packed=True)
         self._has_layout = self._layout is not None or self._packs
+        self._has_notes = self._job.seed is None
         self.crew = muster(
             self._job,
             group,
@@ -159,11 +185,15 @@ class Engine:
             ready=self._ready,
             orders=self._orders,
             grants=self._grants,
+            resume=options.resume,
+            keeps_stacks=options.sample_timeout_s is not None,
         )
         limit = options.max_restarts
         if limit is None and self._job.seed is None:
             limit = 0
-        self._supervisor = Supervisor(self._ring, self.crew, limit, self._order_in)
+        self._supervisor = Supervisor(
+            self._ring, self.crew, limit, self._order_in, sample_timeout_s=options.sample_timeout_s
+        )
         with interrupts_held():
             self.crew.start()
 
@@ -251,9 +281,11 @@ class Engine:
 
     # ------------------------------------------------------------ delivery
 
-    def next(self) -> tuple[Order, Any]:
+    def next(self, *, in_order: bool = True) -> Delivery:
         """Waits for the oldest order and delivers it.
 
+        Args:
+            in_order: False: for any order that is done, the oldest of these first.
         Returns:
             the order and its batch, whose arrays alias the slot until their last alias dies.
         Raises:
@@ -263,13 +295,12 @@ class Engine:
         """
         self._check_usable()
         try:
-            return self._next()
+            return self._next(in_order)
         except BaseException:  # ^C, or what another signal handler raises, may come at any line
             self._mend()
             raise
 
-    def _next(self) -> tuple[Order, Any]:
-        order = self._queue[0]
+    def _next(self, in_order: bool) -> Delivery:
         began_ns = 0
         ring = self._ring
         self._round()
@@ -278,18 +309,22 @@ class Engine:
             self._death_look = now
             self._see_to_deaths()
         while True:
+            order = self._queue[0] if in_order else self._first_done()
             if order.slot >= 0:
                 found = ring.look(order.slot)
                 if found == READY:
                     break
-                if found != FILLING and self._settle(order, found):
-                    continue
+                if found != FILLING:
+                    if self._settle(order, found):
+                        continue
+                    self._queue.remove(order)
+                    return Delivery(order, NOTHING, None)
             if began_ns == 0:
                 began_ns = monotonic_ns()
                 ring.waiting(began_ns)
             self._ready.drain()
             self._round()
-            if order.slot >= 0 and ring.look(order.slot) != FILLING:
+            if self._is_done(order if in_order else self._first_done()):
                 continue
             self._ready.wait(WAIT_S)
             self._see_to_deaths()
@@ -298,7 +333,13 @@ class Engine:
         if began_ns:
             ring.waiting(0)
             ring.count_wait(monotonic_ns() - began_ns)
-        return order, self._deliver(order)
+        return self._deliver(order)
+
+    def _is_done(self, order: Order) -> bool:
+        return order.slot >= 0 and self._ring.look(order.slot) != FILLING
+
+    def _first_done(self) -> Order:
+        return next((order for order in self._queue if self._is_done(order)), self._queue[0])
 
     def _check_usable(self) -> None:
         if self._broken is not None:
@@ -306,29 +347,46 @@ class Engine:
         if self._is_closed:
             raise RuntimeError("this loader is closed: make a new one")
 
-    def _deliver(self, order: Order) -> Any:
+    def _deliver(self, order: Order) -> Delivery:
         ring, slot = self._ring, order.slot
         must_copy = self._must_copy()
         nrows = order.nrows
         nbytes = ring.used_nbytes(slot)  # set by the worker that packed the batch, whatever the order asked for
+        dumped = ring.note(slot) if self._has_notes else b""
+        if is_end(dumped):
+            ring.free(slot)
+            self._queue.remove(order)
+            return Delivery(order, NOTHING, load_note(dumped, None))
         lease = ring.lease(slot)
         try:
-            if nbytes:
+            note = load_note(dumped, lease.bytes_at)
+            if note is not None and note.has_ended:
+                batch = NOTHING
+            elif nbytes:
                 batch = deliver_packed(lease)
             else:
                 assert self._layout is not None
                 batch = deliver_rows(self._layout, lease, nrows)
                 nbytes = self._layout.nbytes(nrows)
-            if must_copy:
+            if must_copy and batch is not NOTHING:
                 batch = copied(batch)
         except Exception:  # an object in it does not unpickle, say: it would not the next time either
-            self._queue.popleft()
+            self._lose(order)
             raise
         del lease
         ring.count_nbytes(nbytes)
         self._supervisor.batch_came()
-        self._queue.popleft()
-        return batch
+        self._queue.remove(order)
+        return Delivery(order, batch, note)
+
+    def _lose(self, order: Order) -> None:
+        self._queue.remove(order)
+        self._lost = order
+
+    def take_lost(self) -> Order | None:
+        """The order that the exception of `next` has ended, if it has; told once."""
+        lost, self._lost = self._lost, None
+        return lost
 
     def _mend(self) -> None:
         """Makes orders and slots agree again after ^C at any line of `next` or `submit`: nothing queued is lost or made twice."""
@@ -365,7 +423,13 @@ class Engine:
         return True
 
     def _settle(self, order: Order, found: int) -> bool:
-        """Sees to a batch that will not become ready by itself. Raises if it failed for good; True if it was ordered anew."""
+        """Sees to a batch that will not become ready by itself.
+
+        Returns:
+            True: it was ordered anew; False: every one of its samples was bad, so there will be none.
+        Raises:
+            what failed, for good.
+        """
         ring, slot = self._ring, order.slot
         if found == REPACK:
             self._write(order, slot, is_packed=True)
@@ -375,11 +439,27 @@ class Engine:
         if text == b"":  # opened again, because the text was another chunk's
             self._ring_workers(order.worker, 1)
             return True
-        ring.free(slot)
-        self._queue.popleft()
+        bad: Sequence[int]
+        error: Callable[[], BaseException]
         if text is None:
-            raise WorkerDied(self._supervisor.story_of(slot))
-        raise Failure.loads(text).exception()
+            death = self._supervisor.death_over(slot)
+            bad, error = death.rows, death.error
+        else:
+            failure = Failure.loads(text)
+            bad, error = failure.rows, failure.exception
+        try:
+            if not bad:
+                raise error()
+            order.indices = self._bad_samples.replaced(order, bad, error)
+        except Exception:
+            ring.free(slot)
+            self._lose(order)
+            raise
+        if order.nrows == 0:
+            ring.free(slot)
+            return False
+        self._write(order, slot)
+        return True
 
     def _round(self) -> None:
         """Everything the trainer can act upon without waiting."""
@@ -417,6 +497,10 @@ class Engine:
     # ------------------------------------------------------------ deaths
 
     def _see_to_deaths(self) -> None:
+        with interrupts_held():
+            num_late = self._supervisor.see_to_late()
+        for bell in self._orders if num_late else ():
+            bell.post_up_to(1)
         deaths = self.crew.deaths()
         if not deaths:
             return
@@ -442,14 +526,6 @@ class Engine:
             self._ring.void()
         self._is_draining = self._ring.drain() > 0
 
-    def finish(self) -> None:
-        """Has every order made and forgets the batches: torch's workers, too, work off what they were sent."""
-        while self._queue:
-            try:
-                self.next()
-            except Exception:
-                self._check_usable()
-
     def counters(self) -> dict[str, Any]:
         """What the ring has counted, and its slots by state."""
         states = Counter(self._ring.state(slot) for slot in range(self.num_slots))
@@ -458,6 +534,8 @@ class Engine:
             **self._ring.counters(),
             "slots": {name: states[i] for i, name in enumerate(names)},
             "num_queued": len(self._queue),
+            "num_bad_samples": self._bad_samples.count,
+            "bad_samples": list(self._bad_samples.listed),
             "num_taken_back": self._supervisor.num_taken_back,
             "workers": [self._ring.worker(w) for w in range(self._options.num_workers)],
         }

@@ -2,74 +2,111 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from shmload.bad_samples import BadSamples
 from shmload.batch.deliver import structure
-from shmload.batch.place import RowOut
-from shmload.worker.reader import in_place_of
+from shmload.batch.place import RowOut, private_rows, private_tensors
+from shmload.engine import NOTHING, Order
+from shmload.worker.reader import in_place_of, read_alone
 from shmload.worker.sample_rng import begin_sample, end_samples, kept_generators
 from shmload.worker.spec import Job
 
 
 class InlineReader:
-    """Reads whole batches of a dataset into private memory."""
+    """Reads whole batches of a dataset into private memory.
 
-    def __init__(self, job: Job) -> None:
+    Args:
+        bad_samples: what is done about samples that cannot be read.
+    """
+
+    def __init__(self, job: Job, bad_samples: BadSamples) -> None:
         self._job = job
+        self._bad_samples = bad_samples
         self._in_place = in_place_of(job.dataset) if job.collate_fn is None and job.auto_collation else None
+        self._row = -1
 
-    def read(self, keys: Any, epoch: int) -> Any:
-        """The batch of these samples. In seed mode the trainer's global generators are as before afterwards."""
+    def read(self, order: Order) -> Any:
+        """The batch of an order; NOTHING if every sample of it is skipped. Seed mode leaves the trainer's generators as they were."""
         try:
             if self._job.seed is None or not self._job.seed_samples:
-                return self._read(keys, epoch)
+                return self._read_good(order)
             with kept_generators():
-                return self._read(keys, epoch)
+                return self._read_good(order)
         finally:
             end_samples()
 
-    def _read(self, keys: Any, epoch: int) -> Any:
+    def _read_good(self, order: Order) -> Any:
+        while order.nrows:
+            indices = order.indices
+            keys = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+            self._row = -1
+            try:
+                return self._read(keys, order.epoch)
+            except Exception as error:
+                bad = self._bad_rows(keys, order.epoch) if self._bad_samples.are_tolerated else ()
+                if not bad:
+                    raise
+                order.indices = self._bad_samples.replaced(order, bad, partial(_itself, error))
+        return NOTHING
+
+    def _bad_rows(self, keys: list[Any], epoch: int) -> list[int]:
+        """The rows that cannot be read, one of which has just shown itself; none if it is the batch that failed."""
+        bad = [] if self._row < 0 else [self._row]
+        for row in range(self._row + 1, len(keys)):
+            try:
+                self._begin(row, keys[row], epoch)
+                read_alone(self._job.dataset, self._in_place, None, keys[row])
+            except Exception:
+                bad.append(row)
+        return bad
+
+    def _read(self, keys: list[Any], epoch: int) -> Any:
         job = self._job
-        keys = keys.tolist() if isinstance(keys, np.ndarray) else list(keys)
         if self._in_place is not None:
             return self._read_in_place(keys, epoch)
         if not job.auto_collation:
-            self._begin(keys[0], epoch)
+            self._begin(0, keys[0], epoch)
             sample = job.dataset[keys[0]]
+            self._row = -1
             return (job.collate_fn or torch.utils.data.default_convert)(sample)
         getitems = getattr(job.dataset, "__getitems__", None)
         if getitems:
-            self._begin(keys[0], epoch)
+            self._begin(-1, keys[0], epoch)
             samples = getitems(keys)
         else:
-            samples = [self._sample(key, epoch) for key in keys]
+            samples = [self._sample(row, key, epoch) for row, key in enumerate(keys)]
+            self._row = -1
         return (job.collate_fn or torch.utils.data.default_collate)(samples)
 
-    def _sample(self, key: Any, epoch: int) -> Any:
-        self._begin(key, epoch)
+    def _sample(self, row: int, key: Any, epoch: int) -> Any:
+        self._begin(row, key, epoch)
         return self._job.dataset[key]
 
-    def _begin(self, key: Any, epoch: int) -> None:
+    def _begin(self, row: int, key: Any, epoch: int) -> None:
+        self._row = row
         job = self._job
         begin_sample(job.seed, epoch, key if type(key) is int else -1, 0, reseed=job.seed_samples)
 
     def _read_in_place(self, keys: list[Any], epoch: int) -> Any:
         assert self._in_place is not None
         layout = self._in_place.layout()
-        make = torch.zeros if layout.zero_fill else torch.empty
-        tensors = [make((len(keys), *f.shape), dtype=getattr(torch, f.dtype)) for f in layout.fields]
-        rows = {
-            f.name: t.numpy() if f.element.numpy is not None else t for f, t in zip(layout.fields, tensors, strict=True)
-        }
+        tensors = private_tensors(layout, len(keys))
+        rows = private_rows(layout, len(keys), tensors)
         if self._in_place.read_batch_into is not None:
-            self._begin(keys[0], epoch)
+            self._begin(-1, keys[0], epoch)
             self._in_place.read_batch_into(np.asarray(keys, np.int64), RowOut(rows, slice(0, len(keys))))
         else:
             assert self._in_place.read_into is not None
             for row, key in enumerate(keys):
-                self._begin(key, epoch)
+                self._begin(row, key, epoch)
                 self._in_place.read_into(key, RowOut(rows, row))
         return structure(layout.tree, tensors)
+
+
+def _itself(error: BaseException) -> BaseException:
+    return error

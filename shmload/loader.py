@@ -6,17 +6,23 @@ deterministic schedule rules: `seed_mode.py`. This file holds the arguments, the
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Self, TypeVar
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, default_convert
 
-from shmload.engine import Engine, EngineOptions
+from shmload.bad_samples import BadSamples, OnError
+from shmload.engine import Engine, EngineOptions, Order
+from shmload.generators import Origin, replayed
 from shmload.seed_mode import SeedIterator, SeedStream
 from shmload.torch_mode import TorchInlineIterator, TorchIterator
+from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_state
 from shmload.worker.reader import in_place_of, read_path
 from shmload.worker.spec import Job
 from shmload.world import rank_and_world_size
@@ -24,16 +30,12 @@ from shmload.world import rank_and_world_size
 T = TypeVar("T", covariant=True)
 
 _NOT_BUILT: dict[str, Any] = {  # keyword -> the value that asks for nothing
-    "on_error": "raise",
-    "max_bad": None,
-    "sample_timeout_s": None,
     "ragged": "list",
     "crew": "auto",
     "address": None,
     "share": None,
     "device": None,
     "audit": None,
-    "snapshot_every_n_steps": 1,
 }
 
 
@@ -55,6 +57,13 @@ class ShmLoader(DataLoader[T]):
             equal batches (`loader.valid` says how many rows are real), "drop" drops it, "exact" gives what is left.
         ring_bytes: the most memory the ring may take; None: what `prefetch_factor` needs.
         max_restarts: workers that may be replaced after dying. None: any number in seed mode, none in torch mode.
+        on_error: what a sample that cannot be read means. "raise": its error; "skip": a shorter batch; "substitute": the next index
+            of the same permutation (without one, the next of the dataset) in its place. Counted and listed in `stats()`.
+        max_bad: more bad samples than this raise SampleError. None: any number may be bad.
+        sample_timeout_s: seconds one sample may take; then its worker is ended and replaced, and the sample is bad by
+            SampleTimeout, which says where the worker was. Needs workers.
+        snapshot_every_n_steps: torch mode: how often workers and samplers are asked where they stand; a resume reads what came
+            since again. 0 or None: never. In seed mode a position needs no snapshot.
     Raises:
         ValueError, TypeError: as torch's DataLoader, and for arguments that do not go together.
         NotImplementedError: for a keyword whose capability is not built yet.
@@ -92,7 +101,7 @@ class ShmLoader(DataLoader[T]):
         uneven: Literal["pad", "drop", "exact"] = "pad",
         ring_bytes: int | None = None,
         max_restarts: int | None = None,
-        on_error: str = "raise",
+        on_error: OnError = "raise",
         max_bad: int | None = None,
         sample_timeout_s: float | None = None,
         ragged: str = "list",
@@ -101,7 +110,7 @@ class ShmLoader(DataLoader[T]):
         share: str | None = None,
         device: Any = None,
         audit: Any = None,
-        snapshot_every_n_steps: int = 1,
+        snapshot_every_n_steps: int | None = 1,
     ) -> None:
         given = locals()
         for name, nothing in _NOT_BUILT.items():
@@ -134,7 +143,15 @@ class ShmLoader(DataLoader[T]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        _check_policies(self, on_error, max_bad, sample_timeout_s, snapshot_every_n_steps)
         self.shuffle = shuffle
+        self.on_error: OnError = on_error
+        self.max_bad = max_bad
+        self.sample_timeout_s = sample_timeout_s
+        self.snapshot_every_n_steps = snapshot_every_n_steps or 0
+        self.bad_samples = BadSamples(on_error, max_bad, self._substitute)
+        self.progress: Progress | None = None  # of the newest pass, in torch mode
+        self._loaded: TorchState | None = None  # what the next pass goes on from
         self.seed = seed
         self.seed_samples = seed is not None if seed_samples is None else seed_samples
         self.rank, self.world_size = rank, world_size
@@ -160,14 +177,19 @@ class ShmLoader(DataLoader[T]):
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
-        if isinstance(self.dataset, IterableDataset):
-            return super()._get_iterator()
-        if self.num_workers == 0:
-            if self.in_place is None:
-                return super()._get_iterator()
-            return TorchInlineIterator(self)
-        self.check_worker_number_rationality()
-        return TorchIterator(self)
+        state, self._loaded = self._loaded, None
+        if self.num_workers:
+            self.check_worker_number_rationality()
+        kind = TorchIterator if self.num_workers else TorchInlineIterator
+        if state is None or not state["is_finished"] or "origin" not in state["sampler"]:
+            return kind(self, state)
+        origin = Origin.loads(state["sampler"]["origin"])
+        if self.generator is not None and origin.own is not None:
+            self.generator.set_state(origin.own)
+        if origin.is_now():  # as where a program restores its generators itself: then they move on, as they did
+            return kind(self, state)
+        with replayed(origin, self.generator):
+            return kind(self, state)
 
     def __len__(self) -> int:
         if self._stream is not None and not self._has_own_order:
@@ -194,14 +216,23 @@ class ShmLoader(DataLoader[T]):
             auto_collation=self._auto_collation,
             seed=self.seed,
             seed_samples=self.seed_samples,
+            is_iterable=isinstance(self.dataset, IterableDataset),
+            drop_last=bool(self.drop_last),
+            snapshot_every=self.snapshot_every_n_steps if self.seed is None else 0,
+            tolerates_bad_samples=self.on_error != "raise",
         )
 
-    def make_engine(self, *, base_seed: int) -> Engine:
-        """A ring and a crew for this loader."""
+    def make_engine(self, *, base_seed: int, resume: Sequence[bytes] = (), **of_job: Any) -> Engine:
+        """A ring and a crew for this loader.
+
+        Args:
+            resume: one pickled snapshot for each worker to go on from, or none at all.
+            of_job: what the job has of the pass, not of the loader.
+        """
         in_place = self.in_place
         known = self.batch_size if self._auto_collation else 1
         engine = Engine(
-            self.make_job(),
+            dataclasses.replace(self.make_job(), **of_job),
             EngineOptions(
                 num_workers=self.num_workers,
                 num_ordered=(self.prefetch_factor or 0) * self.num_workers,
@@ -213,38 +244,77 @@ class ShmLoader(DataLoader[T]):
                 multiprocessing_context=self.multiprocessing_context,
                 base_seed=base_seed,
                 layout=in_place and in_place.layout(),
+                resume=resume,
+                sample_timeout_s=self.sample_timeout_s,
             ),
+            self.bad_samples,
         )
         self._last_engine = engine
         self._engines.add(engine)
         return engine
 
-    # ------------------------------------------------------------ position, in seed mode
+    @property
+    def reads_inline(self) -> bool:
+        """Whether, without workers, the dataset is read by our reader and not by torch's."""
+        return self.in_place is not None or self.bad_samples.are_tolerated
 
-    def _seeded(self, what: str) -> SeedStream:
-        if self._stream is None:
-            raise NotImplementedError(f"{what} in torch mode (seed=None) is not built yet; give ShmLoader a seed")
-        return self._stream
+    def _substitute(self, order: Order, row: int, tries: int) -> Any:
+        """The index that takes a bad sample's place at a try."""
+        if self._stream is not None and not self._has_own_order:
+            return self._stream.substitute(order, row, tries)
+        ordered = order.indices[row]
+        if not isinstance(ordered, int | np.integer):
+            raise TypeError(f'on_error="substitute" needs integer indices: the sampler gave {ordered!r}. Use "skip"')
+        return (int(ordered) + 1) % len(self.dataset)  # type: ignore[arg-type]  # map-style
+
+    # ------------------------------------------------------------ position
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands: flat, JSON-able, under 1 KiB. Legal at any time; later iteration does not change it."""
-        return self._seeded("state_dict()").state_dict()
+        """Where the loader stands, between two batches. Legal at any time; later iteration does not change it.
+
+        Seed mode: flat, JSON-able, under 1 KiB. Torch mode: JSON-able and under 16 KiB, apart from the own states of a stateful
+        dataset, iterator or sampler, which are part of it.
+        """
+        if self._stream is not None:
+            return self._stream.state_dict()
+        if self._loaded is not None:
+            return copy.deepcopy(self._loaded)
+        if self.progress is None or self.progress.is_finished:
+            return fresh_state(self, self.progress)
+        return self.progress.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was taken: the next iteration yields the rest of that epoch. No consumed sample is read.
+        """Goes on where `state` was taken: the next iteration yields the rest of that epoch.
 
-        The world size may be another one if the global batch is the same.
+        Seed mode: no consumed sample is read, and the world size may be another one if the global batch is the same. Torch mode:
+        torch's order, the workers' seeds and their random streams go on; the trainer's own generators are left alone.
 
         Raises:
-            StateMismatch: the state belongs to another dataset length, seed, global batch or schedule version.
+            StateMismatch: the state belongs to another loader; says what differs.
         """
-        self._seeded("load_state_dict()").load_state_dict(state)
+        if self._stream is not None:
+            self._stream.load_state_dict(state)
+            return
+        self._loaded = check_torch_state(state, self) if state else None  # torchdata's loader gives {} for nothing
+        iterator, self._iterator = self._iterator, None
+        self.progress = None
+        if iterator is not None:
+            iterator._shutdown_workers()  # type: ignore[attr-defined]  # ours, of persistent workers
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration epoch `epoch`. Seldom needed: each iteration is the next epoch by itself."""
+        """Makes the next iteration epoch `epoch`. Seldom needed: in seed mode each iteration is the next epoch by itself.
+
+        In torch mode it is passed on to the sampler, if that has a set_epoch (a DistributedSampler).
+        """
         if epoch < 0:
             raise ValueError(f"an epoch is at least 0; got {epoch}")
-        self._seeded("set_epoch()").set_epoch(epoch)
+        if self._stream is not None:
+            self._stream.set_epoch(epoch)
+            return
+        for sampler in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.sampler):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)  # type: ignore[union-attr]  # it has one
+                return
 
     @property
     def valid(self) -> int | None:
@@ -296,6 +366,29 @@ class ShmLoader(DataLoader[T]):
             stream.close()
 
 
+def _check_policies(
+    loader: ShmLoader[Any], on_error: str, max_bad: int | None, sample_timeout_s: float | None, every: int | None
+) -> None:
+    if on_error not in ("raise", "skip", "substitute"):
+        raise ValueError(f'on_error is "raise", "skip" or "substitute"; got {on_error!r}')
+    is_iterable = isinstance(loader.dataset, IterableDataset)
+    if on_error != "raise" and is_iterable:
+        raise ValueError(
+            f"on_error={on_error!r} needs a map-style dataset: what an iterable dataset's iterator raised is gone. Catch it in "
+            "the dataset's __iter__"
+        )
+    if max_bad is not None and max_bad < 0:
+        raise ValueError(f"max_bad is at least 0 or None; got {max_bad}")
+    if sample_timeout_s is not None and not sample_timeout_s > 0:
+        raise ValueError(f"sample_timeout_s is a positive number of seconds or None; got {sample_timeout_s}")
+    if sample_timeout_s is not None and loader.num_workers == 0:
+        raise ValueError(
+            "sample_timeout_s needs num_workers > 0: nobody can interrupt a sample that the trainer reads itself"
+        )
+    if every is not None and every < 0:
+        raise ValueError(f"snapshot_every_n_steps is at least 0 or None; got {every}")
+
+
 def _check_seed_arguments(
     seed: int | None, seed_samples: bool | None, generator: Any, uneven: str, dataset: Any
 ) -> None:
@@ -310,4 +403,7 @@ def _check_seed_arguments(
     if generator is not None:
         raise ValueError("seed and generator exclude each other: in seed mode the seed orders everything")
     if isinstance(dataset, IterableDataset):
-        raise NotImplementedError("seed mode needs a map-style dataset; iterable datasets are not built yet")
+        raise ValueError(
+            "seed mode orders samples by index, which an IterableDataset has not: give it __getitem__ and __len__, "
+            "or leave out seed"
+        )

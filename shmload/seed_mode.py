@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmload.engine import Engine, Order
+from shmload.engine import NOTHING, Engine, Order
 from shmload.inline import InlineReader
 from shmload.schedule.schedule import Schedule
 from shmload.schedule.state import make_state, resume
@@ -44,7 +44,9 @@ class SeedIterator:
         return self
 
     def __next__(self) -> Any:
-        return self._stream.take(self._place)
+        while (batch := self._stream.take(self._place)) is NOTHING:
+            pass
+        return batch
 
     def __len__(self) -> int:
         return self._stream.num_steps
@@ -159,22 +161,27 @@ class SeedStream:
             if front is None or (front.epoch, front.step) != (epoch, step):
                 raise StopIteration
         try:
-            _, batch = engine.next()
+            batch = engine.next().batch
         except Exception:
             if engine.front is not front:  # that batch is lost
                 place.step += 1
             raise
-        self.valid = self._num_valid(step, front.nrows)
+        self.valid = self._num_valid(front)
         self._fill(engine)
         place.step += 1
         return batch
 
-    def _num_valid(self, step: int, nrows: int) -> int:
-        if self._loader._has_own_order or self._schedule is None:
-            return nrows
-        if step + 1 < self._num_steps:
-            return nrows
-        return self._schedule.num_valid(step, self._rank)
+    def _num_valid(self, order: Order) -> int:
+        """Rows that are no padding: of a short batch these come first, also behind skipped ones."""
+        if self._loader._has_own_order or self._schedule is None or order.step + 1 < self._num_steps:
+            return order.nrows
+        num_valid = self._schedule.num_valid(order.step, self._rank)
+        return num_valid if order.origins is None else sum(row < num_valid for row, _ in order.origins)
+
+    def substitute(self, order: Order, row: int, tries: int) -> int:
+        """The index so many places behind a row's own in the epoch's order."""
+        assert self._schedule is not None
+        return self._schedule.index_after(order.epoch, order.step, self._rank, row, tries)
 
     def _fill(self, engine: Engine) -> None:
         """Orders ahead, into the next epoch if this one is all ordered."""
@@ -197,16 +204,16 @@ class SeedStream:
 
     def _read_inline(self, place: Place) -> Any:
         if self._inline is None:
-            self._inline = InlineReader(self._loader.make_job())
+            self._inline = InlineReader(self._loader.make_job(), self._loader.bad_samples)
         order = self._order(place.epoch, place.step)
         if order is None:
             raise StopIteration
         try:
-            batch = self._inline.read(order.indices, place.epoch)
+            batch = self._inline.read(order)
         except Exception:
             place.step += 1
             raise
-        self.valid = self._num_valid(place.step, order.nrows)
+        self.valid = self._num_valid(order)
         place.step += 1
         return batch
 

@@ -11,10 +11,11 @@ import logging
 import signal
 from collections import Counter
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import TYPE_CHECKING, NamedTuple
 
 from shmload._core.trainer import TrainerRing
-from shmload.errors import WorkerDied
+from shmload.errors import SampleTimeout, ShmloadError, WorkerDied
 from shmload.worker.crew import Crew, Death
 
 if TYPE_CHECKING:
@@ -41,23 +42,48 @@ class Verdict(NamedTuple):
         return error
 
 
+class FatalRow(NamedTuple):
+    """A row whose reading ended its worker, too often or too late; -1: it is not known which."""
+
+    text: str
+    row: int
+    kind: type[ShmloadError] = WorkerDied
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The row, if it is known."""
+        return () if self.row < 0 else (self.row,)
+
+    def error(self) -> ShmloadError:
+        """What to raise over it."""
+        return self.kind(self.text)
+
+
 class Supervisor:
     """Sees to the deaths of one crew.
 
     Args:
         max_restarts: deaths that may be mended; None: any number.
         order_in: the order that stands in a slot, if one does.
+        sample_timeout_s: how long one sample may take before its worker is ended; None: for ever.
     """
 
     def __init__(
-        self, ring: TrainerRing, crew: Crew, max_restarts: int | None, order_in: Callable[[int], Order | None]
+        self,
+        ring: TrainerRing,
+        crew: Crew,
+        max_restarts: int | None,
+        order_in: Callable[[int], Order | None],
+        *,
+        sample_timeout_s: float | None = None,
     ) -> None:
         self._ring = ring
         self._crew = crew
         self._max_restarts = max_restarts
         self._order_in = order_in
+        self._sample_timeout_s = sample_timeout_s
         self._kills: Counter[str] = Counter()  # by what a worker died over, in words
-        self._poisoned: dict[int, str] = {}  # slot -> what happened to its workers
+        self._poisoned: dict[int, FatalRow] = {}  # by slot
         self._num_restarts = 0
         self._num_vain = 0
         self.num_taken_back = 0
@@ -74,7 +100,7 @@ class Supervisor:
                 return _verdict(f"{death}, the {self._num_vain}th in a row that ended with nothing to do", death, None)
         is_deadly = held is not None and work is not None and self._kills[work] >= 2
         if is_deadly and held is not None:
-            self._poisoned[held[0]] = f"{work} ended its worker twice: {death}"
+            self._poisoned[held[0]] = FatalRow(f"{work} ended its worker twice: {death}", held[3])
         if self._ring.recover(death.worker_id, poison=is_deadly) >= 0:
             self.num_taken_back += 1
         log.warning("%s%s; it is replaced", death, "" if work is None else f" on {work}")
@@ -83,24 +109,59 @@ class Supervisor:
         self._crew.replace(death.worker_id)
         return None
 
+    def see_to_late(self) -> int:
+        """Ends and replaces workers whose sample takes too long; their batches fail over it. Returns how many."""
+        if self._sample_timeout_s is None:
+            return 0
+        num_late = 0
+        for worker in range(self._ring.num_workers):
+            held = self._ring.held_by(worker)
+            if held is None or held[3] < 0:
+                continue
+            took_s = (monotonic_ns() - self._ring.worker(worker)["since_ns"]) / 1e9
+            if took_s <= self._sample_timeout_s:
+                continue
+            num_late += 1
+            slot, row = held[0], held[3]
+            order = self._order_in(slot)
+            index = self._ring.worker(worker)["index"]
+            what = f"sample {index}" if order is None else _work_of(order, row)
+            stack = self._crew.stack(worker)
+            death = self._crew.kill(worker)
+            text = (
+                f"{what} took longer than sample_timeout_s={self._sample_timeout_s}: worker {worker} (pid {death.pid}) was ended "
+                f"and is replaced. Where it was:\n{stack}\nRaise sample_timeout_s if such a sample is all right, or give "
+                'on_error="skip" or "substitute" to go on without it'
+            )
+            log.warning("%s", text)
+            self._poisoned[slot] = FatalRow(text, row, SampleTimeout)
+            self._ring.recover(worker, poison=True)
+            self._ring.count_restart()
+            self._crew.replace(worker)
+        return num_late
+
     def batch_came(self) -> None:
         """Notes that workers do get something done."""
         self._num_vain = 0
 
-    def story_of(self, slot: int) -> str:
+    def death_over(self, slot: int) -> FatalRow:
         """What happened to the workers of a slot that was given up."""
-        return self._poisoned.pop(slot, "a sample ended its worker twice")
+        return self._poisoned.pop(slot, FatalRow("a sample ended its worker twice", -1))
 
     def _blame(self, slot: int, row: int) -> str | None:
         """Notes that a worker died over a row of the slot (-1: over the batch); says in words what it worked on."""
         order = self._order_in(slot)
         if order is None:
             return None
-        work = f"batch {order.step} of epoch {order.epoch}"
-        if row >= 0:
-            work = f"sample {order.indices[row]} of epoch {order.epoch} (row {row} of batch {order.step})"
+        work = _work_of(order, row)
         self._kills[work] += 1
         return work
+
+
+def _work_of(order: Order, row: int) -> str:
+    if row < 0:
+        return f"batch {order.step} of epoch {order.epoch}"
+    return f"sample {order.indices[row]} of epoch {order.epoch} (row {row} of batch {order.step})"
 
 
 def _verdict(text: str, death: Death, work: str | None) -> Verdict:

@@ -1,67 +1,168 @@
 """Torch mode: order, randomness and pace exactly as torch's DataLoader has them, over the engine.
 
-The iterator derives from torch's own base, so that generators are drawn from in torch's order: the sampler's iterator first, then
+The iterators derive from torch's own base, so that generators are drawn from in torch's order: the sampler's iterator first, then
 the workers' base seed, then one index per batch, `prefetch_factor * num_workers` ahead and one more for each batch delivered.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+import pickle
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch.utils.data import _utils
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import IterDataPipe, MapDataPipe, _utils
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _sharding_worker_init_fn,
+    _SingleProcessDataLoaderIter,
+)
 
-from shmload.engine import Engine, Order
+from shmload.engine import NOTHING, Delivery, Engine, Order
 from shmload.errors import WorkerDied
+from shmload.generators import origin_of
 from shmload.inline import InlineReader
-from shmload.torch_order import batches_of
+from shmload.torch_order import SamplerReader
+from shmload.torch_state import Progress, TorchState
+from shmload.worker.iterable import with_shared_seed
+from shmload.worker.sample_rng import kept_generators
 
 if TYPE_CHECKING:
     from shmload.loader import ShmLoader
 
+log = logging.getLogger("shmload")
+
 
 class _Iterator(_BaseDataLoaderIter):
+    """What passes with and without workers share: torch's, plus the account of how far they have come."""
+
+    progress: Progress
+
     def _next_data(self) -> Any:
         raise NotImplementedError
 
     def __next__(self) -> Any:
-        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # torch's annotation of each batch costs 5 us
-            return super().__next__()
-        batch: Any = self._next_data()
-        self._num_yielded += 1
+        try:
+            if self._dataset_kind == _DatasetKind.Iterable or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+                batch = super().__next__()  # counts samples of iterable datasets, annotates profiles: 5 us
+            else:
+                batch = self._next_data()
+                self._num_yielded += 1
+        except StopIteration:
+            self.progress.is_finished = True
+            raise
+        self.progress.delivered()
         return batch
 
-    def _pinned(self, batch: Any) -> Any:
-        return _utils.pin_memory.pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
+    def _skip_to(self, position: int) -> None:
+        """Reads batches again, unseen, up to a position behind the last snapshot."""
+        for _ in range(position - self.progress.num_delivered):
+            next(self)
 
 
 class TorchIterator(_Iterator):
-    """One pass (or, with persistent workers, all passes) of a loader with workers."""
+    """One pass (or, with persistent workers, all passes) of a loader with workers.
 
-    def __init__(self, loader: ShmLoader[Any]) -> None:
-        super().__init__(loader)
-        self._epoch = -1
+    Args:
+        state: where an earlier pass stood; this one goes on from there.
+    """
+
+    def __init__(self, loader: ShmLoader[Any], state: TorchState | None = None) -> None:
         self._engine: Engine | None = None
+        if state is None or state["is_finished"]:
+            super().__init__(loader)
+        else:
+            with kept_generators():
+                super().__init__(loader)
+            self._base_seed, self._shared_seed = state["base_seed"], state["shared_seed"]
+            if self._shared_seed is not None:
+                self._dataset = with_shared_seed(self._dataset, self._shared_seed)
+        self._epoch = -1
+        self._in_order = loader.in_order
+        self._every = loader.snapshot_every_n_steps
+        self._generator = loader.generator
         self._prefetch_factor = loader.prefetch_factor or 0
-        self._engine = loader.make_engine(base_seed=int(self._base_seed))
-        self._reset(loader, first_iter=True)
+        init_fn = loader.worker_init_fn
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
+        self._engine = loader.make_engine(
+            base_seed=int(self._base_seed),
+            resume=resume_bytes(state, loader.num_workers),
+            dataset=self._dataset,
+            worker_init_fn=init_fn,
+            shared_seed=self._shared_seed,
+        )
+        self._reset(loader, first_iter=True, state=state)
 
     @property
     def _workers(self) -> list[Any]:
         return [] if self._engine is None else self._engine.crew.processes
 
-    def _reset(self, loader: ShmLoader[Any], first_iter: bool = False) -> None:
+    def _reset(self, loader: ShmLoader[Any], first_iter: bool = False, state: TorchState | None = None) -> None:
         assert self._engine is not None
         if not first_iter:
-            self._engine.finish()
-        super()._reset(loader, first_iter)
-        self._sampler_iter = batches_of(self._index_sampler) or self._sampler_iter
+            self._finish(self._engine)
+        is_resumed = state is not None and not state["is_finished"]
+        with kept_generators() if is_resumed else nullcontext():  # a sampler may draw when it is begun
+            origin = origin_of(self._generator)
+            super()._reset(loader, first_iter)
+            reader = SamplerReader(
+                self._index_sampler,
+                self._generator,
+                every=self._every,
+                iterator=self._sampler_iter,
+                origin=origin,
+                is_seed_between=False,
+            )
+        self._sampler_iter = reader
         self._epoch += 1
         self._num_sent = 0
-        for _ in range(self._prefetch_factor * self._num_workers):
+        self._num_active = [0] * self._num_workers  # orders under way, by worker; -1: its iterator has ended
+        self._turns: Iterator[int] = cycle(range(self._num_workers))
+        if state is not None and state["is_finished"]:
+            reader.start_after(state["sampler"])
+            state = None
+        if state is not None:
+            reader.resume(state["sampler"])
+            if first := fast_forward(state):
+                log.warning("%s", first)
+        last = None if first_iter else self.progress
+        self.progress = loader.progress = Progress(loader, reader, int(self._base_seed), self._shared_seed)
+        if last is not None:
+            self.progress.follows(last)
+        if state is not None:
+            self._go_on(state)
+        for _ in range(self._prefetch_factor * self._num_workers - self._engine.num_queued):
             self._try_put_index()
+        if state is not None:
+            self._skip_to(state["position"])
+
+    def _finish(self, engine: Engine) -> None:
+        """Has every order made and forgets the batches: torch's workers, too, work off what they were sent."""
+        while engine.num_queued:
+            try:
+                order, _, note = engine.next()
+            except Exception:
+                if engine.take_lost() is None:
+                    raise
+            else:
+                self.progress.noted(order.worker, note)
+
+    def _go_on(self, state: TorchState) -> None:
+        if fast_forward(state):
+            return
+        self.progress.resumed(state)
+        self._num_yielded = self._num_sent = self.progress.num_delivered
+        is_same = state["num_workers"] == self._num_workers
+        for _ in range(state["last_worker"] + 1 if is_same else state["snapshot"] % self._num_workers):
+            next(self._turns)
 
     def _try_put_index(self) -> None:
         assert self._engine is not None
@@ -69,27 +170,57 @@ class TorchIterator(_Iterator):
             index = self._next_index()
         except StopIteration:
             return
+        worker = self._next_worker()
+        if worker < 0:
+            return
+        if self._dataset_kind == _DatasetKind.Iterable:
+            index = [self._shared_seed or 0] * len(index) if self._auto_collation else self._shared_seed or 0
         keys = index if self._auto_collation else [index]
-        self._engine.submit(Order(self._epoch, self._num_sent, keys, self._num_sent % self._num_workers))
+        self._engine.submit(Order(self._epoch, self._num_sent, keys, worker))
+        self._num_active[worker] += 1
         self._num_sent += 1
 
+    def _next_worker(self) -> int:
+        """Whose turn it is: round about, without those whose iterator has ended or, unless in_order, that have their share."""
+        num_left = sum(count >= 0 for count in self._num_active)
+        share = self._prefetch_factor * self._num_workers // max(num_left, 1)
+        for _ in range(self._num_workers):
+            worker = next(self._turns)
+            if self._num_active[worker] >= 0 and (self._in_order or self._num_active[worker] < share):
+                return worker
+        return -1
+
     def _next_data(self) -> Any:
-        engine = self._engine
-        if engine is None or engine.num_queued == 0:
-            if not self._persistent_workers:
-                self._shutdown_workers()
-            raise StopIteration
-        before = engine.num_queued
+        while True:
+            engine = self._engine
+            if engine is None or engine.num_queued == 0:
+                if not self._persistent_workers:
+                    self._shutdown_workers()
+                raise StopIteration
+            order, batch, note = self._take(engine)
+            self.progress.noted(order.worker, note)
+            if note is not None and note.has_ended:
+                self._num_active[order.worker] = -1
+            elif self._num_active[order.worker] > 0:  # else an order from before its end
+                self._num_active[order.worker] -= 1
+            self._try_put_index()
+            if batch is not NOTHING:
+                return self._pinned(batch)
+
+    def _take(self, engine: Engine) -> Delivery:
         try:
-            _, batch = engine.next()
+            return engine.next(in_order=self._in_order)
         except (WorkerDied, KeyboardInterrupt):
             raise
         except Exception:
-            if engine.num_queued < before:  # that batch is lost, and the pace kept, as torch does
+            lost = engine.take_lost()
+            if lost is not None:  # the pace is kept, as torch does
+                self._num_active[lost.worker] -= 1
                 self._try_put_index()
             raise
-        self._try_put_index()
-        return self._pinned(batch)
+
+    def _pinned(self, batch: Any) -> Any:
+        return _utils.pin_memory.pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
 
     def _shutdown_workers(self) -> None:
         engine, self._engine = getattr(self, "_engine", None), None
@@ -101,12 +232,90 @@ class TorchIterator(_Iterator):
             self._shutdown_workers()
 
 
-class TorchInlineIterator(_Iterator):
-    """One pass without workers over a dataset that decodes in place."""
+class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
+    """One pass without workers: torch's own, or, over a dataset that decodes in place or may have bad samples, ours.
 
-    def __init__(self, loader: ShmLoader[Any]) -> None:
-        super().__init__(loader)
-        self._reader = InlineReader(loader.make_job())
+    Args:
+        state: where an earlier pass stood; this one goes on from there.
+    """
+
+    def __init__(self, loader: ShmLoader[Any], state: TorchState | None = None) -> None:
+        origin = origin_of(loader.generator)
+        resumed = ((state or {}).get("workers") or [{}])[0]
+        if "dataset" in resumed:
+            loader.dataset.load_state_dict(resumed["dataset"])  # type: ignore[attr-defined]  # it had a state_dict
+        is_resumed = state is not None and not state["is_finished"]
+        with kept_generators() if is_resumed else nullcontext():
+            super().__init__(loader)
+            reader = SamplerReader(
+                self._index_sampler,
+                loader.generator,
+                every=1,
+                iterator=self._sampler_iter,
+                origin=origin,
+                is_seed_between=True,
+            )
+        self._reader = InlineReader(loader.make_job(), loader.bad_samples) if loader.reads_inline else None
+        self._sampler_iter = reader
+        if state is not None and state["is_finished"]:
+            reader.start_after(state["sampler"])
+            state = None
+        if state is not None:
+            reader.resume(state["sampler"])
+            self._base_seed = state["base_seed"]
+        self.progress = loader.progress = Progress(loader, reader, int(self._base_seed), self._shared_seed)
+        self.progress.read_by(self._dataset_fetcher)
+        if state is None:
+            return
+        if first := fast_forward(state):
+            log.warning("%s", first)
+        else:
+            if "has_ended" in resumed:
+                self._dataset_fetcher.ended = True
+            elif "iterator" in resumed:
+                self._dataset_fetcher.dataset_iter.load_state_dict(resumed["iterator"])
+            self.progress.resumed(state)
+            self._num_yielded = self.progress.num_delivered
+        self._skip_to(state["position"])
+
+    def _next_index(self) -> Any:
+        keys = next(self._sampler_iter)
+        return keys.tolist() if isinstance(keys, np.ndarray) else keys
 
     def _next_data(self) -> Any:
-        return self._pinned(self._reader.read(self._next_index(), 0))
+        if self._reader is None:
+            return _SingleProcessDataLoaderIter._next_data(self)
+        while True:
+            keys = self._next_index()
+            step = self._sampler_iter.num_taken - 1  # type: ignore[attr-defined]  # ours
+            batch = self._reader.read(Order(0, step, keys if self._auto_collation else [keys]))
+            if batch is not NOTHING:
+                return batch
+
+
+def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
+    """Each worker's snapshot, pickled, to go on from; none if that is not possible or nothing needs it."""
+    if state is None or fast_forward(state) or state["num_workers"] != num_workers:
+        if state is not None and state["num_workers"] != num_workers and any(state.get("workers", [])):
+            log.warning(
+                "the state was saved with %d workers and is resumed with %d: the order goes on, the workers' random streams do not",
+                state["num_workers"],
+                num_workers,
+            )
+        return []
+    snapshots = state["workers"]
+    if state["is_finished"]:
+        snapshots = [{"dataset": s["dataset"]} if "dataset" in s else {} for s in snapshots]
+    return [pickle.dumps(s) if s else b"" for s in snapshots]
+
+
+def fast_forward(state: TorchState) -> str:
+    """Why all of the pass up to the state must be read again; empty if it need not be."""
+    is_iterable = "origin" not in state["sampler"] and "own" not in state["sampler"]
+    is_kept = any("dataset" in s or "iterator" in s for s in state.get("workers", []) if s)
+    if not is_iterable or is_kept or not state["position"] or state["is_finished"]:
+        return ""
+    return (
+        f"neither the iterable dataset nor its iterator has state_dict and load_state_dict: the first {state['position']} batches "
+        "are read again to come to where the state was taken. Give one of them the two methods"
+    )

@@ -149,9 +149,23 @@ cdef class WorkerRing:
         """Whether the trainer has answered `need`."""
         return self._record().need_nbytes == 0
 
+    @property
+    def used_nbytes(self):
+        """Payload bytes of the claimed order's packed batch, once it is written; else 0."""
+        return self._record().used_nbytes
+
     def set_used(self, uint64_t nbytes):
         """Says how many payload bytes a packed batch takes."""
         self._record().used_nbytes = nbytes
+
+    def write_note(self, bytes note):
+        """Sends a note along with the claimed order's batch, at most `text_capacity` bytes. The order must be one chunk."""
+        cdef shml_slot *record = self._record()
+        if record.nchunks != 1 or <uint64_t>len(note) > self._ring.header.text_capacity:
+            raise ValueError(f"a note has at most {self._ring.header.text_capacity} bytes and goes with an order of one chunk; "
+                             f"got {len(note)} bytes and {record.nchunks} chunks")
+        memcpy(shml_text_area(&self._ring, self._claim.slot), <const char *>note, len(note))
+        record.note_nbytes = len(note)
 
     def ask_repack(self):
         """Asks that the claimed order be done again as one packed chunk; finish with VOID then."""

@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SHML_MAGIC UINT64_C(0x31444C4F4C4D4853) /* "SHMLOLD1" read as bytes */
-#define SHML_ABI 1u
+#define SHML_ABI 2u
 #define SHML_MAX_CHUNKS 64u
 #define SHML_MAX_WORKERS 16000u /* own = w + 1 stays below the reservations at 0x4000 */
 #define SHML_PATH_NBYTES 128u
@@ -57,7 +57,7 @@ typedef struct {
     uint64_t orders_offset;
     uint64_t order_capacity;    /* bytes of order area per slot */
     uint64_t texts_offset;
-    uint64_t text_capacity;     /* bytes of text area per slot: the first error of the order it holds */
+    uint64_t text_capacity;     /* bytes of text area per slot: the first error of the order it holds, or a note */
     uint64_t layout_offset;
     uint64_t layout_capacity;   /* bytes */
     int64_t owner_pid;          /* trainer's pid in its own namespace: for people, ownership is the flock; trainer */
@@ -117,7 +117,8 @@ typedef struct {
     uint64_t payload_offset;  /* bytes from the segment's start */
     uint64_t payload_nbytes;  /* bytes this slot may use */
     int64_t ordered_ns;       /* CLOCK_MONOTONIC of publication */
-    uint8_t reserved[128];    /* to 768 */
+    shml_u64 note_nbytes;     /* bytes in the text area of a batch that did not fail: the worker's position; claimant, before finish */
+    uint8_t reserved[120];    /* to 768 */
     char payload_path[SHML_PATH_NBYTES]; /* what a worker opens; NUL-terminated, empty: no payload yet */
     char order_path[SHML_PATH_NBYTES];   /* segment holding an order too large for its area; empty: it fits */
 } shml_slot;

@@ -152,6 +152,7 @@ static inline void shml_publish(shml_ring *ring, uint32_t slot, uint64_t order, 
     atomic_store_explicit(&s->repack, 0, memory_order_relaxed);
     atomic_store_explicit(&s->need_nbytes, 0, memory_order_relaxed);
     atomic_store_explicit(&s->used_nbytes, 0, memory_order_relaxed);
+    atomic_store_explicit(&s->note_nbytes, 0, memory_order_relaxed);
     for (uint32_t c = 0; c < s->nchunks; c++)
         atomic_store_explicit(&s->owner[c], SHML_WORD(order, own), memory_order_release);
     for (uint32_t c = s->nchunks; c < SHML_MAX_CHUNKS; c++) {

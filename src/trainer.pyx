@@ -275,6 +275,12 @@ cdef class TrainerRing:
         self._slot(slot)
         return self._ring.slots[slot].used_nbytes
 
+    def note(self, int slot):
+        """What the worker sent along with a READY batch of one chunk; empty if nothing."""
+        self._slot(slot)
+        cdef uint64_t nbytes = min(self._ring.slots[slot].note_nbytes, self._ring.header.text_capacity)
+        return (<const char *>shml_text_area(&self._ring, slot))[:nbytes]
+
     def need_nbytes(self, int slot):
         """Payload bytes the slot's claimant waits for; 0: none."""
         self._slot(slot)

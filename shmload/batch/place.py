@@ -77,6 +77,22 @@ class RowOut(Mapping[str, Any]):
         raise NotImplementedError("out.reserve: ragged fields are not built yet")
 
 
+def private_tensors(layout: Layout, nrows: int) -> list[Any]:
+    """Rows in private memory: one tensor `(nrows, *shape)` for each field."""
+    import torch
+
+    make = torch.zeros if layout.zero_fill else torch.empty
+    return [make((nrows, *f.shape), dtype=getattr(torch, f.dtype)) for f in layout.fields]
+
+
+def private_rows(layout: Layout, nrows: int, tensors: list[Any] | None = None) -> dict[str, Any]:
+    """The same as what a dataset writes to: numpy's arrays, or torch's tensors for types numpy lacks."""
+    return {
+        f.name: t.numpy() if f.element.numpy is not None else t
+        for f, t in zip(layout.fields, tensors or private_tensors(layout, nrows), strict=True)
+    }
+
+
 def _rows(field: Field, memory: Memory, offset: int, nrows: int) -> Any:
     """The field's rows as an array `(nrows, *shape)` over the slot: numpy's, or torch's for types numpy lacks."""
     shape = (nrows, *field.shape)

@@ -176,6 +176,15 @@ class Schedule:
             done += count
         return num_rows
 
+    def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:
+        """The index so many places behind that of a row, in the epoch's order and round its end."""
+        position = (self._span(step, rank)[0] + row + distance) % self.n
+        if not self.shuffle:
+            return position
+        out = np.empty(1, np.int64)
+        _permutation(self.n, self.seed, epoch).fill(position, out)
+        return int(out[0])
+
     def _span(self, step: int, rank: int) -> tuple[int, int]:
         """Positions of a rank's step, from start to stop; padding stands at n and beyond."""
         if not (0 <= step < self.num_steps and 0 <= rank < self.world_size):

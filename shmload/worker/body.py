@@ -6,41 +6,32 @@ It keeps no position. Its orders stand in the slots, so nothing is lost with it,
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from shmload import faults
 from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
-from shmload.batch.layout import Layout, NotFixedError, layout_of_sample
 from shmload.batch.packed import pack
-from shmload.batch.place import RowPlacer
-from shmload.errors import SampleError
 from shmload.worker.failure import Failure
-from shmload.worker.reader import in_place_of, read_path
+from shmload.worker.iterable import IterablePass
+from shmload.worker.notes import dump_note
+from shmload.worker.reader import in_place_of, read_alone, read_path
 from shmload.worker.sample_rng import begin_sample, end_samples
+from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
+from shmload.worker.snapshot import Snapshots
 from shmload.worker.spec import Job
-
-LOOK_AGAIN_S = 0.1  # a bell may be lost with a killed process; then the next look comes after this
-
-
-class Bell(Protocol):
-    """The part of a doorbell that a worker uses."""
-
-    def post(self) -> None:
-        """Rings."""
-
-    def wait(self, timeout_s: float) -> bool:
-        """Waits for a ring."""
 
 
 class Body:
     """One worker's loop over its view of the ring.
 
     Args:
-        open_memory: (path, nbytes) -> mapping of a segment the trainer has made.
+        open_memory: (path) -> mapping of a segment the trainer has made.
+        source: the way through the dataset, if it is an iterable one.
+        snapshots: what takes them, if the loader wants any.
         init_failure: what went wrong before the first order, if anything did: every order then fails with it.
     """
 
@@ -53,22 +44,24 @@ class Body:
         orders: Bell,
         grants: Bell,
         open_memory: Callable[[str], Mapping],
+        source: IterablePass | None = None,
+        snapshots: Snapshots | None = None,
         init_failure: Failure | None = None,
     ) -> None:
         self._ring = ring
         self._job = job
-        self._ready, self._orders, self._grants = ready, orders, grants
-        self._open_memory = open_memory
+        self._ready, self._orders = ready, orders
+        self._memory = SlotMemory(ring, ready, grants, open_memory)
+        self._source = source
+        self._snapshots = snapshots
         self._init_failure = init_failure
         self._in_place = in_place_of(job.dataset) if job.collate_fn is None and job.auto_collation else None
         self._path = read_path(job.dataset, job.collate_fn is not None, job.auto_collation)
-        self._layout: Layout | None = None
-        self._segments: dict[str, Mapping] = {}
-        self._used: dict[int, str] = {}  # slot -> its segment, as this worker last saw it
-        self._placers: dict[tuple[int, int, int], RowPlacer] = {}
+        self._has_ended = False  # the iterable dataset, at the claimed order
         self._kept: tuple[Any, Any] | None = None  # (key, sample) decoded to learn the layout, not to be read twice
         self._num_foreign = 0
-        self._key: Any = None
+        self._key: Any = None  # of the sample being read, if one is
+        self._row = -1
 
     def run(self) -> None:
         """Works until the trainer closes the ring."""
@@ -88,8 +81,12 @@ class Body:
         ring = self._ring
         self._num_foreign = 0
         self._key = None
+        self._row = -1
+        self._has_ended = False
         try:
             own = self._fill()
+            if own == DONE and self._snapshots is not None:
+                own = self._send_note()
         except Exception as error:
             self._report(error)
             own = ERROR
@@ -108,6 +105,8 @@ class Body:
             sample = "" if self._key is None else f"sample {self._key!r}, "
             note = f"shmload: {sample}epoch {self._ring.epoch}, batch {self._ring.step}"
             failure = Failure.of(error, f"in DataLoader worker process {self._ring.worker_id}", note)
+            if self._job.tolerates_bad_samples:
+                failure = failure._replace(rows=self._bad_rows())
         self._ring.write_error(failure.dumps(self._ring.text_capacity))
 
     # ------------------------------------------------------------ filling
@@ -117,6 +116,8 @@ class Body:
             raise RuntimeError("the worker could not start")
         ring = self._ring
         keys = self._keys()
+        if self._source is not None:
+            return self._fill_from(self._source, keys)
         if ring.is_packed or self._path == "collate_fn" or not self._job.auto_collation:
             return self._fill_packed(keys, [])
         if ring.has_layout and ring.is_packed_only:
@@ -132,7 +133,7 @@ class Body:
         ring = self._ring
         path = ring.order_path
         if path:
-            raw = bytes(memoryview(self._open_memory(path.decode()))[: ring.order_nbytes])
+            raw = bytes(memoryview(self._memory.open(path.decode()))[: ring.order_nbytes])
         else:
             raw = ring.order_bytes()
         if ring.is_pickled:
@@ -149,7 +150,7 @@ class Body:
         return self._job.dataset[key]
 
     def _begin(self, row: int, key: Any) -> None:
-        self._key = key
+        self._key, self._row = key, row
         index = key if type(key) is int else -1
         self._ring.begin_row(row, index)
         job = self._job
@@ -163,22 +164,24 @@ class Body:
             return []
         if self._path == "__getitems__":
             self._begin(first, keys[first])
-            self._key = None
+            self._key, self._row = None, -1
             return list(self._job.dataset.__getitems__(keys[first:end]))
-        return [self._sample(row, keys[row]) for row in range(first, end)]
+        samples = [self._sample(row, keys[row]) for row in range(first, end)]
+        self._key, self._row = None, -1
+        return samples
 
     def _place(self, keys: list[Any]) -> int:
         ring = self._ring
         first, end = ring.first_row, ring.end_row
         samples = self._samples(keys, first, end) if self._path == "__getitems__" else None
         head = self._sample(first, keys[first]) if samples is None else samples[0]
-        if not ring.has_layout and not self._find_layout(head):
+        if not ring.has_layout and not self._memory.find_layout(head):
             self._keep(keys[first], head)
             return VOID
         if ring.is_packed_only or (samples is not None and len(samples) != end - first):
             self._keep(keys[first], head)
             return self._ask_repack(keys, [head] if samples is None else samples)
-        placer = self._placer()
+        placer = self._memory.placer()
         for row in range(first, end):
             if ring.is_abandoned:
                 return VOID
@@ -194,7 +197,7 @@ class Body:
 
     def _read_into(self, keys: list[Any]) -> int:
         ring = self._ring
-        placer = self._placer()
+        placer = self._memory.placer()
         assert self._in_place is not None
         read_into = self._in_place.read_into
         assert read_into is not None
@@ -212,8 +215,8 @@ class Body:
         assert read_batch_into is not None
         first, end = ring.first_row, ring.end_row
         self._begin(first, keys[first].item() if isinstance(keys, np.ndarray) else keys[first])
-        self._key = None
-        read_batch_into(np.asarray(keys[first:end], np.int64), self._placer().out_rows(first, end))
+        self._key, self._row = None, -1
+        read_batch_into(np.asarray(keys[first:end], np.int64), self._memory.placer().out_rows(first, end))
         return DONE
 
     # ------------------------------------------------------------ packed batches
@@ -227,21 +230,99 @@ class Body:
 
     def _fill_packed(self, keys: list[Any], samples: list[Any]) -> int:
         """Reads what is not in `samples` yet, collates, and writes the whole batch."""
-        ring, job = self._ring, self._job
-        if not job.auto_collation:
+        if not self._job.auto_collation:
             batch = self._convert(self._sample(0, keys[0]))
         else:
             samples = samples + self._samples(keys, len(samples), len(keys))
             batch = self._collate(samples)
+        return self._pack(batch)
+
+    def _pack(self, batch: Any) -> int:
+        ring = self._ring
         packed = pack(batch)
-        del batch, samples
+        del batch
         self._num_foreign = packed.num_foreign
-        if ring.payload[3] < packed.nbytes and not self._grow(packed.nbytes):
+        if ring.payload[3] < packed.nbytes and not self._memory.grow(packed.nbytes):
             return VOID
         _, path, offset, _ = ring.payload
-        packed.write(self._memory(path), offset)
+        packed.write(self._memory.mapped(path), offset)
         ring.set_used(packed.nbytes)
         return DONE
+
+    # ------------------------------------------------------------ iterable datasets
+
+    def _fill_from(self, source: IterablePass, keys: list[Any]) -> int:
+        """Makes a batch of what comes next; at the end of the iterator only a note is sent."""
+        ring, job = self._ring, self._job
+        source.enter(ring.epoch, keys[0])
+        if not job.auto_collation:
+            for sample in self._up_to(source, 1):
+                return self._pack(self._convert(sample))
+            self._has_ended = True
+            return DONE
+        placer, num_placed = None, 0
+        samples: list[Any] = []
+        for sample in self._up_to(source, len(keys)):
+            if num_placed == 0 and not samples and self._path != "collate_fn":
+                if not ring.has_layout and not self._memory.find_layout(sample):
+                    return VOID
+                placer = None if ring.is_packed_only else self._memory.placer()
+            if placer is not None:
+                if placer.put(sample, num_placed):
+                    num_placed += 1
+                    continue
+                samples, placer = [placer.get(row) for row in range(num_placed)], None
+            samples.append(sample)
+        if placer is not None and num_placed == len(keys):
+            return DONE
+        if placer is not None:
+            samples = [placer.get(row) for row in range(num_placed)]
+        if not samples or (job.drop_last and len(samples) < len(keys)):
+            self._has_ended = True
+            return DONE
+        return self._pack(self._collate(samples))
+
+    def _up_to(self, source: IterablePass, limit: int) -> Iterator[Any]:
+        for row in range(limit):
+            self._begin(row, None)
+            try:
+                sample = source.next()
+            except StopIteration:
+                return
+            yield sample
+
+    def _send_note(self) -> int:
+        """Tells the trainer, along with the batch, where this worker stands."""
+        ring, snapshots = self._ring, self._snapshots
+        assert snapshots is not None
+        if not (self._has_ended or snapshots.is_due(ring.step)):
+            return DONE
+        snapshot = snapshots.take()
+        note = dump_note(snapshot, has_ended=self._has_ended)
+        if len(note) > ring.text_capacity:
+            used = ring.used_nbytes or self._memory.layout.nbytes(ring.nrows)
+            at = self._memory.append(0 if self._has_ended else used, snapshot)
+            if at < 0:
+                return VOID
+            note = dump_note((at, len(snapshot)), has_ended=self._has_ended)
+        ring.write_note(note)
+        return DONE
+
+    # ------------------------------------------------------------ bad samples
+
+    def _bad_rows(self) -> tuple[int, ...]:
+        """The claimed rows that cannot be read, one of which has just shown itself; none if it is the batch that failed."""
+        ring = self._ring
+        first, end = (0, ring.nrows) if ring.is_packed else (ring.first_row, ring.end_row)
+        keys = self._keys()
+        bad = [] if self._row < 0 else [self._row]
+        for row in range(first if self._row < 0 else self._row + 1, end):
+            try:
+                self._begin(row, keys[row] if type(keys) is list else keys[row].item())
+                read_alone(self._job.dataset, self._in_place, None, keys[row])
+            except Exception:
+                bad.append(row)
+        return tuple(bad)
 
     def _convert(self, sample: Any) -> Any:
         if self._job.collate_fn is not None:
@@ -257,76 +338,7 @@ class Body:
 
         return default_collate(samples)
 
-    def _grow(self, nbytes: int) -> bool:
-        """Waits for a payload of that size; False if nobody wants the batch any more."""
-        ring = self._ring
-        ring.need(nbytes)
-        self._ready.post()
-        faults.hit("waiting_grant")
-        while not ring.is_granted:
-            if ring.is_closing or ring.is_abandoned:
-                return False
-            self._grants.wait(LOOK_AGAIN_S)
-        if ring.payload[3] < nbytes:
-            raise SampleError(
-                f"a packed batch of {nbytes} bytes does not fit its slot of {ring.payload[3]}, and the ring may not grow: "
-                "raise ring_bytes, or make the batch smaller"
-            )
-        return True
-
-    # ------------------------------------------------------------ layout and memory
-
     def _keep(self, key: Any, sample: Any) -> None:
         """Keeps a sample that was read in vain, so that it need not be read twice."""
         if self._path != "__getitems__":
             self._kept = ((self._ring.epoch, key), sample)
-
-    def _find_layout(self, sample: Any) -> bool:
-        """Settles where fields lie from the first sample this worker has read; False if nobody wants the batch any more."""
-        ring = self._ring
-        try:
-            text = layout_of_sample(sample).dumps()
-        except (NotFixedError, pickle.PicklingError, AttributeError):
-            text = b""
-        if len(text) > ring.layout_capacity:
-            text = b""
-        faults.hit("before_layout")
-        while not ring.has_layout:
-            if ring.is_closing or ring.is_abandoned:
-                return False
-            if ring.ask_layout():  # again each time: the worker that asked first may have died over it
-                faults.hit("while_asking_layout")
-                ring.propose_layout(text)
-                self._ready.post()
-            faults.hit("waiting_layout")
-            self._grants.wait(LOOK_AGAIN_S)
-        return True
-
-    def _placer(self) -> RowPlacer:
-        """The placer over the claimed slot."""
-        ring = self._ring
-        key = (ring.slot, ring.payload_version, ring.nrows)
-        placer = self._placers.get(key)
-        if placer is None:
-            if self._layout is None:
-                self._layout = Layout.loads(ring.layout_text)
-            _, path, offset, nbytes = ring.payload
-            needed = self._layout.nbytes(ring.nrows)
-            if needed > nbytes:
-                raise SampleError(f"a batch of {ring.nrows} rows needs {needed} bytes, its slot has {nbytes}")
-            stale = [k for k in self._placers if k[0] == ring.slot and k[1] != ring.payload_version]
-            for k in stale:
-                del self._placers[k]
-            placer = self._placers[key] = RowPlacer(self._layout, self._memory(path), offset, ring.nrows)
-        return placer
-
-    def _memory(self, path: bytes) -> Mapping:
-        """The claimed slot's segment, mapped. One that no slot uses any more is let go: it may be large, and is gone for others."""
-        name = path.decode()
-        self._used[self._ring.slot] = name
-        memory = self._segments.get(name)
-        if memory is None:
-            memory = self._segments[name] = self._open_memory(name)
-            for stale in self._segments.keys() - set(self._used.values()):
-                del self._segments[stale]
-        return memory

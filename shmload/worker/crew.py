@@ -15,7 +15,7 @@ import signal
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -23,9 +23,11 @@ from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from shmload.shm import forks
-from shmload.worker.process import describe_exit, main
+from shmload.shm.segment import Segment
+from shmload.worker.process import STACK_NBYTES, STACK_SIGNAL, describe_exit, main
 from shmload.worker.spec import Job, Post
 
+STACK_LOOKS, STACK_LOOK_MS = 100, 5  # a worker is given half a second to write its stack
 STOP_GRACE_S = 1.0  # how long a worker may take over the sample it is on when the loader closes
 
 
@@ -52,6 +54,12 @@ class Crew(Protocol):
     def replace(self, worker_id: int) -> None:
         """Starts a new worker in the place of a dead one whose rows have been taken back."""
 
+    def stack(self, worker_id: int) -> str:
+        """Where a worker is now, in Python; or why that is not known."""
+
+    def kill(self, worker_id: int) -> Death:
+        """Ends a worker at once; it can then be replaced."""
+
     def stop(self, grace_s: float) -> None:
         """Ends every worker; the ring already says it is closing, and bells have been rung."""
 
@@ -63,13 +71,17 @@ class ProcessCrew:
         posts: one per worker.
         job: what they do. By fork it is inherited; else it is pickled once into the parcel that `posts` name, and if plain
             pickle cannot do that (locks, queues), it goes along with each process as multiprocessing pickles it.
+        stacks: where workers write their Python stacks when asked to, one segment each.
     """
 
-    def __init__(self, posts: list[Post], job: Job, context: BaseContext, *, travels: bool) -> None:
+    def __init__(
+        self, posts: list[Post], job: Job, context: BaseContext, *, travels: bool, stacks: Sequence[Segment] = ()
+    ) -> None:
         self._posts = posts
         self._job = job
         self._context = context
         self._travels = travels
+        self._stacks = stacks
         self._processes: dict[int, BaseProcess] = {}
         self._pidfds: dict[int, int] = {}  # pidfd -> worker_id
         self._poll = select.poll()
@@ -128,7 +140,33 @@ class ProcessCrew:
     def replace(self, worker_id: int) -> None:
         """Starts a new worker in the place of a dead one."""
         self._bury(next(pidfd for pidfd, w in self._pidfds.items() if w == worker_id))
-        self._start(next(p for p in self._posts if p.worker_id == worker_id))
+        post = next(p for p in self._posts if p.worker_id == worker_id)
+        self._start(
+            dataclasses.replace(post, resume=b"")
+        )  # what it has done since it resumed is not there to go on from
+
+    def stack(self, worker_id: int) -> str:
+        """Where a worker is now, in Python; or why that is not known."""
+        fd, pidfd = self._stacks[worker_id].fd, next(fd for fd, w in self._pidfds.items() if w == worker_id)
+        os.pwrite(fd, bytes(STACK_NBYTES), 0)
+        try:
+            signal.pidfd_send_signal(pidfd, STACK_SIGNAL)
+        except OSError:
+            return "(unknown: the process is gone)"
+        died = select.poll()
+        died.register(pidfd, select.POLLIN)
+        text = b""
+        for _ in range(STACK_LOOKS):
+            died.poll(STACK_LOOK_MS)
+            before, text = text, os.pread(fd, STACK_NBYTES, 0).rstrip(b"\0")
+            if text and text == before:
+                return text.decode(errors="replace")
+        return "(unknown: the process is stopped, or waits in the kernel)"
+
+    def kill(self, worker_id: int) -> Death:
+        """Ends a worker at once; it can then be replaced."""
+        self._processes[worker_id].kill()
+        return self._death(worker_id)
 
     def stop(self, grace_s: float) -> None:
         """Gives workers that long to leave, then kills those that have not. Safe to call twice."""

@@ -18,6 +18,7 @@ class Failure(NamedTuple):
     text: str
     where: str
     note: str
+    rows: tuple[int, ...] = ()  # of the batch, which could not be read; empty: unknown, or the batch as a whole failed
 
     @classmethod
     def of(cls, error: BaseException, where: str, note: str) -> Failure:

@@ -7,6 +7,7 @@ cannot take but multiprocessing can (its locks and queues) travels with each pro
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from shmload._core.mapping import Mapping
@@ -14,6 +15,7 @@ from shmload.shm.doorbell import Doorbell
 from shmload.shm.group import Group
 from shmload.shm.segment import Segment
 from shmload.worker.crew import ProcessCrew, context_of, pickled_once
+from shmload.worker.process import STACK_NBYTES
 from shmload.worker.spec import Job, Post
 
 
@@ -28,11 +30,15 @@ def muster(
     ready: Doorbell,
     orders: list[Doorbell],
     grants: Doorbell,
+    resume: Sequence[bytes] = (),
+    keeps_stacks: bool = False,
 ) -> ProcessCrew:
     """The crew of a ring, not started.
 
     Args:
         orders: one bell for all workers, or one for each.
+        keeps_stacks: whether workers can be asked for their Python stacks.
+        resume: one pickled snapshot for each worker to go on from, or none at all.
     """
     context = context_of(multiprocessing_context)
     travels = context.get_start_method() == "fork"
@@ -45,6 +51,7 @@ def muster(
             segment = group.segment("parcel", len(parcel))
             memoryview(Mapping(segment.fd, len(parcel)))[:] = parcel
             parcel_path, parcel_nbytes = segment.path, len(parcel)
+    stacks = [group.segment(f"stack-{w}", STACK_NBYTES) for w in range(num_workers)] if keeps_stacks else []
     posts = [
         Post(
             worker_id=worker_id,
@@ -59,7 +66,9 @@ def muster(
             affinity=tuple(sorted(os.sched_getaffinity(0))),
             parcel_path=parcel_path,
             parcel_nbytes=parcel_nbytes,
+            stack_path=stacks[worker_id].path if stacks else "",
+            resume=resume[worker_id] if resume else b"",
         )
         for worker_id in range(num_workers)
     ]
-    return ProcessCrew(posts, job, context, travels=travels)
+    return ProcessCrew(posts, job, context, travels=travels, stacks=stacks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import faulthandler
 import gc
 import os
 import pickle
@@ -19,8 +21,12 @@ from shmload.shm.doorbell import Doorbell
 from shmload.shm.segment import open_segment
 from shmload.worker.body import Body
 from shmload.worker.failure import Failure
+from shmload.worker.iterable import IterablePass, with_shared_seed
+from shmload.worker.snapshot import Snapshot, Snapshots
 from shmload.worker.spec import Job, Post
 
+STACK_NBYTES = 65536
+STACK_SIGNAL = signal.SIGRTMAX - 3  # asks a worker for its Python stack; no library is known to use it
 GONE = 3  # exit code of a worker that found its ring gone
 
 
@@ -53,15 +59,20 @@ def main(post: Post, inherited: Job | None) -> None:
         )
     except (FileNotFoundError, posix_ipc.ExistentialError):
         os._exit(GONE)  # the loader has been closed before this process was up
+    if post.stack_path:
+        # written by the signal handler itself, so it also comes from a worker that is stuck in C with the GIL held
+        faulthandler.register(STACK_SIGNAL, open_segment(post.stack_path), all_threads=False)
     where = f"in DataLoader worker process {post.worker_id}"
     job, failure = inherited, None
+    source: IterablePass | None = None
+    snapshots: Snapshots | None = None
     try:
         if job is None:
             parcel = open_memory(post.parcel_path)
             job = pickle.loads(memoryview(parcel)[: post.parcel_nbytes])
             del parcel
         assert job is not None
-        _prepare(job, post)
+        job, source, snapshots = _prepare(job, post)
     except Exception as error:
         failure = Failure.of(error, where, "")
         job = job or Job(None, None, None, True, None, False)
@@ -72,23 +83,40 @@ def main(post: Post, inherited: Job | None) -> None:
         orders=orders,
         grants=grants,
         open_memory=open_memory,
+        source=source,
+        snapshots=snapshots,
         init_failure=failure,
     )
     body.run()
 
 
-def _prepare(job: Job, post: Post) -> None:
-    """Threads, seeds, worker info, the user's worker_init_fn.
+def _prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:
+    """Threads, seeds, worker info, the user's worker_init_fn; then to where a saved state says.
 
     In seed mode torch is only touched if the dataset has brought it along: a worker that decodes without torch stays small.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if job.shared_seed is not None:
+        job = dataclasses.replace(job, dataset=with_shared_seed(job.dataset, job.shared_seed))
     if job.seed is None or "torch" in sys.modules:
         from shmload.worker import torch_side
 
         torch_side.prepare(job.dataset, post.worker_id, post.num_workers, post.base_seed)
     if job.worker_init_fn is not None:
         job.worker_init_fn(post.worker_id)
+    resumed: Snapshot = pickle.loads(post.resume) if post.resume else {}
+    if "dataset" in resumed:
+        job.dataset.load_state_dict(resumed["dataset"])
+    source = (
+        IterablePass(job.dataset, resumed.get("iterator"), has_ended=resumed.get("has_ended", False))
+        if job.is_iterable
+        else None
+    )
+    if not (job.snapshot_every or resumed or job.is_iterable):
+        return job, source, None
+    snapshots = Snapshots(job, source, post.num_workers)
+    snapshots.resume(resumed)
+    return job, source, snapshots
 
 
 def describe_exit(code: Any) -> str:

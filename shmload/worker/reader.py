@@ -9,7 +9,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from shmload.batch.layout import Layout, layout_of_schema
+from shmload.batch.place import RowOut, private_rows
 
 
 class InPlace:
@@ -24,6 +27,14 @@ class InPlace:
     def layout(self) -> Layout:
         """Where the fields lie."""
         return layout_of_schema(self.schema, self.batch_type)
+
+    def read_alone(self, index: Any, rows: dict[str, Any]) -> None:
+        """Reads one sample into the first of some rows."""
+        if self.read_into is not None:
+            self.read_into(index, RowOut(rows, 0))
+        else:
+            assert self.read_batch_into is not None
+            self.read_batch_into(np.array([index], np.int64), RowOut(rows, slice(0, 1)))
 
 
 class _InPlaceSubset(InPlace):
@@ -93,6 +104,16 @@ def in_place_of(dataset: Any) -> InPlace | None:
     ):
         return InPlace(dataset)
     return None
+
+
+def read_alone(dataset: Any, in_place: InPlace | None, layout: Layout | None, key: Any) -> None:
+    """Reads one sample for nothing but to see whether it can be read."""
+    if in_place is not None:
+        in_place.read_alone(key, private_rows(layout or in_place.layout(), 1))
+    elif hasattr(dataset, "__getitem__"):
+        dataset[key]
+    else:
+        dataset.__getitems__([key])
 
 
 def read_path(dataset: Any, has_collate_fn: bool, auto_collation: bool) -> str:

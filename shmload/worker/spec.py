@@ -11,8 +11,9 @@ from typing import Any
 class Job:
     """What the workers of one loader do, the same for all: read samples of `dataset`, make batches of them.
 
-    `collate_fn` is None for the default collate. `seed` is None in torch mode. `layout_text` is the layout of a dataset that
-    declares a schema, else empty.
+    `collate_fn` is None for the default collate. `seed` is None in torch mode. `drop_last` matters to iterable datasets alone,
+    whose last batch only the worker sees; `shared_seed` to DataPipes. Where a worker stands travels with every
+    `snapshot_every`-th batch; 0: never.
     """
 
     dataset: Any
@@ -21,6 +22,11 @@ class Job:
     auto_collation: bool
     seed: int | None
     seed_samples: bool
+    is_iterable: bool = False
+    drop_last: bool = False
+    shared_seed: int | None = None
+    snapshot_every: int = 0
+    tolerates_bad_samples: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,3 +45,5 @@ class Post:
     affinity: tuple[int, ...]
     parcel_path: str
     parcel_nbytes: int
+    stack_path: str = ""  # the segment it writes its Python stack to when asked to; empty: it cannot be asked
+    resume: bytes = b""  # the pickled snapshot that the worker goes on from; empty: it starts afresh

@@ -190,16 +190,12 @@ def test_a_closed_loader_says_so(seed: int | None) -> None:
 
 
 LATER = {
-    "on_error": "skip",
-    "max_bad": 3,
-    "sample_timeout_s": 1.0,
     "ragged": "pad",
     "crew": "ray",
     "address": "auto",
     "share": "node",
     "device": "cuda",
     "audit": "x",
-    "snapshot_every_n_steps": 5,
 }
 
 
@@ -213,11 +209,6 @@ def test_other_things_not_built_yet_name_themselves() -> None:
     for auto in ({"num_workers": "auto"}, {"num_workers": 1, "prefetch_factor": "auto"}):
         with pytest.raises(NotImplementedError, match="auto"):
             ShmLoader([1], **auto)
-    for method in ("state_dict", "load_state_dict"):
-        with pytest.raises(NotImplementedError, match=method):
-            getattr(ShmLoader([1]), method)(*[{}] * (method != "state_dict"))
-    with pytest.raises(NotImplementedError, match="map-style"):
-        ShmLoader(Stream(), seed=1)
     with pytest.raises(NotImplementedError, match="ragged"):
         iter(ShmLoader(Unshaped(), seed=1, num_workers=1)).__next__()
 
@@ -291,3 +282,25 @@ def test_a_tree_that_was_not_built_says_how(tmp_path: Path) -> None:
     )
     assert "ImportError: shmload's compiled modules are missing" in done.stderr
     assert "pip install ." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"on_error": "ignore"}, 'on_error is "raise", "skip" or "substitute"; got \'ignore\''),
+        ({"max_bad": -1}, "max_bad is at least 0 or None; got -1"),
+        ({"sample_timeout_s": 0, "num_workers": 1}, "sample_timeout_s is a positive number of seconds or None; got 0"),
+        ({"sample_timeout_s": 1}, "sample_timeout_s needs num_workers > 0"),
+        ({"snapshot_every_n_steps": -1}, "snapshot_every_n_steps is at least 0 or None; got -1"),
+    ],
+)
+def test_policies_are_checked(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ShmLoader([1], **arguments)
+
+
+def test_an_iterable_dataset_is_refused_where_indices_are_needed() -> None:
+    with pytest.raises(ValueError, match="orders samples by index"):
+        ShmLoader(Stream(), seed=1)
+    with pytest.raises(ValueError, match="needs a map-style dataset"):
+        ShmLoader(Stream(), on_error="skip")

@@ -1,0 +1,130 @@
+"""The memory behind the claimed slot, as a worker sees it: mapped segments, row placers, the layout, and more room on request."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from shmload import faults
+from shmload._core.filler import WorkerRing
+from shmload._core.mapping import Mapping
+from shmload.batch.layout import Layout, NotFixedError, layout_of_sample
+from shmload.batch.place import RowPlacer
+from shmload.errors import SampleError
+
+LOOK_AGAIN_S = 0.1  # a bell may be lost with a killed process; then the next look comes after this
+
+
+class Bell(Protocol):
+    """The part of a doorbell that a worker uses."""
+
+    def post(self) -> None:
+        """Rings."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for a ring."""
+
+
+class SlotMemory:
+    """What one worker has mapped of the payload.
+
+    Args:
+        ready: rung when the trainer must look.
+        grants: rung when it has answered.
+        open_memory: (path) -> mapping of a segment the trainer has made.
+    """
+
+    def __init__(self, ring: WorkerRing, ready: Bell, grants: Bell, open_memory: Callable[[str], Mapping]) -> None:
+        self._ring = ring
+        self._ready, self._grants = ready, grants
+        self.open = open_memory
+        self._layout: Layout | None = None
+        self._segments: dict[str, Mapping] = {}
+        self._used: dict[int, str] = {}  # slot -> its segment, as this worker last saw it
+        self._placers: dict[tuple[int, int, int], RowPlacer] = {}
+
+    @property
+    def layout(self) -> Layout:
+        """The settled layout."""
+        if self._layout is None:
+            self._layout = Layout.loads(self._ring.layout_text)
+        return self._layout
+
+    def placer(self) -> RowPlacer:
+        """The placer over the claimed slot."""
+        ring = self._ring
+        key = (ring.slot, ring.payload_version, ring.nrows)
+        placer = self._placers.get(key)
+        if placer is None:
+            _, path, offset, nbytes = ring.payload
+            needed = self.layout.nbytes(ring.nrows)
+            if needed > nbytes:
+                raise SampleError(f"a batch of {ring.nrows} rows needs {needed} bytes, its slot has {nbytes}")
+            stale = [k for k in self._placers if k[0] == ring.slot and k[1] != ring.payload_version]
+            for k in stale:
+                del self._placers[k]
+            placer = self._placers[key] = RowPlacer(self.layout, self.mapped(path), offset, ring.nrows)
+        return placer
+
+    def mapped(self, path: bytes) -> Mapping:
+        """The claimed slot's segment, mapped. One that no slot uses any more is let go: it may be large, and is gone for others."""
+        name = path.decode()
+        self._used[self._ring.slot] = name
+        memory = self._segments.get(name)
+        if memory is None:
+            memory = self._segments[name] = self.open(name)
+            for stale in self._segments.keys() - set(self._used.values()):
+                del self._segments[stale]
+        return memory
+
+    def grow(self, nbytes: int) -> bool:
+        """Waits for a payload of that size, without what the old one held; False if nobody wants the batch any more."""
+        ring = self._ring
+        ring.need(nbytes)
+        self._ready.post()
+        faults.hit("waiting_grant")
+        while not ring.is_granted:
+            if ring.is_closing or ring.is_abandoned:
+                return False
+            self._grants.wait(LOOK_AGAIN_S)
+        if ring.payload[3] < nbytes:
+            raise SampleError(
+                f"a packed batch of {nbytes} bytes does not fit its slot of {ring.payload[3]}, and the ring may not grow: "
+                "raise ring_bytes, or make the batch smaller"
+            )
+        return True
+
+    def append(self, used_nbytes: int, extra: bytes) -> int:
+        """Writes bytes behind the first `used_nbytes` of the claimed slot. Returns where; -1 if nobody wants the batch any more."""
+        at = -(-used_nbytes // 64) * 64
+        _, path, offset, nbytes = self._ring.payload
+        if nbytes < at + len(extra):
+            kept = bytes(memoryview(self.mapped(path))[offset : offset + used_nbytes])
+            if not self.grow(at + len(extra)):
+                return -1
+            _, path, offset, nbytes = self._ring.payload
+            memoryview(self.mapped(path))[offset : offset + used_nbytes] = kept
+        memoryview(self.mapped(path))[offset + at : offset + at + len(extra)] = extra
+        return at
+
+    def find_layout(self, sample: Any) -> bool:
+        """Settles where fields lie from the first sample this worker has read; False if nobody wants the batch any more."""
+        ring = self._ring
+        try:
+            text = layout_of_sample(sample).dumps()
+        except (NotFixedError, pickle.PicklingError, AttributeError):
+            text = b""
+        if len(text) > ring.layout_capacity:
+            text = b""
+        faults.hit("before_layout")
+        while not ring.has_layout:
+            if ring.is_closing or ring.is_abandoned:
+                return False
+            if ring.ask_layout():  # again each time: the worker that asked first may have died over it
+                faults.hit("while_asking_layout")
+                ring.propose_layout(text)
+                self._ready.post()
+            faults.hit("waiting_layout")
+            self._grants.wait(LOOK_AGAIN_S)
+        return True

@@ -1,0 +1,122 @@
+"""Iterable datasets in torch mode: resumed from their own states, or read again up to the place."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import noisy_data as data
+import pytest
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from shmload import ShmLoader
+from shmload.errors import StateMismatch
+
+KINDS = {"iterator": data.StatefulIteratorLines, "dataset": data.StatefulLines, "neither": data.Lines}
+
+
+def rest(loader: Any) -> list[Any]:
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [0, 1, 3, 5, 7])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_pass_goes_on_as_if_it_had_not_stopped(kind: str, workers: int, stop: int) -> None:
+    torch.manual_seed(3)
+    data.random.seed(1), data.np.random.seed(1)
+    with ShmLoader(KINDS[kind](), 6, num_workers=workers) as loader:
+        iterator = iter(loader)
+        for _ in range(stop):
+            next(iterator)
+        state = json.loads(json.dumps(loader.state_dict()))
+        expected = rest(iterator)
+    with ShmLoader(KINDS[kind](), 6, num_workers=workers) as loader:
+        loader.load_state_dict(state)
+        got = rest(loader)
+    if workers == 0:  # the trainer's own generators are its own affair
+        got, expected = ([[row[0] for row in batch] for batch in run] for run in (got, expected))
+    assert got == expected
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [1, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rest_is_what_torchdatas_loader_gives(kind: str, stop: int, workers: int) -> None:
+    def resumed(make: Any) -> list[Any]:
+        loader = make(KINDS[kind](), batch_size=6, num_workers=workers)
+        for _ in zip(range(stop), loader, strict=False):
+            pass
+        state = loader.state_dict()
+        again = make(KINDS[kind](), batch_size=6, num_workers=workers)
+        again.load_state_dict(state)
+        return [batch[:, 0].tolist() for batch in again]
+
+    assert resumed(ShmLoader) == resumed(StatefulDataLoader)
+
+
+@pytest.mark.slow
+def test_reading_again_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with ShmLoader(data.Lines(), 6, num_workers=1) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with ShmLoader(data.Lines(), 6, num_workers=1) as loader, caplog.at_level(logging.WARNING, "shmload"):
+        loader.load_state_dict(state)
+        next(iter(loader))
+    assert "the first 1 batches are read again" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [2, 3, 0])
+def test_snapshots_may_be_rare(every: int) -> None:
+    torch.manual_seed(3)
+    with ShmLoader(data.StatefulIteratorLines(), 6, num_workers=2, snapshot_every_n_steps=every) as loader:
+        iterator = iter(loader)
+        for _ in range(5):
+            next(iterator)
+        state = loader.state_dict()
+        expected = rest(iterator)
+    assert state["snapshot"] == {2: 4, 3: 3, 0: 0}[every]
+    with ShmLoader(data.StatefulIteratorLines(), 6, num_workers=2, snapshot_every_n_steps=every) as loader:
+        loader.load_state_dict(state)
+        assert rest(loader) == expected
+
+
+@pytest.mark.slow
+def test_other_workers_are_refused_because_each_has_its_own_part() -> None:
+    with ShmLoader(data.StatefulLines(), 6, num_workers=2) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with pytest.raises(StateMismatch, match="num_workers: saved 2, now 1"):
+        ShmLoader(data.StatefulLines(), 6, num_workers=1).load_state_dict(state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(40, 6), (7, 3), (1, 4), (0, 4)])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_passes_are_torchs(sizes: tuple[int, int], drop_last: bool, workers: int) -> None:
+    def passes(make: Any) -> list[Any]:
+        torch.manual_seed(7)
+        loader = make(data.Lines(sizes[0]), batch_size=sizes[1], drop_last=drop_last, num_workers=workers)
+        return [rest(loader) for _ in range(2)]
+
+    assert passes(ShmLoader) == passes(torch.utils.data.DataLoader)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_persistent_workers_begin_anew_each_pass(batch_size: int | None) -> None:
+    def passes(make: Any) -> list[Any]:
+        torch.manual_seed(7)
+        loader = make(data.Lines(11), batch_size=batch_size, num_workers=2, persistent_workers=True)
+        got = [rest(loader), rest(loader)]
+        next(iter(loader))
+        return [*got, rest(loader)]
+
+    assert passes(ShmLoader) == passes(torch.utils.data.DataLoader)

@@ -1,0 +1,236 @@
+"""In torch mode a resumed loader goes on as one that was never stopped: order, workers' random streams, later epochs."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import noisy_data as data
+import numpy as np
+import pytest
+import torch
+
+from shmload import ShmLoader
+from shmload.errors import StateMismatch
+
+Make = Callable[[], ShmLoader]
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def globals_now() -> tuple[Any, ...]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def set_globals(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+def run(make: Make, stop: int, epochs: int = 3) -> tuple[dict[str, Any], tuple[Any, ...], list[Any]]:
+    """A run that is never stopped: the state behind batch number `stop` of the second epoch, and all that came after."""
+    seed_all(5)
+    with make() as loader:
+        for _ in loader:
+            pass
+        taken: list[Any] = []
+        state, states = loader.state_dict(), globals_now()
+        for epoch in range(epochs - 1):
+            for i, batch in enumerate(loader):
+                taken.append(batch.tolist())
+                if epoch == 0 and i + 1 == stop:
+                    state, states, taken = loader.state_dict(), globals_now(), []
+        return json.loads(json.dumps(state)), states, taken
+
+
+def resumed(make: Make, state: dict[str, Any], states: tuple[Any, ...], epochs: int = 2) -> list[Any]:
+    seed_all(99)
+    with make() as loader:
+        set_globals(states)
+        loader.load_state_dict(state)
+        return [batch.tolist() for _ in range(epochs) for batch in loader]
+
+
+CASES: dict[str, Callable[..., ShmLoader]] = {
+    "sequential": lambda **k: ShmLoader(data.Noisy(), 6, **k),
+    "shuffled": lambda **k: ShmLoader(data.Noisy(), 6, shuffle=True, **k),
+    "own generator": lambda **k: ShmLoader(
+        data.Noisy(), 6, shuffle=True, generator=torch.Generator().manual_seed(3), **k
+    ),
+    "drop_last": lambda **k: ShmLoader(data.Noisy(), 6, shuffle=True, drop_last=True, **k),
+    "a global sampler": lambda **k: ShmLoader(data.Noisy(), 6, sampler=data.GlobalSampler(40), **k),
+    "weights": lambda **k: ShmLoader(
+        data.Noisy(), 6, sampler=torch.utils.data.WeightedRandomSampler(torch.arange(1.0, 41), 35), **k
+    ),
+    "no batches": lambda **k: ShmLoader(data.Noisy(12), None, shuffle=True, **k),
+    "reseeding": lambda **k: ShmLoader(data.Reseeding(), 6, shuffle=True, **k),
+    "a stateful sampler": lambda **k: ShmLoader(data.Noisy(), 6, sampler=data.StatefulSampler(40), **k),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [0, 1, 4, 6, 7])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(case: str, workers: int, stop: int) -> None:
+    make = lambda: CASES[case](num_workers=workers)  # noqa: E731
+    state, states, expected = run(make, stop)
+    if case != "reseeding":  # generators that the dataset seeds are written out: 3.4 KB each for each worker
+        assert len(json.dumps(state)) <= 16384
+    assert resumed(make, state, states) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [1, 4])
+def test_persistent_workers_go_on_in_later_epochs(stop: int) -> None:
+    make = lambda: ShmLoader(  # noqa: E731
+        data.Noisy(),
+        6,
+        shuffle=True,
+        num_workers=2,
+        persistent_workers=True,
+        generator=torch.Generator().manual_seed(3),
+    )
+    state, states, expected = run(make, stop)
+    assert resumed(make, state, states) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_the_start_method_does_not_matter(method: str) -> None:
+    make = lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2)  # noqa: E731
+    state, states, expected = run(make, 3, epochs=2)
+    other = lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2, multiprocessing_context=method)  # noqa: E731
+    assert resumed(other, state, states, epochs=1) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [0, 2, 3, 100, None])
+def test_snapshots_may_be_rare(every: int | None) -> None:
+    make = lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2, snapshot_every_n_steps=every)  # noqa: E731
+    state, states, expected = run(make, 5)
+    assert state["snapshot"] == {0: 0, 2: 4, 3: 3, 100: 0, None: 0}[every]
+    assert resumed(make, state, states) == expected
+
+
+@pytest.mark.slow
+def test_a_run_may_be_resumed_again_and_again() -> None:
+    make = lambda: ShmLoader(data.Noisy(60), 6, shuffle=True, num_workers=2)  # noqa: E731
+    seed_all(5)
+    with make() as loader:
+        expected = [b.tolist() for b in loader]
+    seed_all(5)
+    with make() as loader:
+        got = [b.tolist() for _, b in zip(range(2), loader, strict=False)]
+        state = loader.state_dict()
+    for _ in range(3):
+        seed_all(77)
+        with make() as loader:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+            assert loader.state_dict() == state
+            got += [b.tolist() for _, b in zip(range(2), loader, strict=False)]
+            state = loader.state_dict()
+    with make() as loader:
+        loader.load_state_dict(state)
+        got += [b.tolist() for b in loader]
+    assert got == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 1)])
+def test_the_order_goes_on_with_other_workers(workers: tuple[int, int]) -> None:
+    state, states, expected = run(lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=workers[0]), 3, epochs=2)
+    got = resumed(lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=workers[1]), state, states, epochs=1)
+    assert [[row[0] for row in batch] for batch in got] == [[row[0] for row in batch] for batch in expected]
+
+
+@pytest.mark.slow
+def test_loading_leaves_the_trainers_generators_alone() -> None:
+    state, _, _ = run(lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2), 3)
+    seed_all(4)
+    expected = data.noise()
+    seed_all(4)
+    with ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2) as loader:
+        loader.load_state_dict(state)
+        next(iter(loader))
+        assert data.noise() == expected
+
+
+@pytest.mark.slow
+def test_asking_for_the_state_changes_nothing() -> None:
+    def epochs(asks: bool) -> list[Any]:
+        seed_all(8)
+        got = []
+        with ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2) as loader:
+            for _ in range(2):
+                if asks:
+                    loader.state_dict()
+                for batch in loader:
+                    got.append(batch.tolist())
+                    if asks:
+                        loader.state_dict()
+        return got
+
+    assert epochs(True) == epochs(False)
+
+
+@pytest.mark.slow
+def test_a_state_stays_as_it_was() -> None:
+    with ShmLoader(data.Counting(), 6, shuffle=True, num_workers=2) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        text = repr(state)
+        for _ in iterator:
+            pass
+        assert repr(state) == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [0, 100_000])
+def test_a_stateful_dataset_goes_on(workers: int, size: int) -> None:
+    make = lambda: ShmLoader(data.Counting(40, size), 6, num_workers=workers)  # noqa: E731
+    with make() as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        next(iterator)
+        later = loader.state_dict()
+        expected = [b.tolist() for b in iterator]
+    assert state != later
+    with make() as loader:
+        loader.load_state_dict(later)
+        assert [b.tolist() for b in loader] == expected
+        assert all(len(s["dataset"]["ballast"]) == size for s in loader.state_dict()["workers"])
+
+
+def test_a_state_of_another_loader_is_refused_and_says_why() -> None:
+    with ShmLoader(data.Noisy(), 6) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    for other, text in [
+        (ShmLoader(data.Noisy(41), 6), "n: saved 40, now 41"),
+        (ShmLoader(data.Noisy(), 7), "batch_size: saved 6, now 7"),
+        (ShmLoader(data.Noisy(), 6, drop_last=True), "drop_last: saved False, now True"),
+    ]:
+        with pytest.raises(StateMismatch, match=text):
+            other.load_state_dict(state)
+    with pytest.raises(StateMismatch, match="format version 2"):
+        loader.load_state_dict({**state, "version": 2})
+    with pytest.raises(StateMismatch, match="got a dict with the keys"):
+        loader.load_state_dict({"_snapshot": 1})
+    with pytest.raises(StateMismatch, match="got list"):
+        loader.load_state_dict([1])  # type: ignore[arg-type]
+    with ShmLoader(data.Noisy(), 6, seed=1) as seeded:
+        with pytest.raises(StateMismatch, match="of mode 'torch'"):
+            seeded.load_state_dict(state)
+        with pytest.raises(StateMismatch, match="of mode 'seed'"):
+            loader.load_state_dict(seeded.state_dict())

@@ -31,7 +31,7 @@ class InlineReader:
         self._row = -1
 
     def read(self, order: Order) -> Any:
-        """The batch of an order; NOTHING if every sample of it is skipped. Seed mode leaves the trainer's generators as they were."""
+        """The batch of an order; NOTHING if every sample of it is skipped. Seed mode leaves the trainer's generators alone."""
         try:
             if self._job.seed is None or not self._job.seed_samples:
                 return self._read_good(order)

@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from shmload.engine import NOTHING, Delivery, Engine, Order
+from shmload.engine import NOTHING, Engine, Order
 from shmload.errors import WorkerDied
 from shmload.generators import origin_of
 from shmload.inline import InlineReader
@@ -197,7 +197,15 @@ class TorchIterator(_Iterator):
                 if not self._persistent_workers:
                     self._shutdown_workers()
                 raise StopIteration
-            order, batch, note = self._take(engine)
+            try:
+                order, batch, note = engine.next(in_order=self._in_order)
+            except (WorkerDied, KeyboardInterrupt):
+                raise
+            except Exception:
+                if (lost := engine.take_lost()) is not None:  # the pace is kept, as torch does
+                    self._num_active[lost.worker] -= 1
+                    self._try_put_index()
+                raise
             self.progress.noted(order.worker, note)
             if note is not None and note.has_ended:
                 self._num_active[order.worker] = -1
@@ -206,18 +214,6 @@ class TorchIterator(_Iterator):
             self._try_put_index()
             if batch is not NOTHING:
                 return self._pinned(batch)
-
-    def _take(self, engine: Engine) -> Delivery:
-        try:
-            return engine.next(in_order=self._in_order)
-        except (WorkerDied, KeyboardInterrupt):
-            raise
-        except Exception:
-            lost = engine.take_lost()
-            if lost is not None:  # the pace is kept, as torch does
-                self._num_active[lost.worker] -= 1
-                self._try_put_index()
-            raise
 
     def _pinned(self, batch: Any) -> Any:
         return _utils.pin_memory.pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
@@ -287,7 +283,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
             return _SingleProcessDataLoaderIter._next_data(self)
         while True:
             keys = self._next_index()
-            step = self._sampler_iter.num_taken - 1  # type: ignore[attr-defined]  # ours
+            step = self._sampler_iter.num_taken - 1
             batch = self._reader.read(Order(0, step, keys if self._auto_collation else [keys]))
             if batch is not NOTHING:
                 return batch

@@ -20,6 +20,32 @@ from typing import Any
 import numpy as np
 import torch
 
+
+class Charges:
+    """A folder of charges, as `shmload.faults` describes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._num = 0
+
+    def arm(self, point: str, number: int) -> None:
+        """Lays a charge: the next process to come to the point dies of that signal."""
+        self._num += 1
+        path = self.folder / f"new-{self._num}"
+        path.write_text(str(int(number)))
+        path.rename(self.folder / f"{point}.{self._num}")
+
+    @property
+    def num_waiting(self) -> int:
+        """Charges that nobody has come to."""
+        return sum(not name.startswith("spent-") for name in os.listdir(self.folder))
+
+    @property
+    def num_spent(self) -> int:
+        """Charges that have killed."""
+        return len(os.listdir(self.folder)) - self.num_waiting
+
+
 BLOCK = bytes(256 * 1024)
 DEADLINE_S = 20  # overall bound of any wait in these tests; nothing comes near it unless it hangs
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 
 import pytest
-from conftest import Charges
-from faults_kit import COLLATE, DATASETS, Rows, Victims, batches, digest
+from faults_kit import COLLATE, DATASETS, Charges, Rows, Victims, batches, digest
 
 from shmload import ShmLoader, WorkerDied, faults
 

@@ -10,8 +10,7 @@ import threading
 from typing import Any
 
 import pytest
-from conftest import Charges
-from faults_kit import COLLATE, DATASETS, Rows, Victims, digest
+from faults_kit import COLLATE, DATASETS, Charges, Rows, Victims, digest
 
 from shmload import ShmLoader, engine, seed_mode
 

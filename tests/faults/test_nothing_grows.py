@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
-from conftest import Charges
-from faults_kit import COLLATE, DATASETS, Rows
+from faults_kit import COLLATE, DATASETS, Charges, Rows
 
 from shmload import ShmLoader
 

@@ -11,8 +11,7 @@ from time import monotonic
 import pytest
 import torch
 import torch_words
-from conftest import Charges
-from faults_kit import Rows, Victims, digest, program_env
+from faults_kit import Charges, Rows, Victims, digest, program_env
 from torch.utils.data import DataLoader
 
 from shmload import ShmLoader, WorkerDied

@@ -77,13 +77,15 @@ class BadSamples:
     def _count(self, order: Order, row: int, index: Any, error: BaseException) -> None:
         self.count += 1
         if len(self.listed) < LISTED_MAX:
-            lines = str(error).strip().splitlines()
+            lines = str(error).strip().splitlines() or [""]
+            kind = type(error).__name__
             self.listed.append(
                 {
                     "epoch": order.epoch,
                     "step": order.step,
                     "index": int(index) if isinstance(index, np.integer) else index,
-                    "error": f"{type(error).__name__}: {lines[-1] if lines else ''}",
+                    # the last line of a worker's traceback, or the first of what was raised here, without the type's module
+                    "error": f"{kind}: {lines[-1 if lines[0].startswith('Caught ') else 0].partition(f'{kind}: ')[2] or lines[0]}",
                 }
             )
         if self._max_bad is not None and self.count > self._max_bad:

@@ -534,8 +534,6 @@ class Engine:
             **self._ring.counters(),
             "slots": {name: states[i] for i, name in enumerate(names)},
             "num_queued": len(self._queue),
-            "num_bad_samples": self._bad_samples.count,
-            "bad_samples": list(self._bad_samples.listed),
             "num_taken_back": self._supervisor.num_taken_back,
             "workers": [self._ring.worker(w) for w in range(self._options.num_workers)],
         }

@@ -324,11 +324,13 @@ class ShmLoader(DataLoader[T]):
     # ------------------------------------------------------------ looking at it
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the engine last used: batches, samples and bytes delivered, waits, slots by state, one record per worker.
+        """Bad samples so far, and the counters of the engine last used.
 
-        Empty before the first iteration and with num_workers=0.
+        These are: batches, samples and bytes delivered, waits, slots by state, one record per worker; absent before the first
+        iteration and with num_workers=0.
         """
-        return {} if self._last_engine is None else self._last_engine.counters()
+        bad = {"num_bad_samples": self.bad_samples.count, "bad_samples": list(self.bad_samples.listed)}
+        return bad if self._last_engine is None else {**self._last_engine.counters(), **bad}
 
     def __repr__(self) -> str:
         mode = "torch mode" if self.seed is None else f"seed {self.seed}"

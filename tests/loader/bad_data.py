@@ -1,0 +1,84 @@
+"""Datasets some of whose samples cannot be read, for each way of reading."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+
+BAD = frozenset({3, 4, 11, 28})
+
+
+class Broken(ValueError):
+    """What a bad sample raises."""
+
+
+class Rows:
+    def __init__(self, n: int = 30, bad: frozenset[int] = BAD) -> None:
+        self.n, self.bad = n, bad
+
+    def __len__(self) -> int:
+        return self.n
+
+    def check(self, index: int) -> None:
+        if index in self.bad:
+            raise Broken(f"sample {index} is broken")
+
+    def __getitem__(self, index: int) -> Any:
+        self.check(index)
+        return {"index": index, "noise": np.random.rand(2)}
+
+
+class Lists(Rows):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[i] for i in indices]
+
+
+class InPlace(Rows):
+    schema = {"index": ("int64", ()), "noise": ("float64", (2,))}
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["noise"][:] = -1
+        self.check(index)
+        out["index"] = index
+        out["noise"][:] = np.random.rand(2)
+
+
+class Batches(Rows):
+    schema = {"index": ("int64", ()), "noise": ("float64", (2,))}
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        for index in indices:
+            self.check(int(index))
+        out["index"][:] = indices
+        out["noise"][:] = np.asarray(indices)[:, None]
+
+
+class Texts(Rows):
+    def __getitem__(self, index: int) -> Any:
+        self.check(index)
+        return {"index": index, "text": "x" * index}
+
+
+def tagged(samples: list[Any]) -> dict[str, Any]:
+    return {"index": torch.tensor([s["index"] for s in samples]), "all": len(samples)}
+
+
+class Deadly(Rows):
+    """Its bad samples end their worker."""
+
+    def check(self, index: int) -> None:
+        if index in self.bad:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Stuck(Rows):
+    """Its bad samples never come."""
+
+    def check(self, index: int) -> None:
+        if index in self.bad:
+            threading.Event().wait()

@@ -1,0 +1,201 @@
+"""on_error, max_bad, sample_timeout_s: what a sample that cannot be read means."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import bad_data as data
+import pytest
+
+from shmload import ShmLoader
+from shmload.errors import SampleError, SampleTimeout, WorkerDied
+
+PATHS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "__getitem__": (data.Rows, {}),
+    "__getitems__": (data.Lists, {}),
+    "read_into": (data.InPlace, {}),
+    "read_batch_into": (data.Batches, {}),
+    "packed": (data.Texts, {}),
+    "collate_fn": (data.Rows, {"collate_fn": data.tagged}),
+}
+
+
+def indices(batches: Any) -> list[list[int]]:
+    return [batch["index"].tolist() for batch in batches]
+
+
+def epochs(loader: ShmLoader) -> list[list[list[int]]]:
+    with loader:
+        return [indices(loader) for _ in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("seed", [None, 5])
+def test_skipping_makes_the_batch_shorter(path: str, seed: int | None) -> None:
+    kind, more = PATHS[path]
+    expected = [[i for i in range(k, k + 6) if i not in data.BAD] for k in range(0, 30, 6)]
+    for workers in (0, 2):
+        loader = ShmLoader(kind(), 6, seed=seed, on_error="skip", num_workers=workers, **more)
+        assert epochs(loader) == [expected] * 2
+        assert loader.stats()["num_bad_samples"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS)
+def test_the_next_of_the_same_permutation_stands_in(path: str) -> None:
+    kind, more = PATHS[path]
+    with ShmLoader(kind(bad=frozenset()), 6, shuffle=True, seed=5, **more) as loader:
+        orders = [sum(indices(loader), []) for _ in range(2)]
+    expected = []
+    for order in orders:
+        stream = []
+        for place in range(30):
+            at = place
+            while order[at % 30] in data.BAD:
+                at += 1
+            stream.append(order[at % 30])
+        expected.append([stream[k : k + 6] for k in range(0, 30, 6)])
+    for workers in (0, 1, 2):
+        loader = ShmLoader(kind(), 6, shuffle=True, seed=5, on_error="substitute", num_workers=workers, **more)
+        assert epochs(loader) == expected
+
+
+@pytest.mark.slow
+def test_in_torch_mode_the_next_of_the_dataset_stands_in() -> None:
+    expected = [[0, 1, 2, 5, 5, 5], [6, 7, 8, 9, 10, 0]]
+    for workers in (0, 2):
+        assert epochs(ShmLoader(data.Rows(12), 6, on_error="substitute", num_workers=workers))[0] == expected
+
+
+@pytest.mark.slow
+def test_what_random_augmentations_drew_does_not_depend_on_workers() -> None:
+    def noise(workers: int) -> list[Any]:
+        with ShmLoader(data.Rows(), 6, shuffle=True, seed=5, on_error="skip", num_workers=workers) as loader:
+            return [b["noise"].tolist() for b in loader]
+
+    assert noise(0) == noise(1) == noise(2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_of_bad_samples_alone_is_left_out(workers: int) -> None:
+    for seed in (None, 5):
+        loader = ShmLoader(data.Rows(9, frozenset({3, 4, 5})), 3, seed=seed, on_error="skip", num_workers=workers)
+        assert epochs(loader) == [[[0, 1, 2], [6, 7, 8]]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_samples_are_listed(workers: int) -> None:
+    with ShmLoader(data.Rows(), 6, seed=5, on_error="skip", num_workers=workers) as loader:
+        indices(loader)
+        listed = sorted(loader.stats()["bad_samples"], key=lambda bad: bad["index"])
+    assert [(bad["epoch"], bad["step"], bad["index"]) for bad in listed] == [
+        (0, 0, 3),
+        (0, 0, 4),
+        (0, 1, 11),
+        (0, 4, 28),
+    ]
+    assert listed[0]["error"] == "Broken: sample 3 is broken"
+    assert "Broken" in listed[-1]["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_more_bad_samples_than_allowed_end_it(workers: int) -> None:
+    with ShmLoader(data.Rows(), 6, seed=5, on_error="skip", max_bad=2, num_workers=workers) as loader:
+        with pytest.raises(SampleError, match="3 bad samples are more than max_bad=2 allows; the last was sample 11"):
+            indices(loader)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collate_fn_that_fails_is_no_bad_sample(workers: int) -> None:
+    def collate(samples: list[Any]) -> Any:
+        raise data.Broken("collate")
+
+    with ShmLoader(
+        data.Rows(bad=frozenset()), 6, seed=5, on_error="skip", num_workers=workers, collate_fn=collate
+    ) as loader:
+        with pytest.raises(data.Broken, match="collate"):
+            indices(loader)
+
+
+@pytest.mark.slow
+def test_a_dataset_of_bad_samples_alone_ends_in_an_error() -> None:
+    with ShmLoader(data.Rows(300, frozenset(range(300))), 2, seed=5, on_error="substitute") as loader:
+        with pytest.raises(SampleError, match="100 samples tried in place of one bad sample"):
+            indices(loader)
+
+
+@pytest.mark.slow
+def test_the_valid_rows_of_a_padded_batch_stay_known() -> None:
+    with ShmLoader(
+        data.Rows(10, frozenset({8})), 4, seed=5, on_error="skip", rank=1, world_size=2, num_workers=1
+    ) as loader:
+        seen = [(batch["index"].tolist(), loader.valid) for batch in loader]
+    assert seen == [([4, 5, 6, 7], 4), ([9], 1)]
+
+
+@pytest.mark.slow
+def test_a_sample_that_ends_its_worker_twice_is_a_bad_sample() -> None:
+    with ShmLoader(data.Deadly(12, frozenset({4})), 6, seed=5, on_error="skip", num_workers=2) as loader:
+        assert indices(loader) == [[0, 1, 2, 3, 5], [6, 7, 8, 9, 10, 11]]
+        stats = loader.stats()
+    assert stats["num_restarts"] >= 2  # the next epoch is under way
+    assert {bad["index"] for bad in stats["bad_samples"]} == {4}
+    with ShmLoader(data.Deadly(12, frozenset({4})), 6, seed=5, num_workers=2) as loader:
+        with pytest.raises(WorkerDied, match=r"sample 4 of epoch 0 \(row 4 of batch 0\) ended its worker twice"):
+            indices(loader)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker(seed: int | None, method: str) -> None:
+    with ShmLoader(
+        data.Stuck(12, frozenset({4})),
+        6,
+        seed=seed,
+        sample_timeout_s=0.3,
+        num_workers=1,
+        multiprocessing_context=method,
+    ) as loader:
+        iterator = iter(loader)
+        with pytest.raises(SampleTimeout) as caught:
+            next(iterator)
+        assert next(iterator)["index"].tolist() == [6, 7, 8, 9, 10, 11]
+    text = str(caught.value)
+    assert text.startswith(
+        "sample 4 of epoch 0 (row 4 of batch 0) took longer than sample_timeout_s=0.3: worker 0 (pid "
+    )
+    assert "bad_data.py" in text
+    assert "in check" in text
+    assert 'Raise sample_timeout_s if such a sample is all right, or give on_error="skip"' in text
+
+
+class AsleepInC(data.Rows):
+    def check(self, index: int) -> None:
+        if index in self.bad:
+            time.sleep(1000)
+
+
+@pytest.mark.slow
+def test_late_samples_may_be_skipped() -> None:
+    with ShmLoader(
+        AsleepInC(12, frozenset({4, 9})), 6, seed=5, sample_timeout_s=0.3, on_error="skip", num_workers=2
+    ) as loader:
+        assert indices(loader) == [[0, 1, 2, 3, 5], [6, 7, 8, 10, 11]]
+        stats = loader.stats()
+    assert stats["num_restarts"] >= 2  # the next epoch is under way
+    assert all(bad["error"].startswith("SampleTimeout") for bad in stats["bad_samples"])
+
+
+@pytest.mark.slow
+def test_quick_samples_are_never_late() -> None:
+    with ShmLoader(data.Rows(bad=frozenset()), 6, seed=5, sample_timeout_s=0.5, num_workers=2) as loader:
+        for _ in range(20):
+            assert len(indices(loader)) == 5
+        assert loader.stats()["num_restarts"] == 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from shmload.engine import NOTHING, Engine, Order
 from shmload.inline import InlineReader
 from shmload.schedule.schedule import Schedule
 from shmload.schedule.state import make_state, resume
+from shmload.seed_sampler import SampledOrder
 
 if TYPE_CHECKING:
     from shmload.loader import ShmLoader
@@ -70,12 +70,11 @@ class SeedStream:
         self._first_step = 0  # of the next iteration: where a loaded state left off
         self._place: Place | None = None  # of the newest iterator
         self._cursor = (0, 0)  # (epoch, step) to be ordered next
-        # the user's sampler: epoch, next step, its iterator
-        self._sampled: tuple[int, int, Iterator[Any]] | None = None
         self.valid: int | None = None
         self._schedule: Schedule | None = None
         self._num_steps = 0
-        if not loader._has_own_order:
+        self._sampled = SampledOrder(loader._index_sampler, loader.seed or 0) if loader._has_own_order else None
+        if self._sampled is None:
             self.schedule()
 
     @property
@@ -106,39 +105,30 @@ class SeedStream:
     @property
     def num_steps(self) -> int:
         """Batches per epoch."""
-        if self._loader._has_own_order:
+        if self._sampled is not None:
             return len(self._loader._index_sampler)
         return self._num_steps
 
     def _order(self, epoch: int, step: int) -> Order | None:
         """The order for a batch; None beyond the epoch's last."""
-        loader = self._loader
-        if not loader._has_own_order:
+        if self._sampled is None:
             assert self._schedule is not None
             if step >= self._num_steps:
                 return None
             return Order(epoch, step, self._schedule.batch(epoch, step, self._rank))
-        keys = self._sampled_keys(epoch, step)
-        return None if keys is None else Order(epoch, step, keys)
-
-    def _sampled_keys(self, epoch: int, step: int) -> Any:
-        """The user's sampler's answer; it is started anew for each epoch and can only go forward."""
-        if self._sampled is None or self._sampled[:2] != (epoch, step):
-            sampler = iter(self._loader._index_sampler)
-            for _ in range(step):
-                next(sampler, None)
-        else:
-            sampler = self._sampled[2]
-        keys = next(sampler, None)
-        self._sampled = (epoch, step + 1, sampler)
-        return keys if keys is None or self._loader._auto_collation else [keys]
+        keys = self._sampled.keys(epoch, step)
+        if keys is None:
+            return None
+        return Order(epoch, step, keys if self._loader._auto_collation else [keys])
 
     # ------------------------------------------------------------ delivery
 
     def begin(self) -> Place:
         """Starts a pass: the next epoch, from its start or from where a loaded state left off."""
-        if not self._loader._has_own_order:
-            self.schedule()
+        if self._sampled is None:
+            n = self._schedule and self._schedule.n
+            if self.schedule().n != n:
+                self.close()  # the dataset has grown or shrunk: its copies in the workers are not it any more
         self._place = Place(self._next_epoch, self._first_step)
         self._next_epoch, self._first_step = self._next_epoch + 1, 0
         return self._place
@@ -173,7 +163,7 @@ class SeedStream:
 
     def _num_valid(self, order: Order) -> int:
         """Rows that are no padding: of a short batch these come first, also behind skipped ones."""
-        if self._loader._has_own_order or self._schedule is None or order.step + 1 < self._num_steps:
+        if self._sampled is not None or self._schedule is None or order.step + 1 < self._num_steps:
             return order.nrows
         num_valid = self._schedule.num_valid(order.step, self._rank)
         return num_valid if order.origins is None else sum(row < num_valid for row, _ in order.origins)
@@ -191,7 +181,7 @@ class SeedStream:
             if order is not None:
                 self._cursor = (epoch, step + 1)
                 engine.submit(order)
-            elif self._loader._has_own_order or self.num_steps == 0 or step == 0:
+            elif self._sampled is not None or self.num_steps == 0 or step == 0:
                 return  # a sampler of the user's may depend on what happens before the next epoch
             else:
                 self._cursor = (epoch + 1, 0)
@@ -226,19 +216,19 @@ class SeedStream:
     def state_dict(self) -> dict[str, Any]:
         """The state of the batch that comes next."""
         epoch, step = self._position()
-        return dict(make_state(self._pure_schedule(), epoch=epoch, step=step))
+        if self._sampled is not None:
+            return self._sampled.state_dict(epoch, step)
+        return dict(make_state(self.schedule(), epoch=epoch, step=step))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next pass begin where the state was taken."""
-        epoch, step = resume(state, self._pure_schedule())
+        if self._sampled is not None:
+            epoch, step = self._sampled.load_state_dict(state)
+        else:
+            epoch, step = resume(state, self.schedule())
         if step >= self.num_steps > 0:
             epoch, step = epoch + 1, 0
         self._next_epoch, self._first_step, self._place = epoch, step, None
-
-    def _pure_schedule(self) -> Schedule:
-        if self._loader._has_own_order:
-            raise NotImplementedError("the state of a loader with a sampler or batch_sampler is not built yet")
-        return self.schedule()
 
     def _position(self) -> tuple[int, int]:
         """(epoch, step) of the batch that comes next."""

@@ -43,7 +43,7 @@ def begin_sample(seed: int | None, epoch: int, index: int, worker: int, *, resee
     if reseed and seed is not None:
         key = sample_key(seed, epoch, index & 0xFFFFFFFFFFFFFFFF, _GLOBALS_STREAM)
         random.seed(key)
-        _seed_numpy(key & 0xFFFFFFFF)
+        np.random.seed(key & 0xFFFFFFFF)  # also forgets half a pair of gaussians, which a bit generator's own seeding does not
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.default_generator.manual_seed(key)
@@ -84,11 +84,6 @@ def sample_rng() -> np.random.Generator:
             key = list(sample_key_pair(_seed, info.epoch, info.index & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM))
         _rng = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64)))
     return _rng
-
-
-def _seed_numpy(seed: int) -> None:
-    state: Any = np.random.mtrand._rand  # np.random.seed without its 10 us of checks
-    state._bit_generator._legacy_seeding(seed)
 
 
 class kept_generators:  # noqa: N801  # a context manager, used like a function

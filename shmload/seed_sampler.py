@@ -1,0 +1,92 @@
+"""Seed mode with a sampler of the user's: the sampler orders, the seed keys the randomness within samples.
+
+Such an order has no formula, so a state says how the sampler came to it (torch_order.py) and is as large as that.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from itertools import islice
+from typing import Any
+
+from shmload.errors import StateMismatch
+from shmload.generators import origin_of
+from shmload.schedule.state import STATE_VERSION
+from shmload.torch_order import SamplerReader, is_torchs_own
+from shmload.worker.sample_rng import kept_generators
+
+MODE = "seed, with a sampler"
+
+
+class SampledOrder:
+    """The batches of a sampler or batch sampler, epoch by epoch. It is begun anew for each epoch and can only go forward."""
+
+    def __init__(self, index_sampler: Any, seed: int) -> None:
+        self._sampler = index_sampler
+        self._seed = seed
+        self._now: tuple[int, int, SamplerReader] | None = None  # epoch, next step, the batches from there
+        self._loaded: dict[str, Any] = {}  # the state that the next pass goes on from
+
+    def keys(self, epoch: int, step: int) -> Any:
+        """What the sampler says for that batch; None beyond the epoch's last."""
+        if self._now is None or self._now[:2] != (epoch, step):
+            batches = self._from(epoch, step)
+        else:
+            batches = self._now[2]
+        keys = next(batches, None)
+        self._now = (epoch, step + 1, batches)
+        return keys
+
+    def _is_loaded(self, epoch: int, step: int) -> bool:
+        return bool(self._loaded) and (self._loaded["epoch"], self._loaded["step"]) == (epoch, step)
+
+    def _from(self, epoch: int, step: int) -> SamplerReader:
+        origin, is_loaded = origin_of(None), self._is_loaded(epoch, step)
+        with kept_generators() if is_loaded else nullcontext():  # a sampler may draw when it is begun
+            batches = SamplerReader(
+                self._sampler, None, every=1, iterator=iter(self._sampler), origin=origin, is_seed_between=False
+            )
+        if is_loaded:
+            batches.resume(self._loaded["sampler"])
+            step -= batches.num_taken
+        next(islice(batches, step, step), None)
+        return batches
+
+    def state_dict(self, epoch: int, step: int) -> dict[str, Any]:
+        """The state before that batch, which is the next to be delivered."""
+        if self._now is not None and self._now[0] == epoch:
+            sampler = self._now[2].state(step)
+        elif self._is_loaded(epoch, step):
+            sampler = copy.deepcopy(self._loaded["sampler"])
+        else:
+            origin = origin_of(None).dumps(is_torchs_own(self._sampler))
+            sampler = {"taken": 0, "origin": origin, "seed_between": False}
+        return {
+            "version": STATE_VERSION,
+            "mode": MODE,
+            "seed": self._seed,
+            "epoch": epoch,
+            "step": step,
+            "sampler": sampler,
+        }
+
+    def load_state_dict(self, state: Any) -> tuple[int, int]:
+        """Goes to where a state was taken: (epoch, step).
+
+        Raises:
+            StateMismatch: it was taken of another kind of loader, or of another seed.
+        """
+        saved = state if isinstance(state, dict) else {}
+        identity = {"version": STATE_VERSION, "mode": MODE, "seed": self._seed}
+        differing = [
+            f"{name}: saved {saved.get(name)!r}, now {now!r}"
+            for name, now in identity.items()
+            if saved.get(name) != now
+        ]
+        if differing:
+            raise StateMismatch(
+                f"the state belongs to another loader: {'; '.join(differing)}. Remedy: build the loader as it was at saving"
+            )
+        self._loaded, self._now = copy.deepcopy(saved), None
+        return saved["epoch"], saved["step"]

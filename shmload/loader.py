@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Self, TypeVar
 from weakref import WeakSet
@@ -23,6 +24,7 @@ from shmload.generators import Origin, replayed
 from shmload.seed_mode import SeedIterator, SeedStream
 from shmload.torch_mode import TorchInlineIterator, TorchIterator
 from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_state
+from shmload.worker.own_generators import own_generators
 from shmload.worker.reader import in_place_of, read_path
 from shmload.worker.spec import Job
 from shmload.world import rank_and_world_size
@@ -163,6 +165,12 @@ class ShmLoader(DataLoader[T]):
         self._last_engine: Engine | None = None
         self._engines: WeakSet[Engine] = WeakSet()
         self._stream: SeedStream | None = None
+        if self.seed_samples and (own := own_generators(dataset)):
+            warnings.warn(
+                f"seed_samples cannot reseed the generators that the dataset keeps: {', '.join(own)}. What they draw depends on "
+                "the worker; draw from shmload.sample_rng() or the global generators instead, or give seed_samples=False",
+                stacklevel=2,
+            )
         if seed is not None:
             ranks = (0, 1) if self._has_own_order else rank_and_world_size(rank, world_size)
             self._stream = SeedStream(self, *ranks)

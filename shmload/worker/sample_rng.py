@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,7 +43,9 @@ def begin_sample(seed: int | None, epoch: int, index: int, worker: int, *, resee
     if reseed and seed is not None:
         key = sample_key(seed, epoch, index & 0xFFFFFFFFFFFFFFFF, _GLOBALS_STREAM)
         random.seed(key)
-        np.random.seed(key & 0xFFFFFFFF)  # also forgets half a pair of gaussians, which a bit generator's own seeding does not
+        np.random.seed(
+            key & 0xFFFFFFFF
+        )  # also forgets half a pair of gaussians, which a bit generator's own seeding does not
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.default_generator.manual_seed(key)

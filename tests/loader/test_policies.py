@@ -116,11 +116,13 @@ def test_a_collate_fn_that_fails_is_no_bad_sample(workers: int) -> None:
     def collate(samples: list[Any]) -> Any:
         raise data.Broken("collate")
 
-    with ShmLoader(
-        data.Rows(bad=frozenset()), 6, seed=5, on_error="skip", num_workers=workers, collate_fn=collate
-    ) as loader:
-        with pytest.raises(data.Broken, match="collate"):
-            indices(loader)
+    with (
+        ShmLoader(
+            data.Rows(bad=frozenset()), 6, seed=5, on_error="skip", num_workers=workers, collate_fn=collate
+        ) as loader,
+        pytest.raises(data.Broken, match="collate"),
+    ):
+        indices(loader)
 
 
 @pytest.mark.slow

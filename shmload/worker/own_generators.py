@@ -17,7 +17,7 @@ ITEMS_MAX = 50  # of a list or dict: transforms stand in short ones
 def own_generators(dataset: Any) -> list[str]:
     """The attribute paths of generators in a dataset, its transforms and what else it holds: ["dataset.transform.rng"]."""
     found: list[str] = []
-    seen = {id(np.random.mtrand._rand), id(torch.default_generator), id(getattr(random, "_inst", None))}  # type: ignore[attr-defined]
+    seen = {id(np.random.mtrand._rand), id(torch.default_generator), id(getattr(random, "_inst", None))}
     queue: list[tuple[str, Any]] = [("dataset", dataset)]
     while queue and len(seen) < OBJECTS_MAX:
         path, value = queue.pop(0)

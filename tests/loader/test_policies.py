@@ -47,7 +47,7 @@ def test_skipping_makes_the_batch_shorter(path: str, seed: int | None) -> None:
 def test_the_next_of_the_same_permutation_stands_in(path: str) -> None:
     kind, more = PATHS[path]
     with ShmLoader(kind(bad=frozenset()), 6, shuffle=True, seed=5, **more) as loader:
-        orders = [sum(indices(loader), []) for _ in range(2)]
+        orders = [[i for batch in indices(loader) for i in batch] for _ in range(2)]
     expected = []
     for order in orders:
         stream = []
@@ -105,9 +105,11 @@ def test_bad_samples_are_listed(workers: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_more_bad_samples_than_allowed_end_it(workers: int) -> None:
-    with ShmLoader(data.Rows(), 6, seed=5, on_error="skip", max_bad=2, num_workers=workers) as loader:
-        with pytest.raises(SampleError, match="3 bad samples are more than max_bad=2 allows; the last was sample 11"):
-            indices(loader)
+    with (
+        ShmLoader(data.Rows(), 6, seed=5, on_error="skip", max_bad=2, num_workers=workers) as loader,
+        pytest.raises(SampleError, match="3 bad samples are more than max_bad=2 allows; the last was sample 11"),
+    ):
+        indices(loader)
 
 
 @pytest.mark.slow
@@ -127,9 +129,11 @@ def test_a_collate_fn_that_fails_is_no_bad_sample(workers: int) -> None:
 
 @pytest.mark.slow
 def test_a_dataset_of_bad_samples_alone_ends_in_an_error() -> None:
-    with ShmLoader(data.Rows(300, frozenset(range(300))), 2, seed=5, on_error="substitute") as loader:
-        with pytest.raises(SampleError, match="100 samples tried in place of one bad sample"):
-            indices(loader)
+    with (
+        ShmLoader(data.Rows(300, frozenset(range(300))), 2, seed=5, on_error="substitute") as loader,
+        pytest.raises(SampleError, match="100 samples tried in place of one bad sample"),
+    ):
+        indices(loader)
 
 
 @pytest.mark.slow
@@ -148,9 +152,11 @@ def test_a_sample_that_ends_its_worker_twice_is_a_bad_sample() -> None:
         stats = loader.stats()
     assert stats["num_restarts"] >= 2  # the next epoch is under way
     assert {bad["index"] for bad in stats["bad_samples"]} == {4}
-    with ShmLoader(data.Deadly(12, frozenset({4})), 6, seed=5, num_workers=2) as loader:
-        with pytest.raises(WorkerDied, match=r"sample 4 of epoch 0 \(row 4 of batch 0\) ended its worker twice"):
-            indices(loader)
+    with (
+        ShmLoader(data.Deadly(12, frozenset({4})), 6, seed=5, num_workers=2) as loader,
+        pytest.raises(WorkerDied, match=r"sample 4 of epoch 0 \(row 4 of batch 0\) ended its worker twice"),
+    ):
+        indices(loader)
 
 
 @pytest.mark.slow

@@ -35,7 +35,8 @@ class Told(NamedTuple):
 
 
 def told(error: BaseException) -> Told:
-    """What an exception says."""
+    """What an exception says. Its traceback is dropped: it would hold the loader's iterator in a cycle."""
+    error.__traceback__ = None
     text = re.sub(r"\b(pids?(?:\(s\))?) [\d, ]*\d", r"\1 PID", str(error)).replace("ShmLoader", "DataLoader")
     lines = text.splitlines() or [""]
     return Told(type(error), lines[0], lines[-1])

@@ -44,7 +44,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("options, words", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("options", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_torch_refuses_is_refused_in_its_words(options: dict[str, Any], words: str) -> None:
     error = alike(lambda kind: raised(lambda: kind(Numbers(), **options)))
     assert (error is None) == (words == "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -16,20 +17,20 @@ NUM_WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
 
 @NUM_WORKERS
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 50])
+@pytest.mark.parametrize("batch_size", [1, 2, 50])
 def test_uneven_shards_come_in_torchs_order(num_workers: int, drop_last: bool, batch_size: int) -> None:
     def program(kind: Any) -> Any:
         return batches(kind(Shards(*UNEVEN), batch_size=batch_size, drop_last=drop_last, num_workers=num_workers))
 
     found = alike(program)
     if not drop_last:
-        assert sorted(sum(UNEVEN, [])) == sorted(sum(found, []))
+        assert sorted(chain.from_iterable(UNEVEN)) == sorted(chain.from_iterable(found))
 
 
 @NUM_WORKERS
 def test_without_batches_samples_come_one_by_one(num_workers: int) -> None:
     found = alike(lambda kind: batches(kind(Shards(*UNEVEN), batch_size=None, num_workers=num_workers)))
-    assert sorted(sum(UNEVEN, [])) == sorted(found)
+    assert sorted(chain.from_iterable(UNEVEN)) == sorted(found)
 
 
 @pytest.mark.parametrize("shards", [([], [1, 2, 3]), ([1, 2, 3], []), ([], []), ([1],), ()], ids=str)
@@ -45,7 +46,7 @@ def test_workers_that_end_at_different_times_keep_the_order(prefetch_factor: int
     def program(kind: Any) -> Any:
         return batches(kind(Shards(*shards), batch_size=2, num_workers=3, prefetch_factor=prefetch_factor))
 
-    assert sorted(sum(shards, [])) == sorted(sum(alike(program), []))
+    assert sorted(chain.from_iterable(shards)) == sorted(chain.from_iterable(alike(program)))
 
 
 @NUM_WORKERS
@@ -88,12 +89,10 @@ class Told(IterableDataset):  # type: ignore[type-arg]
             yield known, self.num_epochs, step, torch.rand(()).item()
 
 
-@NUM_WORKERS
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    ("num_workers", "persistent"), [(0, False), (1, False), (2, False), (1, True), (2, True), (3, True)]
+)
 def test_the_dataset_knows_its_worker_and_its_epoch(num_workers: int, persistent: bool) -> None:
-    if persistent and num_workers == 0:
-        pytest.skip("no workers to persist")
-
     def program(kind: Any) -> Any:
         loader = kind(Told(), batch_size=2, num_workers=num_workers, persistent_workers=persistent, collate_fn=as_list)
         return [batches(loader) for _ in range(3)]

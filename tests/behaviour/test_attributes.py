@@ -84,7 +84,9 @@ def test_what_is_set_while_workers_persist_comes_too_late(name: str) -> None:
 
 
 @TORCHS_OWN_DEL
-@pytest.mark.xfail(strict=True, reason="prefetch_factor=None counts as 0: an empty epoch, no TypeError")
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="prefetch_factor=None counts as 0: an empty epoch, no TypeError"
+)
 def test_a_loader_made_without_workers_gets_no_prefetch_factor_later() -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(4))
@@ -99,7 +101,10 @@ def test_a_loader_made_without_workers_gets_no_prefetch_factor_later() -> None:
     "iterable",
     [
         pytest.param(
-            False, marks=pytest.mark.xfail(strict=True, reason="prefetch_factor=0: an empty epoch, no AssertionError")
+            False,
+            marks=pytest.mark.xfail(
+                strict=True, raises=AssertionError, reason="prefetch_factor=0: an empty epoch, no AssertionError"
+            ),
         ),
         True,
     ],

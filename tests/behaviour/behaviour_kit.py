@@ -38,7 +38,7 @@ def told(error: BaseException) -> Told:
     """What an exception says. Its traceback is dropped: it would hold the loader's iterator in a cycle."""
     error.__traceback__ = None
     text = re.sub(r"\b(pids?(?:\(s\))?) [\d, ]*\d", r"\1 PID", str(error)).replace("ShmLoader", "DataLoader")
-    lines = text.splitlines() or [""]
+    lines = re.sub(r"(\\n  .*)+\\n", "...", text).splitlines() or [""]  # a traceback shown by repr, on one line
     return Told(type(error), lines[0], lines[-1])
 
 
@@ -49,6 +49,16 @@ def raised(call: Callable[[], Any]) -> Told | None:
     except Exception as error:
         return told(error)
     return None
+
+
+def words(call: Callable[[], Any]) -> str:
+    """All that the exception says which `call` raises."""
+    try:
+        call()
+    except Exception as error:
+        error.__traceback__ = None
+        return str(error)
+    raise AssertionError("nothing was raised")
 
 
 def plain(value: Any) -> Any:

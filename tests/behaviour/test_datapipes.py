@@ -154,7 +154,8 @@ def test_a_random_pipe_is_seeded_from_the_shared_seed(num_workers: int) -> None:
 def seen_dataset(worker_id: int) -> None:
     info = get_worker_info()
     assert info is not None
-    info.dataset.sharding_seen = info.dataset.sharding  # type: ignore[attr-defined]
+    pipe = info.dataset._datapipe  # type: ignore[attr-defined]  # torch wraps a pipe, for pickling
+    pipe.sharding_seen = pipe.sharding
 
 
 class Remembering(Sharded):

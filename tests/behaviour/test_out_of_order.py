@@ -77,7 +77,7 @@ def test_meanwhile_every_batch_is_made_by_the_worker_that_torch_gives_it_to() ->
 
     early, late = alike(program)
     assert [index for index, _ in late] == [0, 2]
-    assert [(index, 1) for index in (1, *range(3, N))] == early
+    assert [[index, 1] for index in (1, *range(3, N))] == early
 
 
 @KINDS

@@ -8,10 +8,15 @@ Exceptions that a program expects it catches itself, with `raised`; any other fa
 from __future__ import annotations
 
 import gc
+import os
 import random
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +24,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+import shmload
 from shmload import ShmLoader
 
 KINDS = pytest.mark.parametrize("kind", [DataLoader, ShmLoader])
@@ -114,6 +120,15 @@ def alike(program: Callable[[Any], Any], *, num_warnings: int = 0) -> Any:
     assert expected_warnings == got_warnings
     assert expected_draws == draws
     return expected
+
+
+def run_program(program: ModuleType, name: str) -> list[bytes]:
+    """The lines that a module prints when it is run with that argument."""
+    path = os.pathsep.join(str(p) for p in (Path(shmload.__file__).parents[1], Path(__file__).parent))
+    command = [sys.executable, str(program.__file__), name]
+    done = subprocess.run(command, capture_output=True, timeout=100, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.splitlines()
 
 
 class Numbers:

@@ -1,15 +1,14 @@
-"""Several iterators, abandoned ones, ones that outlive their loader, and threads."""
+"""Several iterators, abandoned ones, ones that outlive their loader."""
 
 from __future__ import annotations
 
 import gc
 import multiprocessing
 import pickle
-import threading
 from typing import Any
 
 import pytest
-from behaviour_kit import DEADLINE_S, KINDS, Numbers, alike, batches, raised
+from behaviour_kit import KINDS, Numbers, alike, batches, raised
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -121,50 +120,6 @@ def test_an_iterator_works_on_without_its_loader(num_workers: int, persistent: b
         return first, batches(stream)
 
     assert alike(program) == ([0, 1, 2], [[3, 4, 5], [6, 7]])
-
-
-@NUM_WORKERS
-def test_a_loader_may_be_iterated_in_a_thread(num_workers: int) -> None:
-    def program(kind: Any) -> Any:
-        found: list[Any] = []
-
-        def epoch() -> None:
-            found.append(batches(kind(Numbers(8), batch_size=3, num_workers=num_workers)))
-
-        thread = threading.Thread(target=epoch)
-        thread.start()
-        thread.join(DEADLINE_S)
-        return found
-
-    assert alike(program) == [[[0, 1, 2], [3, 4, 5], [6, 7]]]
-
-
-def test_an_iterator_made_here_may_be_read_in_a_thread() -> None:
-    def program(kind: Any) -> Any:
-        found: list[Any] = []
-        stream = iter(kind(Numbers(8), batch_size=3, num_workers=2))
-        found.append(next(stream).tolist())
-        thread = threading.Thread(target=lambda: found.extend(batches(stream)))
-        thread.start()
-        thread.join(DEADLINE_S)
-        return found, next(stream, "end")
-
-    assert alike(program) == ([[0, 1, 2], [3, 4, 5], [6, 7]], "end")
-
-
-@KINDS
-def test_threads_may_each_iterate_a_loader_of_their_own(kind: Any) -> None:
-    found: list[Any] = []
-
-    def epoch() -> None:
-        found.append(batches(kind(Numbers(8), batch_size=3, num_workers=1)))
-
-    threads = [threading.Thread(target=epoch) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert found == [[[0, 1, 2], [3, 4, 5], [6, 7]]] * 3
 
 
 @NUM_WORKERS

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
-from behaviour_kit import DEADLINE_S, KINDS, Numbers, alike, batches
+from behaviour_kit import DEADLINE_S, KINDS, Numbers, Told, alike, batches, plain, told
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from shmload import ShmLoader
@@ -19,6 +20,17 @@ IN_ORDER_STILL = pytest.mark.xfail(
     strict=True, raises=AssertionError, reason="in_order=False is not built: batches still come in order"
 )
 KINDS_OUT_OF_ORDER = pytest.mark.parametrize("kind", [DataLoader, pytest.param(ShmLoader, marks=IN_ORDER_STILL)])
+
+
+def some(stream: Any, count: int, gate: Any) -> list[Any]:
+    """So many batches, or less and the timeout; then the gate is opened."""
+    found: list[Any] = []
+    try:
+        found.extend(plain(batch) for batch in islice(stream, count))
+    except RuntimeError as error:
+        found.append(told(error))
+    gate.set()
+    return found
 
 
 class Gated(Numbers):
@@ -54,12 +66,11 @@ class GatedStream(IterableDataset):  # type: ignore[type-arg]
 def test_batches_behind_a_slow_one_come_before_it(kind: Any) -> None:
     dataset = Gated()
     stream = iter(kind(dataset, batch_size=None, num_workers=2, in_order=False, timeout=WAIT_S))
-    try:
-        early = [next(stream)[0] for _ in range(N - 2)]
-        assert 0 not in early
-    finally:
-        dataset.gate.set()
+    found = some(stream, N - 2, dataset.gate)
     late = [sample[0] for sample in stream]
+    assert not isinstance(found[-1], Told), found
+    early = [sample[0] for sample in found]
+    assert 0 not in early
     assert 0 in late
     assert list(range(N)) == sorted(early + late)
 
@@ -69,10 +80,7 @@ def test_meanwhile_every_batch_is_made_by_the_worker_that_torch_gives_it_to() ->
     def program(kind: Any) -> Any:
         dataset = Gated()
         stream = iter(kind(dataset, batch_size=None, num_workers=2, in_order=False, timeout=WAIT_S))
-        try:
-            early = [next(stream) for _ in range(N - 2)]
-        finally:
-            dataset.gate.set()
+        early = some(stream, N - 2, dataset.gate)
         return early, list(stream)
 
     early, late = alike(program)
@@ -84,10 +92,7 @@ def test_meanwhile_every_batch_is_made_by_the_worker_that_torch_gives_it_to() ->
 def test_a_slow_worker_of_an_iterable_dataset_holds_up_no_other(kind: Any) -> None:
     dataset = GatedStream()
     stream = iter(kind(dataset, batch_size=None, num_workers=2, in_order=False, timeout=WAIT_S))
-    try:
-        early = [next(stream) for _ in range(6)]
-    finally:
-        dataset.gate.set()
+    early = some(stream, 6, dataset.gate)
     assert {0, 10, 11, 12, 13, 14} == set(early)
     assert list(stream) == [1, 2, 3, 4]
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import ending_programs
 import pytest
-
-import shmload
+from behaviour_kit import run_program
 
 pytestmark = pytest.mark.slow
 TEXT = "DataLoader worker (pid(s) PID) exited unexpectedly"
@@ -51,15 +46,7 @@ CAUSES: dict[str, str | None] = {  # None: torch knows none
 
 def run(name: str) -> dict[str, Any]:
     """What that loader says about each way to end."""
-    path = os.pathsep.join(str(p) for p in (Path(shmload.__file__).parents[1], Path(__file__).parent))
-    done = subprocess.run(
-        [sys.executable, ending_programs.__file__, name],
-        capture_output=True,
-        timeout=100,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    return dict(json.loads(line) for line in done.stdout.splitlines())
+    return dict(json.loads(line) for line in run_program(ending_programs, name))
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+from time import monotonic
 from typing import Any
 
 import pytest
-from behaviour_kit import DEADLINE_S, Numbers, Told, alike, batches, outcomes, raised
+from behaviour_kit import DEADLINE_S, Numbers, Told, alike, batches, raised, told
 
 FORK = multiprocessing.get_context("fork")
 TIMEOUT_S = 0.3
@@ -23,6 +24,18 @@ class Gated(Numbers):
         if index == 2:
             assert self.gate.wait(DEADLINE_S)
         return index
+
+
+def patiently(stream: Any, count: int) -> list[Any]:
+    """So many batches, however slow this host is."""
+    found: list[Any] = []
+    deadline = monotonic() + DEADLINE_S
+    while len(found) < count and monotonic() < deadline:
+        try:
+            found.append(next(stream).tolist())
+        except RuntimeError as error:
+            assert "timed out" in told(error).first
+    return found
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -42,10 +55,11 @@ def test_a_late_batch_is_told_and_comes_when_it_is_ready(persistent: bool) -> No
         loader.timeout = DEADLINE_S
         return found, outcomes(stream)
 
-    found, rest = alike(program)
+    found, rest, end = alike(program)
     text = f"DataLoader timed out after {TIMEOUT_S} seconds"
     assert found == [[0], [1], *[Told(RuntimeError, text, text)] * 2]
     assert rest == [[2], [3], [4], [5]]
+    assert end == "end"
 
 
 @pytest.mark.parametrize(("timeout", "shown"), [(1, "1"), (0.25, "0.25")])

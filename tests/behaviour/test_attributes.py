@@ -50,7 +50,6 @@ def test_the_refusal_names_the_users_own_class() -> None:
         ("multiprocessing_context", None),
         ("generator", None),
         ("pin_memory_device", "cuda"),
-        ("in_order", False),
     ],
 )
 def test_what_is_set_between_epochs_is_kept_and_used_by_the_next(name: str, value: Any) -> None:

@@ -1,0 +1,189 @@
+"""One program, run with torch's DataLoader and with ShmLoader, and what can be observed of each run.
+
+`alike(program)` calls `program(kind)` for both classes and holds what they return, the warnings they give and the numbers that the
+global generators draw afterwards to be the same. It returns what torch's gave, so that a test can also say what that is.
+Exceptions that a program expects it catches itself, with `raised`; any other fails the test.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+import shmload
+from shmload import ShmLoader
+
+KINDS = pytest.mark.parametrize("kind", [DataLoader, ShmLoader])
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+DEADLINE_S = 20
+
+
+class Told(NamedTuple):
+    """An exception's type, and the first and last line of its text; pids and the loader's class are left out."""
+
+    kind: type[BaseException]
+    first: str
+    last: str
+
+
+def told(error: BaseException) -> Told:
+    """What an exception says. Its traceback is dropped: it would hold the loader's iterator in a cycle."""
+    error.__traceback__ = None
+    text = re.sub(r"\b(pids?(?:\(s\))?) [\d, ]*\d", r"\1 PID", str(error)).replace("ShmLoader", "DataLoader")
+    lines = re.sub(r"(\\n  .*)+\\n", "...", text).splitlines() or [""]  # a traceback shown by repr, on one line
+    return Told(type(error), lines[0], lines[-1])
+
+
+def raised(call: Callable[[], Any]) -> Told | None:
+    """What `call` raises; None if it does not."""
+    try:
+        call()
+    except Exception as error:
+        return told(error)
+    return None
+
+
+def words(call: Callable[[], Any]) -> str:
+    """All that the exception says which `call` raises."""
+    try:
+        call()
+    except Exception as error:
+        error.__traceback__ = None
+        return str(error)
+    raise AssertionError("nothing was raised")
+
+
+def plain(value: Any) -> Any:
+    """The value with lists in place of tensors and arrays, so that == compares it and no batch is held."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, BaseException):
+        return told(value)
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain(part) for part in value)
+    return value
+
+
+def batches(loader: Any) -> list[Any]:
+    """Every batch of one epoch."""
+    return [plain(batch) for batch in loader]
+
+
+def outcomes(stream: Iterator[Any], limit: int = 50) -> list[Any]:
+    """Every batch or exception in turn, until the stream ends."""
+    found: list[Any] = []
+    for _ in range(limit):
+        try:
+            found.append(plain(next(stream)))
+        except StopIteration as end:
+            return found if end.value is None else [*found, told(end)]
+        except Exception as error:
+            found.append(told(error))
+    raise AssertionError(f"no end after {limit} batches: {found[-3:]}")
+
+
+def observed(program: Callable[[Any], Any], kind: Any) -> tuple[Any, list[Any], list[Any]]:
+    """What a program returns with one kind of loader, the warnings it gives, and what is drawn after it."""
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = plain(program(kind))
+        gc.collect()
+    given = [(w.category, str(w.message)) for w in caught]
+    return result, given, [torch.rand(()).item(), np.random.rand(), random.random()]
+
+
+def alike(program: Callable[[Any], Any], *, num_warnings: int = 0) -> Any:
+    """Holds both loaders to the same observations; returns what the program returned."""
+    expected, expected_warnings, expected_draws = observed(program, DataLoader)
+    assert num_warnings == len(expected_warnings), expected_warnings
+    got, got_warnings, draws = observed(program, ShmLoader)
+    assert expected == got
+    assert expected_warnings == got_warnings
+    assert expected_draws == draws
+    return expected
+
+
+def run_program(program: ModuleType, name: str) -> list[bytes]:
+    """The lines that a module prints when it is run with that argument."""
+    path = os.pathsep.join(str(p) for p in (Path(shmload.__file__).parents[1], Path(__file__).parent))
+    command = [sys.executable, str(program.__file__), name]
+    done = subprocess.run(command, capture_output=True, timeout=100, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.splitlines()
+
+
+class Numbers:
+    """Sample i is i."""
+
+    def __init__(self, n: int = 10) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+
+class Failing(Numbers):
+    """Sample 3 raises an exception."""
+
+    def __init__(self, error: BaseException, n: int = 8) -> None:
+        super().__init__(n)
+        self.error = error
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            raise self.error
+        return index
+
+
+class Shards(IterableDataset):  # type: ignore[type-arg]
+    """Worker i of n yields every n-th shard from the i-th on; alone, all of them."""
+
+    def __init__(self, *shards: list[Any]) -> None:
+        self.shards = shards
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for shard in self.shards[first::step]:
+            yield from shard
+
+
+class Sized(Shards):
+    """The same with a length, which may be wrong."""
+
+    def __init__(self, length: int, *shards: list[Any]) -> None:
+        super().__init__(*shards)
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        return f"Sized({self.length})"
+
+
+def as_list(samples: Any) -> Any:
+    """A collate_fn that leaves samples as they are."""
+    return samples

@@ -1,0 +1,167 @@
+"""Attributes: which are locked after construction, which may be set between epochs, and what setting them does."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import pytest
+import torch
+from behaviour_kit import DEADLINE_S, KINDS, Failing, Numbers, Shards, Told, alike, as_list, batches, raised
+from torch.utils.data import get_worker_info
+
+from shmload import ShmLoader
+
+TORCHS_OWN_DEL = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+LOCKED = ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
+
+
+@pytest.mark.parametrize("name", LOCKED)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_locked_attribute_is_refused(name: str, num_workers: int) -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Numbers(), num_workers=num_workers)
+        return raised(lambda: setattr(loader, name, getattr(loader, name)))
+
+    text = f"{name} attribute should not be set after DataLoader is initialized"
+    assert Told(ValueError, text, text) == alike(program)
+
+
+def test_the_refusal_names_the_users_own_class() -> None:
+    class Mine(ShmLoader):  # type: ignore[type-arg]
+        pass
+
+    with pytest.raises(ValueError, match="dataset attribute should not be set after Mine is initialized"):
+        Mine(Numbers()).dataset = []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_workers", 0),
+        ("num_workers", 1),
+        ("num_workers", 3),
+        ("prefetch_factor", 1),
+        ("prefetch_factor", 5),
+        ("collate_fn", as_list),
+        ("timeout", DEADLINE_S),
+        ("worker_init_fn", int),
+        ("multiprocessing_context", "fork"),
+        ("multiprocessing_context", None),
+        ("generator", None),
+        ("pin_memory_device", "cuda"),
+    ],
+)
+def test_what_is_set_between_epochs_is_kept_and_used_by_the_next(name: str, value: Any) -> None:
+    def who(index: Any) -> Any:
+        return index, get_worker_info() is not None and get_worker_info().num_workers  # type: ignore[union-attr]
+
+    class Workers(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            return who(index)
+
+    def program(kind: Any) -> Any:
+        loader = kind(Workers(4), num_workers=2, batch_size=2, shuffle=True)
+        first = batches(loader)
+        setattr(loader, name, value)
+        return first, batches(loader), type(getattr(loader, name))
+
+    alike(program)
+
+
+@pytest.mark.parametrize("name", ["collate_fn", "num_workers", "prefetch_factor"])
+def test_what_is_set_while_workers_persist_comes_too_late(name: str) -> None:
+    value = {"collate_fn": as_list, "num_workers": 3, "prefetch_factor": 4}[name]
+
+    def program(kind: Any) -> Any:
+        loader = kind(Numbers(4), num_workers=2, batch_size=2, persistent_workers=True)
+        first = batches(loader)
+        setattr(loader, name, value)
+        return first, batches(loader)
+
+    assert alike(program)[1] == [[0, 1], [2, 3]]
+
+
+@TORCHS_OWN_DEL
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="prefetch_factor=None counts as 0: an empty epoch, no TypeError"
+)
+def test_a_loader_made_without_workers_gets_no_prefetch_factor_later() -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Numbers(4))
+        loader.num_workers = 1
+        return raised(lambda: next(iter(loader)))
+
+    assert alike(program).kind is TypeError
+
+
+@TORCHS_OWN_DEL
+@pytest.mark.parametrize(
+    "iterable",
+    [
+        pytest.param(
+            False,
+            marks=pytest.mark.xfail(
+                strict=True, raises=AssertionError, reason="prefetch_factor=0: an empty epoch, no AssertionError"
+            ),
+        ),
+        True,
+    ],
+    ids=["map", "iterable"],
+)
+def test_a_prefetch_factor_of_none_at_all_is_refused_at_iteration(iterable: bool) -> None:
+    dataset = Shards([1]) if iterable else Numbers()
+    error = alike(lambda kind: raised(lambda: next(iter(kind(dataset, num_workers=1, prefetch_factor=0)))))
+    assert error.first == "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
+
+
+def test_a_timeout_without_workers_is_refused_at_iteration() -> None:
+    error = alike(lambda kind: raised(lambda: iter(kind(Numbers(), timeout=1))))
+    assert error.kind is AssertionError
+    assert error.first == "_SingleProcessDataLoaderIter requires timeout == 0"
+
+
+@pytest.mark.parametrize("num_workers", [1.5, 1.0])
+def test_a_number_of_workers_that_is_no_int_is_refused_at_iteration(num_workers: float) -> None:
+    alike(lambda kind: raised(lambda: next(iter(kind(Numbers(), num_workers=num_workers)))))
+
+
+@KINDS
+def test_a_bad_context_set_later_is_refused(kind: Any) -> None:
+    loader = kind(Numbers(), num_workers=1)
+    with pytest.raises(ValueError, match="should specify a valid start method"):
+        loader.multiprocessing_context = "boil"
+    with pytest.raises(TypeError, match="should be a valid context object"):
+        loader.multiprocessing_context = 1
+    loader.num_workers = 0
+    with pytest.raises(ValueError, match="can only be used with multi-process loading"):
+        loader.multiprocessing_context = "fork"
+
+
+@KINDS
+def test_a_context_given_by_name_reads_as_an_object(kind: Any) -> None:
+    loader = kind(Numbers(4), num_workers=1, multiprocessing_context="fork")
+    assert isinstance(loader.multiprocessing_context, multiprocessing.context.ForkContext)
+    assert len(batches(loader)) == 4
+    given = multiprocessing.get_context("fork")
+    loader = kind(Numbers(4), num_workers=1, multiprocessing_context=given)
+    assert given is loader.multiprocessing_context
+    assert len(batches(loader)) == 4
+
+
+def test_torchs_own_context_is_taken() -> None:
+    context = torch.multiprocessing.get_context("fork")
+    assert alike(lambda kind: batches(kind(Numbers(3), num_workers=1, multiprocessing_context=context))) == [
+        [0],
+        [1],
+        [2],
+    ]
+
+
+def test_attributes_of_the_users_own_are_kept() -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Failing(ValueError("no")))
+        loader.colour = "red"
+        return loader.colour, loader.dataset.n
+
+    assert alike(program) == ("red", 8)

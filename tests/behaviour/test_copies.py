@@ -1,0 +1,149 @@
+"""Copies of a loader, by copy and by pickle: they iterate as torch's do, whatever the loader has done before."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from behaviour_kit import Numbers, Shards, alike, batches, raised
+
+
+def pickled(loader: Any) -> Any:
+    return pickle.loads(pickle.dumps(loader))
+
+
+UNPICKLABLE = pytest.mark.xfail(strict=True, raises=AssertionError, reason="a ShmLoader cannot be pickled")
+ITS_ENGINE = pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="deepcopy and pickle want to copy the engine last used, too"
+)
+
+
+def try_copy(copied: Callable[[Any], Any], loader: Any) -> Any:
+    """The epoch of a copy, or why there is none."""
+    error = raised(lambda: copied(loader))
+    return error or batches(copied(loader))
+
+
+COPIES = pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, pytest.param(pickled, marks=UNPICKLABLE)], ids=["copy", "deepcopy", "pickle"]
+)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "shuffled": {"shuffle": True, "batch_size": 3},
+    "workers": {"num_workers": 2, "batch_size": 3},
+    "batches": {"batch_sampler": [[1, 2], [3]]},
+    "single": {"batch_size": None},
+    "persistent": {"num_workers": 1, "persistent_workers": True},
+}
+
+
+@COPIES
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_copy_of_a_fresh_loader_iterates(name: str, copied: Callable[[Any], Any]) -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Numbers(7), **OPTIONS[name])
+        error = raised(lambda: copied(loader))
+        if error:
+            return error
+        twin = copied(loader)
+        return type(twin) is kind, len(twin), batches(twin), batches(loader)
+
+    alike(program)
+
+
+@pytest.mark.parametrize(
+    ("name", "copied"),
+    [
+        pytest.param(name, copied, marks=mark)
+        for name in ("plain", "shuffled", "workers", "batches", "single")
+        for copied, mark in (
+            (copy.copy, ()),
+            (copy.deepcopy, ITS_ENGINE if name == "workers" else ()),
+            (pickled, UNPICKLABLE),
+        )
+    ],
+)
+def test_a_copy_of_a_loader_that_has_iterated_iterates(name: str, copied: Callable[[Any], Any]) -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Numbers(7), **OPTIONS[name])
+        first = batches(loader)
+        return first, try_copy(copied, loader), batches(loader)
+
+    alike(program)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, pytest.param(copy.deepcopy, marks=ITS_ENGINE), pytest.param(pickled, marks=UNPICKLABLE)]
+)
+def test_a_copy_while_an_epoch_runs_begins_at_its_start(copied: Callable[[Any], Any]) -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Numbers(7), num_workers=1)
+        stream = iter(loader)
+        first = next(stream).tolist()
+        return first, try_copy(copied, loader), batches(stream)
+
+    alike(program)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=lambda f: f.__name__)
+def test_a_loader_whose_workers_persist_is_not_copied(copied: Callable[[Any], Any]) -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Numbers(7), num_workers=1, persistent_workers=True)
+        batches(loader)
+        error = raised(lambda: copied(loader))
+        return error and error.kind  # the text names the iterator's class
+
+    assert alike(program) is NotImplementedError
+
+
+@COPIES
+def test_a_copy_of_an_iterable_datasets_loader_iterates(copied: Callable[[Any], Any]) -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Shards([1, 2], [3]), num_workers=2)
+        return try_copy(copied, loader), batches(loader)
+
+    alike(program)
+
+
+@COPIES
+def test_a_copy_keeps_generator_context_and_locks(copied: Callable[[Any], Any]) -> None:
+    def program(kind: Any) -> Any:
+        generator = torch.Generator().manual_seed(3)
+        loader = kind(Numbers(7), shuffle=True, generator=generator, num_workers=1, multiprocessing_context="fork")
+        error = raised(lambda: copied(loader))
+        if error:
+            return error
+        twin = copied(loader)
+        found = type(twin.multiprocessing_context), twin.generator is generator, batches(twin), batches(loader)
+        return found, raised(lambda: setattr(twin, "batch_size", 3))
+
+    alike(program)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy], ids=lambda f: f.__name__)
+def test_a_copy_made_afresh_works_without_its_original(copied: Callable[[Any], Any]) -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Numbers(7), batch_size=3, num_workers=1)
+        twin = copied(loader)
+        del loader
+        gc.collect()
+        return batches(twin)
+
+    assert alike(program) == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+@UNPICKLABLE
+@pytest.mark.slow
+def test_a_loader_may_be_sent_to_a_spawned_process() -> None:
+    def program(kind: Any) -> Any:
+        with torch.multiprocessing.get_context("spawn").Pool(1) as pool:
+            found: list[Any] = []
+            error = raised(lambda: found.extend(pool.apply(list, (kind([1, 2, 3], batch_size=2),))))
+            return error or found
+
+    assert alike(program) == [[1, 2], [3]]

@@ -1,0 +1,91 @@
+"""What may be done with a batch that workers have made, and what is said about it and about them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from behaviour_kit import Numbers, alike, as_list, batches, raised
+
+
+def differs(reason: str) -> Any:
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+
+
+class Pairs(Numbers):
+    """A tensor and an array."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((3,), float(index)), np.full((2,), index, np.int16)
+
+
+def first(kind: Any, **options: Any) -> Any:
+    return next(iter(kind(Pairs(4), batch_size=2, num_workers=1, **options)))
+
+
+USES: dict[str, Any] = {
+    "write": lambda x: x.add_(1).sum(),
+    "share": lambda x: x.share_memory_().is_shared(),
+    "resize": lambda x: tuple(x.resize_(3, 5).shape),
+    "resize smaller": lambda x: x.resize_(2).tolist(),
+    "view": lambda x: x.view(-1).tolist(),
+    "view as bytes": lambda x: x.view(torch.uint8).shape[-1],
+    "set": lambda x: x.set_(torch.zeros(2)).tolist(),
+    "gradient": lambda x: x.requires_grad_().sum().backward() or x.grad.tolist(),  # type: ignore[union-attr]
+    "array": lambda x: x.numpy().flags.writeable,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "deepcopy": copy.deepcopy,
+    "storage": lambda x: (x.untyped_storage().nbytes(), x.storage_offset(), x.is_contiguous(), x.is_leaf),
+    "layout": lambda x: (x.stride(), x.layout, x.device, x.dtype),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_tensor_takes_what_torchs_takes(use: str) -> None:
+    def program(kind: Any) -> Any:
+        tensor = first(kind)[0]
+        found: list[Any] = []
+        return raised(lambda: found.append(USES[use](tensor))) or found
+
+    alike(program)
+
+
+@differs("a tensor in the ring does not say that it is shared")
+def test_a_tensor_made_by_a_worker_is_shared() -> None:
+    assert alike(lambda kind: first(kind)[0].is_shared()) is True
+
+
+def test_arrays_that_a_collate_fn_leaves_are_writable_and_own_their_shape() -> None:
+    def program(kind: Any) -> Any:
+        array = first(kind, collate_fn=as_list)[0][1]
+        array += 1
+        array.shape = (1, 2)
+        return array, array.flags.writeable, array.flags.c_contiguous, type(array)
+
+    alike(program)
+
+
+@differs("the name ends with our own class")
+def test_a_profiler_sees_each_batch_by_torchs_name() -> None:
+    def program(kind: Any) -> Any:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            batches(kind(Numbers(3), num_workers=1))
+        return sorted({event.key for event in profile.key_averages() if "enumerate" in event.key})
+
+    assert alike(program) == ["enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"]
+
+
+class Named(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return Path("/proc/self/comm").read_text().strip()
+
+
+@differs("the thread keeps the program's name")
+def test_a_workers_thread_has_torchs_name() -> None:
+    found = alike(lambda kind: batches(kind(Named(2), num_workers=1, batch_size=None)))
+    assert found == ["pt_data_worker"] * 2

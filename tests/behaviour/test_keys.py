@@ -1,0 +1,245 @@
+"""What a sampler yields reaches the dataset as it is: type, identity of batches, order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from behaviour_kit import WORKERS, Numbers, alike, as_list, batches, outcomes, raised
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+
+class Keys(Numbers):
+    """Each sample is the type and the value of its key."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return type(key).__name__, str(key)
+
+
+class KeyBatches(Keys):
+    """The same for whole batches."""
+
+    def __getitems__(self, keys: Any) -> Any:
+        return [(type(keys).__name__, type(key).__name__, str(key)) for key in keys]
+
+
+TUPLE = (1, "a")
+SAMPLERS: dict[str, Any] = {
+    "int": [3, 1, 2],
+    "text": ["a", "bc", ""],
+    "mixed": [1, "a", None],
+    "tuple": [TUPLE, (2, "b")],
+    "large": [2**63, -(2**70), 5],
+    "float": [1.0, 2.5],
+    "slice": [slice(0, 2), slice(2, 4)],
+    "dict": [{"a": 1}, {"b": 2}],
+    "range": range(4),
+    "bytes": [b"a", b"b"],
+}
+TURNED = {  # keys that are ints in another guise
+    "bool": [True, False],
+    "numpy int": list(np.arange(3)),
+    "numpy array": np.arange(3),
+    "numpy int32": list(np.arange(3, dtype=np.int32)),
+    "tensor": torch.arange(3),
+    "0-d tensors": [torch.tensor(2), torch.tensor(0)],
+}
+
+
+def differs(reason: str) -> Any:
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+
+
+AS_INT = differs("an array of ints as a batch reaches the dataset as plain ints")
+TOO_LARGE = differs("an int beyond 64 bits as key is an OverflowError in the worker")
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize(
+    ("name", "num_workers"),
+    [(name, 0) for name in SAMPLERS]
+    + [pytest.param(name, 2, marks=TOO_LARGE) if name == "large" else (name, 2) for name in SAMPLERS],
+)
+def test_a_samplers_keys_reach_the_dataset(name: str, batch_size: int | None, num_workers: int) -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(
+            Keys(), sampler=SAMPLERS[name], batch_size=batch_size, num_workers=num_workers, collate_fn=as_list
+        )
+        return outcomes(iter(loader))
+
+    alike(program)
+
+
+@WORKERS
+@pytest.mark.parametrize("name", TURNED)
+def test_keys_like_ints_keep_their_type(name: str, num_workers: int) -> None:
+    def program(kind: Any) -> Any:
+        return batches(kind(Keys(), sampler=TURNED[name], batch_size=2, num_workers=num_workers, collate_fn=as_list))
+
+    alike(program)
+
+
+BATCHES: dict[str, Any] = {
+    "lists": [[1, 2], [3]],
+    "tuples": [(1, 2), (3,)],
+    "texts": ["ab", "c"],
+    "ranges": [range(2), range(2, 5)],
+    "empty": [[], [1]],
+    "arrays": [np.arange(2), np.arange(3)],
+    "tensors": [torch.arange(2)],
+    "dicts": [{"a": 1, "b": 2}],
+    "sets": [{5}],
+    "ragged": [[1], [1, 2, 3, 4, 5, 6, 7, 8, 9], [], [2, 2]],
+    "a size for each": [[(1, 224), (2, 224)], [(3, 96)]],
+}
+WHOLE = differs("workers get a batch's keys as a list")
+AS_LIST = ["tuples", "texts", "ranges", "arrays", "tensors", "dicts", "sets"]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_workers"),
+    [(name, 0) for name in BATCHES]
+    + [pytest.param(name, 2, marks=AS_INT) if name == "arrays" else (name, 2) for name in BATCHES],
+)
+def test_a_batch_samplers_batches_reach_the_dataset_key_by_key(name: str, num_workers: int) -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Keys(), batch_sampler=BATCHES[name], num_workers=num_workers, collate_fn=as_list)
+        return len(loader), outcomes(iter(loader))
+
+    alike(program)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_workers"),
+    [(name, 0) for name in BATCHES]
+    + [pytest.param(name, 2, marks=WHOLE) if name in AS_LIST else (name, 2) for name in BATCHES],
+)
+def test_getitems_gets_the_batch_samplers_own_batch(name: str, num_workers: int) -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(KeyBatches(), batch_sampler=BATCHES[name], num_workers=num_workers)
+        return outcomes(iter(loader))
+
+    alike(program)
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=differs("__getitems__ is not called"))])
+def test_getitems_is_called_with_a_collate_fn_too(num_workers: int) -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(KeyBatches(), batch_size=2, num_workers=num_workers, collate_fn=as_list)
+        return outcomes(iter(loader))
+
+    assert alike(program)[0] == [("list", "int", "0"), ("list", "int", "1")]
+
+
+@WORKERS
+def test_a_batch_of_nothing_is_told_in_torchs_words(num_workers: int) -> None:
+    alike(lambda kind: outcomes(iter(kind(Numbers(), batch_sampler=[[0], [], [1]], num_workers=num_workers))))
+
+
+@WORKERS
+def test_a_generator_as_sampler_is_used_up(num_workers: int) -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Numbers(), sampler=(i for i in range(5)), batch_size=2, num_workers=num_workers)
+        return batches(loader), batches(loader)
+
+    assert alike(program) == ([[0, 1], [2, 3], [4]], [])
+
+
+@WORKERS
+def test_a_sampler_without_length_has_a_loader_without_length(num_workers: int) -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Numbers(), sampler=iter(range(5)), batch_size=2, num_workers=num_workers)
+        return raised(lambda: len(loader)), batches(loader)
+
+    assert alike(program)[0].kind is TypeError
+
+
+class NoLength:
+    """A dataset that only knows its samples."""
+
+    def __getitem__(self, index: int) -> int:
+        if index > 4:
+            raise IndexError(index)
+        return index
+
+
+@WORKERS
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_dataset_without_length_is_met_where_torch_meets_it(num_workers: int, shuffle: bool) -> None:
+    alike(lambda kind: raised(lambda: next(iter(kind(NoLength(), num_workers=num_workers, shuffle=shuffle)))))
+    alike(lambda kind: outcomes(iter(kind(NoLength(), sampler=range(7), num_workers=num_workers))))
+
+
+@WORKERS
+def test_a_dict_of_ints_is_a_dataset(num_workers: int) -> None:
+    dataset = {i: 10 * i for i in range(5)}
+    assert alike(lambda kind: batches(kind(dataset, batch_size=2, num_workers=num_workers)))[1] == [20, 30]
+    alike(lambda kind: outcomes(iter(kind({"a": 1}, num_workers=num_workers))))
+
+
+@pytest.mark.parametrize(
+    ("how", "num_workers"),
+    [(how, 0) for how in ("none", "short", "long", "tuple", "raises")]
+    + [
+        pytest.param("none", 2, marks=differs("the TypeError says that None is not iterable, not subscriptable")),
+        ("short", 2),
+        pytest.param("long", 2, marks=differs("more samples than keys are an IndexError, where torch collates them")),
+        ("tuple", 2),
+        ("raises", 2),
+    ],
+)
+def test_getitems_may_answer_as_it_likes(how: str, num_workers: int) -> None:
+    class Answering(Numbers):
+        def __getitems__(self, keys: Any) -> Any:
+            if how == "raises":
+                raise KeyError("batch")
+            return {"none": None, "short": keys[1:], "long": [*keys, 0], "tuple": tuple(keys)}[how]
+
+    def program(kind: Any) -> Any:
+        return outcomes(iter(kind(Answering(6), batch_size=2, num_workers=num_workers)))
+
+    alike(program)
+
+
+@WORKERS
+def test_getitems_set_to_none_is_not_called(num_workers: int) -> None:
+    class Disabled(Numbers):
+        __getitems__ = None
+
+    assert alike(lambda kind: batches(kind(Disabled(3), batch_size=2, num_workers=num_workers))) == [[0, 1], [2]]
+
+
+@WORKERS
+def test_getitems_is_not_called_without_batches(num_workers: int) -> None:
+    class Refusing(Numbers):
+        def __getitems__(self, keys: Any) -> Any:
+            raise AssertionError("called")
+
+    assert alike(lambda kind: batches(kind(Refusing(3), batch_size=None, num_workers=num_workers))) == [0, 1, 2]
+
+
+@WORKERS
+def test_samplers_subclassed_or_changed_by_the_user_are_asked(num_workers: int) -> None:
+    class Backwards(SequentialSampler):
+        def __iter__(self) -> Any:
+            return iter(range(len(self) - 1, -1, -1))
+
+    class Halves(BatchSampler):
+        def __iter__(self) -> Any:
+            for batch in super().__iter__():
+                yield batch[: len(batch) // 2]
+
+    def program(kind: Any) -> Any:
+        changed = RandomSampler(Numbers(7))
+        loader = kind(Numbers(7), sampler=changed, batch_size=3, num_workers=num_workers)
+        changed.generator = torch.Generator().manual_seed(8)
+        loader.batch_sampler.drop_last = True
+        return (
+            batches(kind(Numbers(7), sampler=Backwards(Numbers(7)), batch_size=3, num_workers=num_workers)),
+            batches(kind(Numbers(9), batch_sampler=Halves(range(8), 4, False), num_workers=num_workers)),
+            batches(loader),
+        )
+
+    alike(program)

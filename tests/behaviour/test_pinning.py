@@ -1,0 +1,69 @@
+"""pin_memory without an accelerator: a warning, and the same batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from behaviour_kit import WORKERS, Numbers, Shards, alike, batches, observed
+
+from shmload import ShmLoader
+
+pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="this is about hosts without one")
+WARNING = "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used."
+DEVICE = "pin_memory_device is deprecated, the current accelerator will be used as the device,ignore pin_memory_device='cuda'."
+
+
+@WORKERS
+@pytest.mark.parametrize("iterable", [False, True])
+def test_each_iterator_warns_and_batches_are_the_same(num_workers: int, iterable: bool) -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Shards([1, 2], [3]) if iterable else Numbers(5), num_workers=num_workers, pin_memory=True)
+        found = [(batch.tolist(), batch.is_pinned()) for batch in loader]
+        return found, batches(loader), iter(loader)._pin_memory
+
+    alike(program, num_warnings=3)
+
+
+@WORKERS
+def test_the_warnings_are_torchs(num_workers: int) -> None:
+    def program(kind: Any) -> Any:
+        return batches(kind(Numbers(3), num_workers=num_workers, pin_memory=True, pin_memory_device="cuda"))
+
+    alike(program, num_warnings=2)
+    assert [text for _, text in observed(program, ShmLoader)[1]] == [DEVICE, WARNING]
+
+
+@WORKERS
+def test_a_device_without_pinning_says_nothing(num_workers: int) -> None:
+    alike(lambda kind: batches(kind(Numbers(3), num_workers=num_workers, pin_memory_device="cuda")))
+
+
+def test_workers_that_persist_warn_once() -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Numbers(3), num_workers=1, pin_memory=True, persistent_workers=True)
+        return batches(loader), batches(loader)
+
+    alike(program, num_warnings=1)
+
+
+class Custom:
+    """A batch that knows how to be pinned, and counts it."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+        self.num_pinned = 0
+
+    def pin_memory(self) -> Custom:
+        self.num_pinned += 1
+        return self
+
+
+@WORKERS
+def test_a_custom_batch_is_not_asked_to_pin_itself(num_workers: int) -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Numbers(4), batch_size=2, num_workers=num_workers, pin_memory=True, collate_fn=Custom)
+        return [(type(batch), batch.samples, batch.num_pinned) for batch in loader]
+
+    assert alike(program, num_warnings=1) == [(Custom, [0, 1], 0), (Custom, [2, 3], 0)]

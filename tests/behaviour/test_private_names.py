@@ -1,0 +1,170 @@
+"""torch's private names that other programs are known to read: trainers, profilers, samplers, stateful loaders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from behaviour_kit import KINDS, Numbers, Shards, alike, batches, raised
+from torch.utils.data import ChainDataset, ConcatDataset, Dataset, StackDataset, Subset, random_split
+
+from shmload import ShmLoader
+
+OF_LOADER = ["_dataset_kind", "_auto_collation", "_IterableDataset_len_called", "_iterator", "_DataLoader__initialized"]
+OF_ITERATOR = [
+    "_auto_collation",
+    "_base_seed",
+    "_dataset_kind",
+    "_drop_last",
+    "_IterableDataset_len_called",
+    "_num_workers",
+    "_num_yielded",
+    "_persistent_workers",
+    "_pin_memory",
+    "_pin_memory_device",
+    "_shared_seed",
+    "_timeout",
+]
+OF_ITERATOR_WITH_WORKERS = ["_prefetch_factor", "_in_order", "_shutdown", "_worker_init_fn"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("options", [{}, {"batch_size": None}, {"batch_sampler": [[1, 2]]}], ids=str)
+@pytest.mark.parametrize("iterable", [False, True])
+def test_names_of_the_loader(num_workers: int, options: dict[str, Any], iterable: bool) -> None:
+    if iterable and "batch_sampler" in options:
+        options = {"drop_last": True}
+
+    def program(kind: Any) -> Any:
+        loader = kind(Shards([1]) if iterable else Numbers(), num_workers=num_workers, **options)
+        sampler = loader._index_sampler
+        is_own = sampler is (loader.batch_sampler if loader._auto_collation else loader.sampler)
+        return [getattr(loader, name) for name in OF_LOADER], is_own, type(sampler)
+
+    alike(program)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", OF_ITERATOR)
+def test_a_name_of_the_iterator(name: str, num_workers: int) -> None:
+    def program(kind: Any) -> Any:
+        stream = iter(kind(Numbers(), num_workers=num_workers))
+        before = getattr(stream, name)
+        next(stream)
+        return before, getattr(stream, name)
+
+    alike(program)
+
+
+MISSING = pytest.mark.xfail(strict=True, raises=AssertionError, reason="the iterator has no such attribute")
+
+
+@pytest.mark.parametrize(
+    "name", ["_prefetch_factor", *(pytest.param(name, marks=MISSING) for name in OF_ITERATOR_WITH_WORKERS[1:])]
+)
+def test_a_name_of_the_iterator_with_workers(name: str) -> None:
+    def program(kind: Any) -> Any:
+        stream = iter(kind(Numbers(), num_workers=2))
+        return getattr(stream, name, "missing")
+
+    assert alike(program) != "missing"
+
+
+@KINDS
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_iterator_holds_the_loaders_own_objects(kind: Any, num_workers: int) -> None:
+    loader = kind(Numbers(), num_workers=num_workers)
+    stream = iter(loader)
+    assert stream._dataset is loader.dataset
+    assert stream._collate_fn is loader.collate_fn
+    assert stream._index_sampler is loader._index_sampler
+
+
+@KINDS
+@pytest.mark.parametrize("persistent", [False, True])
+def test_only_workers_that_persist_are_kept_by_the_loader(kind: Any, persistent: bool) -> None:
+    loader = kind(Numbers(), num_workers=2, persistent_workers=persistent)
+    assert loader._iterator is None
+    stream = iter(loader)
+    assert (loader._iterator is stream) == persistent
+    assert (loader._iterator is None) != persistent
+
+
+@KINDS
+def test_workers_are_processes_that_live_until_the_end(kind: Any) -> None:
+    loader = kind(Numbers(), num_workers=2, persistent_workers=True)
+    stream = iter(loader)
+    workers = list(stream._workers)
+    assert len({worker.pid for worker in workers}) == 2
+    assert all(worker.is_alive() and worker.daemon for worker in workers)
+    batches(stream)
+    batches(loader)
+    assert [worker.pid for worker in workers] == [worker.pid for worker in loader._iterator._workers]
+
+
+@KINDS
+def test_a_trainer_may_shut_workers_down_as_lightning_does(kind: Any) -> None:
+    loader = kind(Numbers(5), num_workers=2, persistent_workers=True)
+    assert len(batches(loader)) == 5
+    loader._iterator._shutdown_workers()
+    loader._iterator = None
+    assert len(batches(loader)) == 5
+
+
+def test_after_a_shutdown_nothing_more_comes() -> None:
+    def program(kind: Any) -> Any:
+        stream = iter(kind(Numbers(50), num_workers=2))
+        next(stream)
+        stream._shutdown_workers()
+        return raised(lambda: [next(stream, "end") for _ in range(10)]) is not None
+
+    alike(program)
+
+
+@KINDS
+def test_the_iterator_may_be_replaced_by_a_subclass_hook(kind: Any) -> None:
+    class Hooked(kind):  # type: ignore[misc,valid-type]
+        num_made = 0
+
+        def _get_iterator(self) -> Any:
+            self.num_made += 1
+            return super()._get_iterator()
+
+    loader = Hooked(Numbers(4), num_workers=1)
+    assert len(batches(loader)) == 4
+    assert loader.num_made == 1
+
+
+@KINDS
+def test_a_subclass_may_wrap_each_batch(kind: Any) -> None:
+    class Doubling(kind):  # type: ignore[misc,valid-type]
+        def __iter__(self) -> Any:
+            for batch in super().__iter__():
+                yield 2 * batch
+
+        def __len__(self) -> int:
+            return 7
+
+    loader = Doubling(Numbers(4), num_workers=1)
+    assert batches(loader) == [[0], [2], [4], [6]]
+    assert len(loader) == 7
+
+
+def test_torchs_own_splitting_and_wrapping_of_datasets_is_seen_through() -> None:
+    def program(kind: Any) -> Any:
+        generator = torch.Generator().manual_seed(4)
+        parts: list[Dataset[Any]] = [
+            *random_split(Numbers(9), [4, 5], generator=generator),  # type: ignore[arg-type]
+            ConcatDataset([Numbers(2), Numbers(3)]),  # type: ignore[list-item]
+            StackDataset(Numbers(4), Numbers(4)),  # type: ignore[arg-type]
+            Subset(StackDataset(a=Numbers(4)), [2, 1]),  # type: ignore[arg-type]
+            ChainDataset([Shards([1, 2]), Shards([3])]),
+        ]
+        return [[batches(kind(part, batch_size=3, num_workers=n)) for n in (0, 1)] for part in parts]
+
+    alike(program)
+
+
+def test_repr_is_the_loaders_own() -> None:
+    assert repr(ShmLoader(Numbers(3))).startswith("ShmLoader(Numbers, batch_size=1, num_workers=0, torch mode")

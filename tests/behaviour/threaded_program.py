@@ -1,0 +1,52 @@
+"""Threads of one process that each iterate a loader of their own, at the same time, again and again.
+
+Argument: "torch" or "shmload". Prints what went wrong in the first round in which anything did, as JSON. A program, because a thread
+that waits for ever would stay with the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+
+from behaviour_kit import Numbers, batches
+from torch.utils.data import DataLoader
+
+from shmload import ShmLoader
+
+NUM_ROUNDS = 25
+NUM_THREADS = 3
+DEADLINE_S = 5  # for a round, which takes about 0.1 s
+
+
+def play(name: str) -> list[str]:
+    """What went wrong in one round."""
+    kind = {"torch": DataLoader, "shmload": ShmLoader}[name]
+    together = threading.Barrier(NUM_THREADS)
+    wrong: list[str] = []
+
+    def epoch() -> None:
+        together.wait(DEADLINE_S)
+        try:
+            found = batches(kind(Numbers(8), batch_size=3, num_workers=1))
+            if found != [[0, 1, 2], [3, 4, 5], [6, 7]]:
+                wrong.append(f"batches {found}")
+        except BaseException as error:
+            wrong.append(f"{type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=epoch, daemon=True) for _ in range(NUM_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    return wrong + ["a thread does not end" for thread in threads if thread.is_alive()]
+
+
+if __name__ == "__main__":
+    wrong: list[str] = []
+    for _ in range(NUM_ROUNDS):
+        wrong = wrong or play(sys.argv[1])
+    print(json.dumps(wrong), flush=True)
+    os._exit(0)

@@ -1,0 +1,73 @@
+"""What one of two ranks does: `python rank_program.py NAME FOLDER`, under torchrun; the answer goes to FOLDER/RANK.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from integrations_kit import Numbers, Tiny, facts
+
+from shmload import ShmLoader
+
+RANK = int(os.environ["RANK"])
+
+
+def train(model: Any, loader: Any) -> list[Any]:
+    """One epoch; the indices of each step."""
+    steps = []
+    for batch in loader:
+        model(batch["x"]).backward()
+        steps.append(batch["index"].tolist())
+    return steps
+
+
+def ddp() -> Any:
+    """DistributedDataParallel with a DistributedSampler in torch mode, then with seed mode's own ranks; two epochs each."""
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DistributedSampler
+
+    torch.distributed.init_process_group("gloo")
+    model = DistributedDataParallel(Tiny())
+    answer: dict[str, Any] = {}
+    sampler: DistributedSampler[Any] = DistributedSampler(Numbers(), shuffle=True, seed=5)
+    answer["torch"] = []
+    with ShmLoader(Numbers(), batch_size=4, sampler=sampler, num_workers=1) as loader:
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            answer["torch"].append(train(model, loader))
+    for uneven in ("pad", "drop"):
+        with ShmLoader(Numbers(), batch_size=4, seed=5, shuffle=True, num_workers=1, uneven=uneven) as loader:
+            answer[uneven] = [train(model, loader) for _ in range(2)]
+    answer["gradient"] = model.module.linear.weight.grad.tolist()
+    torch.distributed.destroy_process_group()
+    return answer
+
+
+def checkpoint() -> Any:
+    """torch.distributed.checkpoint of a loader in two ranks: what was saved after two steps goes on as if nothing had been."""
+    from torch.distributed import checkpoint as dcp
+
+    torch.distributed.init_process_group("gloo")
+    options: dict[str, Any] = {"batch_size": 4, "seed": 5, "shuffle": True, "num_workers": 1}
+    folder = os.path.join(sys.argv[2], "saved")
+    with ShmLoader(Numbers(40), **options) as loader:
+        batches = iter(loader)
+        for _ in range(2):
+            next(batches)
+        dcp.save({"loader": loader}, checkpoint_id=folder)
+        rest = [facts(batch) for batch in batches]
+    with ShmLoader(Numbers(40), **options) as loader:
+        dcp.load({"loader": loader}, checkpoint_id=folder)
+        resumed = [facts(batch) for batch in loader]
+    torch.distributed.destroy_process_group()
+    return {"rest": rest, "resumed": resumed}
+
+
+if __name__ == "__main__":
+    name, folder = sys.argv[1:]
+    answer = globals()[name]()
+    Path(folder, f"{RANK}.json").write_text(json.dumps(answer))

@@ -67,6 +67,61 @@ def checkpoint() -> Any:
     return {"rest": rest, "resumed": resumed}
 
 
+def lightning_ddp() -> Any:
+    """Trainer and Fabric over two ranks: their DistributedSampler injected, or seed mode's own division; two epochs each."""
+    import lightning as L
+
+    class Module(L.LightningModule):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.seen = Tiny(), []
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            self.seen.append(facts(batch))
+            return self.net(batch["x"])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def fit(loader: Any, **options: Any) -> Any:
+        trainer = L.Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy="ddp",
+            max_epochs=2,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=sys.argv[2],
+            **options,
+        )
+        trainer.fit(module := Module(), loader)
+        return module.seen, trainer.train_dataloader
+
+    answer: dict[str, Any] = {}
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 1}
+    with ShmLoader(Numbers(), **options) as loader:
+        answer["injected"], used = fit(loader)
+        answer["type"], answer["sampler"] = type(used).__name__, type(used.sampler).__name__
+        used.close()
+    with ShmLoader(Numbers(), **options, seed=7) as loader:
+        answer["seed"], used = fit(loader, use_distributed_sampler=False)
+        assert used is loader
+    fabric = L.Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    for name, more, injected in [
+        ("fabric_injected", {}, True),
+        ("fabric_own", {"seed": 7, "rank": 0, "world_size": 1}, False),
+        ("fabric_seed", {"seed": 7}, False),
+    ]:
+        with ShmLoader(Numbers(), **options, **more) as loader:
+            prepared = fabric.setup_dataloaders(loader, use_distributed_sampler=injected)
+            answer[name] = [facts(batch) for _ in range(2) for batch in prepared]
+            prepared._dataloader.close()
+    return answer
+
+
 if __name__ == "__main__":
     name, folder = sys.argv[1:]
     answer = globals()[name]()

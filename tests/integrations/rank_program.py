@@ -122,6 +122,59 @@ def lightning_ddp() -> Any:
     return answer
 
 
+def accelerated() -> Any:
+    """Accelerate over two processes: the three ways to divide, accumulation, gather_for_metrics, save_state."""
+    from accelerate import Accelerator
+
+    from shmload.integrations.accelerate import prepare
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    net = Tiny()
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01))
+    answer: dict[str, Any] = {}
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 1}
+    for way, more in {
+        "seed": {"seed": 7, "shuffle": True},
+        "torch": {"shuffle": True},
+        "sampler": {"seed": 7, "sampler": range(21, -1, -1)},
+    }.items():
+        loader: Any = prepare(accelerator, ShmLoader(Numbers(), **options, **more))
+        epochs, synced, gathered = [], [], []
+        for _ in range(2):
+            epochs.append([])
+            synced.clear()
+            gathered.clear()
+            for batch in loader:
+                epochs[-1].append(batch["index"].tolist())
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(batch["x"]))
+                    synced.append(accelerator.sync_gradients)
+                    optimizer.step()
+                gathered += accelerator.gather_for_metrics(batch["index"]).tolist()
+        answer[way] = {
+            "epochs": epochs,
+            "synced": synced,
+            "gathered": gathered,
+            "type": type(loader.base_dataloader).__name__,
+        }
+        loader.close()
+    answer["gradient"] = net.linear.weight.grad.tolist()
+    accelerator._dataloaders.clear()
+    folder = os.path.join(sys.argv[2], "saved")
+    loader = prepare(accelerator, ShmLoader(Numbers(40), **options, seed=7, shuffle=True))
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    accelerator.save_state(folder)
+    accelerator.wait_for_everyone()
+    answer["rest"] = [facts(batch) for batch in batches]
+    accelerator.load_state(folder)
+    answer["resumed"] = [facts(batch) for batch in loader]
+    loader.close()
+    accelerator.end_training()
+    return answer
+
+
 if __name__ == "__main__":
     name, folder = sys.argv[1:]
     answer = globals()[name]()

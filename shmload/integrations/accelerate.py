@@ -56,13 +56,14 @@ class PreparedLoader(DataLoaderShard):
             _non_blocking=non_blocking,
         )
         self._is_accelerate_prepared = True
-        self._has_loaded = False
         self.base_dataloader = loader
         self.valid: int | None = loader.valid
         self.use_stateful_dataloader = _has_state(loader)  # what save_state and load_state look at
         if self.use_stateful_dataloader:
             self.dl_state_dict = loader.state_dict()
+        self._has_loaded = False
         if _orders_itself(loader):
+            self.load_state_dict(loader.state_dict())  # it goes on where the loader stands
             self.batch_sampler = ScheduledBatches(loader)
 
     def __iter__(self) -> Iterator[Any]:

@@ -52,6 +52,16 @@ def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
     return run
 
 
+@pytest.fixture
+def run_program() -> Callable[..., str]:
+    """Runs a program given as text; what it wrote to stderr."""
+
+    def run(text: str, deadline_s: float = DEADLINE_S) -> str:
+        return _run([sys.executable, "-c", text], deadline_s)
+
+    return run
+
+
 @pytest.fixture(autouse=True)
 def no_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Frameworks write their folders into tmp_path; Accelerate's singletons and the variables that are set do not outlive a test."""

@@ -69,9 +69,9 @@ def checkpoint() -> Any:
 
 def lightning_ddp() -> Any:
     """Trainer and Fabric over two ranks: their DistributedSampler injected, or seed mode's own division; two epochs each."""
-    import lightning as L
+    import lightning
 
-    class Module(L.LightningModule):  # type: ignore[misc, unused-ignore]
+    class Module(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()
             self.net, self.seen = Tiny(), []
@@ -84,7 +84,7 @@ def lightning_ddp() -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
     def fit(loader: Any, **options: Any) -> Any:
-        trainer = L.Trainer(
+        trainer = lightning.Trainer(
             accelerator="cpu",
             devices=2,
             strategy="ddp",
@@ -108,7 +108,7 @@ def lightning_ddp() -> Any:
     with ShmLoader(Numbers(), **options, seed=7) as loader:
         answer["seed"], used = fit(loader, use_distributed_sampler=False)
         assert used is loader
-    fabric = L.Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
     for name, more, injected in [
         ("fabric_injected", {}, True),

@@ -162,7 +162,9 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(step: int, num_workers: int
     assert fit(ckpt_path=path) == whole[step:]
 
 
-@pytest.mark.xfail(raises=NotImplementedError, reason="torch mode has no state yet, and Lightning asks whoever has a state_dict")
+@pytest.mark.xfail(
+    raises=NotImplementedError, reason="torch mode has no state yet, and Lightning asks whoever has a state_dict"
+)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_lightning_saves_checkpoints_of_torch_mode(num_workers: int, tmp_path: Path) -> None:
     path = tmp_path / "saved.ckpt"
@@ -174,8 +176,8 @@ def test_lightning_saves_checkpoints_of_torch_mode(num_workers: int, tmp_path: P
 @pytest.mark.slow
 def test_lightning_ranks_share_out_each_epoch(run_ranks: Callable[..., list[Any]]) -> None:
     ranks = run_ranks("lightning_ddp")
-    assert ["ShmLoader"] * 2 == [rank["type"] for rank in ranks]
-    assert ["DistributedSampler"] * 2 == [rank["sampler"] for rank in ranks]
+    assert [rank["type"] for rank in ranks] == ["ShmLoader"] * 2
+    assert [rank["sampler"] for rank in ranks] == ["DistributedSampler"] * 2
     for way in ("injected", "seed", "fabric_injected", "fabric_own", "fabric_seed"):
         first, second = (rank[way] for rank in ranks)
         assert len(first) == len(second), way

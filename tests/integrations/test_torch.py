@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,42 @@ def test_data_parallel_on_the_cpu_trains(seed: int | None) -> None:
         for batch in loader:
             model(batch["x"]).backward()
     assert model.module.linear.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.xfail(reason="a loader's weak set of engines cannot be pickled")
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_loader_travels_by_pickle(seed: int | None) -> None:
+    """As torch's does: launchers that spawn (Lightning's ddp_spawn, torch.multiprocessing.spawn) send it to each rank."""
+    loader = ShmLoader(Numbers(), batch_size=4, seed=seed, num_workers=1)
+    with pickle.loads(pickle.dumps(loader)) as copy:
+        assert [facts(batch)[0] for batch in copy] == [facts(batch)[0] for batch in loader]
+    loader.close()
+
+
+@pytest.mark.xfail(reason="ranks are fixed when a loader is made")
+def test_ranks_known_only_later_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning's own launchers make the ranks when fit() begins: a loader made before must not read everything in each of them."""
+    with ShmLoader(Numbers(), batch_size=4, seed=3) as loader:
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert [facts(batch)[0] for batch in loader] == [[4, 5, 6, 7], [12, 13, 14, 15], [19, 20, 21]]
+
+
+ENDING_PROGRAM = """
+import signal
+from integrations_kit import Numbers
+from shmload import ShmLoader
+
+signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning's Trainer and many a job script do
+loader = ShmLoader(Numbers(), seed=3, num_workers=1, multiprocessing_context="fork")
+batches = iter(loader)
+next(batches)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    reason="forked workers inherit the handler, so that multiprocessing cannot end them and waits for ever"
+)
+def test_a_program_that_handles_sigterm_can_end(run_program: Callable[..., str]) -> None:
+    assert run_program(ENDING_PROGRAM, deadline_s=10) == ""

@@ -37,6 +37,7 @@ FLOORS = {
     "loader": 4,
     "observe": 4,
     "cli": 5,
+    "integrations": 5,
 }
 
 

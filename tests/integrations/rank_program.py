@@ -1,0 +1,181 @@
+"""What one of two ranks does: `python rank_program.py NAME FOLDER`, under torchrun; the answer goes to FOLDER/RANK.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from integrations_kit import Numbers, Tiny, facts
+
+from shmload import ShmLoader
+
+RANK = int(os.environ["RANK"])
+
+
+def train(model: Any, loader: Any) -> list[Any]:
+    """One epoch; the indices of each step."""
+    steps = []
+    for batch in loader:
+        model(batch["x"]).backward()
+        steps.append(batch["index"].tolist())
+    return steps
+
+
+def ddp() -> Any:
+    """DistributedDataParallel with a DistributedSampler in torch mode, then with seed mode's own ranks; two epochs each."""
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DistributedSampler
+
+    torch.distributed.init_process_group("gloo")
+    model = DistributedDataParallel(Tiny())
+    answer: dict[str, Any] = {}
+    sampler: DistributedSampler[Any] = DistributedSampler(Numbers(), shuffle=True, seed=5)
+    answer["torch"] = []
+    with ShmLoader(Numbers(), batch_size=4, sampler=sampler, num_workers=1) as loader:
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            answer["torch"].append(train(model, loader))
+    for uneven in ("pad", "drop"):
+        with ShmLoader(Numbers(), batch_size=4, seed=5, shuffle=True, num_workers=1, uneven=uneven) as loader:
+            answer[uneven] = [train(model, loader) for _ in range(2)]
+    answer["gradient"] = model.module.linear.weight.grad.tolist()
+    torch.distributed.destroy_process_group()
+    return answer
+
+
+def checkpoint() -> Any:
+    """torch.distributed.checkpoint of a loader in two ranks: what was saved after two steps goes on as if nothing had been."""
+    from torch.distributed import checkpoint as dcp
+
+    torch.distributed.init_process_group("gloo")
+    options: dict[str, Any] = {"batch_size": 4, "seed": 5, "shuffle": True, "num_workers": 1}
+    folder = os.path.join(sys.argv[2], "saved")
+    with ShmLoader(Numbers(40), **options) as loader:
+        batches = iter(loader)
+        for _ in range(2):
+            next(batches)
+        dcp.save({"loader": loader}, checkpoint_id=folder)
+        rest = [facts(batch) for batch in batches]
+    with ShmLoader(Numbers(40), **options) as loader:
+        dcp.load({"loader": loader}, checkpoint_id=folder)
+        resumed = [facts(batch) for batch in loader]
+    torch.distributed.destroy_process_group()
+    return {"rest": rest, "resumed": resumed}
+
+
+def lightning_ddp() -> Any:
+    """Trainer and Fabric over two ranks: their DistributedSampler injected, or seed mode's own division; two epochs each."""
+    import lightning
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.seen = Tiny(), []
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            self.seen.append(facts(batch))
+            return self.net(batch["x"])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def fit(loader: Any, **options: Any) -> Any:
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy="ddp",
+            max_epochs=2,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=sys.argv[2],
+            **options,
+        )
+        trainer.fit(module := Module(), loader)
+        return module.seen, trainer.train_dataloader
+
+    answer: dict[str, Any] = {}
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 1}
+    with ShmLoader(Numbers(), **options) as loader:
+        answer["injected"], used = fit(loader)
+        answer["type"], answer["sampler"] = type(used).__name__, type(used.sampler).__name__
+        used.close()
+    with ShmLoader(Numbers(), **options, seed=7) as loader:
+        answer["seed"], used = fit(loader, use_distributed_sampler=False)
+        assert used is loader
+    fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    for name, more, injected in [
+        ("fabric_injected", {}, True),
+        ("fabric_own", {"seed": 7, "rank": 0, "world_size": 1}, False),
+        ("fabric_seed", {"seed": 7}, False),
+    ]:
+        with ShmLoader(Numbers(), **options, **more) as loader:
+            prepared = fabric.setup_dataloaders(loader, use_distributed_sampler=injected)
+            answer[name] = [facts(batch) for _ in range(2) for batch in prepared]
+            prepared._dataloader.close()
+    return answer
+
+
+def accelerated() -> Any:
+    """Accelerate over two processes: the three ways to divide, accumulation, gather_for_metrics, save_state."""
+    from accelerate import Accelerator
+
+    from shmload.integrations.accelerate import prepare
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    net = Tiny()
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01))
+    answer: dict[str, Any] = {}
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 1}
+    for way, more in {
+        "seed": {"seed": 7, "shuffle": True},
+        "torch": {"shuffle": True},
+        "sampler": {"seed": 7, "sampler": range(21, -1, -1)},
+    }.items():
+        loader: Any = prepare(accelerator, ShmLoader(Numbers(), **options, **more))
+        epochs, synced, gathered = [], [], []
+        for _ in range(2):
+            epochs.append([])
+            synced.clear()
+            gathered.clear()
+            for batch in loader:
+                epochs[-1].append(batch["index"].tolist())
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(batch["x"]))
+                    synced.append(accelerator.sync_gradients)
+                    optimizer.step()
+                gathered += accelerator.gather_for_metrics(batch["index"]).tolist()
+        answer[way] = {
+            "epochs": epochs,
+            "synced": synced,
+            "gathered": gathered,
+            "type": type(loader.base_dataloader).__name__,
+        }
+        loader.close()
+    answer["gradient"] = net.linear.weight.grad.tolist()
+    accelerator._dataloaders.clear()
+    folder = os.path.join(sys.argv[2], "saved")
+    loader = prepare(accelerator, ShmLoader(Numbers(40), **options, seed=7, shuffle=True))
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    accelerator.save_state(folder)
+    accelerator.wait_for_everyone()
+    answer["rest"] = [facts(batch) for batch in batches]
+    accelerator.load_state(folder)
+    answer["resumed"] = [facts(batch) for batch in loader]
+    loader.close()
+    accelerator.end_training()
+    return answer
+
+
+if __name__ == "__main__":
+    name, folder = sys.argv[1:]
+    answer = globals()[name]()
+    Path(folder, f"{RANK}.json").write_text(json.dumps(answer))

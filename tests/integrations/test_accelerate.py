@@ -1,0 +1,245 @@
+"""Accelerate: a prepared ShmLoader stays one, and all that Accelerate does around iteration works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from integrations_kit import Numbers, Tiny, facts
+
+from shmload import ShmLoader
+
+accelerate = pytest.importorskip("accelerate", reason="needs accelerate: pip install shmload[integrations]")
+
+from shmload.integrations.accelerate import PreparedLoader, prepare  # noqa: E402  # only where accelerate is
+
+
+@pytest.fixture
+def make_loader() -> Iterator[Callable[..., ShmLoader[Any]]]:
+    made: list[ShmLoader[Any]] = []
+
+    def make(n: int = 22, **options: Any) -> ShmLoader[Any]:
+        made.append(ShmLoader(Numbers(n), **{"batch_size": 4, "seed": 7, "shuffle": True} | options))
+        return made[-1]
+
+    yield make
+    for loader in made:
+        loader.close()
+
+
+Make = Callable[..., ShmLoader[Any]]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"seed": None, "num_workers": 1}, {"seed": None}])
+def test_a_prepared_loader_stays_a_shm_loader(make_loader: Make, options: dict[str, Any]) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    loader = make_loader(**options)
+    prepared = prepare(accelerator, loader)
+    assert isinstance(prepared, ShmLoader)
+    assert prepared.base_dataloader is loader
+    assert accelerator.prepare(prepared) is prepared
+    assert prepare(accelerator, prepared) is prepared
+    assert accelerator._dataloaders == [prepared]
+    assert len(prepared) == len(loader) == 6
+    assert prepared.seed == loader.seed
+
+
+def test_prepared_batches_are_the_loaders_own(make_loader: Make) -> None:
+    alone = make_loader()
+    expected = [facts(batch) for _ in range(2) for batch in alone]
+    prepared = prepare(accelerate.Accelerator(cpu=True), make_loader(num_workers=1))
+    assert [facts(batch) for _ in range(2) for batch in prepared] == expected
+
+
+def test_torch_mode_keeps_torchs_order(make_loader: Make) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 1}
+    torch.manual_seed(5)
+    plain = accelerate.Accelerator(cpu=True).prepare(torch.utils.data.DataLoader(Numbers(), **options))
+    expected = [batch["index"].tolist() for _ in range(2) for batch in plain]
+    torch.manual_seed(5)
+    prepared = prepare(accelerate.Accelerator(cpu=True), make_loader(seed=None, num_workers=1))
+    assert [batch["index"].tolist() for _ in range(2) for batch in prepared] == expected
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_nothing_is_copied_and_held_batches_stay(make_loader: Make, seed: int | None) -> None:
+    prepared = prepare(accelerate.Accelerator(cpu=True), make_loader(400, seed=seed, num_workers=1, prefetch_factor=6))
+    batches = iter(prepared)
+    held = [next(batches) for _ in range(3)]
+    copies = [facts(batch) for batch in held]
+    assert prepared.stats()["slots"]["leased"] == len(held) + 1, "those held and the one read ahead lie in the ring"
+    del held[:2]
+    for batch in batches:  # the loop holds one, the adapter the next
+        assert (batch["x"] == batch["index"][:, None]).all()
+    assert facts(held[0]) == copies[2]
+    assert prepared.stats()["num_copied_out"] == 0
+
+
+@pytest.mark.parametrize("uneven", ["pad", "drop", "exact"])
+def test_valid_is_of_the_batch_the_trainer_has(make_loader: Make, uneven: str) -> None:
+    loader = make_loader(uneven=uneven, num_workers=1)
+    prepared = prepare(accelerate.Accelerator(cpu=True), loader)
+    expected = [4] * 5 if uneven == "drop" else [4] * 5 + [2]
+    assert prepared.valid is None
+    assert [prepared.valid for _ in prepared] == expected
+
+
+def test_an_empty_loader_gives_an_empty_pass(make_loader: Make) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    prepared = prepare(accelerator, make_loader(0, shuffle=False))
+    assert list(prepared) == []
+    assert not accelerator.gradient_state.in_dataloader
+
+
+def test_a_broken_off_pass_leaves_no_trace(make_loader: Make) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    loader = make_loader(num_workers=1, prefetch_factor=4)
+    expected = [facts(batch) for batch in make_loader()][:3]
+    prepared = prepare(accelerator, loader)
+    got = []
+    for batch in prepared:
+        got.append(facts(batch))
+        if len(got) == 3:
+            break
+    assert got == expected
+    assert prepared.state_dict()["position"] == 12, "the batch read ahead does not count"
+    assert not accelerator.gradient_state.in_dataloader
+    assert sum(1 for _ in prepared) == 6
+    assert prepared.state_dict()["epoch"] == 2
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_gradient_accumulation_steps_at_the_end_too(make_loader: Make, seed: int | None) -> None:
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+    net = Tiny()
+    model, optimizer, loader = accelerator.prepare(
+        net, torch.optim.SGD(net.parameters(), lr=0.01), prepare(accelerator, make_loader(seed=seed, num_workers=1))
+    )
+    stepped, ends = [], []
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch["x"]))
+            optimizer.step()
+            stepped.append(accelerator.sync_gradients)
+            optimizer.zero_grad()
+        ends.append(accelerator.gradient_state.end_of_dataloader)
+    assert stepped == [False, False, False, True, False, True]
+    assert ends == [False] * 5 + [True]
+
+
+@pytest.mark.parametrize("uneven", ["pad", "drop", "exact"])
+@pytest.mark.parametrize("seed", [None, 7])
+def test_gather_for_metrics_gives_each_sample_once(make_loader: Make, seed: int | None, uneven: str) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    prepared = prepare(accelerator, make_loader(seed=seed, uneven=uneven))
+    gathered = torch.cat([accelerator.gather_for_metrics(batch["index"]) for batch in prepared]).tolist()
+    assert len(gathered) == len(set(gathered)) == (20 if seed and uneven == "drop" else 22)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_done", [0, 2, 5, 6, 8])
+def test_save_state_resumes_exactly(make_loader: Make, num_done: int, num_workers: int, tmp_path: Path) -> None:
+    def stream(loader: Any) -> Iterator[Any]:
+        for _ in range(3):
+            yield from map(facts, loader)
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    batches = stream(prepare(accelerator, make_loader(num_workers=num_workers)))
+    for _ in range(num_done):
+        next(batches)
+    accelerator.save_state(str(tmp_path))
+    expected = [next(batches) for _ in range(7)]
+    batches.close()
+    again = accelerate.Accelerator(cpu=True)
+    again._dataloaders.clear()
+    loader = prepare(again, make_loader(num_workers=num_workers))
+    again.load_state(str(tmp_path))
+    batches = stream(loader)
+    assert [next(batches) for _ in range(7)] == expected
+
+
+def test_set_epoch_keeps_the_place_just_loaded(make_loader: Make) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    first = prepare(accelerator, make_loader())
+    first.set_epoch(3)
+    batches = iter(first)
+    for _ in range(2):
+        next(batches)
+    state = first.state_dict()
+    rest = [facts(batch) for batch in batches]
+    second = prepare(accelerator, make_loader())
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    second.set_epoch(3)
+    assert [facts(batch) for batch in second] == rest
+    second.load_state_dict(state)
+    second.set_epoch(4)
+    expected = make_loader()
+    expected.set_epoch(4)
+    assert [facts(batch) for batch in second] == [facts(batch) for batch in expected]
+
+
+def test_skipping_batches_the_usual_way_is_refused(make_loader: Make) -> None:
+    prepared = prepare(accelerate.Accelerator(cpu=True), make_loader())
+    with pytest.raises(RuntimeError, match=r"no batch sampler that others can read.*load_state_dict"):
+        list(accelerate.skip_first_batches(prepared, 2))
+
+
+def test_what_does_not_go_together_is_refused(make_loader: Make) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    with pytest.raises(TypeError, match="takes a ShmLoader; give a DataLoader to"):
+        prepare(accelerator, torch.utils.data.DataLoader(Numbers()))
+    with pytest.raises(ValueError, match=r"over 1 ranks, the Accelerator has 2 processes: make the Accelerator before"):
+        prepare(Fake(accelerator, num_processes=2), make_loader())
+    with pytest.raises(ValueError, match="split_batches=True and a seeded ShmLoader"):
+        prepare(Fake(accelerator, num_processes=2, split_batches=True), make_loader(rank=0, world_size=2))
+    with pytest.raises(ValueError, match="dispatch_batches=True reads in one process"):
+        prepare(Fake(accelerator, dispatch_batches=True), make_loader())
+    with pytest.raises(ValueError, match="batch_size=None over several processes"):
+        prepare(Fake(accelerator, num_processes=2), make_loader(batch_size=None, seed=None))
+
+
+def test_an_iterable_dataset_is_refused() -> None:
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg, unused-ignore]
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    with pytest.raises(TypeError, match="iterable datasets in its own way"):
+        prepare(accelerate.Accelerator(cpu=True), ShmLoader(Stream()))
+
+
+def test_a_prepared_loader_cannot_be_pickled(make_loader: Make) -> None:
+    prepared: PreparedLoader = prepare(accelerate.Accelerator(cpu=True), make_loader())
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        prepared.__reduce__()
+
+
+class Fake:
+    """An Accelerator that says something else of itself."""
+
+    def __init__(self, accelerator: Any, **attributes: Any) -> None:
+        self._accelerator = accelerator
+        self.__dict__.update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._accelerator, name)
+
+
+@pytest.mark.slow
+def test_two_processes_share_out_each_epoch(run_ranks: Callable[..., list[Any]]) -> None:
+    first, second = run_ranks("accelerated")
+    for way in ("seed", "torch", "sampler"):
+        for mine, other in zip(first[way]["epochs"], second[way]["epochs"], strict=True):
+            assert len(mine) == len(other) == 3, way
+            assert {i for step in mine for i in step} | {i for step in other for i in step} == set(range(22)), way
+            assert first[way]["type"] == "ShmLoader"
+        assert first[way]["synced"] == second[way]["synced"] == [False, True, True], way
+        for gathered in (first[way]["gathered"], second[way]["gathered"]):
+            assert sorted(gathered) == list(range(22)), way
+    assert first["seed"]["epochs"][0] != first["seed"]["epochs"][1]
+    assert first["resumed"] == first["rest"]
+    assert second["resumed"] == second["rest"]
+    assert first["gradient"] == second["gradient"]

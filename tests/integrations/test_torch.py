@@ -1,0 +1,112 @@
+"""torch's own: DistributedDataParallel, DataParallel, torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from integrations_kit import Numbers, Tiny, facts
+
+from shmload import ShmLoader
+
+
+def flat(steps: list[list[int]]) -> list[int]:
+    return [index for step in steps for index in step]
+
+
+@pytest.mark.slow
+def test_ddp_ranks_share_out_each_epoch(run_ranks: Callable[..., list[Any]]) -> None:
+    ranks = run_ranks("ddp")
+    assert ranks[0]["gradient"] == ranks[1]["gradient"]
+    for way, rows in [("torch", 22), ("pad", 22), ("drop", 16)]:
+        epochs = list(zip(ranks[0][way], ranks[1][way], strict=True))
+        for first, second in epochs:
+            assert len(first) == len(second) == -(-rows // 8)
+            assert len(flat(first)) == len(flat(second)) == rows // 2
+            assert rows == len({*flat(first), *flat(second)}), "disjoint, and complete unless dropped"
+        assert epochs[0] != epochs[1]
+
+
+@pytest.mark.slow
+def test_distributed_checkpoint_resumes_every_rank(run_ranks: Callable[..., list[Any]]) -> None:
+    for rank in run_ranks("checkpoint"):
+        assert len(rank["rest"]) == 3
+        assert rank["resumed"] == rank["rest"]
+
+
+# dcp says that it works alone where there is no process group: that is what is meant here
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_done", [0, 2, 6, 8])
+def test_a_checkpoint_without_ranks_resumes_exactly(num_done: int, num_workers: int, tmp_path: Path) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    def make() -> ShmLoader[Any]:
+        return ShmLoader(Numbers(), batch_size=4, seed=3, shuffle=True, num_workers=num_workers)
+
+    def stream(loader: ShmLoader[Any]) -> Any:
+        for _ in range(3):
+            yield from map(facts, loader)
+
+    with make() as loader:
+        batches = stream(loader)
+        for _ in range(num_done):
+            next(batches)
+        dcp.save({"loader": loader}, checkpoint_id=tmp_path)
+        expected = [next(batches) for _ in range(6)]
+    with make() as loader:
+        dcp.load({"loader": loader}, checkpoint_id=tmp_path)
+        batches = stream(loader)
+        assert [next(batches) for _ in range(6)] == expected
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_data_parallel_on_the_cpu_trains(seed: int | None) -> None:
+    model = torch.nn.DataParallel(Tiny())
+    with ShmLoader(Numbers(), batch_size=4, seed=seed, num_workers=1) as loader:
+        for batch in loader:
+            model(batch["x"]).backward()
+    assert model.module.linear.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.xfail(reason="a loader's weak set of engines cannot be pickled")
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_loader_travels_by_pickle(seed: int | None) -> None:
+    """As torch's does: launchers that spawn (Lightning's ddp_spawn, torch.multiprocessing.spawn) send it to each rank."""
+    loader = ShmLoader(Numbers(), batch_size=4, seed=seed, num_workers=1)
+    with pickle.loads(pickle.dumps(loader)) as copy:
+        assert [facts(batch)[0] for batch in copy] == [facts(batch)[0] for batch in loader]
+    loader.close()
+
+
+@pytest.mark.xfail(reason="ranks are fixed when a loader is made")
+def test_ranks_known_only_later_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning's own launchers make the ranks when fit() begins: a loader made before must not read everything in each of them."""
+    with ShmLoader(Numbers(), batch_size=4, seed=3) as loader:
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert [facts(batch)[0] for batch in loader] == [[4, 5, 6, 7], [12, 13, 14, 15], [19, 20, 21]]
+
+
+ENDING_PROGRAM = """
+import signal
+from integrations_kit import Numbers
+from shmload import ShmLoader
+
+signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning's Trainer and many a job script do
+loader = ShmLoader(Numbers(), seed=3, num_workers=1, multiprocessing_context="fork")
+batches = iter(loader)
+next(batches)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    reason="forked workers inherit the handler, so that multiprocessing cannot end them and waits for ever"
+)
+def test_a_program_that_handles_sigterm_can_end(run_program: Callable[..., str]) -> None:
+    assert run_program(ENDING_PROGRAM, deadline_s=10) == ""

@@ -71,6 +71,7 @@ class Order:
     indices: Sequence[Any] | np.ndarray[Any, Any]
     worker: int = ANYONE
     slot: int = -1
+    is_given: bool = False  # the indices are a batch sampler's own object, which `__getitems__` gets as it is
     origins: list[tuple[int, int]] | None = (
         None  # of rows after bad samples: which row they were ordered as, substitutes tried
     )
@@ -235,13 +236,13 @@ class Engine:
     def _write(self, order: Order, slot: int, *, is_packed: bool = False) -> None:
         """Publishes an order in a slot that is held, or in its own again."""
         nrows, indices = order.nrows, order.indices
-        if isinstance(indices, np.ndarray):
+        if isinstance(indices, np.ndarray) and not order.is_given:
             raw, is_pickled = indices, False
         else:
             try:
                 raw, is_pickled = _as_int64(indices), False
             except (TypeError, ValueError, OverflowError):
-                raw, is_pickled = pickle.dumps(list(indices)), True  # type: ignore[assignment]
+                raw, is_pickled = pickle.dumps(indices), True  # type: ignore[assignment]
         path = self._memory.order_path(slot, raw)
         is_packed = is_packed or self._packs
         if not is_packed and self._layout is not None:
@@ -561,8 +562,8 @@ class Engine:
         self._group.close()
 
 
-def _as_int64(indices: Sequence[Any]) -> np.ndarray[Any, Any]:
+def _as_int64(indices: Any) -> np.ndarray[Any, Any]:
     """The indices as int64; TypeError if one is not exactly an int (its worker must see the sampler's own key)."""
-    if not set(map(type, indices)) <= {int}:
-        raise TypeError("keys that are not int travel pickled")
+    if type(indices) is not list or not set(map(type, indices)) <= {int}:
+        raise TypeError("what is no list of int travels pickled")
     return np.array(indices, np.int64)

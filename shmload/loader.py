@@ -27,7 +27,6 @@ from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_s
 from shmload.worker.own_generators import own_generators
 from shmload.worker.reader import in_place_of, read_path
 from shmload.worker.spec import Job
-from shmload.world import rank_and_world_size
 
 T = TypeVar("T", covariant=True)
 
@@ -172,8 +171,7 @@ class ShmLoader(DataLoader[T]):
                 stacklevel=2,
             )
         if seed is not None:
-            ranks = (0, 1) if self._has_own_order else rank_and_world_size(rank, world_size)
-            self._stream = SeedStream(self, *ranks)
+            self._stream = SeedStream(self)
 
     # ------------------------------------------------------------ iterating
 
@@ -349,6 +347,26 @@ class ShmLoader(DataLoader[T]):
             f"ShmLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, num_workers={self.num_workers}, {mode}, "
             f"read by {path}, {ring})"
         )
+
+    # ------------------------------------------------------------ copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has the arguments and the position; workers and batches stay here."""
+        state = self.__dict__.copy()
+        stream: SeedStream | None = state.pop("_stream")
+        for name in ("_engines", "_last_engine", "progress"):
+            del state[name]
+        if stream is not None:
+            state["position"] = stream.state_dict()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        position = state.pop("position", None)
+        self.__dict__.update(state)
+        self._engines, self._last_engine, self.progress = WeakSet(), None, None
+        self._stream = None if self.seed is None else SeedStream(self)
+        if self._stream is not None and position is not None:
+            self._stream.load_state_dict(position)
 
     # ------------------------------------------------------------ ends
 

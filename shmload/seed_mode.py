@@ -19,6 +19,7 @@ from shmload.inline import InlineReader
 from shmload.schedule.schedule import Schedule
 from shmload.schedule.state import make_state, resume
 from shmload.seed_sampler import SampledOrder
+from shmload.world import rank_and_world_size
 
 if TYPE_CHECKING:
     from shmload.loader import ShmLoader
@@ -53,16 +54,11 @@ class SeedIterator:
 
 
 class SeedStream:
-    """The batches of one loader in seed mode, in any order they are asked for, ordered ahead in the order they usually are.
+    """The batches of one loader in seed mode, in any order they are asked for, ordered ahead in the order they usually are."""
 
-    Args:
-        rank, world_size: which slice of each global batch is this process's; 0 of 1 where a sampler of the user's orders.
-    """
-
-    def __init__(self, loader: ShmLoader[Any], rank: int, world_size: int) -> None:
+    def __init__(self, loader: ShmLoader[Any]) -> None:
         self._loader_ref = weakref.ref(loader)  # a cycle would keep workers until the garbage collector comes by
-        self._rank = rank
-        self._world_size = world_size
+        self._rank, self._world_size = 0, 1
         self._engine: Engine | None = None
         self._inline: InlineReader | None = None
         self._pid = os.getpid()
@@ -86,10 +82,13 @@ class SeedStream:
     # ------------------------------------------------------------ which samples
 
     def schedule(self) -> Schedule:
-        """The schedule for the dataset's length as it is now."""
+        """The schedule for the dataset's length and the ranks as they are now: both may have come up since the last pass."""
         loader = self._loader
         n = len(loader.dataset)  # type: ignore[arg-type]  # map-style: the constructor has checked
-        if self._schedule is None or self._schedule.n != n:
+        ranks = rank_and_world_size(loader.rank, loader.world_size)
+        if self._schedule is None or self._schedule.n != n or ranks != (self._rank, self._world_size):
+            self.close()  # what workers were sent is of another order, and their dataset perhaps an older one
+            self._rank, self._world_size = ranks
             self._schedule = Schedule(
                 n,
                 batch_size=loader.batch_size or 1,
@@ -126,9 +125,7 @@ class SeedStream:
     def begin(self) -> Place:
         """Starts a pass: the next epoch, from its start or from where a loaded state left off."""
         if self._sampled is None:
-            n = self._schedule and self._schedule.n
-            if self.schedule().n != n:
-                self.close()  # the dataset has grown or shrunk: its copies in the workers are not it any more
+            self.schedule()
         self._place = Place(self._next_epoch, self._first_step)
         self._next_epoch, self._first_step = self._next_epoch + 1, 0
         return self._place
@@ -218,7 +215,8 @@ class SeedStream:
         epoch, step = self._position()
         if self._sampled is not None:
             return self._sampled.state_dict(epoch, step)
-        return dict(make_state(self.schedule(), epoch=epoch, step=step))
+        assert self._schedule is not None
+        return dict(make_state(self._schedule, epoch=epoch, step=step))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next pass begin where the state was taken."""

@@ -15,7 +15,6 @@ from contextlib import nullcontext
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe, _utils
 from torch.utils.data.dataloader import (
@@ -88,7 +87,12 @@ class TorchIterator(_Iterator):
         self._in_order = loader.in_order
         self._every = loader.snapshot_every_n_steps
         self._generator = loader.generator
-        self._prefetch_factor = loader.prefetch_factor or 0
+        self._profile_name = (
+            "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # what profiles are searched for
+        )
+        self._prefetch_factor: int = loader.prefetch_factor  # type: ignore[assignment]  # None is torch's TypeError here, too
+        if self._prefetch_factor <= 0:
+            raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
@@ -176,7 +180,8 @@ class TorchIterator(_Iterator):
         if self._dataset_kind == _DatasetKind.Iterable:
             index = [self._shared_seed or 0] * len(index) if self._auto_collation else self._shared_seed or 0
         keys = index if self._auto_collation else [index]
-        self._engine.submit(Order(self._epoch, self._num_sent, keys, worker))
+        is_sliced = self._sampler_iter.is_sliced or not self._auto_collation
+        self._engine.submit(Order(self._epoch, self._num_sent, keys, worker, is_given=not is_sliced))
         self._num_active[worker] += 1
         self._num_sent += 1
 
@@ -253,6 +258,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
             )
         self._reader = InlineReader(loader.make_job(), loader.bad_samples) if loader.reads_inline else None
         self._sampler_iter = reader
+        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         if state is not None and state["is_finished"]:
             reader.start_after(state["sampler"])
             state = None
@@ -276,7 +282,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
 
     def _next_index(self) -> Any:
         keys = next(self._sampler_iter)
-        return keys.tolist() if isinstance(keys, np.ndarray) else keys
+        return keys.tolist() if self._sampler_iter.is_sliced else keys
 
     def _next_data(self) -> Any:
         if self._reader is None:

@@ -56,6 +56,7 @@ class SamplerReader:
         self._origin = origin
         self._is_seed_between = is_seed_between
         self._iterator: Any = self._faster(0) or iterator
+        self.is_sliced = isinstance(self._iterator, _Slices)  # batches are arrays of ours, not what the sampler gives
         self.num_taken = 0
         self._taken_early: list[Any] = []
         self._begin()

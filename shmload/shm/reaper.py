@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+import threading
 
 from shmload.shm import owner
 from shmload.shm.names import SHM_DIR, process_stem
@@ -21,6 +22,8 @@ _SCRIPT = f"""trap '' INT TERM HUP QUIT
 read -r _
 rm -f -- {SHM_DIR}/"$0"-* {SHM_DIR}/sem."$0"-*"""
 
+_LEAVE_S = 2.0  # how long the shell may take to end; then it is killed: nothing is left for it to do
+_lock = threading.Lock()  # loaders are made and closed in several threads
 _groups = 0
 _shell: subprocess.Popen[bytes] | None = None
 _pipe = -1
@@ -28,10 +31,17 @@ _pipe = -1
 
 def enter() -> None:
     """Says that a group begins to exist."""
-    global _groups, _shell, _pipe
-    _groups += 1
-    if _shell is not None:
-        return
+    global _groups
+    with _lock:
+        _groups += 1
+        if _shell is None or _shell.poll() is not None:  # the second: somebody has killed it
+            _start()
+
+
+def _start() -> None:
+    global _shell, _pipe
+    if _pipe >= 0:
+        owner.close(_pipe)
     end, _pipe = os.pipe2(os.O_CLOEXEC)
     owner.keep(_pipe)
     try:
@@ -56,18 +66,27 @@ def enter() -> None:
 
 def leave() -> None:
     """Says that a group is gone; with the last one the reaper ends, and is waited for."""
-    global _groups, _shell
-    _groups -= 1
-    if _groups > 0:
+    global _groups, _shell, _pipe
+    with _lock:
+        _groups -= 1
+        if _groups > 0:
+            return
+        shell, _shell = _shell, None
+        pipe, _pipe = _pipe, -1
+        if pipe >= 0:
+            owner.close(pipe)
+    if shell is None:
         return
-    owner.close(_pipe)
-    if _shell is not None:
-        _shell.wait()
-        _shell = None
+    try:
+        shell.wait(_LEAVE_S)
+    except subprocess.TimeoutExpired:  # it is stopped, say
+        shell.kill()
+        shell.wait()
 
 
 def _forget() -> None:
-    global _groups, _shell, _pipe
+    global _groups, _shell, _pipe, _lock
+    _lock = threading.Lock()
     if _shell is not None:
         _shell.returncode = 0  # not this process's child: nothing to wait for, nothing to warn of
     _groups, _shell, _pipe = 0, None, -1

@@ -59,6 +59,10 @@ class Body:
         self._path = read_path(job.dataset, job.collate_fn is not None, job.auto_collation)
         self._has_ended = False  # the iterable dataset, at the claimed order
         self._kept: tuple[Any, Any] | None = None  # (key, sample) decoded to learn the layout, not to be read twice
+        self._given: Any = None  # the batch sampler's own object, if it is no list of int
+        self._has_getitems = self._path in ("__getitems__", "collate_fn") and bool(
+            getattr(job.dataset, "__getitems__", None)
+        )
         self._num_foreign = 0
         self._key: Any = None  # of the sample being read, if one is
         self._row = -1
@@ -84,7 +88,7 @@ class Body:
         self._row = -1
         self._has_ended = False
         try:
-            own = self._fill()
+            own = self._fill_or_end()
             if own == DONE and self._snapshots is not None:
                 own = self._send_note()
         except Exception as error:
@@ -111,6 +115,15 @@ class Body:
 
     # ------------------------------------------------------------ filling
 
+    def _fill_or_end(self) -> int:
+        try:
+            return self._fill()
+        except StopIteration:
+            if self._source is None:
+                raise
+            self._has_ended = self._source.has_ended = True  # as torch, which takes a collate_fn's for the iterator's
+            return DONE
+
     def _fill(self) -> int:
         if self._init_failure is not None:
             raise RuntimeError("the worker could not start")
@@ -136,8 +149,10 @@ class Body:
             raw = bytes(memoryview(self._memory.open(path.decode()))[: ring.order_nbytes])
         else:
             raw = ring.order_bytes()
+        self._given = None
         if ring.is_pickled:
-            return pickle.loads(raw)  # written by the trainer
+            keys = self._given = pickle.loads(raw)  # written by the trainer
+            return keys if type(keys) is list else list(keys)
         indices = np.frombuffer(raw, np.int64)
         return indices if self._path == "read_batch_into" else indices.tolist()
 
@@ -151,7 +166,7 @@ class Body:
 
     def _begin(self, row: int, key: Any) -> None:
         self._key, self._row = key, row
-        index = key if type(key) is int else -1
+        index = key if type(key) is int and -(1 << 63) <= key < 1 << 63 else -1
         self._ring.begin_row(row, index)
         job = self._job
         begin_sample(job.seed, self._ring.epoch, index, self._ring.worker_id, reseed=job.seed_samples)
@@ -160,12 +175,14 @@ class Body:
 
     def _samples(self, keys: list[Any], first: int, end: int) -> list[Any]:
         """Reads rows `first` to `end` into a list, by `__getitems__` if the dataset has it."""
-        if first == end:
+        if first >= end:
             return []
-        if self._path == "__getitems__":
+        if self._has_getitems and self._job.auto_collation:
             self._begin(first, keys[first])
             self._key, self._row = None, -1
-            return list(self._job.dataset.__getitems__(keys[first:end]))
+            is_whole = self._given is not None and end - first == len(keys)
+            samples = self._job.dataset.__getitems__(self._given if is_whole else keys[first:end])
+            return samples if type(samples) is list else list(samples)
         samples = [self._sample(row, keys[row]) for row in range(first, end)]
         self._key, self._row = None, -1
         return samples

@@ -48,6 +48,7 @@ def main(post: Post, inherited: Job | None) -> None:
     """
     die_with(post.trainer_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole group; the trainer decides what it means
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a trainer's own handler, come by fork, would keep this worker alive
     faults.hit("start")
     os.sched_setaffinity(0, post.affinity)
     # what the trainer had before the fork is shared memory until written to, and the collector writes to every object it visits

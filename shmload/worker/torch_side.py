@@ -15,6 +15,7 @@ from torch.utils.data._utils import collate, worker
 
 def prepare(dataset: Any, worker_id: int, num_workers: int, base_seed: int) -> None:
     """Seeds random, torch and numpy as torch's worker does, and sets what get_worker_info() answers."""
+    torch.multiprocessing._set_thread_name("pt_data_worker")
     torch.set_num_threads(1)
     seed = base_seed + worker_id
     random.seed(seed)

@@ -152,6 +152,8 @@ def prepare(
     """Prepares a ShmLoader as `accelerator.prepare` prepares a DataLoader, and keeps it a ShmLoader.
 
     Give the result to `accelerator.prepare` with the model and the optimizer, or not: it is registered either way.
+    In seed mode a prepared loader goes on where the loader stands. A loop holds two or three batches at a time, and
+    transformers.Trainer two accumulations of them: `prefetch_factor * num_workers` above that keeps all of them in the ring.
 
     Args:
         device_placement: whether batches are moved to `accelerator.device`. None: as the Accelerator says.

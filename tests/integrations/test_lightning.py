@@ -163,12 +163,13 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(step: int, num_workers: int
 
 
 @pytest.mark.xfail(
-    raises=NotImplementedError, reason="torch mode has no state yet, and Lightning asks whoever has a state_dict"
+    raises=NotImplementedError, reason="these have no state yet, and Lightning asks whoever has a state_dict"
 )
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_lightning_saves_checkpoints_of_torch_mode(num_workers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"seed": 7, "sampler": range(21, -1, -1)}])
+def test_lightning_saves_checkpoints_whatever_orders(options: dict[str, Any], num_workers: int, tmp_path: Path) -> None:
     path = tmp_path / "saved.ckpt"
-    with ShmLoader(Numbers(), batch_size=4, shuffle=True, num_workers=num_workers) as loader:
+    with ShmLoader(Numbers(), batch_size=4, num_workers=num_workers, **options) as loader:
         trainer(tmp_path, callbacks=[Stop(4, path)]).fit(Module(), loader)
     assert path.exists()
 
@@ -205,3 +206,21 @@ def test_fabric_sets_a_loader_up(use_distributed_sampler: bool, num_workers: int
                 optimizer.step()
                 got.append(facts(batch))
     assert got == expected
+
+
+def test_fabric_saves_a_loaders_place(tmp_path: Path) -> None:
+    fabric = L.Fabric(accelerator="cpu", devices=1)
+
+    def make() -> ShmLoader[Any]:
+        return ShmLoader(Numbers(), batch_size=4, shuffle=True, seed=7, num_workers=1)
+
+    with make() as loader:
+        batches = iter(prepared := fabric.setup_dataloaders(loader))
+        for _ in range(2):
+            next(batches)
+        fabric.save(tmp_path / "saved.ckpt", {"loader": prepared})
+        rest = [facts(batch) for batch in batches]
+    with make() as loader:
+        prepared = fabric.setup_dataloaders(loader)
+        assert fabric.load(tmp_path / "saved.ckpt", {"loader": prepared}) == {}
+        assert [facts(batch) for batch in prepared] == rest

@@ -207,7 +207,9 @@ class SeedStream:
     # ------------------------------------------------------------ position
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next pass that epoch, from its start."""
+        """Makes the next pass that epoch, from its start; or from the place just loaded, if that lies in it."""
+        if self._place is None and epoch == self._next_epoch:
+            return
         self._next_epoch, self._first_step, self._place = epoch, 0, None
 
     def state_dict(self) -> dict[str, Any]:

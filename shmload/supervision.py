@@ -169,7 +169,8 @@ def _verdict(text: str, death: Death, work: str | None) -> Verdict:
     if code < 0:
         cause = f"DataLoader worker (pid {death.pid}) is killed by signal: {signal.strsignal(-code)}. "
         if -code == signal.SIGBUS:
-            cause += "It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
+            cause += "It is possible that dataloader's workers are out of shared memory. "
+            cause += "Please try to raise your shared memory limit."
     else:
         cause = (
             f"DataLoader worker (pid {death.pid}) exited unexpectedly with exit code {code}. Details are lost due to "

@@ -162,9 +162,6 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(step: int, num_workers: int
     assert fit(ckpt_path=path) == whole[step:]
 
 
-@pytest.mark.xfail(
-    raises=NotImplementedError, reason="these have no state yet, and Lightning asks whoever has a state_dict"
-)
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"seed": 7, "sampler": range(21, -1, -1)}])
 def test_lightning_saves_checkpoints_whatever_orders(options: dict[str, Any], num_workers: int, tmp_path: Path) -> None:

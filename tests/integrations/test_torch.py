@@ -73,7 +73,6 @@ def test_data_parallel_on_the_cpu_trains(seed: int | None) -> None:
     assert model.module.linear.weight.grad.abs().sum() > 0
 
 
-@pytest.mark.xfail(reason="a loader's weak set of engines cannot be pickled")
 @pytest.mark.parametrize("seed", [None, 3])
 def test_a_loader_travels_by_pickle(seed: int | None) -> None:
     """As torch's does: launchers that spawn (Lightning's ddp_spawn, torch.multiprocessing.spawn) send it to each rank."""
@@ -83,7 +82,6 @@ def test_a_loader_travels_by_pickle(seed: int | None) -> None:
     loader.close()
 
 
-@pytest.mark.xfail(reason="ranks are fixed when a loader is made")
 def test_ranks_known_only_later_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning's own launchers make the ranks when fit() begins: a loader made before must not read everything in each of them."""
     with ShmLoader(Numbers(), batch_size=4, seed=3) as loader:
@@ -105,8 +103,5 @@ next(batches)
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    reason="forked workers inherit the handler, so that multiprocessing cannot end them and waits for ever"
-)
 def test_a_program_that_handles_sigterm_can_end(run_program: Callable[..., str]) -> None:
     assert run_program(ENDING_PROGRAM, deadline_s=10) == ""

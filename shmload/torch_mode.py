@@ -93,7 +93,7 @@ class TorchIterator(_Iterator):
         self._prefetch_factor: int = loader.prefetch_factor  # type: ignore[assignment]  # None is torch's TypeError here, too
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
-        init_fn = loader.worker_init_fn
+        init_fn = self._worker_init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
         self._engine = loader.make_engine(
@@ -108,6 +108,10 @@ class TorchIterator(_Iterator):
     @property
     def _workers(self) -> list[Any]:
         return [] if self._engine is None else self._engine.crew.processes
+
+    @property
+    def _shutdown(self) -> bool:
+        return self._engine is None
 
     def _reset(self, loader: ShmLoader[Any], first_iter: bool = False, state: TorchState | None = None) -> None:
         assert self._engine is not None

@@ -37,7 +37,6 @@ FLOORS = {
     "loader": 4,
     "observe": 4,
     "cli": 5,
-    "integrations": 5,
 }
 
 

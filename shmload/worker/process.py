@@ -88,7 +88,10 @@ def main(post: Post, inherited: Job | None) -> None:
         snapshots=snapshots,
         init_failure=failure,
     )
-    body.run()
+    try:
+        body.run()
+    except KeyboardInterrupt:  # a sample raised it: torch's worker leaves without a word, too
+        pass
 
 
 def _prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:

@@ -83,9 +83,6 @@ def test_what_is_set_while_workers_persist_comes_too_late(name: str) -> None:
 
 
 @TORCHS_OWN_DEL
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="prefetch_factor=None counts as 0: an empty epoch, no TypeError"
-)
 def test_a_loader_made_without_workers_gets_no_prefetch_factor_later() -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(4))
@@ -98,15 +95,7 @@ def test_a_loader_made_without_workers_gets_no_prefetch_factor_later() -> None:
 @TORCHS_OWN_DEL
 @pytest.mark.parametrize(
     "iterable",
-    [
-        pytest.param(
-            False,
-            marks=pytest.mark.xfail(
-                strict=True, raises=AssertionError, reason="prefetch_factor=0: an empty epoch, no AssertionError"
-            ),
-        ),
-        True,
-    ],
+    [False, True],
     ids=["map", "iterable"],
 )
 def test_a_prefetch_factor_of_none_at_all_is_refused_at_iteration(iterable: bool) -> None:

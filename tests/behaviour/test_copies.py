@@ -17,21 +17,13 @@ def pickled(loader: Any) -> Any:
     return pickle.loads(pickle.dumps(loader))
 
 
-UNPICKLABLE = pytest.mark.xfail(strict=True, raises=AssertionError, reason="a ShmLoader cannot be pickled")
-ITS_ENGINE = pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="deepcopy and pickle want to copy the engine last used, too"
-)
-
-
 def try_copy(copied: Callable[[Any], Any], loader: Any) -> Any:
     """The epoch of a copy, or why there is none."""
     error = raised(lambda: copied(loader))
     return error or batches(copied(loader))
 
 
-COPIES = pytest.mark.parametrize(
-    "copied", [copy.copy, copy.deepcopy, pytest.param(pickled, marks=UNPICKLABLE)], ids=["copy", "deepcopy", "pickle"]
-)
+COPIES = pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled], ids=["copy", "deepcopy", "pickle"])
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "shuffled": {"shuffle": True, "batch_size": 3},
@@ -59,13 +51,9 @@ def test_a_copy_of_a_fresh_loader_iterates(name: str, copied: Callable[[Any], An
 @pytest.mark.parametrize(
     ("name", "copied"),
     [
-        pytest.param(name, copied, marks=mark)
+        (name, copied)
         for name in ("plain", "shuffled", "workers", "batches", "single")
-        for copied, mark in (
-            (copy.copy, ()),
-            (copy.deepcopy, ITS_ENGINE if name == "workers" else ()),
-            (pickled, UNPICKLABLE),
-        )
+        for copied in (copy.copy, copy.deepcopy, pickled)
     ],
 )
 def test_a_copy_of_a_loader_that_has_iterated_iterates(name: str, copied: Callable[[Any], Any]) -> None:
@@ -77,9 +65,7 @@ def test_a_copy_of_a_loader_that_has_iterated_iterates(name: str, copied: Callab
     alike(program)
 
 
-@pytest.mark.parametrize(
-    "copied", [copy.copy, pytest.param(copy.deepcopy, marks=ITS_ENGINE), pytest.param(pickled, marks=UNPICKLABLE)]
-)
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
 def test_a_copy_while_an_epoch_runs_begins_at_its_start(copied: Callable[[Any], Any]) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(7), num_workers=1)
@@ -137,7 +123,6 @@ def test_a_copy_made_afresh_works_without_its_original(copied: Callable[[Any], A
     assert alike(program) == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-@UNPICKLABLE
 @pytest.mark.slow
 def test_a_loader_may_be_sent_to_a_spawned_process() -> None:
     def program(kind: Any) -> Any:

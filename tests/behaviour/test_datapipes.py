@@ -129,12 +129,7 @@ def test_a_map_style_pipe_is_read_by_index(num_workers: int, shuffle: bool) -> N
     alike(program)
 
 
-UNSHARDED = pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="workers do not call apply_sharding of a MapDataPipe"
-)
-
-
-@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=UNSHARDED), pytest.param(2, marks=UNSHARDED)])
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_a_map_style_pipe_is_told_its_shard(num_workers: int) -> None:
     found = alike(lambda kind: list(kind(Sharded(), batch_size=None, num_workers=num_workers)))
     assert [max(num_workers, 1)] * 6 == [sharding[0] for _, sharding in found]
@@ -165,7 +160,6 @@ class Remembering(Sharded):
         return index, self.sharding, self.sharding_seen
 
 
-@UNSHARDED
 def test_worker_init_fn_is_called_when_the_pipe_is_sharded() -> None:
     def program(kind: Any) -> Any:
         return outcomes(iter(kind(Remembering(), batch_size=None, num_workers=2, worker_init_fn=seen_dataset)))

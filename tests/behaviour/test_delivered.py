@@ -70,7 +70,6 @@ def test_arrays_that_a_collate_fn_leaves_are_writable_and_own_their_shape() -> N
     alike(program)
 
 
-@differs("the name ends with our own class")
 def test_a_profiler_sees_each_batch_by_torchs_name() -> None:
     def program(kind: Any) -> Any:
         with torch.autograd.profiler.profile() as profile:
@@ -85,7 +84,6 @@ class Named(Numbers):
         return Path("/proc/self/comm").read_text().strip()
 
 
-@differs("the thread keeps the program's name")
 def test_a_workers_thread_has_torchs_name() -> None:
     found = alike(lambda kind: batches(kind(Named(2), num_workers=1, batch_size=None)))
     assert found == ["pt_data_worker"] * 2

@@ -16,10 +16,7 @@ from shmload import ShmLoader
 N = 12
 WAIT_S = 3  # a loader that waits for the slow batch waits for ever: after this it says so
 FORK = multiprocessing.get_context("fork")
-IN_ORDER_STILL = pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="in_order=False is not built: batches still come in order"
-)
-KINDS_OUT_OF_ORDER = pytest.mark.parametrize("kind", [DataLoader, pytest.param(ShmLoader, marks=IN_ORDER_STILL)])
+KINDS_OUT_OF_ORDER = pytest.mark.parametrize("kind", [DataLoader, ShmLoader])
 
 
 def some(stream: Any, count: int, gate: Any) -> list[Any]:
@@ -75,7 +72,6 @@ def test_batches_behind_a_slow_one_come_before_it(kind: Any) -> None:
     assert list(range(N)) == sorted(early + late)
 
 
-@IN_ORDER_STILL
 def test_meanwhile_every_batch_is_made_by_the_worker_that_torch_gives_it_to() -> None:
     def program(kind: Any) -> Any:
         dataset = Gated()

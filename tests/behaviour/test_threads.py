@@ -11,11 +11,6 @@ import threaded_program
 from behaviour_kit import DEADLINE_S, Numbers, alike, batches, run_program
 
 THREE = [[0, 1, 2], [3, 4, 5], [6, 7]]
-RACE = pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="shm.reaper's enter and leave race with each other: two shells are started, and one is waited for that never ends",
-)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -59,6 +54,6 @@ def test_a_thread_may_end_before_its_iterator() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["torch", pytest.param("shmload", marks=RACE)])
+@pytest.mark.parametrize("name", ["torch", "shmload"])
 def test_threads_may_each_iterate_a_loader_of_their_own(name: str) -> None:
     assert json.loads(run_program(threaded_program, name)[-1]) == []

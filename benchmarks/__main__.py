@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from benchmarks import first_batch, photos, python_dataset, tiny_rows, trainer_cpu
+from benchmarks import first_batch, photos, python_dataset, resume, tiny_rows, trainer_cpu
 from benchmarks.common import Result, Row, Settings, arguments, markdown, save
 
 BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
@@ -11,6 +11,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "tiny_rows": tiny_rows.measure,
     "first_batch": first_batch.measure,
     "photos": photos.measure,
+    "resume": resume.measure,
 }
 
 

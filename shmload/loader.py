@@ -6,7 +6,6 @@ deterministic schedule rules: `seed_mode.py`. This file holds the arguments, the
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import sys
 import warnings
@@ -23,7 +22,7 @@ from shmload.engine import Engine, EngineOptions, Order
 from shmload.generators import Origin, replayed
 from shmload.seed_mode import SeedIterator, SeedStream
 from shmload.torch_mode import TorchInlineIterator, TorchIterator
-from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_state
+from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
 from shmload.worker.own_generators import own_generators
 from shmload.worker.reader import in_place_of, read_path
 from shmload.worker.spec import Job
@@ -278,16 +277,16 @@ class ShmLoader(DataLoader[T]):
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands, between two batches. Legal at any time; later iteration does not change it.
 
-        Seed mode: flat, JSON-able, under 1 KiB. Torch mode: JSON-able and under 16 KiB, apart from the own states of a stateful
-        dataset, iterator or sampler, which are part of it.
+        Flat and JSON-able, with the same keys always. Seed mode: under 1 KiB. Torch mode: under 16 KiB, apart from the own states
+        of a stateful dataset, iterator or sampler, which are part of it.
         """
         if self._stream is not None:
             return self._stream.state_dict()
         if self._loaded is not None:
-            return copy.deepcopy(self._loaded)
+            return packed_state(self._loaded)
         if self.progress is None or self.progress.is_finished:
-            return fresh_state(self, self.progress)
-        return self.progress.state()
+            return packed_state(fresh_state(self, self.progress))
+        return packed_state(self.progress.state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state` was taken: the next iteration yields the rest of that epoch.

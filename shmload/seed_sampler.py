@@ -5,13 +5,13 @@ Such an order has no formula, so a state says how the sampler came to it (torch_
 
 from __future__ import annotations
 
-import copy
 from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
 from shmload.errors import StateMismatch
 from shmload.generators import origin_of
+from shmload.opaque import UsersOwn, opened, sealed
 from shmload.schedule.state import STATE_VERSION
 from shmload.torch_order import SamplerReader, is_torchs_own
 from shmload.worker.sample_rng import kept_generators
@@ -58,7 +58,7 @@ class SampledOrder:
         if self._now is not None and self._now[0] == epoch:
             sampler = self._now[2].state(step)
         elif self._is_loaded(epoch, step):
-            sampler = copy.deepcopy(self._loaded["sampler"])
+            sampler = self._loaded["sampler"]
         else:
             origin = origin_of(None).dumps(is_torchs_own(self._sampler))
             sampler = {"taken": 0, "origin": origin, "seed_between": False}
@@ -68,7 +68,7 @@ class SampledOrder:
             "seed": self._seed,
             "epoch": epoch,
             "step": step,
-            "sampler": sampler,
+            "sampler": sealed({**sampler, "own": UsersOwn(sampler["own"])} if "own" in sampler else sampler),
         }
 
     def load_state_dict(self, state: Any) -> tuple[int, int]:
@@ -88,5 +88,5 @@ class SampledOrder:
             raise StateMismatch(
                 f"the state belongs to another loader: {'; '.join(differing)}. Remedy: build the loader as it was at saving"
             )
-        self._loaded, self._now = copy.deepcopy(saved), None
+        self._loaded, self._now = {**saved, "sampler": opened(saved["sampler"])}, None
         return saved["epoch"], saved["step"]

@@ -2,10 +2,12 @@
 
     {"version", "mode": "torch", "batch_size", "drop_last", "n",    which loader it was
      "position", "is_finished",                                     batches delivered
-     "snapshot", "num_workers", "last_worker", "base_seed", "shared_seed",  from where a resumed loader makes batches again
-     "sampler": {...}, "workers": [...]}                            see torch_order.py and worker/snapshot.py
+     "details"}                                                     the rest, as one string (opaque.py):
 
-It is JSON-able if the user's own states in it are (those of stateful datasets, iterators and samplers). A resumed loader puts
+     "snapshot", "num_workers", "last_worker", "base_seed", "shared_seed",  from where a resumed loader makes batches again
+     "sampler": {...}, "workers": [...]                             see torch_order.py and worker/snapshot.py
+
+A resumed loader puts
 workers and sampler where they stood at `snapshot` and reads what is between there and `position` again, unseen: nothing, with
 `snapshot_every_n_steps=1`.
 """
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmload.errors import StateMismatch
 from shmload.generators import origin_of
+from shmload.opaque import UsersOwn, opened, sealed
 from shmload.torch_order import SamplerReader, SamplerState, is_endless, is_torchs_own
 from shmload.worker.notes import Note
 from shmload.worker.snapshot import SAME, Snapshot, is_stateful
@@ -28,6 +31,20 @@ if TYPE_CHECKING:
 TORCH_STATE_VERSION = 1
 
 TorchState = dict[str, Any]
+
+
+_OUTSIDE = ("version", "mode", "n", "batch_size", "drop_last", "position", "is_finished")
+
+
+def packed_state(state: TorchState) -> TorchState:
+    """As it is handed out."""
+    sampler, workers = dict(state["sampler"]), [dict(s) for s in state["workers"]]
+    for holder, name in [(sampler, "own"), *((s, name) for s in workers for name in ("dataset", "iterator"))]:
+        if name in holder:
+            holder[name] = UsersOwn(holder[name])
+    inside = {name: value for name, value in state.items() if name not in _OUTSIDE}
+    inside.update(sampler=sampler, workers=workers)
+    return {**{name: state[name] for name in _OUTSIDE}, "details": sealed(inside)}
 
 
 class Progress:
@@ -162,7 +179,7 @@ def fresh_state(loader: ShmLoader[Any], finished: Progress | None) -> TorchState
         "snapshot": 0,
         "num_workers": loader.num_workers,
         "last_worker": loader.num_workers - 1,
-        "base_seed": None,
+        "base_seed": 0,
         "shared_seed": None,
         "sampler": sampler,
         "workers": workers,
@@ -175,7 +192,7 @@ def check_torch_state(state: Any, loader: ShmLoader[Any]) -> TorchState:
     Raises:
         StateMismatch: it cannot; says what differs.
     """
-    if not isinstance(state, dict) or "mode" not in state:
+    if not isinstance(state, dict) or "mode" not in state or (state["mode"] == "torch" and "details" not in state):
         raise StateMismatch(f"a state is a dict as state_dict() returns it, got {_shown(state)}")
     if state["mode"] != "torch":
         raise StateMismatch(
@@ -192,19 +209,18 @@ def check_torch_state(state: Any, loader: ShmLoader[Any]) -> TorchState:
         for name, now in identity(loader).items()
         if state.get(name) != now
     ]
-    own_states = any("dataset" in s or "iterator" in s for s in state.get("workers", []) if s)
-    if (
-        (own_states or state.get("n") is None)
-        and state.get("num_workers") != loader.num_workers
-        and not state["is_finished"]
-    ):
-        differing.append(f"num_workers: saved {state.get('num_workers')!r}, now {loader.num_workers!r}")
+    loaded: TorchState = {**state, **opened(state["details"])}
+    is_in_parts = "origin" not in loaded["sampler"] and "own" not in loaded["sampler"]  # an iterable dataset, by worker
+    own_states = any("dataset" in s or "iterator" in s for s in loaded["workers"])
+    if (own_states or is_in_parts) and loaded["num_workers"] != loader.num_workers and not state["is_finished"]:
+        differing.append(f"num_workers: saved {loaded['num_workers']!r}, now {loader.num_workers!r}")
     if differing:
         raise StateMismatch(
             f"the state belongs to another loader: {'; '.join(differing)}. Remedy: build the loader with the saved values, or "
             "start a new run without this state"
         )
-    return copy.deepcopy(state)
+    del loaded["details"]
+    return loaded
 
 
 def _shown(value: Any) -> str:

@@ -31,6 +31,7 @@ FLOORS = {
     "torch_order": 4,
     "torch_state": 4,
     "generators": 4,
+    "opaque": 4,
     "seed_sampler": 4,
     "bad_samples": 4,
     "integrations": 5,

@@ -42,15 +42,31 @@ def test_distributed_checkpoint_resumes_every_rank(run_ranks: Callable[..., list
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("num_done", [0, 2, 6, 8])
-def test_a_checkpoint_without_ranks_resumes_exactly(num_done: int, num_workers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": 3, "shuffle": True},
+        {"seed": 3, "sampler": range(21, -1, -1)},
+        {"shuffle": True, "generator": 5},
+        {"sampler": range(21, -1, -1)},
+    ],
+    ids=str,
+)
+def test_a_checkpoint_without_ranks_resumes_exactly(
+    options: dict[str, Any], num_done: int, num_workers: int, tmp_path: Path
+) -> None:
     from torch.distributed import checkpoint as dcp
 
     def make() -> ShmLoader[Any]:
-        return ShmLoader(Numbers(), batch_size=4, seed=3, shuffle=True, num_workers=num_workers)
+        generator = {"generator": torch.Generator().manual_seed(5)} if "generator" in options else {}
+        return ShmLoader(Numbers(), batch_size=4, num_workers=num_workers, **{**options, **generator})
 
     def stream(loader: ShmLoader[Any]) -> Any:
         for _ in range(3):
-            yield from map(facts, loader)
+            for batch in loader:
+                yield (
+                    facts(batch) if "seed" in options else facts(batch)[0]
+                )  # without one, noise is the program's affair
 
     with make() as loader:
         batches = stream(loader)

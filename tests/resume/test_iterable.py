@@ -13,6 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shmload import ShmLoader
 from shmload.errors import StateMismatch
+from shmload.opaque import opened
 
 KINDS = {"iterator": data.StatefulIteratorLines, "dataset": data.StatefulLines, "neither": data.Lines}
 
@@ -81,7 +82,7 @@ def test_snapshots_may_be_rare(every: int) -> None:
             next(iterator)
         state = loader.state_dict()
         expected = rest(iterator)
-    assert state["snapshot"] == {2: 4, 3: 3, 0: 0}[every]
+    assert opened(state["details"])["snapshot"] == {2: 4, 3: 3, 0: 0}[every]
     with ShmLoader(data.StatefulIteratorLines(), 6, num_workers=2, snapshot_every_n_steps=every) as loader:
         loader.load_state_dict(state)
         assert rest(loader) == expected

@@ -14,6 +14,7 @@ import torch
 
 from shmload import ShmLoader
 from shmload.errors import StateMismatch
+from shmload.opaque import opened
 
 Make = Callable[[], ShmLoader]
 
@@ -116,7 +117,7 @@ def test_the_start_method_does_not_matter(method: str) -> None:
 def test_snapshots_may_be_rare(every: int | None) -> None:
     make = lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2, snapshot_every_n_steps=every)  # noqa: E731
     state, states, expected = run(make, 5)
-    assert state["snapshot"] == {0: 0, 2: 4, 3: 3, 100: 0, None: 0}[every]
+    assert opened(state["details"])["snapshot"] == {0: 0, 2: 4, 3: 3, 100: 0, None: 0}[every]
     assert resumed(make, state, states) == expected
 
 
@@ -209,7 +210,7 @@ def test_a_stateful_dataset_goes_on(workers: int, size: int) -> None:
     with make() as loader:
         loader.load_state_dict(later)
         assert [b.tolist() for b in loader] == expected
-        assert all(len(s["dataset"]["ballast"]) == size for s in loader.state_dict()["workers"])
+        assert all(len(s["dataset"]["ballast"]) == size for s in opened(loader.state_dict()["details"])["workers"])
 
 
 def test_a_state_of_another_loader_is_refused_and_says_why() -> None:

@@ -1,0 +1,179 @@
+"""What does a position cost: to ask for it, to come back to it, and the reseeding that makes samples repeat?
+
+Method: one process, each figure the best of `--rounds` (a busy machine only ever adds). Fresh start and resume are
+the time from making the loader to its first batch in hand, 256 indices of a dataset of 10^10 (seed mode) and 10^7
+(torch mode, beside torchdata's StatefulDataLoader), shuffled, one forked worker. state_dict() is timed in the middle
+of an epoch with two workers. Reseeding is what one sample pays before it is read: random, numpy and torch.
+
+How to read: a place in a formula costs nothing to come to, so a resume should cost what a start costs. In torch mode the order is
+torch's own permutation, which must be drawn (that is most of the time, for everybody); torchdata then counts up to the place.
+
+Predicted: 10 us, 1.0x, 15 us. Result (2 cores, other work on the machine):
+| | |
+|---|---|
+| state_dict(), seed mode | 1.4 us, 154 bytes |
+| state_dict(), torch mode | 6.3 us, 3739 bytes |
+| resume at 10^9 of 10^10 over a fresh start, seed mode | 0.83x (16 ms and 20 ms) |
+| resume at 9 M of 10 M, torch mode | 0.26 s, torchdata 3.95 s, fresh 0.22 s |
+| seed_samples | 7.4 us |
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from benchmarks.common import Result, Row, Settings, main
+from shmload import ShmLoader
+from shmload.opaque import opened, sealed
+from shmload.worker.sample_rng import begin_sample
+
+BATCH = 256
+HUGE, LARGE = 10**10, 10**7
+
+
+class Numbers(Dataset[Any]):
+    """Nothing but its indices."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def best(measure: Callable[[], float], rounds: int) -> float:
+    return min(measure() for _ in range(rounds))
+
+
+def first_batch_s(make: Callable[[], Any], state: Any) -> float:
+    """From making the loader, and loading a state, to the first batch."""
+    began = time.perf_counter()
+    loader = make()
+    if state is not None:
+        loader.load_state_dict(state)
+    next(iter(loader))
+    took = time.perf_counter() - began
+    if isinstance(loader, ShmLoader):
+        loader.close()
+    return took
+
+
+def call_us(call: Callable[[], Any], count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - began) / count * 1e6
+
+
+def seed_mode() -> ShmLoader[Any]:
+    return ShmLoader(Numbers(HUGE), BATCH, shuffle=True, seed=1, num_workers=1)
+
+
+def torch_mode() -> ShmLoader[Any]:
+    return ShmLoader(Numbers(LARGE), BATCH, shuffle=True, num_workers=1)
+
+
+def torchdatas() -> Any:
+    return StatefulDataLoader(Numbers(LARGE), BATCH, shuffle=True, num_workers=1)
+
+
+def torchdata_state(position: int) -> dict[str, Any]:
+    """The state that its loader tells after so many batches, without reading them: its first, with the counts put up."""
+    loader = torchdatas()
+    next(iter(loader))
+    state: dict[str, Any] = loader.state_dict()
+    main_state = state["_snapshot"]["_main_snapshot"]
+    state["_snapshot"]["_snapshot_step"] = position
+    main_state["_sampler_iter_yielded"] = position
+    sampler = main_state["_sampler_iter_state"]
+    sampler["samples_yielded"] = position * BATCH
+    sampler["sampler_iter_state"]["yielded"] = position * BATCH
+    return state
+
+
+def states(rounds: int) -> tuple[list[Row], dict[str, Any]]:
+    rows, measured = [], {}
+    for name, more in {"seed mode": {"seed": 1}, "torch mode": {}}.items():
+        with ShmLoader(Numbers(100_000), BATCH, shuffle=True, num_workers=2, **more) as loader:
+            iterator = iter(loader)
+            for _ in range(10):
+                next(iterator)
+            us = best(lambda: call_us(loader.state_dict, 200), rounds)  # called at once
+            nbytes = len(json.dumps(loader.state_dict()))
+        measured[name] = {"state_us": us, "state_nbytes": nbytes}
+        rows.append(Row(f"state_dict(), {name}", us, "us", f"{nbytes} bytes as JSON", "<= 50 us", us <= 50))
+    return rows, measured
+
+
+def resumes(rounds: int) -> tuple[list[Row], dict[str, Any]]:
+    with seed_mode() as loader:
+        far = {**loader.state_dict(), "position": 10**9 // BATCH * BATCH}
+    position = 9_000_000 // BATCH
+    with torch_mode() as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+        inside = opened(state["details"])
+        inside.update(snapshot=position, sampler={**inside["sampler"], "taken": position})
+        late = {**state, "position": position, "details": sealed(inside)}
+    cases: dict[str, tuple[Callable[[], Any], Any]] = {
+        "seed mode, fresh": (seed_mode, None),
+        "seed mode, at 10^9 of 10^10": (seed_mode, far),
+        "torch mode, fresh": (torch_mode, None),
+        "torch mode, at 9 M of 10 M": (torch_mode, late),
+        "torchdata, fresh": (torchdatas, None),
+        "torchdata, at 9 M of 10 M": (torchdatas, torchdata_state(position)),
+    }
+    found: dict[str, float] = {}
+    for _ in range(rounds):
+        for name, (make, wanted) in cases.items():
+            found[name] = min(found.get(name, float("inf")), first_batch_s(make, wanted))
+    seeded = found["seed mode, at 10^9 of 10^10"] / found["seed mode, fresh"]
+    torchs = found["torch mode, at 9 M of 10 M"]
+    rows = [
+        Row(
+            "resume at sample 10^9 of 10^10 over a fresh start, seed mode",
+            seeded,
+            "x",
+            f"{found['seed mode, at 10^9 of 10^10'] * 1e3:.0f} ms and {found['seed mode, fresh'] * 1e3:.0f} ms",
+            "<= 1.2x",
+            seeded <= 1.2,
+        ),
+        Row(
+            "resume at 9 M of 10 M, torch mode: torchdata's time over ours",
+            found["torchdata, at 9 M of 10 M"] / torchs,
+            "x",
+            f"{found['torchdata, at 9 M of 10 M']:.2f} s and {torchs:.2f} s; fresh {found['torch mode, fresh']:.2f} s",
+            "> 1x",
+            found["torchdata, at 9 M of 10 M"] > torchs,
+        ),
+    ]
+    return rows, found
+
+
+def measure(settings: Settings) -> Result:
+    """Measures all three questions."""
+    asked, states_found = states(settings.rounds)
+    resumed, resumes_found = resumes(settings.rounds)
+    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    us = best(lambda: call_us(lambda: begin_sample(1, 2, 3, 0, reseed=True), 5000), settings.rounds)
+    random.setstate(kept[0]), np.random.set_state(kept[1]), torch.set_rng_state(kept[2])
+    rows = [
+        *asked,
+        *resumed,
+        Row("seed_samples, per sample", us, "us", "random, numpy and torch", "<= 25 us", us <= 25),
+    ]
+    return Result(rows, {"states": states_found, "resumes": resumes_found, "seed_samples_us": us})
+
+
+if __name__ == "__main__":
+    main("resume", __doc__, measure)

@@ -15,7 +15,7 @@ import numpy as np
 from shmload.errors import SampleError
 
 if TYPE_CHECKING:
-    from shmload.engine import Order
+    from shmload.orders import Order
 
 LISTED_MAX = 1000  # bad samples that stats() tells of singly
 SUBSTITUTES_MAX = 100  # indices tried in place of one bad sample

@@ -19,13 +19,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic, monotonic_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import (
-    ANYONE,
     FAILED,
     FILLING,
     HELD,
@@ -39,6 +38,7 @@ from shmload._core.trainer import (
 from shmload.bad_samples import BadSamples
 from shmload.batch.deliver import copied, deliver_packed, deliver_rows
 from shmload.batch.layout import Layout
+from shmload.orders import NOTHING, Delivery, Order
 from shmload.ring_memory import RingMemory
 from shmload.shm import forks
 from shmload.shm.group import Group
@@ -46,7 +46,7 @@ from shmload.supervision import Supervisor, Verdict
 from shmload.worker.crew import STOP_GRACE_S, interrupts_held
 from shmload.worker.failure import Failure
 from shmload.worker.muster import muster
-from shmload.worker.notes import Note, is_end, load_note
+from shmload.worker.notes import is_end, load_note
 from shmload.worker.spec import Job
 
 log = logging.getLogger("shmload")
@@ -57,42 +57,6 @@ TEXT_CAPACITY = 16384
 LAYOUT_CAPACITY = 65536
 ORDER_CAPACITY = 4096
 CHUNK_WORK_NS = 300_000  # a chunk worth a claim of its own keeps a worker busy this long
-
-
-@dataclass(eq=False)
-class Order:
-    """One batch to be made: which, of which samples, and (in torch mode) by which worker. `slot` is -1 until published.
-
-    An iterable dataset's order has as many indices as samples are wanted, each of them the pass's shared seed.
-    """
-
-    epoch: int
-    step: int
-    indices: Sequence[Any] | np.ndarray[Any, Any]
-    worker: int = ANYONE
-    slot: int = -1
-    is_given: bool = False  # the indices are a batch sampler's own object, which `__getitems__` gets as it is
-    origins: list[tuple[int, int]] | None = (
-        None  # of rows after bad samples: which row they were ordered as, substitutes tried
-    )
-
-    @property
-    def nrows(self) -> int:
-        """Rows of the batch."""
-        return len(self.indices)
-
-
-class Delivery(NamedTuple):
-    """An order's batch, and in torch mode what its worker said of itself. `batch` is NOTHING if none came of the order."""
-
-    order: Order
-    batch: Any
-    note: Note | None
-
-
-NOTHING = (
-    object()
-)  # the iterator of an iterable dataset was at its end, or every sample of the batch was bad and is skipped
 
 
 @dataclass(frozen=True)

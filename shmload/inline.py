@@ -11,7 +11,7 @@ import torch
 from shmload.bad_samples import BadSamples
 from shmload.batch.deliver import structure
 from shmload.batch.place import RowOut, private_rows, private_tensors
-from shmload.engine import NOTHING, Order
+from shmload.orders import NOTHING, Order
 from shmload.worker.reader import in_place_of, read_alone
 from shmload.worker.sample_rng import begin_sample, end_samples, kept_generators
 from shmload.worker.spec import Job

@@ -17,9 +17,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, default_convert
 
+from shmload.arguments import NOT_BUILT, check_arguments
 from shmload.bad_samples import BadSamples, OnError
-from shmload.engine import Engine, EngineOptions, Order
+from shmload.engine import Engine, EngineOptions
 from shmload.generators import Origin, replayed
+from shmload.orders import Order
 from shmload.seed_mode import SeedIterator, SeedStream
 from shmload.torch_mode import TorchInlineIterator, TorchIterator
 from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
@@ -28,15 +30,6 @@ from shmload.worker.reader import in_place_of, read_path
 from shmload.worker.spec import Job
 
 T = TypeVar("T", covariant=True)
-
-_NOT_BUILT: dict[str, Any] = {  # keyword -> the value that asks for nothing
-    "ragged": "list",
-    "crew": "auto",
-    "address": None,
-    "share": None,
-    "device": None,
-    "audit": None,
-}
 
 
 class ShmLoader(DataLoader[T]):
@@ -112,25 +105,16 @@ class ShmLoader(DataLoader[T]):
         audit: Any = None,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
-        given = locals()
-        for name, nothing in _NOT_BUILT.items():
-            if given[name] != nothing:
-                raise NotImplementedError(f"ShmLoader({name}=...) is not built yet; leave it at {nothing!r}")
-            setattr(self, name, nothing)
-        if num_workers == "auto" or prefetch_factor == "auto":
-            raise NotImplementedError('num_workers="auto" and prefetch_factor="auto" are not built yet; give a number')
-        _check_seed_arguments(seed, seed_samples, generator, uneven, dataset)
-        if ring_bytes is not None and ring_bytes <= 0:
-            raise ValueError(f"ring_bytes is a positive number of bytes or None; got {ring_bytes}")
-        if max_restarts is not None and max_restarts < 0:
-            raise ValueError(f"max_restarts is at least 0 or None; got {max_restarts}")
+        check_arguments(given := dict(locals()))
+        for name in NOT_BUILT:
+            setattr(self, name, given[name])
         super().__init__(
             dataset,
             batch_size,
             shuffle,
             sampler,
             batch_sampler,
-            num_workers,
+            num_workers,  # type: ignore[arg-type]  # "auto" has been refused
             collate_fn,
             pin_memory,
             drop_last,
@@ -138,12 +122,11 @@ class ShmLoader(DataLoader[T]):
             worker_init_fn,
             multiprocessing_context,
             generator,
-            prefetch_factor=prefetch_factor,
+            prefetch_factor=prefetch_factor,  # type: ignore[arg-type]  # as above
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        _check_policies(self, on_error, max_bad, sample_timeout_s, snapshot_every_n_steps)
         self.shuffle = shuffle
         self.on_error: OnError = on_error
         self.max_bad = max_bad
@@ -391,46 +374,3 @@ class ShmLoader(DataLoader[T]):
         stream: SeedStream | None = getattr(self, "_stream", None)
         if stream is not None and not sys.is_finalizing():
             stream.close()
-
-
-def _check_policies(
-    loader: ShmLoader[Any], on_error: str, max_bad: int | None, sample_timeout_s: float | None, every: int | None
-) -> None:
-    if on_error not in ("raise", "skip", "substitute"):
-        raise ValueError(f'on_error is "raise", "skip" or "substitute"; got {on_error!r}')
-    is_iterable = isinstance(loader.dataset, IterableDataset)
-    if on_error != "raise" and is_iterable:
-        raise ValueError(
-            f"on_error={on_error!r} needs a map-style dataset: what an iterable dataset's iterator raised is gone. Catch it in "
-            "the dataset's __iter__"
-        )
-    if max_bad is not None and max_bad < 0:
-        raise ValueError(f"max_bad is at least 0 or None; got {max_bad}")
-    if sample_timeout_s is not None and not sample_timeout_s > 0:
-        raise ValueError(f"sample_timeout_s is a positive number of seconds or None; got {sample_timeout_s}")
-    if sample_timeout_s is not None and loader.num_workers == 0:
-        raise ValueError(
-            "sample_timeout_s needs num_workers > 0: nobody can interrupt a sample that the trainer reads itself"
-        )
-    if every is not None and every < 0:
-        raise ValueError(f"snapshot_every_n_steps is at least 0 or None; got {every}")
-
-
-def _check_seed_arguments(
-    seed: int | None, seed_samples: bool | None, generator: Any, uneven: str, dataset: Any
-) -> None:
-    if uneven not in ("pad", "drop", "exact"):
-        raise ValueError(f'uneven is "pad", "drop" or "exact"; got {uneven!r}')
-    if seed is None:
-        if seed_samples:
-            raise ValueError("seed_samples=True needs a seed: without one randomness is torch's, per worker")
-        return
-    if not isinstance(seed, int) or not 0 <= seed < 2**64:
-        raise ValueError(f"seed is an int from 0 to 2**64 - 1; got {seed!r}")
-    if generator is not None:
-        raise ValueError("seed and generator exclude each other: in seed mode the seed orders everything")
-    if isinstance(dataset, IterableDataset):
-        raise ValueError(
-            "seed mode orders samples by index, which an IterableDataset has not: give it __getitem__ and __len__, "
-            "or leave out seed"
-        )

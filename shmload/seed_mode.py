@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmload.engine import NOTHING, Engine, Order
+from shmload.engine import Engine
 from shmload.inline import InlineReader
+from shmload.orders import NOTHING, Order
 from shmload.schedule.schedule import Schedule
 from shmload.schedule.state import make_state, resume
 from shmload.seed_sampler import SampledOrder

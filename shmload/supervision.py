@@ -19,7 +19,7 @@ from shmload.errors import SampleTimeout, ShmloadError, WorkerDied
 from shmload.worker.crew import Crew, Death
 
 if TYPE_CHECKING:
-    from shmload.engine import Order
+    from shmload.orders import Order
 
 log = logging.getLogger("shmload")
 

@@ -24,10 +24,11 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from shmload.engine import NOTHING, Engine, Order
+from shmload.engine import Engine
 from shmload.errors import WorkerDied
 from shmload.generators import origin_of
 from shmload.inline import InlineReader
+from shmload.orders import NOTHING, Order
 from shmload.torch_order import SamplerReader
 from shmload.torch_state import Progress, TorchState
 from shmload.worker.iterable import with_shared_seed

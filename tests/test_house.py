@@ -32,6 +32,8 @@ FLOORS = {
     "torch_state": 4,
     "generators": 4,
     "opaque": 4,
+    "orders": 4,
+    "arguments": 4,
     "seed_sampler": 4,
     "bad_samples": 4,
     "integrations": 5,

@@ -304,3 +304,8 @@ def test_an_iterable_dataset_is_refused_where_indices_are_needed() -> None:
         ShmLoader(Stream(), seed=1)
     with pytest.raises(ValueError, match="needs a map-style dataset"):
         ShmLoader(Stream(), on_error="skip")
+
+
+def test_a_dead_workers_iterator_cannot_be_restarted() -> None:
+    with pytest.raises(ValueError, match="max_restarts=1 needs a map-style dataset"):
+        ShmLoader(Stream(), num_workers=1, max_restarts=1)

@@ -1,0 +1,83 @@
+"""ShmLoader's own arguments, checked before torch checks its own: what is wrong, what was needed, what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+NOT_BUILT: dict[str, Any] = {  # keyword -> the value that asks for nothing
+    "ragged": "list",
+    "crew": "auto",
+    "address": None,
+    "share": None,
+    "device": None,
+    "audit": None,
+}
+
+
+def check_arguments(given: Mapping[str, Any]) -> None:
+    """Returns if they go together.
+
+    Raises:
+        ValueError: they do not.
+        NotImplementedError: for a keyword whose capability is not built yet.
+    """
+    for name, nothing in NOT_BUILT.items():
+        if given[name] != nothing:
+            raise NotImplementedError(f"ShmLoader({name}=...) is not built yet; leave it at {nothing!r}")
+    if given["num_workers"] == "auto" or given["prefetch_factor"] == "auto":
+        raise NotImplementedError('num_workers="auto" and prefetch_factor="auto" are not built yet; give a number')
+    _check_seed(given)
+    _check_policies(given)
+    ring_bytes, every = given["ring_bytes"], given["snapshot_every_n_steps"]
+    if ring_bytes is not None and ring_bytes <= 0:
+        raise ValueError(f"ring_bytes is a positive number of bytes or None; got {ring_bytes}")
+    if every is not None and every < 0:
+        raise ValueError(f"snapshot_every_n_steps is at least 0 or None; got {every}")
+
+
+def _check_seed(given: Mapping[str, Any]) -> None:
+    seed = given["seed"]
+    if given["uneven"] not in ("pad", "drop", "exact"):
+        raise ValueError(f'uneven is "pad", "drop" or "exact"; got {given["uneven"]!r}')
+    if seed is None:
+        if given["seed_samples"]:
+            raise ValueError("seed_samples=True needs a seed: without one randomness is torch's, per worker")
+        return
+    if not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise ValueError(f"seed is an int from 0 to 2**64 - 1; got {seed!r}")
+    if given["generator"] is not None:
+        raise ValueError("seed and generator exclude each other: in seed mode the seed orders everything")
+    if isinstance(given["dataset"], IterableDataset):
+        raise ValueError(
+            "seed mode orders samples by index, which an IterableDataset has not: give it __getitem__ and __len__, "
+            "or leave out seed"
+        )
+
+
+def _check_policies(given: Mapping[str, Any]) -> None:
+    on_error, max_bad, limit_s = given["on_error"], given["max_bad"], given["sample_timeout_s"]
+    max_restarts, is_iterable = given["max_restarts"], isinstance(given["dataset"], IterableDataset)
+    if on_error not in ("raise", "skip", "substitute"):
+        raise ValueError(f'on_error is "raise", "skip" or "substitute"; got {on_error!r}')
+    if on_error != "raise" and is_iterable:
+        raise ValueError(
+            f"on_error={on_error!r} needs a map-style dataset: what an iterable dataset's iterator raised is gone. Catch it in "
+            "the dataset's __iter__"
+        )
+    if max_bad is not None and max_bad < 0:
+        raise ValueError(f"max_bad is at least 0 or None; got {max_bad}")
+    if limit_s is not None and not limit_s > 0:
+        raise ValueError(f"sample_timeout_s is a positive number of seconds or None; got {limit_s}")
+    if limit_s is not None and given["num_workers"] == 0:
+        raise ValueError(
+            "sample_timeout_s needs num_workers > 0: nobody can interrupt a sample that the trainer reads itself"
+        )
+    if max_restarts is not None and max_restarts < 0:
+        raise ValueError(f"max_restarts is at least 0 or None; got {max_restarts}")
+    if max_restarts and is_iterable:
+        raise ValueError(
+            f"max_restarts={max_restarts} needs a map-style dataset: an iterable one's position is lost with its worker"
+        )

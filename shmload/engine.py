@@ -46,7 +46,7 @@ from shmload.supervision import Supervisor, Verdict
 from shmload.worker.crew import STOP_GRACE_S, interrupts_held
 from shmload.worker.failure import Failure
 from shmload.worker.muster import muster
-from shmload.worker.notes import is_end, load_note
+from shmload.worker.notes import END, NO_NEWS, load_note
 from shmload.worker.spec import Job
 
 log = logging.getLogger("shmload")
@@ -318,13 +318,13 @@ class Engine:
         nrows = order.nrows
         nbytes = ring.used_nbytes(slot)  # set by the worker that packed the batch, whatever the order asked for
         dumped = ring.note(slot) if self._has_notes else b""
-        if is_end(dumped):
+        if dumped[:1] == END:
             ring.free(slot)
             self._queue.remove(order)
             return Delivery(order, NOTHING, load_note(dumped, None))
         lease = ring.lease(slot)
         try:
-            note = load_note(dumped, lease.bytes_at)
+            note = NO_NEWS if dumped == b"\0" else load_note(dumped, lease.bytes_at)
             if note is not None and note.has_ended:
                 batch = NOTHING
             elif nbytes:
@@ -341,7 +341,10 @@ class Engine:
         del lease
         ring.count_nbytes(nbytes)
         self._supervisor.batch_came()
-        self._queue.remove(order)
+        if self._queue[0] is order:
+            self._queue.popleft()
+        else:
+            self._queue.remove(order)
         return Delivery(order, batch, note)
 
     def _lose(self, order: Order) -> None:
@@ -462,10 +465,11 @@ class Engine:
     # ------------------------------------------------------------ deaths
 
     def _see_to_deaths(self) -> None:
-        with interrupts_held():
-            num_late = self._supervisor.see_to_late()
-        for bell in self._orders if num_late else ():
-            bell.post_up_to(1)
+        if self._options.sample_timeout_s is not None:
+            with interrupts_held():
+                num_late = self._supervisor.see_to_late()
+            for bell in self._orders if num_late else ():
+                bell.post_up_to(1)
         deaths = self.crew.deaths()
         if not deaths:
             return

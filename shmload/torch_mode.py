@@ -32,6 +32,7 @@ from shmload.orders import NOTHING, Order
 from shmload.torch_order import SamplerReader
 from shmload.torch_state import Progress, TorchState
 from shmload.worker.iterable import with_shared_seed
+from shmload.worker.notes import NO_NEWS
 from shmload.worker.sample_rng import kept_generators
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ class _Iterator(_BaseDataLoaderIter):
         except StopIteration:
             self.progress.is_finished = True
             raise
-        self.progress.delivered()
+        progress = self.progress
+        progress.num_delivered += 1
+        if not progress.is_always_current:
+            progress.delivered()
         return batch
 
     def _skip_to(self, position: int) -> None:
@@ -142,6 +146,9 @@ class TorchIterator(_Iterator):
             reader.resume(state["sampler"])
             if first := fast_forward(state):
                 log.warning("%s", first)
+        self._batches = reader.batches()
+        self._takes_turns = self._in_order  # as long as no iterator has ended
+        self._is_given = self._auto_collation and not reader.is_sliced
         last = None if first_iter else self.progress
         self.progress = loader.progress = Progress(loader, reader, int(self._base_seed), self._shared_seed)
         if last is not None:
@@ -176,23 +183,22 @@ class TorchIterator(_Iterator):
     def _try_put_index(self) -> None:
         assert self._engine is not None
         try:
-            index = self._next_index()
+            index = next(self._batches)
         except StopIteration:
             return
-        worker = self._next_worker()
+        worker = next(self._turns) if self._takes_turns else self._next_worker()
         if worker < 0:
             return
         if self._dataset_kind == _DatasetKind.Iterable:
             index = [self._shared_seed or 0] * len(index) if self._auto_collation else self._shared_seed or 0
         keys = index if self._auto_collation else [index]
-        is_sliced = self._sampler_iter.is_sliced or not self._auto_collation
-        self._engine.submit(Order(self._epoch, self._num_sent, keys, worker, is_given=not is_sliced))
+        self._engine.submit(Order(self._epoch, self._num_sent, keys, worker, is_given=self._is_given))
         self._num_active[worker] += 1
         self._num_sent += 1
 
     def _next_worker(self) -> int:
         """Whose turn it is: round about, without those whose iterator has ended or, unless in_order, that have their share."""
-        num_left = sum(count >= 0 for count in self._num_active)
+        num_left = self._num_workers - self._num_active.count(-1)
         share = self._prefetch_factor * self._num_workers // max(num_left, 1)
         for _ in range(self._num_workers):
             worker = next(self._turns)
@@ -216,17 +222,21 @@ class TorchIterator(_Iterator):
                     self._num_active[lost.worker] -= 1
                     self._try_put_index()
                 raise
-            self.progress.noted(order.worker, note)
-            if note is not None and note.has_ended:
+            progress = self.progress
+            progress.last_worker = order.worker
+            if note is not NO_NEWS:
+                progress.noted(order.worker, note)
+            if note is not NO_NEWS and note is not None and note.has_ended:
                 self._num_active[order.worker] = -1
+                self._takes_turns = False
             elif self._num_active[order.worker] > 0:  # else an order from before its end
                 self._num_active[order.worker] -= 1
             self._try_put_index()
             if batch is not NOTHING:
-                return self._pinned(batch)
+                return self._pinned(batch) if self._pin_memory else batch
 
     def _pinned(self, batch: Any) -> Any:
-        return _utils.pin_memory.pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
+        return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
 
     def _shutdown_workers(self) -> None:
         engine, self._engine = getattr(self, "_engine", None), None

@@ -128,13 +128,18 @@ class SamplerReader:
         # as in start_after
         self._iterator = chain(list(islice(iterator, 1)), iterator)
 
+    def batches(self) -> Iterator[Any]:
+        """The batches from here on; a stateful sampler's must be taken from the reader itself, which counts them."""
+        return self if self._is_stateful or self._taken_early else self._iterator
+
     def __iter__(self) -> SamplerReader:
         return self
 
     def __next__(self) -> Any:
         keys = self._taken_early.pop() if self._taken_early else next(self._iterator)
         self.num_taken += 1
-        self._note_state()
+        if self._is_stateful:
+            self._note_state()
         return keys
 
     def _note_state(self) -> None:

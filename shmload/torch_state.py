@@ -15,6 +15,7 @@ workers and sampler where they stood at `snapshot` and reads what is between the
 from __future__ import annotations
 
 import copy
+import logging
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from shmload.worker.snapshot import SAME, Snapshot, is_stateful
 
 if TYPE_CHECKING:
     from shmload.loader import ShmLoader
+
+log = logging.getLogger("shmload")
 
 TORCH_STATE_VERSION = 1
 
@@ -56,21 +59,23 @@ class Progress:
 
     def __init__(self, loader: ShmLoader[Any], sampler: SamplerReader, base_seed: int, shared_seed: int | None) -> None:
         self._every = loader.snapshot_every_n_steps
+        self.is_always_current = self._every == 1  # then the snapshot is of now, whenever someone asks
         self._num_workers = loader.num_workers
         self._identity = identity(loader)
+        self._is_ordered = loader.in_order or loader.num_workers < 2
         self._sampler = sampler
         self._base_seed, self._shared_seed = base_seed, shared_seed
         self._notes: list[bytes] = [SAME] * self._num_workers
         self._is_current = [True] * self._num_workers
         self._fetcher: Any = None
-        self._last_worker = self._num_workers - 1  # whose batch was delivered last
+        self.last_worker = self._num_workers - 1  # whose batch was delivered last
         self.num_delivered = 0
         self.is_finished = False
         # (step, notes, last worker, the sampler's state); the last is made when it is asked for
         self._snapshot: tuple[int, list[bytes], int, SamplerState | None] = (
             0,
             list(self._notes),
-            self._last_worker,
+            self.last_worker,
             sampler.state(0),
         )
 
@@ -79,12 +84,12 @@ class Progress:
         self.num_delivered = state["snapshot"]
         if state["num_workers"] == self._num_workers > 0:
             self._notes = [pickle.dumps(s) if s else SAME for s in state["workers"]]
-            self._last_worker = state["last_worker"]
+            self.last_worker = state["last_worker"]
         self._take_snapshot()
         self._snapshot = (*self._snapshot[:3], self._sampler.state(self.num_delivered))
 
     def _take_snapshot(self) -> None:
-        self._snapshot = (self.num_delivered, list(self._notes), self._last_worker, None)
+        self._snapshot = (self.num_delivered, list(self._notes), self.last_worker, None)
 
     def follows(self, last: Progress) -> None:
         """The same workers have made another pass before."""
@@ -97,19 +102,24 @@ class Progress:
 
     def noted(self, worker: int, note: Note | None) -> None:
         """What came with the newest batch of a worker."""
-        self._last_worker = worker
         self._is_current[worker] = note is not None
         if note is not None and note.snapshot != SAME:
             self._notes[worker] = note.snapshot
 
     def delivered(self) -> None:
-        """One more batch has been handed to the user."""
-        self.num_delivered += 1
+        """One more batch has been handed to the user, and counted; asked for unless `is_always_current`."""
         if self._every and self.num_delivered - self._snapshot[0] >= self._every and all(self._is_current):
             self._take_snapshot()
 
     def state(self) -> TorchState:
         """The state now; later iteration does not change it."""
+        if not self._is_ordered:
+            log.warning(
+                "with in_order=False and several workers a state counts batches and does not say which: a resumed run may read "
+                "some again and leave out others"
+            )
+        if self.is_always_current:
+            self._take_snapshot()
         step, notes, last_worker, sampler = self._snapshot
         if sampler is None:
             sampler = self._sampler.state(step)

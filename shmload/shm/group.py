@@ -6,19 +6,40 @@ With the first group of a process the leavings of dead ones are swept away and t
 from __future__ import annotations
 
 import atexit
+import fcntl
 import logging
 import os
 import weakref
 
-from shmload.shm import janitor, reaper
+from shmload.shm import janitor, owner, reaper
 from shmload.shm.doorbell import Doorbell
-from shmload.shm.names import new_stem
+from shmload.shm.names import SHM_DIR, new_stem
 from shmload.shm.segment import Kind, Segment
 
 log = logging.getLogger("shmload")
 
 _alive: weakref.WeakSet[Group] = weakref.WeakSet()
 _has_swept = False
+
+
+class _Mark:
+    """An empty locked file in the place of a control segment that has no name there: bells have, and a janitor would take them."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._pid = os.getpid()
+        self._fd = owner.keep(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def close(self) -> None:
+        """Removes it. Does nothing in a forked child."""
+        if self._pid != os.getpid():
+            return
+        try:
+            os.unlink(self._path)
+        except FileNotFoundError:
+            pass
+        owner.close(self._fd)
 
 
 class Group:
@@ -34,7 +55,7 @@ class Group:
             except OSError as error:
                 log.warning("could not sweep the leavings of dead loaders: %s", error)
         self._pid = os.getpid()
-        self._owned: list[Segment | Doorbell] = []
+        self._owned: list[Segment | Doorbell | _Mark] = []
         reaper.enter()
         self.stem = new_stem()
         _alive.add(self)
@@ -43,6 +64,11 @@ class Group:
         """A new segment of the group; see Segment.create."""
         segment = Segment.create(f"{self.stem}-{part}", nbytes, kind=kind, slots=slots)
         self._owned.append(segment)
+        if part == "control" and segment.kind == "memfd":
+            try:
+                self._owned.append(_Mark(f"{SHM_DIR}/{segment.name}"))
+            except OSError as error:  # no folder, or it is read-only: then nothing of ours can be there to be taken
+                log.debug("no mark for %s: %s", segment.name, error)
         return segment
 
     def doorbell(self, part: str) -> Doorbell:

@@ -21,7 +21,10 @@ def close(fd: int) -> None:
     """Closes one that was registered, if it has not been (in a forked child it has)."""
     if fd in _descriptors:
         _descriptors.discard(fd)
-        os.close(fd)
+        try:
+            os.close(fd)
+        except OSError:  # a program that closes every descriptor before it ends, say
+            pass
 
 
 def _close_all() -> None:

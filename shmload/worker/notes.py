@@ -27,6 +27,11 @@ class Note(NamedTuple):
     has_ended: bool
 
 
+END = bytes([_ENDED])  # how a note begins that comes alone: no batch, and nothing in the payload
+NO_NEWS = Note(SAME, has_ended=False)
+_NO_NEWS = bytes([0])  # as NO_NEWS is dumped
+
+
 def dump_note(snapshot: bytes | tuple[int, int], *, has_ended: bool) -> bytes:
     """A note.
 
@@ -39,17 +44,14 @@ def dump_note(snapshot: bytes | tuple[int, int], *, has_ended: bool) -> bytes:
     return bytes([flags]) + snapshot
 
 
-def is_end(dumped: bytes) -> bool:
-    """Whether it comes alone: no batch, and nothing in the payload."""
-    return bool(dumped) and dumped[0] == _ENDED
-
-
 def load_note(dumped: bytes, payload_bytes: Callable[[int, int], bytes] | None) -> Note | None:
     """Inverse of `dump_note`; None if nothing came along.
 
     Args:
-        payload_bytes: (offset, nbytes) -> that part of the payload; may be None if `is_end`.
+        payload_bytes: (offset, nbytes) -> that part of the payload; may be None if it begins with END.
     """
+    if dumped == _NO_NEWS:
+        return NO_NEWS
     if not dumped:
         return None
     flags, snapshot = dumped[0], dumped[1:]

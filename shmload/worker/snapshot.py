@@ -39,7 +39,10 @@ class Snapshots:
         self._source = source
         self._num_workers = num_workers
         self._streams = Streams()
+        self._last_streams = self._streams.tell()
         self._last = b""
+        # nothing but the streams can change: asked once, not for every batch
+        self._has_own = source is not None or is_stateful(job.dataset)
 
     def is_due(self, step: int) -> bool:
         """Whether the loader's next snapshot is near enough that it needs this worker's."""
@@ -51,6 +54,10 @@ class Snapshots:
 
     def take(self) -> bytes:
         """The snapshot of now, pickled; SAME if it is the last one."""
+        streams = self._streams.tell()
+        if not self._has_own and streams is self._last_streams:
+            return SAME
+        self._last_streams = streams
         snapshot: Snapshot = {}
         iterator = None if self._source is None else self._source.iterator
         dataset = self._dataset if self._source is None else self._source.dataset
@@ -60,7 +67,7 @@ class Snapshots:
             snapshot["iterator"] = iterator.state_dict()  # type: ignore[union-attr]  # None has none
         if self._source is not None and self._source.has_ended:
             snapshot["has_ended"] = True
-        if streams := self._streams.tell():
+        if streams:
             snapshot["streams"] = streams
         taken = pickle.dumps(snapshot) if snapshot else b""
         if taken == self._last:

@@ -8,6 +8,7 @@ import io
 import os
 import pickle
 import random
+import resource
 import subprocess
 import sys
 import warnings
@@ -298,3 +299,18 @@ def test_a_program_that_ends_with_live_batches_ends_quietly(options: str, last: 
     program = PROGRAM.format(options=options, last=last)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*batches are still in use")
+@pytest.mark.parametrize("seed", [None, 3])
+def test_hundreds_of_batches_are_held_under_a_low_limit_of_descriptors(seed: int | None) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_open = len(os.listdir("/proc/self/fd"))
+    with ShmLoader(list(range(900)), 2, num_workers=2, seed=seed) as loader:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 40, limits[1]))
+        try:
+            batches = list(loader)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [batch.tolist() for batch in batches] == [[i, i + 1] for i in range(0, 900, 2)]

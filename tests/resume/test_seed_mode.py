@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import noisy_data as data
@@ -162,3 +165,33 @@ def test_a_dataset_that_has_grown_is_read_whole_in_the_next_epoch(workers: int) 
         dataset += range(10, 17)
         assert sorted(i for batch in loader for i in batch.tolist()) == list(range(17))
         assert len(loader) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize(
+    ("workers", "method"),
+    [(1, "fork"), (2, "fork"), (4, "fork"), (1, "spawn"), (2, "spawn"), (2, "forkserver")],
+)
+def test_global_generators_draw_the_same_for_any_workers(expected: list[Any], workers: int, method: str) -> None:
+    """Python's random, numpy's global and torch's: Noisy draws from all three, and leaves half a gaussian behind."""
+    with make(num_workers=workers, multiprocessing_context=method) as loader:
+        assert stream(loader, 18) == expected[:18]
+
+
+@pytest.mark.slow
+def test_and_the_same_after_workers_have_died(expected: list[Any]) -> None:
+    with make(num_workers=2) as loader:
+        got, batches = [], _for_ever(loader)
+        for number in range(18):
+            got.append(next(batches).tolist())
+            if number % 4 == 0:  # all of them, so that the trainer has to wait for new ones
+                for pid in loader._last_engine.crew.pids:
+                    os.kill(pid, signal.SIGKILL)
+        assert got == expected[:18]
+        assert loader.stats()["num_restarts"] >= 2
+
+
+def _for_ever(loader: ShmLoader) -> Iterator[Any]:
+    while True:
+        yield from loader

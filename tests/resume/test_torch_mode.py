@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,8 @@ import noisy_data as data
 import numpy as np
 import pytest
 import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from shmload import ShmLoader
 from shmload.errors import StateMismatch
@@ -235,3 +238,44 @@ def test_a_state_of_another_loader_is_refused_and_says_why() -> None:
             seeded.load_state_dict(state)
         with pytest.raises(StateMismatch, match="of mode 'seed'"):
             loader.load_state_dict(seeded.state_dict())
+
+
+def _dataset_of(make: Any) -> Any:
+    return make(data.Counting(), batch_size=6, num_workers=2)
+
+
+def _sampler_of(make: Any) -> Any:
+    sampler = StatefulDistributedSampler(data.Counting(), num_replicas=2, rank=1, shuffle=True, seed=4)
+    return make(data.Counting(), batch_size=3, sampler=sampler, num_workers=2)
+
+
+def _own_sampler_of(make: Any) -> Any:
+    return make(data.Counting(), batch_size=6, sampler=data.StatefulSampler(40), num_workers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.parametrize("stop", [1, 3, 6])
+@pytest.mark.parametrize("kind", [_dataset_of, _sampler_of, _own_sampler_of])
+def test_the_rest_is_what_torchdatas_loader_gives(kind: Callable[[Any], Any], stop: int) -> None:
+    def after(make: Any) -> list[Any]:
+        loader = kind(make)
+        for _ in zip(range(stop), loader, strict=False):
+            pass
+        state = loader.state_dict()
+        again = kind(make)
+        again.load_state_dict(state)
+        return [batch.tolist() for batch in again]
+
+    assert after(ShmLoader) == after(StatefulDataLoader)
+
+
+@pytest.mark.slow
+def test_a_state_of_batches_out_of_order_warns(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        ShmLoader(data.Noisy(), 6, num_workers=2, in_order=False) as loader,
+        caplog.at_level(logging.WARNING, "shmload"),
+    ):
+        next(iter(loader))
+        loader.state_dict()
+    assert "a state counts batches and does not say which" in caplog.text

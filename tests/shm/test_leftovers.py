@@ -13,7 +13,7 @@ from time import monotonic
 
 import pytest
 
-from shmload.shm import janitor
+from shmload.shm import janitor, reaper
 from shmload.shm.group import Group
 from shmload.shm.names import SHM_DIR
 
@@ -23,6 +23,9 @@ from shmload.shm import reaper
 if "no-reaper" in sys.argv:
     reaper.enter = reaper.leave = lambda: None
 from shmload.shm.group import Group
+if "no-room" in sys.argv:
+    from shmload.shm import segment
+    segment.shm_free_bytes = lambda: 0
 group = Group()
 group.segment("control", 4096); group.segment("payload-0", 1 << 20); group.doorbell("ready")
 if "forks" in sys.argv and os.fork() == 0:
@@ -102,6 +105,38 @@ def test_a_living_neighbour_is_never_swept() -> None:
     with owner() as (_, stem):
         assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
         assert len(left(stem)) == 3
+
+
+def test_a_living_neighbour_whose_ring_found_no_room_is_never_swept() -> None:
+    with owner("no-room") as (_, stem):
+        assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
+        assert left(stem) == {f"{stem}-control", f"sem.{stem}-ready"}
+
+
+def test_what_such_a_one_leaves_when_it_is_killed_goes_too() -> None:
+    with owner("no-room") as (child, stem):
+        child.kill()
+        assert gone_within(stem, 2)
+
+
+def test_a_stopped_reaper_does_not_hold_up_the_end() -> None:
+    group = Group()
+    assert reaper._shell is not None
+    os.kill(reaper._shell.pid, signal.SIGSTOP)
+    group.close()
+    assert reaper._shell is None
+
+
+def test_a_killed_reaper_is_replaced() -> None:
+    first = Group()
+    assert reaper._shell is not None
+    pid = reaper._shell.pid
+    os.kill(pid, signal.SIGKILL)
+    reaper._shell.wait()
+    second = Group()
+    assert reaper._shell.pid != pid
+    second.close()
+    first.close()
 
 
 def test_a_dry_run_only_says_what_it_would_remove() -> None:

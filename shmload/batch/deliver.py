@@ -24,7 +24,10 @@ _from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
 
 def deliver_rows(layout: Layout, lease: Lease, nrows: int) -> Any:
     """The batch of `nrows` fixed samples in a leased slot."""
-    return structure(layout.tree, lease.tensors(_plan(layout, nrows), _from_dlpack))
+    tensors = lease.tensors(_plan(layout, nrows), _from_dlpack)
+    if layout.names is not None:
+        return dict(zip(layout.names, tensors, strict=True))
+    return structure(layout.tree, tensors)
 
 
 @lru_cache(maxsize=64)

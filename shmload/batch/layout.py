@@ -62,19 +62,25 @@ class Layout:
     _offsets: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict, compare=False, repr=False)
 
     def place(self, nrows: int) -> tuple[tuple[int, ...], int]:
-        """(offset of each field, bytes in all) for a batch of `nrows`; both in bytes from the slot's start."""
+        """(offset of each field, bytes in all) for a batch of `nrows`, from the slot's start; at least 1 byte in all."""
         found = self._offsets.get(nrows)
         if found is None:
             offsets, end = [], 0
             for f in self.fields:
                 offsets.append(end)
                 end += -(-nrows * f.row_nbytes // ALIGNMENT) * ALIGNMENT
-            found = self._offsets[nrows] = (tuple(offsets), end)
+            found = self._offsets[nrows] = (tuple(offsets), max(end, 1))
         return found
+
+    @cached_property
+    def names(self) -> tuple[str, ...] | None:
+        """The keys of a batch that is one dict of the fields in their order, as most are; None if it is anything else."""
+        is_flat = self.tree[0] == "dict" and self.tree[-1] == tuple(("leaf", i) for i in range(len(self.fields)))
+        return tuple(self.tree[1]) if is_flat else None
 
     def nbytes(self, nrows: int) -> int:
         """Bytes of a batch of `nrows`; at least 1, so that a slot is never empty."""
-        return max(self.place(nrows)[1], 1)
+        return self.place(nrows)[1]
 
     def dumps(self) -> bytes:
         """The layout as text for the control block."""

@@ -86,7 +86,9 @@ class RingMemory:
 
     def order_path(self, slot: int, order: Any) -> bytes:
         """Puts an order that is too large for its area into a segment and says which; empty if it fits the area."""
-        if not self._orders and len(order) * 8 <= self._ring.order_capacity:  # 8 bytes an index; of a pickle it is more than enough
+        if (
+            not self._orders and len(order) * 8 <= self._ring.order_capacity
+        ):  # 8 bytes an index; of a pickle it is more than enough
             return b""
         old = self._orders.pop(slot, None)
         if old is not None:

@@ -69,7 +69,7 @@ class BadSamples:
                 origins[row] = (first_row, tries + 1)
                 indices[row] = self._next_index(order, first_row, tries + 1)
         if self._on_error == "skip":
-            good = [row for row in range(order.nrows) if row not in set(bad)]
+            good = sorted(set(range(order.nrows)).difference(bad))
             indices, origins = [indices[row] for row in good], [origins[row] for row in good]
         order.origins = origins
         return np.array(indices, np.int64) if isinstance(order.indices, np.ndarray) else indices

@@ -46,7 +46,7 @@ from shmload.supervision import Supervisor, Verdict
 from shmload.worker.crew import STOP_GRACE_S, interrupts_held
 from shmload.worker.failure import Failure
 from shmload.worker.muster import muster
-from shmload.worker.notes import END, NO_NEWS, load_note
+from shmload.worker.notes import END, load_note
 from shmload.worker.spec import Job
 
 log = logging.getLogger("shmload")
@@ -206,7 +206,7 @@ class Engine:
             try:
                 raw, is_pickled = _as_int64(indices), False
             except (TypeError, ValueError, OverflowError):
-                raw, is_pickled = pickle.dumps(indices), True  # type: ignore[assignment]
+                raw, is_pickled = pickle.dumps(indices), True  # type: ignore[assignment]  # bytes, a buffer too
         path = self._memory.order_path(slot, raw)
         is_packed = is_packed or self._packs
         if not is_packed and self._layout is not None:
@@ -314,7 +314,6 @@ class Engine:
 
     def _deliver(self, order: Order) -> Delivery:
         ring, slot = self._ring, order.slot
-        must_copy = self._must_copy()
         nrows = order.nrows
         nbytes = ring.used_nbytes(slot)  # set by the worker that packed the batch, whatever the order asked for
         dumped = ring.note(slot) if self._has_notes else b""
@@ -322,9 +321,10 @@ class Engine:
             ring.free(slot)
             self._queue.remove(order)
             return Delivery(order, NOTHING, load_note(dumped, None))
+        must_copy = self._must_copy()
         lease = ring.lease(slot)
         try:
-            note = NO_NEWS if dumped == b"\0" else load_note(dumped, lease.bytes_at)
+            note = load_note(dumped, lease.bytes_at)
             if note is not None and note.has_ended:
                 batch = NOTHING
             elif nbytes:

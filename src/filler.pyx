@@ -124,6 +124,10 @@ cdef class WorkerRing:
         me.since_ns = _now_ns()
         me.now = self._claim.order << 16 | <uint64_t>(row & 0xFFFF)
 
+    def end_rows(self):
+        """Says that no row is being decoded: what a death or a delay comes from now is no sample."""
+        self._ring.workers[self.worker_id].now = 0
+
     @property
     def is_abandoned(self):
         """Whether nobody waits for the claimed order any more: finish it with VOID."""

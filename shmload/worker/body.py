@@ -185,6 +185,7 @@ class Body:
             return samples if type(samples) is list else list(samples)
         samples = [self._sample(row, keys[row]) for row in range(first, end)]
         self._key, self._row = None, -1
+        self._ring.end_rows()  # what comes now is no sample's doing: collate_fn, packing, waiting for room
         return samples
 
     def _place(self, keys: list[Any]) -> int:

@@ -188,7 +188,7 @@ _crews: weakref.WeakSet[ProcessCrew] = weakref.WeakSet()
 def _disown() -> None:
     """In a child of a bare os.fork: at its exit multiprocessing would end the parent's workers, taking them for its own."""
     for crew in _crews:
-        multiprocessing.process._children.difference_update(crew.processes)  # type: ignore[attr-defined]
+        multiprocessing.process._children.difference_update(crew.processes)  # type: ignore[attr-defined]  # private
     _crews.clear()
 
 

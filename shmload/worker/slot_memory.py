@@ -81,6 +81,7 @@ class SlotMemory:
     def grow(self, nbytes: int) -> bool:
         """Waits for a payload of that size, without what the old one held; False if nobody wants the batch any more."""
         ring = self._ring
+        ring.end_rows()  # from here on it is the trainer that takes its time, and no sample
         ring.need(nbytes)
         self._ready.post()
         faults.hit("waiting_grant")
@@ -117,6 +118,7 @@ class SlotMemory:
             text = b""
         if len(text) > ring.layout_capacity:
             text = b""
+        ring.end_rows()  # as in grow
         faults.hit("before_layout")
         while not ring.has_layout:
             if ring.is_closing or ring.is_abandoned:

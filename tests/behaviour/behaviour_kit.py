@@ -157,7 +157,7 @@ class Failing(Numbers):
         return index
 
 
-class Shards(IterableDataset):  # type: ignore[type-arg]
+class Shards(IterableDataset):
     """Worker i of n yields every n-th shard from the i-th on; alone, all of them."""
 
     def __init__(self, *shards: list[Any]) -> None:

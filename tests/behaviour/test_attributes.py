@@ -28,7 +28,7 @@ def test_a_locked_attribute_is_refused(name: str, num_workers: int) -> None:
 
 
 def test_the_refusal_names_the_users_own_class() -> None:
-    class Mine(ShmLoader):  # type: ignore[type-arg]
+    class Mine(ShmLoader):
         pass
 
     with pytest.raises(ValueError, match="dataset attribute should not be set after Mine is initialized"):
@@ -54,7 +54,7 @@ def test_the_refusal_names_the_users_own_class() -> None:
 )
 def test_what_is_set_between_epochs_is_kept_and_used_by_the_next(name: str, value: Any) -> None:
     def who(index: Any) -> Any:
-        return index, get_worker_info() is not None and get_worker_info().num_workers  # type: ignore[union-attr]
+        return index, get_worker_info() is not None and get_worker_info().num_workers
 
     class Workers(Numbers):
         def __getitem__(self, index: int) -> Any:

@@ -135,7 +135,7 @@ def test_it_is_a_dataloader_that_takes_a_type_parameter() -> None:
     assert issubclass(ShmLoader, DataLoader)
     assert isinstance(ShmLoader(Numbers()), DataLoader)
     assert isinstance(ShmLoader[int](Numbers()), ShmLoader)
-    assert ShmLoader[int].__origin__ is ShmLoader  # type: ignore[attr-defined]
+    assert ShmLoader[int].__origin__ is ShmLoader
 
 
 @pytest.mark.parametrize("dataset", [Numbers(), Shards([1]), Sized(1, [1])], ids=["map", "iterable", "sized"])

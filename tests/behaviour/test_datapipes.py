@@ -92,7 +92,7 @@ def test_a_pipe_without_a_shuffler_gets_one_and_a_warning() -> None:
     assert any("does not contain a `Shuffler`" in text for _, text in got[1])
 
 
-class Sharded(MapDataPipe):  # type: ignore[type-arg]
+class Sharded(MapDataPipe):
     """A map-style pipe that says how it was sharded."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Sharded(MapDataPipe):  # type: ignore[type-arg]
         return index, self.sharding
 
 
-class Noisy(IterDataPipe):  # type: ignore[type-arg]
+class Noisy(IterDataPipe):
     """Says which seed it was given."""
 
     seed = 0

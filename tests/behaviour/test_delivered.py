@@ -36,7 +36,7 @@ USES: dict[str, Any] = {
     "view": lambda x: x.view(-1).tolist(),
     "view as bytes": lambda x: x.view(torch.uint8).shape[-1],
     "set": lambda x: x.set_(torch.zeros(2)).tolist(),
-    "gradient": lambda x: x.requires_grad_().sum().backward() or x.grad.tolist(),  # type: ignore[union-attr]
+    "gradient": lambda x: x.requires_grad_().sum().backward() or x.grad.tolist(),
     "array": lambda x: x.numpy().flags.writeable,
     "pickle": lambda x: pickle.loads(pickle.dumps(x)),
     "deepcopy": copy.deepcopy,

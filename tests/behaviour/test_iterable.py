@@ -59,7 +59,7 @@ def test_a_collate_fn_gets_what_torch_gives_it(num_workers: int, batch_size: int
     alike(program)
 
 
-class Rows(IterableDataset):  # type: ignore[type-arg]
+class Rows(IterableDataset):
     """A dict of tensors of ever greater shape, and text."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -73,7 +73,7 @@ def test_structured_samples_are_collated_as_torch_does(num_workers: int, batch_s
     alike(lambda kind: batches(kind(Rows(), batch_size=batch_size, num_workers=num_workers)))
 
 
-class Told(IterableDataset):  # type: ignore[type-arg]
+class Told(IterableDataset):
     """What get_worker_info says inside __iter__, and whether its dataset is this one; and random draws."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Told(IterableDataset):  # type: ignore[type-arg]
         info = get_worker_info()
         known = (None, None, None, None)
         if info is not None:
-            known = (info.id, info.num_workers, info.seed, info.dataset is self)  # type: ignore[assignment]
+            known = (info.id, info.num_workers, info.seed, info.dataset is self)
         for step in range(4):
             yield known, self.num_epochs, step, torch.rand(()).item()
 
@@ -102,7 +102,7 @@ def test_the_dataset_knows_its_worker_and_its_epoch(num_workers: int, persistent
     assert last[1] == (3 if persistent or num_workers == 0 else 1)
 
 
-class Ending(IterableDataset):  # type: ignore[type-arg]
+class Ending(IterableDataset):
     """Yields fewer samples each epoch, down to none."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ def test_an_epoch_left_early_does_not_disturb_the_next(persistent: bool) -> None
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_an_endless_dataset_is_read_no_further_than_asked(num_workers: int) -> None:
-    class Endless(IterableDataset):  # type: ignore[type-arg]
+    class Endless(IterableDataset):
         def __iter__(self) -> Iterator[int]:
             at = 0
             while True:

@@ -18,7 +18,7 @@ def worker_id() -> int:
     return 0 if info is None else info.id
 
 
-class Generated(IterableDataset):  # type: ignore[type-arg]
+class Generated(IterableDataset):
     """A generator that raises at its fifth sample, in worker 0 only."""
 
     def __init__(self, error: Exception) -> None:
@@ -82,7 +82,7 @@ def test_the_epoch_after_an_exception_begins_anew(num_workers: int, persistent: 
     assert first == second
 
 
-class Unstartable(IterableDataset):  # type: ignore[type-arg]
+class Unstartable(IterableDataset):
     def __iter__(self) -> Iterator[int]:
         raise OSError("no such stream")
 
@@ -97,7 +97,7 @@ def test_an_exception_in_iter_is_told_at_the_first_batch_or_before(num_workers: 
     assert error.last.endswith("no such stream")
 
 
-class NoIterator(IterableDataset):  # type: ignore[type-arg]
+class NoIterator(IterableDataset):
     def __iter__(self) -> Any:
         return 7
 
@@ -107,7 +107,7 @@ def test_what_iter_gives_must_be_an_iterator(num_workers: int) -> None:
     assert alike(lambda kind: raised(lambda: next(iter(kind(NoIterator(), num_workers=num_workers))))).kind is TypeError
 
 
-class OfDifferentShapes(IterableDataset):  # type: ignore[type-arg]
+class OfDifferentShapes(IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         yield from ([1], [2], [3], [4, 5], [6], [7])
 

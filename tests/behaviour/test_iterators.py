@@ -182,7 +182,7 @@ def test_a_dataset_that_grows_between_epochs_is_seen_as_torchs_is(
 def test_workers_alternate_over_batches_in_each_epoch() -> None:
     class Who(Numbers):
         def __getitem__(self, index: int) -> Any:
-            return get_worker_info().id  # type: ignore[union-attr]
+            return get_worker_info().id
 
     def program(kind: Any) -> Any:
         loader = kind(Who(5), num_workers=3, persistent_workers=True)

@@ -25,7 +25,7 @@ class OfLoaders(Numbers):
         return sum(found[0]), before is get_worker_info()
 
 
-class Streaming(IterableDataset):  # type: ignore[type-arg]
+class Streaming(IterableDataset):
     """Goes over a loader of its own."""
 
     def __init__(self, kind: Any) -> None:

@@ -44,7 +44,7 @@ class Gated(Numbers):
         return index, info is not None and info.id
 
 
-class GatedStream(IterableDataset):  # type: ignore[type-arg]
+class GatedStream(IterableDataset):
     """Worker 0 waits for the gate before its second sample."""
 
     def __init__(self) -> None:

@@ -150,10 +150,10 @@ def test_torchs_own_splitting_and_wrapping_of_datasets_is_seen_through() -> None
     def program(kind: Any) -> Any:
         generator = torch.Generator().manual_seed(4)
         parts: list[Dataset[Any]] = [
-            *random_split(Numbers(9), [4, 5], generator=generator),  # type: ignore[arg-type]
-            ConcatDataset([Numbers(2), Numbers(3)]),  # type: ignore[list-item]
-            StackDataset(Numbers(4), Numbers(4)),  # type: ignore[arg-type]
-            Subset(StackDataset(a=Numbers(4)), [2, 1]),  # type: ignore[arg-type]
+            *random_split(Numbers(9), [4, 5], generator=generator),
+            ConcatDataset([Numbers(2), Numbers(3)]),
+            StackDataset(Numbers(4), Numbers(4)),
+            Subset(StackDataset(a=Numbers(4)), [2, 1]),
             ChainDataset([Shards([1, 2]), Shards([3])]),
         ]
         return [[batches(kind(part, batch_size=3, num_workers=n)) for n in (0, 1)] for part in parts]

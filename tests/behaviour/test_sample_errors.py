@@ -128,7 +128,7 @@ def test_a_chained_exception_is_told_with_its_cause() -> None:
     class Chained(Numbers):
         def __getitem__(self, index: int) -> int:
             try:
-                return {}[index]  # type: ignore[no-any-return]
+                return {}[index]
             except KeyError as error:
                 raise ValueError("no such sample") from error
 
@@ -172,11 +172,7 @@ def test_an_exception_of_collate_fn_loses_that_batch_only(num_workers: int) -> N
 @WORKERS
 def test_samples_that_do_not_stack_are_told_in_torchs_words(num_workers: int) -> None:
     for samples in ([[1], [1, 2]], [{"a": 1}, {"b": 1}], [None, None], [1, "x"], [object(), 1]):
-        alike(
-            lambda kind, samples=samples: outcomes(
-                iter(kind(samples, batch_size=2, num_workers=num_workers))  # type: ignore[misc]
-            )
-        )
+        alike(lambda kind, samples=samples: outcomes(iter(kind(samples, batch_size=2, num_workers=num_workers))))
 
 
 def init_fails(worker_id: int) -> None:

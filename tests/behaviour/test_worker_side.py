@@ -51,7 +51,7 @@ def states(dataset: Any) -> Any:
     return (
         torch.initial_seed(),
         hash(random.getstate()),
-        np.random.get_state()[1].tolist(),  # type: ignore[index]
+        np.random.get_state()[1].tolist(),
         torch.get_rng_state().tolist(),
     )
 
@@ -119,7 +119,7 @@ def test_the_base_seed_is_an_attribute_of_the_iterator() -> None:
 
 
 def note(worker_id: int) -> None:
-    dataset: Any = get_worker_info().dataset  # type: ignore[union-attr]
+    dataset: Any = get_worker_info().dataset
     dataset.notes.append((worker_id, fields(dataset), draws(), torch.get_num_threads()))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 
-class Noting(Dataset):  # type: ignore[type-arg]
+class Noting(Dataset):
     """Each sample is what `note_in_worker` has noted in this process's copy."""
 
     def __init__(self, n: int) -> None:

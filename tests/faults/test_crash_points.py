@@ -153,9 +153,9 @@ def test_a_death_while_its_slot_grows_does_not_show_in_the_stream(point: str, ch
 def armed_environment(charges: Charges, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Arms the points of workers that inherit no memory; a fork server has the environment of its start, so it starts anew."""
     monkeypatch.setenv("SHMLOAD_FAULTS", str(charges.folder))
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    forkserver._forkserver._stop()
     yield
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    forkserver._forkserver._stop()
 
 
 @pytest.mark.usefixtures("armed_environment")

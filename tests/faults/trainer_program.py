@@ -74,7 +74,7 @@ def main(state: str, method: str) -> None:
             started(self, post)
             say("ready")  # in the middle: the worker has been started and knows nothing yet, the next does not exist
 
-        crew.ProcessCrew._start = start  # type: ignore[method-assign]
+        crew.ProcessCrew._start = start
         next(iter(loader))
         hang()
     stream = iter(loader)

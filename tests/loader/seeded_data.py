@@ -79,7 +79,7 @@ class InBatches(InPlace):
         out["label"] = indices
 
 
-class ZeroFilled(dict):  # type: ignore[type-arg]
+class ZeroFilled(dict):
     """A schema whose rows are zeroed first."""
 
     zero_fill = True

@@ -213,13 +213,13 @@ def test_other_things_not_built_yet_name_themselves() -> None:
         iter(ShmLoader(Unshaped(), seed=1, num_workers=1)).__next__()
 
 
-class Stream(IterableDataset):  # type: ignore[type-arg]
+class Stream(IterableDataset):
     def __iter__(self) -> Any:
         return iter(range(5))
 
 
 class Unshaped(Wide):
-    schema = {"x": ("uint8", (None,))}  # type: ignore[dict-item]
+    schema = {"x": ("uint8", (None,))}
 
 
 def test_an_iterable_dataset_is_left_to_torch() -> None:

@@ -207,3 +207,26 @@ def test_quick_samples_are_never_late() -> None:
         for _ in range(20):
             assert len(indices(loader)) == 5
         assert loader.stats()["num_restarts"] == 0
+
+
+class Texts(data.Rows):
+    """Long texts: a batch that needs room, which only the trainer can give."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"index": index, "text": str(index) * 100_000}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [data.Rows, Texts])
+def test_waiting_for_the_trainer_makes_no_sample_late(kind: Any) -> None:
+    """The worker waits for the layout, or for room, as long as the trainer does other things."""
+    with ShmLoader(kind(12, frozenset()), 6, sample_timeout_s=0.1, num_workers=1) as loader:
+        iterator = iter(loader)
+        worker = loader._last_engine._ring.worker
+        while worker(0)["started_ns"] == 0:
+            pass
+        until = time.monotonic() + 0.3  # a step of the trainer's that is longer than any sample may take
+        while time.monotonic() < until:
+            pass
+        assert [batch["index"].tolist() for batch in iterator] == [[*range(6)], [*range(6, 12)]]
+        assert loader.stats()["num_restarts"] == 0

@@ -179,7 +179,7 @@ def test_wrappers_pass_decoding_in_place_on(num_workers: int) -> None:
 
 
 class InBatchesAsRows(InPlace):
-    read_into = None  # type: ignore[assignment]
+    read_into = None
 
     def read_batch_into(self, indices: Any, out: Any) -> None:
         out["label"] = indices

@@ -84,7 +84,7 @@ CASES: dict[str, Callable[..., ShmLoader]] = {
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(case: str, workers: int, stop: int) -> None:
-    make = lambda: CASES[case](num_workers=workers)  # noqa: E731
+    make = lambda: CASES[case](num_workers=workers)  # noqa: E731  # a name for one expression
     state, states, expected = run(make, stop)
     if case != "reseeding":  # generators that the dataset seeds are written out: 3.4 KB each for each worker
         assert len(json.dumps(state)) <= 16384
@@ -94,7 +94,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(case: str, workers: int,
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 4])
 def test_persistent_workers_go_on_in_later_epochs(stop: int) -> None:
-    make = lambda: ShmLoader(  # noqa: E731
+    make = lambda: ShmLoader(  # noqa: E731  # a name for one expression
         data.Noisy(),
         6,
         shuffle=True,
@@ -109,16 +109,16 @@ def test_persistent_workers_go_on_in_later_epochs(stop: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_the_start_method_does_not_matter(method: str) -> None:
-    make = lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2)  # noqa: E731
+    make = lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2)  # noqa: E731  # a name for one expression
     state, states, expected = run(make, 3, epochs=2)
-    other = lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2, multiprocessing_context=method)  # noqa: E731
+    other = lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2, multiprocessing_context=method)  # noqa: E731  # a name for one expression
     assert resumed(other, state, states, epochs=1) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 2, 3, 100, None])
 def test_snapshots_may_be_rare(every: int | None) -> None:
-    make = lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2, snapshot_every_n_steps=every)  # noqa: E731
+    make = lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2, snapshot_every_n_steps=every)  # noqa: E731  # a name for one expression
     state, states, expected = run(make, 5)
     assert opened(state["details"])["snapshot"] == {0: 0, 2: 4, 3: 3, 100: 0, None: 0}[every]
     assert resumed(make, state, states) == expected
@@ -126,7 +126,7 @@ def test_snapshots_may_be_rare(every: int | None) -> None:
 
 @pytest.mark.slow
 def test_a_run_may_be_resumed_again_and_again() -> None:
-    make = lambda: ShmLoader(data.Noisy(60), 6, shuffle=True, num_workers=2)  # noqa: E731
+    make = lambda: ShmLoader(data.Noisy(60), 6, shuffle=True, num_workers=2)  # noqa: E731  # a name for one expression
     seed_all(5)
     with make() as loader:
         expected = [b.tolist() for b in loader]
@@ -201,7 +201,7 @@ def test_a_state_stays_as_it_was() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("size", [0, 100_000])
 def test_a_stateful_dataset_goes_on(workers: int, size: int) -> None:
-    make = lambda: ShmLoader(data.Counting(40, size), 6, num_workers=workers)  # noqa: E731
+    make = lambda: ShmLoader(data.Counting(40, size), 6, num_workers=workers)  # noqa: E731  # a name for one expression
     with make() as loader:
         iterator = iter(loader)
         next(iterator)
@@ -232,7 +232,7 @@ def test_a_state_of_another_loader_is_refused_and_says_why() -> None:
     with pytest.raises(StateMismatch, match="got a dict with the keys"):
         loader.load_state_dict({"_snapshot": 1})
     with pytest.raises(StateMismatch, match="got list"):
-        loader.load_state_dict([1])  # type: ignore[arg-type]
+        loader.load_state_dict([1])
     with ShmLoader(data.Noisy(), 6, seed=1) as seeded:
         with pytest.raises(StateMismatch, match="of mode 'torch'"):
             seeded.load_state_dict(state)

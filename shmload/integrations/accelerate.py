@@ -33,8 +33,8 @@ _END = object()
 class PreparedLoader(DataLoaderShard):
     """A ShmLoader as Accelerate wants it; attributes it lacks are the loader's (`stats()`, `close()`, `dataset`, ...).
 
-    `len()`, iteration, `state_dict()`, `load_state_dict()` and `set_epoch()` are as the loader's own. Where the loader has a state
-    (see `ShmLoader.state_dict`) `accelerator.save_state` saves it and `load_state` loads it.
+    `len()`, iteration, `state_dict()`, `load_state_dict()` and `set_epoch()` are as the loader's own; `accelerator.save_state`
+    saves the loader's state and `load_state` loads it.
     """
 
     def __init__(
@@ -58,10 +58,8 @@ class PreparedLoader(DataLoaderShard):
         self._is_accelerate_prepared = True
         self.base_dataloader = loader
         self.valid: int | None = loader.valid
-        self.use_stateful_dataloader = _has_state(loader)  # what save_state and load_state look at
-        if self.use_stateful_dataloader:
-            self.dl_state_dict = loader.state_dict()
-        self._has_loaded = False
+        self.use_stateful_dataloader = True  # what save_state and load_state look at
+        self.dl_state_dict = loader.state_dict()
         if _orders_itself(loader):
             self.load_state_dict(loader.state_dict())  # it goes on where the loader stands
             self.batch_sampler = ScheduledBatches(loader)
@@ -75,7 +73,6 @@ class PreparedLoader(DataLoaderShard):
     def _pass(self) -> Iterator[Any]:
         """One pass in seed mode. Unlike Accelerate's it sets no epoch: the loader counts its own, a pass left early included."""
         self.begin()
-        self._has_loaded = False
         try:
             batches = iter(self.base_dataloader)
             ahead = next(batches, _END)
@@ -92,30 +89,23 @@ class PreparedLoader(DataLoaderShard):
         """Notes where the trainer will be; called when its batch is there and the one ahead is not."""
         if not self.end_of_dataloader:
             self.valid = self.base_dataloader.valid
-        if self.use_stateful_dataloader:
-            self.dl_state_dict = self.base_dataloader.state_dict()
+        self.dl_state_dict = self.base_dataloader.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's state after the batch that the trainer has, whatever was read ahead."""
-        state: dict[str, Any] = (
-            self.dl_state_dict if self.use_stateful_dataloader else self.base_dataloader.state_dict()
-        )
+        state: dict[str, Any] = self.dl_state_dict
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As `ShmLoader.load_state_dict`."""
         self.base_dataloader.load_state_dict(state_dict)
-        self._has_loaded = True
         self._update_state_dict()
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass that epoch. A state just loaded stays if it is of that epoch: training loops set it every time."""
         super().set_epoch(epoch)
-        if not _orders_itself(self.base_dataloader):
-            return
-        if not (self._has_loaded and epoch == self.dl_state_dict["epoch"]):
+        if _orders_itself(self.base_dataloader):
             self.base_dataloader.set_epoch(epoch)
-            self._has_loaded = False
             self._update_state_dict()
 
     def __reduce__(self) -> Any:
@@ -233,14 +223,6 @@ def _orders_itself(loader: ShmLoader[Any]) -> bool:
 
 def _num_ranks(loader: ShmLoader[Any]) -> int:
     return int(loader.state_dict()["global_batch"]) // (loader.batch_size or 1)
-
-
-def _has_state(loader: ShmLoader[Any]) -> bool:
-    try:
-        loader.state_dict()
-    except NotImplementedError:
-        return False
-    return True
 
 
 _ORDERING = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")

@@ -185,7 +185,6 @@ class Body:
             return samples if type(samples) is list else list(samples)
         samples = [self._sample(row, keys[row]) for row in range(first, end)]
         self._key, self._row = None, -1
-        self._ring.end_rows()  # what comes now is no sample's doing: collate_fn, packing, waiting for room
         return samples
 
     def _place(self, keys: list[Any]) -> int:
@@ -343,6 +342,7 @@ class Body:
         return tuple(bad)
 
     def _convert(self, sample: Any) -> Any:
+        self._ring.end_rows()  # what comes now is no sample's doing
         if self._job.collate_fn is not None:
             return self._job.collate_fn(sample)
         from torch.utils.data import default_convert
@@ -350,6 +350,7 @@ class Body:
         return default_convert(sample)
 
     def _collate(self, samples: list[Any]) -> Any:
+        self._ring.end_rows()  # as in _convert
         if self._job.collate_fn is not None:
             return self._job.collate_fn(samples)
         from shmload.worker.torch_side import default_collate

@@ -22,6 +22,7 @@ from shmload.bad_samples import BadSamples, OnError
 from shmload.engine import Engine, EngineOptions
 from shmload.generators import Origin, replayed
 from shmload.orders import Order
+from shmload.schedule.keyed import KeyedOrder
 from shmload.seed_mode import SeedIterator, SeedStream
 from shmload.torch_mode import TorchInlineIterator, TorchIterator
 from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
@@ -44,7 +45,9 @@ class ShmLoader(DataLoader[T]):
         seed: None: torch mode, order and randomness are exactly torch's. An int: seed mode, batch k of epoch e is a pure function
             of (seed, e, k), for any number of workers, after any crash or resume.
         seed_samples: seed mode: reseed random, numpy and torch before every sample from (seed, epoch, index). Default True.
-        rank, world_size: seed mode without a sampler: which slice of each global batch is this rank's. Default:
+        sampler: seed mode: one of shmload's own (a KeyedOrder) is sharded over ranks and resumed in O(1); any other orders for this
+            rank alone, and the seed only keys the randomness.
+        rank, world_size: seed mode without a foreign sampler: which slice of each global batch is this rank's. Default:
             torch.distributed's, else RANK and WORLD_SIZE, else 0 of 1.
         uneven: seed mode, the last global batch without drop_last: "pad" repeats samples from the epoch's start so that ranks get
             equal batches (`loader.valid` says how many rows are real), "drop" drops it, "exact" gives what is left.
@@ -141,7 +144,8 @@ class ShmLoader(DataLoader[T]):
         self.uneven = uneven
         self.ring_bytes = ring_bytes
         self.max_restarts = max_restarts
-        self._has_own_order = sampler is not None or batch_sampler is not None
+        is_keyed = seed is not None and isinstance(sampler, KeyedOrder)
+        self._has_own_order = batch_sampler is not None or (sampler is not None and not is_keyed)
         self._is_closed = False
         self._last_engine: Engine | None = None
         self._engines: WeakSet[Engine] = WeakSet()

@@ -17,6 +17,7 @@ import numpy as np
 from shmload.engine import Engine
 from shmload.inline import InlineReader
 from shmload.orders import NOTHING, Order
+from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.schedule import Schedule
 from shmload.schedule.state import make_state, resume
 from shmload.seed_sampler import SampledOrder
@@ -85,8 +86,9 @@ class SeedStream:
     def schedule(self) -> Schedule:
         """The schedule for the dataset's length and the ranks as they are now: both may have come up since the last pass."""
         loader = self._loader
-        n = len(loader.dataset)  # type: ignore[arg-type]  # map-style: the constructor has checked
         ranks = rank_and_world_size(loader.rank, loader.world_size)
+        order = self._keyed_order((loader.batch_size or 1) * ranks[1])
+        n = len(loader.dataset) if order is None else order.n  # type: ignore[arg-type]  # map-style: the constructor has checked
         if self._schedule is None or self._schedule.n != n or ranks != (self._rank, self._world_size):
             self.close()  # what workers were sent is of another order, and their dataset perhaps an older one
             self._rank, self._world_size = ranks
@@ -94,13 +96,22 @@ class SeedStream:
                 n,
                 batch_size=loader.batch_size or 1,
                 seed=loader.seed or 0,
-                shuffle=bool(loader.shuffle),
+                shuffle=bool(loader.shuffle) and order is None,
                 drop_last=loader.drop_last,
                 uneven=loader.uneven,
                 world_size=self._world_size,
+                order=order,
             )
             self._num_steps = self._schedule.num_steps_of(self._rank)
         return self._schedule
+
+    def _keyed_order(self, global_batch: int) -> KeyedOrder | None:
+        """What the samples are taken in if not in the plain order: the sampler, or what the dataset says for itself."""
+        loader = self._loader
+        if isinstance(loader.sampler, KeyedOrder):
+            return loader.sampler
+        of_dataset = getattr(loader.dataset, "keyed_order", None)
+        return of_dataset and of_dataset(shuffle=bool(loader.shuffle), global_batch=global_batch)
 
     @property
     def num_steps(self) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.schedule.checks import whole_number
+from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.permutation import MAX_N, MAX_UINT64, Permutation
 
 __all__ = ["SCHEDULE_VERSION", "Schedule", "Uneven"]
@@ -49,6 +50,7 @@ class Schedule:
         shuffle: False takes the samples in their own order.
         drop_last: the same as uneven="drop".
         world_size: number of ranks.
+        order: what to take the samples in instead, with its own n and shuffle=False.
         version: version of the order, for repeating an old run.
     Raises:
         TypeError, ValueError: an argument is of another type, or outside its bounds.
@@ -66,6 +68,7 @@ class Schedule:
     drop_last: bool = False
     uneven: Uneven = "pad"
     world_size: int = 1
+    order: KeyedOrder | None = None
     version: int = SCHEDULE_VERSION
 
     def __post_init__(self) -> None:
@@ -86,6 +89,11 @@ class Schedule:
             raise ValueError(
                 f"Schedule: uneven must be one of {', '.join(map(repr, get_args(Uneven)))}, got {self.uneven!r}; "
                 '"pad" suits training, "exact" evaluation'
+            )
+        if self.order is not None and (self.shuffle or self.order.n != self.n):
+            raise ValueError(
+                f"Schedule: with order={self.order.identity} n must be {self.order.n} and shuffle False, got n={self.n}, "
+                f"shuffle={self.shuffle}; the order says both"
             )
         if self.version != SCHEDULE_VERSION:
             raise ValueError(
@@ -169,21 +177,31 @@ class Schedule:
         while done < num_rows:  # once, unless padding wraps round the epoch
             position = (start + done) % self.n
             count = min(num_rows - done, self.n - position)
-            if self.shuffle:
-                _permutation(self.n, self.seed, epoch).fill(position, out[done : done + count])
-            else:
-                out[done : done + count] = np.arange(position, position + count)
+            self._take(epoch, position, out[done : done + count])
             done += count
         return num_rows
 
     def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:
         """The index so many places behind that of a row, in the epoch's order and round its end."""
         position = (self._span(step, rank)[0] + row + distance) % self.n
-        if not self.shuffle:
-            return position
         out = np.empty(1, np.int64)
-        _permutation(self.n, self.seed, epoch).fill(position, out)
+        self._take(epoch, position, out)
         return int(out[0])
+
+    def counters(self, epoch: int, step: int) -> list[int] | None:
+        """What a resume at that step needs besides its position: a mixture's draws so far."""
+        if self.order is None:
+            return None
+        return self.order.counters_at(self.position(step), seed=self.seed, epoch=epoch)
+
+    def _take(self, epoch: int, position: int, out: NDArray[np.int64]) -> None:
+        """The indices from that position of the epoch's order on."""
+        if self.order is not None:
+            out[:] = self.order.take(position, position + len(out), seed=self.seed, epoch=epoch)
+        elif self.shuffle:
+            _permutation(self.n, self.seed, epoch).fill(position, out)
+        else:
+            out[:] = np.arange(position, position + len(out))
 
     def _span(self, step: int, rank: int) -> tuple[int, int]:
         """Positions of a rank's step, from start to stop; padding stands at n and beyond."""

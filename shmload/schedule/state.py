@@ -5,7 +5,7 @@ schedule) and how far the run came (epoch, position). World size is left out on 
 same global batch may resume. Mixtures add `counters`, composites and snapshots `children`; absent where there are none.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict, cast, get_origin, get_type_hints
 
 from shmload.errors import StateMismatch
@@ -29,6 +29,7 @@ class State(TypedDict):
     global_batch: int
     shuffle: bool
     uneven: str  # what happens to the rest: "pad", "drop" or "exact"
+    order: NotRequired[str]  # which order it is, where it is not the plain one
     counters: NotRequired[list[int]]  # a mixture's draws so far, per member
     children: NotRequired[dict[str, Any]]  # states of members
 
@@ -41,7 +42,6 @@ def make_state(
     *,
     epoch: int,
     step: int,
-    counters: Sequence[int] | None = None,
     children: Mapping[str, Any] | None = None,
 ) -> State:
     """The state of a run that goes on at (epoch, step); `step` may be `num_steps`, the epoch's end."""
@@ -51,8 +51,9 @@ def make_state(
         "epoch": int(epoch),
         "position": int(schedule.position(step)),
     }
+    counters = schedule.counters(epoch, step)
     if counters is not None:
-        state["counters"] = list(counters)
+        state["counters"] = counters
     if children is not None:
         state["children"] = dict(children)
     return cast(State, state)
@@ -96,10 +97,11 @@ def compare_state(state: State, schedule: Schedule) -> None:
     Raises:
         StateMismatch: it was not; every field that differs is named with both values.
     """
+    now = _identity(schedule)
     differing = [
-        f"{name}: saved {state[name]!r}, now {now!r}"  # type: ignore[literal-required] # the names are State's own
-        for name, now in _identity(schedule).items()
-        if state[name] != now  # type: ignore[literal-required] # as above
+        f"{name}: saved {state.get(name)!r}, now {now.get(name)!r}"
+        for name in dict.fromkeys((*now, "order"))
+        if state.get(name) != now.get(name)
     ]
     if not differing:
         return
@@ -123,14 +125,17 @@ def resume(state: object, schedule: Schedule) -> tuple[int, int]:
     checked = check_state(state)
     compare_state(checked, schedule)
     try:
-        return checked["epoch"], schedule.step_at(checked["position"])
+        step = schedule.step_at(checked["position"])
     except ValueError as error:
         raise StateMismatch(f"the state's position fits no step: {error}") from error
+    if schedule.order is not None and "counters" in checked:
+        schedule.order.go_on_at(checked["position"], checked["counters"], epoch=checked["epoch"])
+    return checked["epoch"], step
 
 
 def _identity(schedule: Schedule) -> dict[str, Any]:
     """The fields that say which order it is."""
-    return {
+    identity = {
         "schedule": schedule.version,
         "mode": "seed",
         "seed": schedule.seed,
@@ -139,3 +144,4 @@ def _identity(schedule: Schedule) -> dict[str, Any]:
         "shuffle": schedule.shuffle,
         "uneven": schedule.rest_rule,
     }
+    return identity if schedule.order is None else {**identity, "order": schedule.order.identity}

@@ -115,9 +115,8 @@ def test_missing_fields_are_all_named():
         check_state(None)
 
 
-def test_counters_and_children_are_kept_only_where_given():
-    state = make_state(SCHEDULE, epoch=0, step=1, counters=(3, 4), children={"a": {"position": 3}})
-    assert state["counters"] == [3, 4]
+def test_children_are_kept_only_where_given():
+    state = make_state(SCHEDULE, epoch=0, step=1, children={"a": {"position": 3}})
     assert state["children"] == {"a": {"position": 3}}
     assert check_state(state) is state
     assert not {"counters", "children"} & make_state(SCHEDULE, epoch=0, step=1).keys()

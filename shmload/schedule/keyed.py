@@ -1,0 +1,54 @@
+"""Orders of an epoch's samples that are computed where they are looked at: what the schedule asks of one besides its own shuffle.
+
+An order maps positions to indices, as a pure function of (seed, epoch, position). So it needs no state, is sharded over ranks
+like any other, and a resume on other hardware is a division. A mixture cannot be a formula: it has counters, one per member.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["KeyedOrder"]
+
+READ_AHEAD = 8192  # indices that __iter__ computes at a time
+
+
+class KeyedOrder(ABC):
+    """Which index stands at each position of an epoch.
+
+    In seed mode it is given as `sampler=` and sharded over ranks. Anywhere else it is an ordinary sampler: each `iter` draws a
+    seed from torch's global generator, as torch's RandomSampler does.
+    """
+
+    @property
+    @abstractmethod
+    def n(self) -> int:
+        """Positions of an epoch."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """Which order this is, with what it was made of; a state saved under another is refused."""
+
+    @abstractmethod
+    def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+        """The indices at positions [start, stop), as a new array; 0 <= start <= stop <= n."""
+
+    def counters_at(self, position: int, *, seed: int, epoch: int) -> list[int] | None:
+        """What a resume at that position needs besides it; None: nothing."""
+        return None
+
+    def go_on_at(self, position: int, counters: Sequence[int], *, epoch: int) -> None:  # noqa: B027  # most have none
+        """Tells what `counters_at` gave for that position, so that it need not be worked out anew."""
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[int]:
+        import torch
+
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        for start in range(0, self.n, READ_AHEAD):
+            yield from self.take(start, min(start + READ_AHEAD, self.n), seed=seed, epoch=0).tolist()

@@ -14,6 +14,7 @@ if sys.platform != "linux":
     raise ImportError(f"shmload needs Linux (memfd, pidfd, POSIX shared memory); this is {sys.platform}")
 
 if TYPE_CHECKING:
+    from shmload.batch.delivered import Jagged, Padded
     from shmload.errors import (
         RingTooSmall,
         SampleError,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PLACES = {
+    "Jagged": "shmload.batch.delivered",
+    "Padded": "shmload.batch.delivered",
     "Permutation": "shmload.schedule.permutation",
     "Schedule": "shmload.schedule.schedule",
     "ShmLoader": "shmload.loader",
@@ -41,6 +44,8 @@ _PLACES = {
 _ERRORS = "shmload.errors"
 
 __all__ = [
+    "Jagged",
+    "Padded",
     "Permutation",
     "RingTooSmall",
     "SampleError",

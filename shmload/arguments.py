@@ -8,7 +8,6 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 NOT_BUILT: dict[str, Any] = {  # keyword -> the value that asks for nothing
-    "ragged": "list",
     "crew": "auto",
     "address": None,
     "share": None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 from weakref import WeakSet
 
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from shmload.arguments import NOT_BUILT, check_arguments
 from shmload.bad_samples import BadSamples, OnError
+from shmload.batch.ragged import AS_TORCH_OR_LIST, ragged_of
 from shmload.engine import Engine, EngineOptions
 from shmload.generators import Origin, replayed
 from shmload.orders import Order
@@ -100,7 +101,7 @@ class ShmLoader(DataLoader[T]):
         on_error: OnError = "raise",
         max_bad: int | None = None,
         sample_timeout_s: float | None = None,
-        ragged: str = "list",
+        ragged: str | Mapping[str, str] = AS_TORCH_OR_LIST,
         crew: str = "auto",
         address: str | None = None,
         share: str | None = None,
@@ -133,6 +134,11 @@ class ShmLoader(DataLoader[T]):
         self.shuffle = shuffle
         self.on_error: OnError = on_error
         self.max_bad = max_bad
+        self.ragged = ragged
+        schema = getattr(in_place_of(dataset) or dataset, "schema", None)
+        self.ragged_rule = ragged_of(
+            ragged, schema if isinstance(schema, Mapping) else None, is_torch_mode=seed is None
+        )
         self.sample_timeout_s = sample_timeout_s
         self.snapshot_every_n_steps = snapshot_every_n_steps or 0
         self.bad_samples = BadSamples(on_error, max_bad, self._substitute)
@@ -212,6 +218,7 @@ class ShmLoader(DataLoader[T]):
             drop_last=bool(self.drop_last),
             snapshot_every=self.snapshot_every_n_steps if self.seed is None else 0,
             tolerates_bad_samples=self.on_error != "raise",
+            ragged=self.ragged_rule,
         )
 
     def make_engine(self, *, base_seed: int, resume: Sequence[bytes] = (), **of_job: Any) -> Engine:
@@ -222,6 +229,7 @@ class ShmLoader(DataLoader[T]):
             of_job: what the job has of the pass, not of the loader.
         """
         in_place = self.in_place
+        layout = in_place and in_place.layout()
         known = self.batch_size if self._auto_collation else 1
         engine = Engine(
             dataclasses.replace(self.make_job(), **of_job),
@@ -235,7 +243,7 @@ class ShmLoader(DataLoader[T]):
                 max_restarts=self.max_restarts,
                 multiprocessing_context=self.multiprocessing_context,
                 base_seed=base_seed,
-                layout=in_place and in_place.layout(),
+                layout=None if layout is None or layout.is_ragged else layout,
                 resume=resume,
                 sample_timeout_s=self.sample_timeout_s,
             ),

@@ -27,7 +27,7 @@ from torch.utils.data.dataloader import (
 from shmload.engine import Engine
 from shmload.errors import WorkerDied
 from shmload.generators import origin_of
-from shmload.inline import InlineReader
+from shmload.inline import InlineReader, collated
 from shmload.orders import NOTHING, Order
 from shmload.torch_order import SamplerReader
 from shmload.torch_state import Progress, TorchState
@@ -273,6 +273,8 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
                 is_seed_between=True,
             )
         self._reader = InlineReader(loader.make_job(), loader.bad_samples) if loader.reads_inline else None
+        if loader.ragged_rule is not None and loader.custom_collate_fn is None and self._auto_collation:
+            self._dataset_fetcher.collate_fn = functools.partial(collated, ragged=loader.ragged_rule)
         self._sampler_iter = reader
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         if state is not None and state["is_finished"]:

@@ -13,7 +13,6 @@ NOT_BUILT: dict[str, Any] = {  # keyword -> the value that asks for nothing
     "address": None,
     "share": None,
     "device": None,
-    "audit": None,
 }
 
 

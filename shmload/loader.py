@@ -7,6 +7,7 @@ deterministic schedule rules: `seed_mode.py`. This file holds the arguments, the
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,12 +16,14 @@ from weakref import WeakSet
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, default_convert
 
 from shmload.arguments import NOT_BUILT, check_arguments
 from shmload.bad_samples import BadSamples, OnError
 from shmload.engine import Engine, EngineOptions
 from shmload.generators import Origin, replayed
+from shmload.observe.audit.recorder import Recorder
 from shmload.orders import Order
 from shmload.schedule.keyed import KeyedOrder
 from shmload.seed_mode import SeedIterator, SeedStream
@@ -60,6 +63,8 @@ class ShmLoader(DataLoader[T]):
             SampleTimeout, which says where the worker was. Needs workers.
         snapshot_every_n_steps: torch mode: how often workers and samplers are asked where they stand; a resume reads what came
             since again. 0 or None: never. In seed mode a position needs no snapshot.
+        audit: a folder where every rank records what it was delivered, batch by batch: `shmload verify` proves from it that each
+            sample came exactly once. docs/audit.md says how, and what it costs.
     Raises:
         ValueError, TypeError: as torch's DataLoader, and for arguments that do not go together.
         NotImplementedError: for a keyword whose capability is not built yet.
@@ -105,7 +110,7 @@ class ShmLoader(DataLoader[T]):
         address: str | None = None,
         share: str | None = None,
         device: Any = None,
-        audit: Any = None,
+        audit: str | os.PathLike[str] | None = None,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         check_arguments(given := dict(locals()))
@@ -146,6 +151,8 @@ class ShmLoader(DataLoader[T]):
         self.max_restarts = max_restarts
         is_keyed = seed is not None and isinstance(sampler, KeyedOrder)
         self._has_own_order = batch_sampler is not None or (sampler is not None and not is_keyed)
+        self.audit = audit
+        self.recorder = Recorder(audit, has_indices=not isinstance(dataset, IterableDataset))
         self._is_closed = False
         self._last_engine: Engine | None = None
         self._engines: WeakSet[Engine] = WeakSet()
@@ -272,8 +279,10 @@ class ShmLoader(DataLoader[T]):
         if self._loaded is not None:
             return packed_state(self._loaded)
         if self.progress is None or self.progress.is_finished:
-            return packed_state(fresh_state(self, self.progress))
-        return packed_state(self.progress.state())
+            state = fresh_state(self, self.progress)
+        else:
+            state = self.progress.state()
+        return packed_state({**state, "passes": self.recorder.num_passes})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state` was taken: the next iteration yields the rest of that epoch.
@@ -290,6 +299,10 @@ class ShmLoader(DataLoader[T]):
         self._loaded = check_torch_state(state, self) if state else None  # torchdata's loader gives {} for nothing
         iterator, self._iterator = self._iterator, None
         self.progress = None
+        if self._loaded is not None and "passes" in self._loaded:
+            is_finished = self._loaded["is_finished"]
+            self.recorder.num_passes = self._loaded["passes"] - (not is_finished)
+            self.recorder.resumed(self.recorder.num_passes, 0 if is_finished else self._loaded["position"])
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined]  # ours, of persistent workers
 
@@ -312,6 +325,15 @@ class ShmLoader(DataLoader[T]):
     def valid(self) -> int | None:
         """Seed mode: how many rows of the batch just yielded are real and not padding; None before the first."""
         return None if self._stream is None else self._stream.valid
+
+    @property
+    def last_indices(self) -> NDArray[np.int64] | list[Any] | None:
+        """Which samples the batch just yielded is made of, row by row; None before the first, and for an iterable dataset.
+
+        An int64 array, or the list of keys as the sampler gave it; after skipped and substituted samples. It is the loader's own:
+        copy it before changing it. With batch_size=None a list of one key.
+        """
+        return self.recorder.last_indices
 
     # ------------------------------------------------------------ looking at it
 

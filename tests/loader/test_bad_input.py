@@ -195,7 +195,6 @@ LATER = {
     "address": "auto",
     "share": "node",
     "device": "cuda",
-    "audit": "x",
 }
 
 

@@ -6,6 +6,7 @@ deterministic schedule rules: `seed_mode.py`. This file holds the arguments, the
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import sys
@@ -364,6 +365,7 @@ class ShmLoader(DataLoader[T]):
         stream: SeedStream | None = state.pop("_stream")
         for name in ("_engines", "_last_engine", "progress"):
             del state[name]
+        state["recorder"] = copy.copy(self.recorder)
         if stream is not None:
             state["position"] = stream.state_dict()
         return state

@@ -34,7 +34,10 @@ def xxh64(data: bytes) -> int:
     if size >= 32:
         lanes = [(P1 + P2) & MASK, P2, 0, -P1 & MASK]
         while size - at >= 32:
-            lanes = [stirred(lane, int.from_bytes(data[at + 8 * i : at + 8 * i + 8], "little")) for i, lane in enumerate(lanes)]
+            lanes = [
+                stirred(lane, int.from_bytes(data[at + 8 * i : at + 8 * i + 8], "little"))
+                for i, lane in enumerate(lanes)
+            ]
             at += 32
         total = sum(rotated(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True)) & MASK
         for lane in lanes:

@@ -108,6 +108,8 @@ def _by_loader(logs: Iterable[AuditLog], report: Report) -> list[list[Part]]:
             continue
         if any(isinstance(record, Batch) for record in log.records):
             found.setdefault(json.dumps(header.identity), []).append(Part(log, header))
+        elif not (log.damage or log.is_torn):
+            report.found("missing", f"{log.name}: there is no batch in it, and a file is made with its first")
     return list(found.values())
 
 

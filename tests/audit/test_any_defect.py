@@ -70,7 +70,7 @@ def test_any_undisturbed_run_is_proven(story: dict[str, Any]) -> None:
     logs = recorded(story)
     assume(any(log.records for log in logs))
     report, _ = judged(logs)
-    assert ([], [], 0) == (report.findings, report.unjudged, report.status)
+    assert (report.findings, report.unjudged, report.status) == ([], [], 0)
     num_kept = story["n"]
     if story["uneven"] == "drop":
         total = story["batch_size"] * max(story["worlds"])

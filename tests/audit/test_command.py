@@ -37,7 +37,7 @@ def swapped_content(folder: Path) -> None:
 
 def test_a_proven_run_exits_with_0(tmp_path: Path) -> None:
     status, out, _ = command(recorded(tmp_path))
-    assert 0 == status
+    assert status == 0
     assert "Data, 24 samples, seed 5, 1 ranks, 1 files" in out
     assert out.rstrip().endswith("proven: every sample exactly once")
 
@@ -47,7 +47,7 @@ def test_defects_are_listed_and_exit_with_1(tmp_path: Path) -> None:
     del log.records[2]
     written(tmp_path, log)
     status, out, _ = command(tmp_path)
-    assert 1 == status
+    assert status == 1
     assert "MISSING rank 0, epoch 0: steps 1 are not recorded; step 1 holds samples 4, 5, 6, 7" in out
     assert out.rstrip().endswith("defects")
 
@@ -58,9 +58,9 @@ def test_json_has_everything(tmp_path: Path) -> None:
     written(tmp_path, log)
     status, out, _ = command(tmp_path, "--json")
     found = json.loads(out)
-    assert (1, 1, {"doubled": 1}) == (status, found["status"], found["num_found"])
-    assert "doubled" == found["findings"][0]["kind"]
-    assert "defect" == found["loaders"][0]["epochs"][0]["state"]
+    assert (status, found["status"], found["num_found"]) == (1, 1, {"doubled": 1})
+    assert found["findings"][0]["kind"] == "doubled"
+    assert found["loaders"][0]["epochs"][0]["state"] == "defect"
 
 
 @pytest.mark.parametrize(
@@ -75,15 +75,15 @@ def test_bad_usage_is_one_line_and_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     status, out, error = command(*arguments)
-    assert (2, "") == (status, out)
+    assert (status, out) == (2, "")
     assert error.startswith("shmload verify: ")
     assert words in error
-    assert 1 == len(error.splitlines())
+    assert len(error.splitlines()) == 1
 
 
 def test_an_empty_folder_exits_with_2(tmp_path: Path) -> None:
     status, out, _ = command(tmp_path)
-    assert 2 == status
+    assert status == 2
     assert "the folder holds no records" in out
 
 
@@ -91,47 +91,47 @@ def test_an_empty_folder_exits_with_2(tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_was_delivered_is_read_again_and_is_the_same(tmp_path: Path, made: str, num_workers: int) -> None:
     status, out, _ = command(recorded(tmp_path, num_workers=num_workers), "--dataset", made)
-    assert 0 == status
+    assert status == 0
     assert "6 batches were read again" in out
 
 
 def test_content_in_the_wrong_place_is_found_by_reading_again(tmp_path: Path) -> None:
     swapped_content(recorded(tmp_path))
-    assert 0 == command(tmp_path)[0]  # indices and positions are right: only the data can tell
+    assert command(tmp_path)[0] == 0  # indices and positions are right: only the data can tell
     status, out, _ = command(tmp_path, "--dataset", "commanded:Data")
-    assert 1 == status
-    assert 2 == out.count("CONTENT rank 0, epoch 0, step")
+    assert status == 1
+    assert out.count("CONTENT rank 0, epoch 0, step") == 2
     assert "its samples give other bytes than were delivered" in out.replace("\n", " ")
 
 
 def test_other_data_are_found_by_reading_again(tmp_path: Path) -> None:
     status, out, _ = command(recorded(tmp_path), "--dataset", "commanded:other", "--samples", 2)
-    assert (1, 2) == (status, out.count("CONTENT"))
+    assert (status, out.count("CONTENT")) == (1, 2)
 
 
 def test_samples_that_are_truly_alike_are_cleared_by_reading_again(tmp_path: Path) -> None:
     recorded(tmp_path, Alike())
     status, out, _ = command(tmp_path)
-    assert (1, 3) == (status, out.count("STALE"))
+    assert (status, out.count("STALE")) == (1, 3)
     status, out, _ = command(tmp_path, "--dataset", "commanded:Alike", "--samples", 0)
-    assert (0, 0) == (status, out.count("STALE"))
+    assert (status, out.count("STALE")) == (0, 0)
     assert "3 batches were read again" in out
 
 
 def test_a_loader_of_another_seed_is_refused(tmp_path: Path) -> None:
     status, _, error = command(recorded(tmp_path), "--dataset", "commanded:loader_of_other_seed")
-    assert 2 == status
+    assert status == 2
     assert "--dataset gave a loader with seed=6, the record is of seed=5" in error
 
 
 def test_a_dataset_of_another_length_is_not_read(tmp_path: Path) -> None:
     status, out, _ = command(recorded(tmp_path, [1, 2, 3]), "--dataset", "commanded:Data")
-    assert 0 == status
+    assert status == 0
     assert "--dataset has 24 samples, the record is of 3: not read again" in out
 
 
 def test_torch_modes_augmentations_say_nothing(tmp_path: Path) -> None:
     run([ShmLoader(Data(), 4, audit=tmp_path)])
     status, out, _ = command(tmp_path, "--dataset", "commanded:Data")
-    assert 2 == status
+    assert status == 2
     assert "torch mode's augmentations cannot be repeated" in out.replace("\n", " ")

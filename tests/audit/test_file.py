@@ -37,11 +37,11 @@ def read(folder: Path, content: bytes) -> AuditLog:
 
 
 @given(st.lists(BATCHES, max_size=4))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_written_is_read_again(tmp_path: Path, batches: list[Batch]) -> None:
     content = header_line({"a": 1}) + b"".join(map(batch_record, batches)) + event_record("end", {"epoch": 3})
     log = read(tmp_path, content)
-    assert ({"a": 1}, [], False) == (log.header, log.damage, log.is_torn)
+    assert (log.header, log.damage, log.is_torn) == ({"a": 1}, [], False)
     assert [plain(batch) for batch in batches] == [plain(r) for r in log.records if isinstance(r, Batch)]
     assert log.records[-1] == Event("end", {"epoch": 3}, log.records[-1].offset)
 
@@ -53,7 +53,7 @@ def test_keys_that_json_has_no_word_for_are_kept_as_text(tmp_path: Path) -> None
         log = read(tmp_path, header_line({}) + batch_record(Batch(0, 0, 0, 1, [key], 0)))
         assert isinstance(log.records[0], Batch)
         read_keys.append(log.records[0].keys)
-    assert [[["a", 1]], ["b'raw'"], [5], [{"1.5": [2]}], ["{(1, 2): 3}"]] == read_keys
+    assert read_keys == [[["a", 1]], ["b'raw'"], [5], [{"1.5": [2]}], ["{(1, 2): 3}"]]
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +68,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_a_file_cut_anywhere_is_torn_and_not_damaged(tmp_path: Path, recorded: bytes, data: st.DataObject) -> None:
     size = data.draw(st.integers(0, len(recorded) - 1))
     log = read(tmp_path, recorded[:size])
-    assert [] == log.damage
+    assert log.damage == []
     ends = [record.offset for record in read(tmp_path, recorded).records]
     is_whole = size in ends
     assert log.is_torn != is_whole
 
 
 @given(st.data())
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_flipped_bit_is_damage_with_an_offset(tmp_path: Path, recorded: bytes, data: st.DataObject) -> None:
     place, bit = data.draw(st.integers(0, len(recorded) - 1)), data.draw(st.integers(0, 7))
     content = bytearray(recorded)
@@ -87,7 +87,7 @@ def test_any_flipped_bit_is_damage_with_an_offset(tmp_path: Path, recorded: byte
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_no_bytes_whatever_raise(tmp_path: Path, recorded: bytes, noise: bytes) -> None:
     header = recorded[: recorded.index(b"\n") + 1]
     for content in (
@@ -127,4 +127,4 @@ def test_a_record_of_an_unknown_kind_is_told(tmp_path: Path) -> None:
 
     log = read(tmp_path, header_line({}) + file._framed(99, b"{}") + event_record("end", {}))
     assert "a record has the unknown kind 99" in log.damage[0]
-    assert 1 == len(log.records)
+    assert len(log.records) == 1

@@ -32,11 +32,11 @@ def texts(report: Report, kind: str) -> str:
 
 def test_a_clean_run_over_ranks_resumes_and_world_sizes_is_proven(folder: Path) -> None:
     report = judged(folder)
-    assert ([], [], 0) == (report.findings, report.unjudged, report.status)
+    assert (report.findings, report.unjudged, report.status) == ([], [], 0)
     (loader,) = report.loaders
-    assert [(0, "proven"), (1, "proven"), (2, "proven")] == [(e.epoch, e.state) for e in loader.epochs]
-    assert [N, N, N] == [e.num_samples for e in loader.epochs]
-    assert [0, 8, 0] == [e.num_superseded for e in loader.epochs]
+    assert [(e.epoch, e.state) for e in loader.epochs] == [(0, "proven"), (1, "proven"), (2, "proven")]
+    assert [e.num_samples for e in loader.epochs] == [N, N, N]
+    assert [e.num_superseded for e in loader.epochs] == [0, 8, 0]
     assert report.verdict == "proven: every sample exactly once"
 
 
@@ -203,7 +203,7 @@ def test_an_epoch_left_early_is_missing_its_rest(tmp_path: Path) -> None:
     run([loader])
     report = judged(tmp_path)
     assert "rank 0, epoch 0: steps 3-11 are not recorded" in texts(report, "missing")
-    assert ["defect", "proven"] == [epoch.state for epoch in report.loaders[0].epochs]
+    assert [epoch.state for epoch in report.loaders[0].epochs] == ["defect", "proven"]
 
 
 def test_a_run_that_ended_in_an_epoch_is_proven_so_far(tmp_path: Path) -> None:
@@ -213,9 +213,9 @@ def test_a_run_that_ended_in_an_epoch_is_proven_so_far(tmp_path: Path) -> None:
     for one in (*passes, passes[0]):
         next(one)
     report = judged(tmp_path)
-    assert (0, []) == (report.status, report.findings)
+    assert (report.status, report.findings) == (0, [])
     last = report.loaders[0].epochs[-1]
-    assert ("unfinished", "positions 8 to 44, of step 1 only those of rank 1") == (last.state, last.remaining)
+    assert (last.state, last.remaining) == ("unfinished", "positions 8 to 44, of step 1 only those of rank 1")
 
 
 def test_a_rank_far_behind_where_the_run_ended_cannot_be_judged(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_start_without_a_state_is_doubled_unless_it_is_allowed(tmp_path: Path)
     assert {"doubled"} == kinds(report)
     assert any("began anew, without a state" in note for note in report.notes)
     allowed = judged(tmp_path, allow_restarts=True)
-    assert (0, 3) == (allowed.status, allowed.loaders[0].epochs[0].num_superseded)
+    assert (allowed.status, allowed.loaders[0].epochs[0].num_superseded) == (0, 3)
 
 
 def test_set_epoch_called_with_the_same_epoch_again_and_again_is_doubled(tmp_path: Path) -> None:
@@ -257,9 +257,9 @@ def test_set_epoch_at_the_start_of_a_process_is_a_resume(tmp_path: Path) -> None
     again.set_epoch(1)
     run([again])
     report = judged(tmp_path)
-    assert (0, [0, 5]) == (report.status, [e.num_superseded for e in report.loaders[0].epochs])
+    assert (report.status, [e.num_superseded for e in report.loaders[0].epochs]) == (0, [0, 5])
 
 
 def test_an_empty_folder_proves_nothing(tmp_path: Path) -> None:
     report = judged(tmp_path)
-    assert (2, ["the folder holds no records"]) == (report.status, report.notes)
+    assert (report.status, report.notes) == (2, ["the folder holds no records"])

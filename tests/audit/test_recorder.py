@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from audit_kit import Samples, judged, kinds, make, run
+from audit_kit import Samples, judged, kinds, make, run, written
 from torch.utils.data import DistributedSampler, IterableDataset, WeightedRandomSampler
 
 from shmload import ShmLoader
 from shmload.observe.audit.file import Batch
 from shmload.observe.audit.verify import read_folder
+from shmload.schedule.keyed import KeyedOrder
 
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 7], ids=["torch mode", "seed mode"])
 PAIRS = [(i, -i) for i in range(11)]
@@ -60,13 +61,13 @@ def test_last_indices_know_what_was_skipped_and_substituted(seed: int | None, on
 def test_keys_of_a_sampler_are_given_as_they_are(seed: int | None, num_workers: int) -> None:
     data = {"a": 1, "b": 2, ("c", 3): 4}
     with ShmLoader(data, batch_sampler=[["a", ("c", 3)], ["b"]], seed=seed, num_workers=num_workers) as loader:
-        assert [["a", ("c", 3)], ["b"]] == [loader.last_indices for _ in loader]
+        assert [loader.last_indices for _ in loader] == [["a", ("c", 3)], ["b"]]
 
 
 @BOTH_MODES
 def test_a_sample_without_a_batch_is_a_list_of_one_key(seed: int | None) -> None:
     loader = ShmLoader(PAIRS[:2], None, seed=seed)
-    assert [[0], [1]] == [list(loader.last_indices) for _ in loader]  # type: ignore[arg-type]
+    assert [list(loader.last_indices) for _ in loader] == [[0], [1]]  # type: ignore[arg-type]
 
 
 class Stream(IterableDataset):
@@ -77,7 +78,7 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_iterable_dataset_has_no_indices(num_workers: int) -> None:
     with ShmLoader(Stream(), 2, num_workers=num_workers) as loader:
-        assert [None] * 3 == [loader.last_indices for _ in loader]
+        assert [loader.last_indices for _ in loader] == [None] * 3
 
 
 def test_batches_read_again_unseen_are_neither_told_nor_recorded(tmp_path: Path) -> None:
@@ -92,11 +93,11 @@ def test_batches_read_again_unseen_are_neither_told_nor_recorded(tmp_path: Path)
     assert second.last_indices is None
     list(resumed)
     report = judged(tmp_path)
-    assert (0, 6, 0) == (
+    assert (
         report.status,
         report.loaders[0].epochs[0].num_batches,
         report.loaders[0].epochs[0].num_superseded,
-    )
+    ) == (0, 6, 0)
 
 
 # ------------------------------------------------------------ files
@@ -106,7 +107,7 @@ def test_a_file_is_made_at_the_first_delivery_with_the_users_modes(tmp_path: Pat
     folder = tmp_path / "new" / "audit"
     loader = make(folder)
     stream = iter(loader)
-    assert [] == files(folder)
+    assert files(folder) == []
     mask = os.umask(0o027)
     try:
         next(stream)
@@ -114,7 +115,7 @@ def test_a_file_is_made_at_the_first_delivery_with_the_users_modes(tmp_path: Pat
         os.umask(mask)
     (path,) = files(folder)
     assert path.name.startswith("rank-0000-")
-    assert 0o640 == stat.S_IMODE(path.stat().st_mode)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
 def test_what_was_delivered_is_in_the_file_before_the_next_batch(tmp_path: Path) -> None:
@@ -131,8 +132,8 @@ def test_a_run_with_and_without_workers_is_proven(tmp_path: Path, seed: int | No
         run([loader])
         run([loader])
     report = judged(tmp_path)
-    assert (0, []) == (report.status, report.findings)
-    assert [45, 45] == [epoch.num_samples for epoch in report.loaders[0].epochs]
+    assert (report.status, report.findings) == (0, [])
+    assert [epoch.num_samples for epoch in report.loaders[0].epochs] == [45, 45]
 
 
 def test_workers_and_the_trainer_itself_deliver_the_same_digests(tmp_path: Path) -> None:
@@ -150,9 +151,11 @@ def test_a_copy_records_in_a_file_of_its_own(tmp_path: Path) -> None:
         assert other.last_indices is None
         next(iter(other))
     next(stream)
-    assert [1, 1, 2] == sorted(
-        len(log.records) - 1 - ("resume" in str(log.records[0])) for log in read_folder(tmp_path)
-    )
+    assert sorted(len(log.records) - 1 - ("resume" in str(log.records[0])) for log in read_folder(tmp_path)) == [
+        1,
+        1,
+        2,
+    ]
 
 
 def test_a_forked_child_records_in_a_file_of_its_own(tmp_path: Path) -> None:
@@ -164,7 +167,7 @@ def test_a_forked_child_records_in_a_file_of_its_own(tmp_path: Path) -> None:
         os._exit(0)
     assert (child, 0) == os.waitpid(child, 0)
     next(stream)
-    assert [1, 2] == sorted(sum(isinstance(r, Batch) for r in log.records) for log in read_folder(tmp_path))
+    assert sorted(sum(isinstance(r, Batch) for r in log.records) for log in read_folder(tmp_path)) == [1, 2]
 
 
 def test_another_world_size_between_passes_begins_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +176,7 @@ def test_another_world_size_between_passes_begins_another_file(tmp_path: Path, m
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     run([loader], 1)
-    assert [(0, 1), (1, 2)] == sorted((log.header["rank"], log.header["world_size"]) for log in read_folder(tmp_path))
+    assert sorted((log.header["rank"], log.header["world_size"]) for log in read_folder(tmp_path)) == [(0, 1), (1, 2)]
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +214,7 @@ def test_a_full_disk_ends_no_run_and_what_it_swallowed_is_missing(
     next(stream)  # said once
     monkeypatch.setattr(os, "write", write)
     run_rest = list(stream)
-    assert 9 == len(run_rest)
+    assert len(run_rest) == 9
     report = judged(tmp_path)
     assert {"missing"} == kinds(report)
     assert "steps 1-2 are not recorded" in report.findings[0].text
@@ -244,7 +247,7 @@ def touchy(samples: list[Any]) -> Any:
 def test_an_object_that_resists_being_looked_at_ends_no_run(tmp_path: Path) -> None:
     run([make(tmp_path, collate_fn=touchy)])
     report = judged(tmp_path)
-    assert (0, []) == (report.status, report.findings)
+    assert (report.status, report.findings) == (0, [])
     assert any("12 batches hold objects that a digest leaves out" in note for note in report.notes)
 
 
@@ -271,7 +274,7 @@ def test_a_batch_that_was_skipped_altogether_is_accounted_for(tmp_path: Path, se
     data = Samples(9, frozenset({3, 4, 5}))
     run([make(tmp_path, dataset=data, batch_size=3, seed=seed, shuffle=False, on_error="skip")])
     report = judged(tmp_path)
-    assert (0, 3) == (report.status, report.loaders[0].epochs[0].num_skipped)
+    assert (report.status, report.loaders[0].epochs[0].num_skipped) == (0, 3)
 
 
 class Failing(Samples):
@@ -287,7 +290,7 @@ def test_a_batch_that_was_lost_to_an_error_is_missing(tmp_path: Path, seed: int 
     next(stream)
     with pytest.raises(ValueError, match="no"):
         next(stream)
-    assert 2 == len(list(stream))
+    assert len(list(stream)) == 2
     report = judged(tmp_path)
     assert {"missing"} == kinds(report)
     assert "steps 1 are not recorded" in report.findings[0].text
@@ -313,9 +316,11 @@ def test_torch_mode_resumed_in_another_process_is_proven(tmp_path: Path, num_wor
         third.load_state_dict(state)
         run([third])
     report = judged(tmp_path)
-    assert (0, []) == (report.status, report.findings)
-    assert [("proven", 0), ("proven", 1), ("proven", 2)] == [
-        (e.state, e.num_superseded) for e in report.loaders[0].epochs
+    assert (report.status, report.findings) == (0, [])
+    assert [(e.state, e.num_superseded) for e in report.loaders[0].epochs] == [
+        ("proven", 0),
+        ("proven", 1),
+        ("proven", 2),
     ]
 
 
@@ -326,7 +331,7 @@ def test_a_distributed_sampler_is_judged_over_all_ranks(tmp_path: Path) -> None:
     ]
     run(loaders)
     report = judged(tmp_path)
-    assert (0, 12) == (report.status, report.loaders[0].epochs[0].num_samples)  # one is repeated: 11 are uneven
+    assert (report.status, report.loaders[0].epochs[0].num_samples) == (0, 12)  # one is repeated: 11 are uneven
     files(tmp_path)[0].unlink()
     assert "nothing is recorded; is its file missing?" in judged(tmp_path).findings[0].text
 
@@ -334,7 +339,7 @@ def test_a_distributed_sampler_is_judged_over_all_ranks(tmp_path: Path) -> None:
 def test_ranks_that_each_read_the_whole_dataset_are_noted(tmp_path: Path) -> None:
     run([make(tmp_path, rank, 2, seed=None) for rank in range(2)])
     report = judged(tmp_path)
-    assert 0 == report.status
+    assert report.status == 0
     assert any("each of the 2 ranks is delivered the whole dataset" in note for note in report.notes)
 
 
@@ -343,26 +348,55 @@ def test_a_weighted_sampler_is_consistent_and_not_proven(tmp_path: Path, seed: i
     sampler = WeightedRandomSampler([1.0] * 10 + [5.0], 11)
     run([ShmLoader(PAIRS, 2, sampler=sampler, seed=seed, audit=tmp_path)])
     report = judged(tmp_path)
-    assert (2, "consistent") == (report.status, report.loaders[0].epochs[0].state)
+    assert (report.status, report.loaders[0].epochs[0].state) == (2, "consistent")
     assert "WeightedRandomSampler decides which samples come: only steps and replays were checked" in report.unjudged[0]
+
+
+class Backwards(KeyedOrder):
+    n = 11
+    identity = "backwards"
+
+    def take(self, start: int, stop: int, *, seed: int, epoch: int) -> Any:
+        return np.arange(10 - start, 10 - stop, -1)
+
+
+def test_an_order_of_its_own_is_judged_by_its_positions(tmp_path: Path) -> None:
+    loaders = [
+        ShmLoader(PAIRS, 2, sampler=Backwards(), seed=1, rank=rank, world_size=2, audit=tmp_path) for rank in range(2)
+    ]
+    run(loaders)
+    report = judged(tmp_path)
+    assert (report.status, report.findings, report.loaders[0].epochs[0].num_samples) == (2, [], 11)
+    assert "the order backwards decides which samples come: positions and replays were checked" in report.unjudged[0]
+    log = read_folder(tmp_path)[0]
+    del log.records[2]
+    written(tmp_path, log)
+    assert "steps 1 are not recorded; step 1 stands at position 4" in judged(tmp_path).findings[0].text
+
+
+@pytest.mark.slow
+def test_batches_in_any_order_are_proven_where_that_was_asked_for(tmp_path: Path) -> None:
+    with make(tmp_path, seed=None, num_workers=2, in_order=False) as loader:
+        run([loader])
+    assert judged(tmp_path).status == 0
 
 
 def test_an_iterable_dataset_is_consistent_and_not_proven(tmp_path: Path) -> None:
     run([ShmLoader(Stream(), 2, audit=tmp_path)])
     report = judged(tmp_path)
-    assert 2 == report.status
+    assert report.status == 2
     assert "an iterable dataset has no indices" in report.unjudged[0]
 
 
 def test_several_loaders_in_one_folder_are_judged_by_themselves(tmp_path: Path) -> None:
     run([make(tmp_path, dataset=[torch.ones(2) * i for i in range(n)]) for n in (8, 12)])
     report = judged(tmp_path)
-    assert (0, 2) == (report.status, len(report.loaders))
+    assert (report.status, len(report.loaders)) == (0, 2)
     assert any("which differ in n (" in note for note in report.notes)
 
 
 def test_data_that_are_all_alike_cannot_be_judged_and_are_not_called_stale(tmp_path: Path) -> None:
     run([make(tmp_path, dataset=[torch.ones(2)] * 100)])
     report = judged(tmp_path)
-    assert (2, []) == (report.status, report.findings)
+    assert (report.status, report.findings) == (2, [])
     assert "24 batches have the bytes of others although their samples differ" in report.unjudged[0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from shmload import __version__
+import shmload
 from shmload.schedule.schedule import SCHEDULE_VERSION, Schedule
 from shmload.world import rank_and_world_size
 
@@ -99,7 +99,7 @@ def header_of(loader: ShmLoader[Any], schedule: Schedule | None, rank: int | Non
         "on_error": loader.on_error,
         "seed_samples": loader.seed_samples,
         "dataset": type(loader.dataset).__qualname__,
-        "shmload": __version__,
+        "shmload": shmload.__version__,
         "host": platform.node(),
         "pid": os.getpid(),
     }

@@ -243,7 +243,7 @@ class Engine:
 
     def _num_chunks(self, nrows: int) -> int:
         """Chunks for a batch: enough that every worker has a part, none shorter than a claim is worth."""
-        most = min(4 * self._options.num_workers, MAX_CHUNKS, nrows)
+        most = min(4 * self._options.num_workers, MAX_CHUNKS, nrows // self._job.num_threads)
         if most <= 1:
             return 1
         busy_ns, num_samples = self._ring.work_done()

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shmload.engine import Engine
 from shmload.inline import InlineReader
+from shmload.observe.audit.header import header_of
 from shmload.orders import NOTHING, Order
 from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.schedule import Schedule
@@ -47,8 +49,12 @@ class SeedIterator:
         return self
 
     def __next__(self) -> Any:
-        while (batch := self._stream.take(self._place)) is NOTHING:
-            pass
+        try:
+            while (batch := self._stream.take(self._place)) is NOTHING:
+                pass
+        except StopIteration:
+            self._loader.recorder.ended(self._place.epoch, self._place.step)
+            raise
         return batch
 
     def __len__(self) -> int:
@@ -139,6 +145,8 @@ class SeedStream:
         if self._sampled is None:
             self.schedule()
         self._place = Place(self._next_epoch, self._first_step)
+        header = partial(header_of, self._loader, self._schedule, self._rank)
+        self._loader.recorder.begins(header, self._next_epoch, self._first_step)
         self._next_epoch, self._first_step = self._next_epoch + 1, 0
         return self._place
 
@@ -165,10 +173,14 @@ class SeedStream:
             if engine.front is not front:  # that batch is lost
                 place.step += 1
             raise
-        self.valid = self._num_valid(front)
+        self._delivered(front, batch)
         self._fill(engine)
         place.step += 1
         return batch
+
+    def _delivered(self, order: Order, batch: Any) -> None:
+        self.valid = self._num_valid(order)
+        self._loader.recorder.delivered(order, batch, valid=self.valid)
 
     def _num_valid(self, order: Order) -> int:
         """Rows that are no padding: of a short batch these come first, also behind skipped ones."""
@@ -212,7 +224,7 @@ class SeedStream:
         except Exception:
             place.step += 1
             raise
-        self.valid = self._num_valid(order)
+        self._delivered(order, batch)
         place.step += 1
         return batch
 
@@ -223,6 +235,7 @@ class SeedStream:
         if self._place is None and epoch == self._next_epoch:
             return
         self._next_epoch, self._first_step, self._place = epoch, 0, None
+        self._loader.recorder.resumed(epoch, 0, by="set_epoch")
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the batch that comes next."""
@@ -241,6 +254,7 @@ class SeedStream:
         if step >= self.num_steps > 0:
             epoch, step = epoch + 1, 0
         self._next_epoch, self._first_step, self._place = epoch, step, None
+        self._loader.recorder.resumed(epoch, step)
 
     def _position(self) -> tuple[int, int]:
         """(epoch, step) of the batch that comes next."""

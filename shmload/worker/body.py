@@ -26,6 +26,7 @@ from shmload.worker.sample_rng import begin_sample, end_samples
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 from shmload.worker.snapshot import Snapshots
 from shmload.worker.spec import Job
+from shmload.worker.threads import ReadingThreads
 
 MISFITS_MAX = 2  # batches of a worker that may begin as rows in vain
 
@@ -68,6 +69,7 @@ class Body:
         self._has_getitems = self._path in ("__getitems__", "collate_fn") and bool(
             getattr(job.dataset, "__getitems__", None)
         )
+        self._threads = ReadingThreads(job.num_threads) if job.num_threads > 1 else None
         self._num_misfits = 0  # batches begun as rows whose samples turned out to differ
         self._arenas = Arenas()
         self._num_foreign = 0
@@ -175,7 +177,7 @@ class Body:
 
     def _begin(self, row: int, key: Any) -> None:
         self._key, self._row = key, row
-        index = key if type(key) is int and -(1 << 63) <= key < 1 << 63 else -1
+        index = _index_of(key)
         self._ring.begin_row(row, index)
         job = self._job
         begin_sample(job.seed, self._ring.epoch, index, self._ring.worker_id, reseed=job.seed_samples)
@@ -192,16 +194,35 @@ class Body:
             is_whole = self._given is not None and end - first == len(keys)
             samples = self._job.dataset.__getitems__(self._given if is_whole else keys[first:end])
             return samples if type(samples) is list else list(samples)
-        samples = [self._sample(row, keys[row]) for row in range(first, end)]
+        if self._threads is None:
+            samples = [self._sample(row, keys[row]) for row in range(first, end)]
+        else:
+            dataset = self._job.dataset
+            samples = list(self._by_threads(lambda row: dataset[keys[row]], keys, first, end))
         self._key, self._row = None, -1
         return samples
+
+    def _by_threads(self, read: Callable[[int], Any], keys: list[Any], first: int, end: int) -> Iterator[Any]:
+        """What `read` gives for each row, several at a time."""
+        assert self._threads is not None
+        job, epoch, worker = self._job, self._ring.epoch, self._ring.worker_id
+
+        def read_row(row: int) -> Any:
+            begin_sample(job.seed, epoch, _index_of(keys[row]), worker, reseed=False)
+            try:
+                return read(row)
+            finally:
+                end_samples()
+
+        return self._threads.results(read_row, range(first, end), lambda row: self._begin(row, keys[row]))
 
     def _place(self, keys: list[Any]) -> int:
         ring = self._ring
         first, end = ring.first_row, ring.end_row
         if ring.nchunks == 1 and self._num_misfits >= MISFITS_MAX:
             return self._fill_packed(keys, [])
-        samples = self._samples(keys, first, end) if self._path == "__getitems__" else None
+        reads_all = self._path == "__getitems__" or self._threads is not None
+        samples = self._samples(keys, first, end) if reads_all else None
         head = self._sample(first, keys[first]) if samples is None else samples[0]
         if not ring.has_layout and not self._memory.find_layout(head):
             self._keep(keys[first], head)
@@ -230,6 +251,13 @@ class Body:
         assert self._in_place is not None
         read_into = self._in_place.read_into
         assert read_into is not None
+        if self._threads is not None:
+            for _ in self._by_threads(
+                lambda row: read_into(keys[row], placer.out(row)), keys, ring.first_row, ring.end_row
+            ):
+                if ring.is_abandoned:
+                    return VOID
+            return DONE
         for row in range(ring.first_row, ring.end_row):
             if ring.is_abandoned:
                 return VOID
@@ -388,3 +416,8 @@ class Body:
         """Keeps a sample that was read in vain, so that it need not be read twice."""
         if self._path != "__getitems__":
             self._kept = ((self._ring.epoch, key), sample)
+
+
+def _index_of(key: Any) -> int:
+    """The sample's index; -1 if the sampler's key is no integer."""
+    return key if type(key) is int and -(1 << 63) <= key < 1 << 63 else -1

@@ -30,6 +30,7 @@ class Job:
     snapshot_every: int = 0
     tolerates_bad_samples: bool = False
     ragged: Ragged | None = None
+    num_threads: int = 1
 
 
 @dataclass(frozen=True)

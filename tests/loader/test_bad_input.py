@@ -193,7 +193,6 @@ LATER = {
     "address": "auto",
     "share": "node",
     "device": "cuda",
-    "audit": "x",
 }
 
 

@@ -64,15 +64,15 @@ class ShmLoader(DataLoader[T]):
         sample_timeout_s: seconds one sample may take; then its worker is ended and replaced, and the sample is bad by
             SampleTimeout, which says where the worker was. Needs workers.
         ragged: how fields are delivered whose rows differ in shape: "list", "pad" (a `Padded`), "nested" (`torch.nested`, jagged),
-            "jagged" (a `Jagged`), or a mapping field name -> one of these. Fields are ragged that the dataset's schema or the mapping says
-            are; under a bare mode other than "list" every array of one or more dimensions; under "list" those that differ.
+            "jagged" (a `Jagged`), or a mapping field name -> one of these. Fields are ragged that the dataset's schema or the
+            mapping says are; under a bare mode other than "list" every array of one or more dimensions; under "list" those that differ.
             It also makes batches of samples that torch's collate refuses (None, dataclasses, objects). In torch mode, unless it
             is given, these are refused as torch does. docs/samples.md shows each.
         snapshot_every_n_steps: torch mode: how often workers and samplers are asked where they stand; a resume reads what came
             since again. 0 or None: never. In seed mode a position needs no snapshot.
         threads_per_worker: samples that each worker reads at once, for datasets that wait for a disk or a network or give up the
-            GIL. The dataset must allow it. The global generators cannot be reseeded per sample then: draw from sample_rng(). Readers of
-            whole batches and of ragged fields in place take one thread.
+            GIL. The dataset must allow it. The global generators cannot be reseeded per sample then: draw from sample_rng().
+            Readers of whole batches and of ragged fields in place take one thread.
         audit: a folder where every rank records what it was delivered, batch by batch: `shmload verify` proves from it that each
             sample came exactly once. docs/audit.md says how, and what it costs.
     Raises:

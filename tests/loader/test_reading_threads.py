@@ -1,0 +1,149 @@
+"""threads_per_worker: a worker reads several samples at once, and nothing else changes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from torch.utils.data import IterableDataset
+
+from shmload import ShmLoader, sample_info, sample_rng
+from shmload.worker.threads import ReadingThreads
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
+NUM_THREADS = 4
+
+
+class Together:
+    """No sample comes before as many as there are threads are being read."""
+
+    def __init__(self) -> None:
+        self.barrier: threading.Barrier | None = None
+
+    def __len__(self) -> int:
+        return 16
+
+    def meet(self) -> None:
+        with _making:
+            if self.barrier is None:
+                self.barrier = threading.Barrier(NUM_THREADS)
+        self.barrier.wait(timeout=30)
+
+    def __getitem__(self, index: int) -> Any:
+        self.meet()
+        return index, sample_info().index, sample_rng().random()
+
+
+_making = threading.Lock()  # a worker's own: forked with nobody in it
+
+
+class TogetherInPlace(Together):
+    schema: ClassVar = {"index": "int64", "own": "int64", "draw": "float64"}
+
+    def read_into(self, index: int, out: Any) -> None:
+        self.meet()
+        out["index"], out["own"], out["draw"] = index, sample_info().index, sample_rng().random()
+
+
+class Alone:
+    """The same samples, read one by one."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        return index, sample_info().index, sample_rng().random()
+
+
+@pytest.mark.parametrize("kind", [Together, TogetherInPlace])
+def test_samples_are_read_at_once_and_are_the_same(kind: Any) -> None:
+    with ShmLoader(Alone(), 8, shuffle=True, seed=3) as loader:
+        expected = [[column.tolist() for column in batch] for batch in loader]
+    with ShmLoader(kind(), 8, shuffle=True, seed=3, num_workers=1, threads_per_worker=NUM_THREADS) as loader:
+        got = [
+            [column.tolist() for column in (batch.values() if isinstance(batch, dict) else batch)] for batch in loader
+        ]
+    assert expected == got
+
+
+def test_in_torch_mode_too() -> None:
+    with ShmLoader(Together(), 8, num_workers=2, threads_per_worker=NUM_THREADS) as loader:
+        assert [batch[0].tolist() for batch in loader] == [list(range(8)), list(range(8, 16))]
+
+
+class Odd(Alone):
+    def __getitem__(self, index: int) -> Any:
+        if index % 2:
+            raise ValueError(f"sample {index} is odd")
+        return index
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_the_first_bad_row_is_the_one_told_of(seed: int | None) -> None:
+    with ShmLoader(Odd(), 4, num_workers=1, threads_per_worker=3, seed=seed) as loader:
+        iterator = iter(loader)
+        for first in (1, 5, 9, 13):
+            with pytest.raises(ValueError, match=f"sample {first} is odd") as caught:
+                next(iterator)
+            assert f"shmload: sample {first}, " in caught.value.__notes__[0]
+
+
+def test_bad_samples_are_skipped_and_counted() -> None:
+    with ShmLoader(Odd(), 4, num_workers=1, threads_per_worker=3, seed=1, on_error="skip") as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 2], [4, 6], [8, 10], [12, 14]]
+        assert loader.stats()["num_bad_samples"] == 8
+
+
+def test_no_read_outlives_its_rows() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    started: list[int] = []
+    ended: list[int] = []
+
+    def read(row: int) -> int:
+        started.append(row)
+        if row == 0:
+            begun.wait(30)
+            raise ValueError("row 0")
+        begun.set()
+        may_end.wait(30)
+        ended.append(row)
+        return row
+
+    results = ReadingThreads(2).results(read, range(8), lambda row: None)
+    releasing = threading.Timer(0.05, may_end.set)
+    releasing.start()
+    with pytest.raises(ValueError, match="row 0"):
+        next(results)
+    assert sorted([0, *ended]) == sorted(started)
+    assert 1 in ended
+    releasing.join()
+
+
+def test_a_ragged_batch_is_read_by_threads() -> None:
+    class Lines(Alone):
+        def __getitem__(self, index: int) -> Any:
+            return np.full(index, index)
+
+    with ShmLoader(Lines(), 4, num_workers=1, threads_per_worker=2, ragged="jagged") as loader:
+        assert [batch.lengths.tolist() for batch in loader][1] == [4, 5, 6, 7]
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "words"),
+    [
+        (Alone(), {"threads_per_worker": 0, "num_workers": 1}, "a whole number from 1 up; got 0"),
+        (Alone(), {"threads_per_worker": 2}, "threads_per_worker=2 needs num_workers > 0"),
+        (Stream(), {"threads_per_worker": 2, "num_workers": 1}, "needs a map-style dataset"),
+        (Alone(), {"threads_per_worker": 2, "num_workers": 1, "seed": 1, "seed_samples": True}, "exclude each other"),
+    ],
+)
+def test_what_threads_cannot_do_is_refused(dataset: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ShmLoader(dataset, **options)

@@ -2,7 +2,17 @@
 
 from collections.abc import Callable
 
-from benchmarks import audit, first_batch, photos, python_dataset, resume, tiny_rows, trainer_cpu
+from benchmarks import (
+    audit,
+    first_batch,
+    photos,
+    python_dataset,
+    resume,
+    text,
+    tiny_rows,
+    trainer_cpu,
+    variable_length,
+)
 from benchmarks.common import Result, Row, Settings, arguments, markdown, save
 
 BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
@@ -12,6 +22,8 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "first_batch": first_batch.measure,
     "photos": photos.measure,
     "resume": resume.measure,
+    "variable_length": variable_length.measure,
+    "text": text.measure,
     "audit": audit.measure,
 }
 

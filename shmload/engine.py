@@ -276,9 +276,7 @@ class Engine:
         began_ns = 0
         ring = self._ring
         self._round()
-        now = monotonic()
-        if now - self._death_look > DEATH_LOOK_S:
-            self._death_look = now
+        if monotonic() - self._death_look > DEATH_LOOK_S:
             self._see_to_deaths()
         while True:
             order = self._queue[0] if in_order else self._first_done()
@@ -298,8 +296,9 @@ class Engine:
             self._round()
             if self._is_done(order if in_order else self._first_done()):
                 continue
-            self._ready.wait(WAIT_S)
-            self._see_to_deaths()
+            was_rung = self._ready.wait(WAIT_S)
+            if not was_rung or monotonic() - self._death_look > DEATH_LOOK_S:
+                self._see_to_deaths()
             if self._options.timeout_s and monotonic_ns() - began_ns > self._options.timeout_s * 1e9:
                 raise RuntimeError(f"DataLoader timed out after {self._options.timeout_s} seconds")
         if began_ns:
@@ -476,6 +475,7 @@ class Engine:
     # ------------------------------------------------------------ deaths
 
     def _see_to_deaths(self) -> None:
+        self._death_look = monotonic()
         if self._options.sample_timeout_s is not None:
             with interrupts_held():
                 num_late = self._supervisor.see_to_late()

@@ -16,7 +16,7 @@ from shmload.batch.ragged import Ragged
 from shmload.batch.ragged_rows import Arenas, RaggedRows
 from shmload.batch.unpacked import unpack
 from shmload.orders import NOTHING, Order
-from shmload.worker.reader import NO_ROOM, in_place_of, read_alone
+from shmload.worker.reader import in_place_of, no_room, read_alone
 from shmload.worker.sample_rng import begin_sample, end_samples, kept_generators
 from shmload.worker.spec import Job
 
@@ -106,7 +106,7 @@ class InlineReader:
         layout = self._in_place.layout()
         if layout.is_ragged:
             assert self._job.ragged is not None
-            ragged_rows = RaggedRows(layout, self._job.ragged, len(keys), NO_ROOM, self._arenas)
+            ragged_rows = RaggedRows(layout, self._job.ragged, len(keys), no_room, self._arenas)
             self._in_place.read_ragged(keys, ragged_rows, lambda row: self._begin_ragged(keys, row, epoch))
             return unpack(PrivateBatch(ragged_rows.finish()))
         tensors = private_tensors(layout, len(keys))

@@ -65,9 +65,9 @@ class ShmLoader(DataLoader[T]):
             SampleTimeout, which says where the worker was. Needs workers.
         ragged: how fields are delivered whose rows differ in shape: "list", "pad" (a `Padded`), "nested" (`torch.nested`, jagged),
             "jagged" (a `Jagged`), or a mapping field name -> one of these. Fields are ragged that the dataset's schema or the
-            mapping says are; under a bare mode other than "list" every array of one or more dimensions; under "list" those that differ.
-            It also makes batches of samples that torch's collate refuses (None, dataclasses, objects). In torch mode, unless it
-            is given, these are refused as torch does. docs/samples.md shows each.
+            mapping says are; under a bare mode other than "list" every array of one or more dimensions; under "list" those that
+            differ. It also makes batches of samples that torch's collate refuses (None, dataclasses, objects). In torch mode,
+            unless it is given, these are refused as torch does. docs/samples.md shows each.
         snapshot_every_n_steps: torch mode: how often workers and samplers are asked where they stand; a resume reads what came
             since again. 0 or None: never. In seed mode a position needs no snapshot.
         threads_per_worker: samples that each worker reads at once, for datasets that wait for a disk or a network or give up the
@@ -420,5 +420,5 @@ class ShmLoader(DataLoader[T]):
     def __del__(self) -> None:
         # an iterator that someone holds works on without its loader, as torch's does
         stream: SeedStream | None = getattr(self, "_stream", None)
-        if stream is not None and not sys.is_finalizing():
+        if stream is not None and sys is not None and not sys.is_finalizing():  # as in torch_mode.py
             stream.close()

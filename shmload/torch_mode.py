@@ -268,7 +268,7 @@ class TorchIterator(_Iterator):
             engine.close()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if sys is not None and not sys.is_finalizing():  # the module's names go before the last objects do
             self._shutdown_workers()
 
 

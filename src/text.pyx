@@ -2,9 +2,10 @@
 
     count * 8 bytes: where each value ends (uint64, from the start of the text) | the values' bytes end to end
 
-str travels as UTF-8; lone surrogates, which a file name may hold, as Python's "surrogatepass" writes them. A value that is plain
-ASCII is copied from where it stands. Others are encoded into bytes of their own: asking the str itself for its UTF-8 would make it
-keep that copy, and a dataset that holds its strings would grow by them.
+A column is bytes, ASCII, or UTF-8 with lone surrogates, which a file name may hold, as Python's "surrogatepass" writes them. ASCII
+needs no look at its bytes on the way back. A value that is plain ASCII is copied from where it stands. Others are encoded into bytes
+of their own: asking the str itself for its UTF-8 would make it keep that copy, and a dataset that holds its strings would grow by
+them.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -18,11 +19,16 @@ cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object text)
     void *PyUnicode_DATA(object text)
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    object PyUnicode_New(Py_ssize_t size, Py_UCS4 maxchar)
     object PyUnicode_AsEncodedString(object text, const char *encoding, const char *errors)
 
 
+BYTES, ASCII, UTF8 = range(3)
+cdef int _BYTES = 0, _ASCII = 1
+
+
 cdef class TextColumn:
-    """Values ready to be written.
+    """Values ready to be written; `kind` is BYTES, ASCII or UTF8.
 
     Args:
         values: all str, or all bytes.
@@ -32,15 +38,16 @@ cdef class TextColumn:
 
     cdef list _pieces
     cdef readonly uint64_t nbytes
-    cdef readonly bint is_bytes
+    cdef readonly int kind
 
     def __init__(self, list values):
         cdef uint64_t total = 0
         cdef object value
+        cdef bint is_bytes = len(values) > 0 and PyBytes_CheckExact(values[0])
         self._pieces = []
-        self.is_bytes = len(values) > 0 and PyBytes_CheckExact(values[0])
+        self.kind = BYTES if is_bytes else ASCII
         for value in values:
-            if self.is_bytes:
+            if is_bytes:
                 if not PyBytes_CheckExact(value):
                     raise TypeError(f"a column of bytes holds a {type(value).__name__}")
                 total += PyBytes_GET_SIZE(value)
@@ -50,6 +57,7 @@ cdef class TextColumn:
                 if PyUnicode_IS_COMPACT_ASCII(value):
                     total += PyUnicode_GET_LENGTH(value)
                 else:
+                    self.kind = UTF8
                     value = PyUnicode_AsEncodedString(value, "utf-8", "surrogatepass")
                     total += PyBytes_GET_SIZE(value)
             self._pieces.append(value)
@@ -78,8 +86,8 @@ cdef class TextColumn:
             memcpy(ends + 8 * i, &end, 8)
 
 
-def read_text(uintptr_t address, uint64_t nbytes, Py_ssize_t count, bint is_bytes):
-    """The column of `count` values at an address, as a new list; `nbytes` is how much may be read there.
+def read_text(uintptr_t address, uint64_t nbytes, Py_ssize_t count, int kind):
+    """The column of `count` values of a kind at an address, as a new list; `nbytes` is how much may be read there.
 
     Raises:
         ValueError: the column is torn.
@@ -100,8 +108,11 @@ def read_text(uintptr_t address, uint64_t nbytes, Py_ssize_t count, bint is_byte
                 Py_INCREF(None)
                 PyList_SET_ITEM(values, j, None)
             raise ValueError(f"value {i} of a text column ends at {end}, beyond its {limit} bytes or before its start")
-        if is_bytes:
+        if kind == _BYTES:
             value = PyBytes_FromStringAndSize(text + start, end - start)
+        elif kind == _ASCII:
+            value = PyUnicode_New(end - start, 127)
+            memcpy(PyUnicode_DATA(value), text + start, end - start)
         else:
             value = PyUnicode_DecodeUTF8(text + start, end - start, "surrogatepass")
         Py_INCREF(value)

@@ -4,14 +4,18 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+BYTES: int
+ASCII: int
+UTF8: int
+
 class TextColumn:
-    """Values ready to be written."""
+    """Values ready to be written; `kind` is BYTES, ASCII or UTF8."""
 
     nbytes: int
-    is_bytes: bool
+    kind: int
     def __init__(self, values: list[Any]) -> None: ...
     def write(self, room: NDArray[Any]) -> None:
         """Writes the column at the start of `room`, which has at least `nbytes`."""
 
-def read_text(address: int, nbytes: int, count: int, is_bytes: bool) -> list[Any]:
-    """The column of `count` values at an address, as a new list; `nbytes` is how much may be read there."""
+def read_text(address: int, nbytes: int, count: int, kind: int) -> list[Any]:
+    """The column of `count` values of a kind at an address, as a new list; `nbytes` is how much may be read there."""

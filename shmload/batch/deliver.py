@@ -57,12 +57,12 @@ class LeasedBatch:
         element = ELEMENT_TYPES[dtype]
         return _from_dlpack(self._lease.capsule(offset, element.code, element.itemsize * 8, shape))
 
-    def text(self, count: int, nbytes: int, offset: int, is_bytes: bool) -> list[Any]:
+    def text(self, count: int, nbytes: int, offset: int, kind: int) -> list[Any]:
         """A column of text as objects of their own."""
         lease = self._lease
         if offset + nbytes > lease.nbytes:
             raise ValueError(f"a text column of {nbytes} bytes at {offset} ends beyond the slot of {lease.nbytes}")
-        return read_text(lease.address + offset, nbytes, count, is_bytes)
+        return read_text(lease.address + offset, nbytes, count, kind)
 
 
 class PrivateBatch:
@@ -81,9 +81,9 @@ class PrivateBatch:
         nbytes = math.prod(shape) * ELEMENT_TYPES[dtype].itemsize
         return torch.from_numpy(self._room[offset : offset + nbytes]).view(getattr(torch, dtype)).view(shape)
 
-    def text(self, count: int, nbytes: int, offset: int, is_bytes: bool) -> list[Any]:
+    def text(self, count: int, nbytes: int, offset: int, kind: int) -> list[Any]:
         """A column of text as objects of their own."""
-        return read_text(self._room.ctypes.data + offset, nbytes, count, is_bytes)
+        return read_text(self._room.ctypes.data + offset, nbytes, count, kind)
 
 
 def structure(tree: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:

@@ -5,7 +5,7 @@
 `meta` is marshal (C speed, no code runs) of nested tuples, one per node of the batch:
 
     (VALUE, v)  None, bool, int, float, complex, str, bytes, or a list of these
-    (TEXT, count, nbytes, offset, is_bytes)  a list of str or bytes, end to end
+    (TEXT, count, nbytes, offset, kind)  a list of str or bytes, end to end
     (TUPLED, node)  what is a list, as a tuple
     (LIST, nodes)  (TUPLE, nodes)  (DICT, keys, nodes)  (NAMED, pickled class, nodes)  (RECORD, pickled class, names, nodes)
     (TENSOR | ARRAY, dtype, shape, strides or None, offset)
@@ -125,7 +125,7 @@ class Packer:
     def text(self, values: list[Any]) -> Node:
         """The node of a list of str or of bytes, which is not empty."""
         column = TextColumn(values)
-        return TEXT, len(values), column.nbytes, self.place(column), column.is_bytes
+        return TEXT, len(values), column.nbytes, self.place(column), column.kind
 
     def tensor(self, array: np.ndarray[Any, Any]) -> Node:
         """The node of a tensor made of an array of ours."""

@@ -9,9 +9,10 @@ that are delivered padded are gathered in private memory, since where a row lies
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from shmload.batch.ragged import Ragged, Rows, over, ragged_node
 from shmload.errors import SampleError
 
 ROOM_FOR_MORE = 1.25  # an arena is this much larger than the most that a batch has taken so far
-_FIRST_GUESS = 1024  # bytes of a row, before there was one
 
 
 class Arenas:
@@ -32,8 +32,8 @@ class Arenas:
         self._of_row: dict[str, float] = {}
 
     def nbytes(self, name: str, nrows: int) -> int:
-        """Bytes to set aside."""
-        return aligned(int(self._of_row.get(name, _FIRST_GUESS) * nrows * ROOM_FOR_MORE))
+        """Bytes to set aside; none before the first batch."""
+        return aligned(int(self._of_row.get(name, 0.0) * nrows * ROOM_FOR_MORE))
 
     def learn(self, name: str, nbytes: int, nrows: int) -> None:
         """Takes note of what a batch has needed."""
@@ -44,39 +44,43 @@ class RaggedRows:
     """One batch of `nrows`, being written.
 
     Args:
-        room: the slot's memory; too little of it means that the batch is written elsewhere first.
+        room_of: (bytes wanted) -> the slot's memory; too little of it means that the batch is written elsewhere first.
     """
 
-    def __init__(self, layout: Layout, ragged: Ragged, nrows: int, room: Room, arenas: Arenas) -> None:
+    def __init__(
+        self, layout: Layout, ragged: Ragged, nrows: int, room_of: Callable[[int], Room], arenas: Arenas
+    ) -> None:
         self._layout = layout
         self._ragged = ragged
         self._nrows = nrows
         self._learnt = arenas
-        self._text: dict[str, list[Any]] = {f.name: [] for f in layout.fields if f.kind == "text"}
-        ragged_fields = [f for f in layout.fields if f.is_ragged and f.kind != "text"]
         offsets, fixed_nbytes = layout.fixed.place(nrows)
+        self._fixed_at = {f.name: PIECES_AT + at for f, at in zip(layout.fixed.fields, offsets, strict=True)}
         end = PIECES_AT + aligned(fixed_nbytes)
-        places: dict[str, int] = {}
-        for f in ragged_fields:
-            if ragged.of_field[f.name] != "pad":
+        places: dict[str, int] = {}  # of arenas in the slot
+        for f in layout.fields:
+            if f.is_ragged and f.kind != "text" and ragged.of_field[f.name] != "pad":
                 places[f.name] = end
                 end += arenas.nbytes(f.name, nrows)
-        self._is_in_slot = len(room) >= end
-        self._end = end
-        self._room = room if self._is_in_slot else np.empty(end, np.uint8)
+        room = room_of(end)
+        self._capacity = len(room)
+        self._is_in_slot = self._capacity >= end
+        if not self._is_in_slot:
+            room = np.empty(end, np.uint8)
         if layout.zero_fill:
-            self._room[:end] = 0
-        self._fixed = {
-            f.name: _array(f, self._room[PIECES_AT + at : PIECES_AT + at + nrows * f.row_nbytes], (nrows, *f.shape))
-            for f, at in zip(layout.fixed.fields, offsets, strict=True)
+            room[:end] = 0
+        self._end = end
+        self.fixed = {
+            f.name: _array(f, room[at : at + nrows * f.row_nbytes], (nrows, *f.shape))
+            for f, at in zip(layout.fixed.fields, self._fixed_at.values(), strict=True)
         }
-        self._fixed_at = {f.name: PIECES_AT + at for f, at in zip(layout.fixed.fields, offsets, strict=True)}
-        self._arenas = {
-            f.name: _Arena(
-                f, self._room, places.get(f.name, -1), arenas.nbytes(f.name, nrows), zero_fill=layout.zero_fill
-            )
-            for f in ragged_fields
+        self.texts: dict[str, list[Any]] = {f.name: [] for f in layout.fields if f.kind == "text"}
+        self.arenas = {
+            f.name: _Arena(f, room, places.get(f.name, -1), arenas.nbytes(f.name, nrows), zero_fill=layout.zero_fill)
+            for f in layout.fields
+            if f.is_ragged and f.kind != "text"
         }
+        self._written = [*((name, arena.rows) for name, arena in self.arenas.items()), *self.texts.items()]
 
     def out(self, row: int) -> RaggedOut:
         """What `read_into` writes one row to."""
@@ -86,51 +90,61 @@ class RaggedRows:
         """What `read_batch_into` writes the batch to."""
         return RaggedOut(self, slice(None), self._nrows)
 
-    def check(self, num_written: int) -> None:
-        """Returns if the first `num_written` rows are whole.
+    def check(self, num_rows: int) -> None:
+        """Returns if the first `num_rows` rows are whole, and no other has been begun.
 
         Raises:
-            SampleError: a ragged field was not written.
+            SampleError: a ragged field was not written, or more than once.
         """
-        for name in (*self._arenas, *self._text):
-            written = len(self._arenas[name].rows if name in self._arenas else self._text[name])
-            if written != num_written:
+        for name, rows in self._written:
+            if len(rows) != num_rows:
+                often = "did not write" if len(rows) < num_rows else "wrote more than once"
                 raise SampleError(
-                    f"read_into did not write field {name!r}: a ragged field needs out.reserve({name!r}, n) or "
+                    f"read_into {often} field {name!r}: a ragged field needs one out.reserve({name!r}, n) or "
                     f"out[{name!r}] = ..., also where it is empty"
                 )
 
+    @property
+    def names(self) -> Iterator[str]:
+        """The schema's fields."""
+        return (f.name for f in self._layout.fields)
+
     def finish(self) -> PackedBatch:
-        """The batch, every row of which is written. What lies in the slot already stays there."""
-        is_whole = self._is_in_slot and not any(arena.has_spilt for arena in self._arenas.values())
-        packer = Packer(self._end) if is_whole else Packer()
-        nodes = [self._node(f, packer, is_whole=is_whole) for f in self._layout.fields]
-        for name, arena in self._arenas.items():
+        """The batch, every row of which is written. What lies in the slot already stays there, if the rest fits behind it."""
+        for name, arena in self.arenas.items():
             self._learnt.learn(name, arena.nbytes, self._nrows)
+        if self._is_in_slot:
+            if not any(arena.has_spilt for arena in self.arenas.values()):
+                packed = self._packed(is_there=True)
+                if packed.nbytes <= self._capacity:
+                    return packed
+            self._leave_slot()
+        return self._packed(is_there=False)
+
+    def _leave_slot(self) -> None:
+        """Copies what lies in the slot: it is written anew, perhaps over itself."""
+        self.fixed = {name: copy.deepcopy(array) for name, array in self.fixed.items()}
+        for arena in self.arenas.values():
+            arena.rows = [copy.deepcopy(row) for row in arena.rows]
+
+    def _packed(self, *, is_there: bool) -> PackedBatch:
+        packer = Packer(self._end) if is_there else Packer()
+        nodes = [self._node(f, packer, is_there=is_there) for f in self._layout.fields]
         return packer.packed(_structured(self._layout.tree, nodes))
 
-    def _node(self, field: Field, packer: Packer, *, is_whole: bool) -> Node:
+    def _node(self, field: Field, packer: Packer, *, is_there: bool) -> Node:
         name = field.name
         if field.kind == "text":
-            return packer.text(self._text[name])
-        if name in self._fixed:
-            if is_whole:
+            return packer.text(self.texts[name])
+        if name in self.fixed:
+            if is_there:
                 return TENSOR, field.dtype, (self._nrows, *field.shape), None, self._fixed_at[name]
-            node = packer.array(self._fixed[name])
+            node = packer.array(self.fixed[name])
             assert node is not None
             return TENSOR, *node[1:]
-        arena, mode = self._arenas[name], self._ragged.of_field[name]
-        at = arena.at if is_whole else -1
+        arena, mode = self.arenas[name], self._ragged.of_field[name]
+        at = arena.at if is_there else -1
         return ragged_node(packer, Rows(arena.rows, field.dtype), mode, self._ragged.dims[name], at=at)
-
-    def _reserve(self, name: str, extents: Any, count: int) -> Any:
-        arena = self._arenas.get(name)
-        if arena is None:
-            known = ", ".join(map(repr, self._arenas)) or "none"
-            raise KeyError(f"out.reserve({name!r}): not a ragged field of the schema; those are {known}")
-        if count == 1:
-            return arena.reserve(extents)
-        return arena.reserve_many(extents, count)
 
 
 class RaggedOut(Mapping[str, Any]):
@@ -147,38 +161,43 @@ class RaggedOut(Mapping[str, Any]):
         self._row = row
         self._count = count
 
-    def reserve(self, name: str, n: int | Sequence[Any]) -> Any:
+    def reserve(self, name: str, n: Any) -> Any:
         """The writable view of a ragged field.
 
         Args:
-            n: extent of the ragged dimension; with several, one for each. For a batch, one of these for each row.
+            n: extent of the ragged dimension; with several, a tuple of one for each. For a batch, one of these for each row.
         Returns:
             an array of the schema's dtype and shape with n in place of None; for a batch one dimension, all rows' elements.
+        Raises:
+            KeyError: the schema has no such ragged field.
+            ValueError: n does not go with the field's shape.
         """
-        return self._rows._reserve(name, n, self._count if isinstance(self._row, slice) else 1)
+        arena = self._rows.arenas.get(name)
+        if arena is None:
+            known = ", ".join(map(repr, self._rows.arenas)) or "none"
+            raise KeyError(f"out.reserve({name!r}): not a ragged field of the schema; those are {known}")
+        return arena.reserve(n) if type(self._row) is int else arena.reserve_many(n, self._count)
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._rows._fixed:
-            return self._rows._fixed[name][self._row, ...]
+        if name in self._rows.fixed:
+            return self._rows.fixed[name][self._row, ...]
         raise KeyError(f"out[{name!r}]: a ragged field has no view before out.reserve({name!r}, n) gives one")
 
     def __setitem__(self, name: str, value: Any) -> None:
-        rows = self._rows
-        if name in rows._fixed:
-            rows._fixed[name][self._row] = value
-        elif name in rows._text:
-            rows._text[name].extend(value if isinstance(self._row, slice) else [value])
-        elif isinstance(self._row, slice):
-            for one in value:
-                rows._arenas[name].put(one)
+        rows, is_row = self._rows, type(self._row) is int
+        if name in rows.fixed:
+            rows.fixed[name][self._row] = value
+        elif name in rows.texts:
+            rows.texts[name].extend([value] if is_row else value)
         else:
-            rows._arenas[name].put(value)
+            for one in [value] if is_row else value:
+                rows.arenas[name].put(one)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(f.name for f in self._rows._layout.fields)
+        return self._rows.names
 
     def __len__(self) -> int:
-        return len(self._rows._layout.fields)
+        return len(list(self._rows.names))
 
 
 class _Arena:
@@ -188,19 +207,29 @@ class _Arena:
         self._field = field
         self.at = at
         self._values = _array(field, room[at : at + nbytes] if at >= 0 else np.empty(nbytes, np.uint8), (-1,))
+        self._has_one_dimension = len(field.shape) == 1
         self._zero_fill = zero_fill
         self._used = 0
+        self._spilt_nbytes = 0
         self.rows: list[Any] = []
-        self.has_spilt = False
+
+    @property
+    def has_spilt(self) -> bool:
+        """Whether a row did not fit."""
+        return self._spilt_nbytes > 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of the rows so far."""
-        return sum(row.nbytes for row in self.rows)
+        return self._used * self._field.element.itemsize + self._spilt_nbytes
 
     def reserve(self, extents: Any) -> Any:
         """The view of the next row."""
-        row = self._take(self._shape(extents))
+        if self._has_one_dimension and type(extents) is int and extents >= 0:
+            row = self._take(extents)
+        else:
+            shape = self._shape(extents)
+            row = self._take(math.prod(shape)).reshape(shape)
         self.rows.append(row)
         return row
 
@@ -212,7 +241,7 @@ class _Arena:
                 f"out.reserve({self._field.name!r}, ...) of a batch needs one length for each of its {count} rows, once"
             )
         numels = [math.prod(shape) for shape in shapes]
-        values = self._take((sum(numels),))
+        values = self._take(sum(numels))
         start = 0
         for numel, shape in zip(numels, shapes, strict=True):
             self.rows.append(values[start : start + numel].reshape(shape))
@@ -221,25 +250,26 @@ class _Arena:
 
     def put(self, value: Any) -> None:
         """Writes the next row."""
-        shape = np.shape(value)
+        shape = tuple(np.shape(value))
         wanted = self._field.shape
         if len(shape) != len(wanted) or any(w not in (None, s) for w, s in zip(wanted, shape, strict=True)):
             raise SampleError(
-                f"field {self._field.name!r} has shape {wanted} in the schema; a row of {tuple(shape)} was given"
+                f"field {self._field.name!r} has shape {wanted} in the schema; a row of {shape} was given"
             )
-        row = self._take(tuple(shape))
+        row = self._take(math.prod(shape)).reshape(shape)
         self.rows.append(row)
         row[...] = value
 
-    def _take(self, shape: tuple[int, ...]) -> Any:
-        numel = math.prod(shape)
-        if self._used + numel <= len(self._values):
-            row = self._values[self._used : self._used + numel].reshape(shape)
-            self._used += numel
-            return row
-        self.has_spilt = True
+    def _take(self, numel: int) -> Any:
+        """The next so many elements, in one dimension."""
+        end = self._used + numel
+        if end <= len(self._values):
+            values = self._values[self._used : end]
+            self._used = end
+            return values
         nbytes = numel * self._field.element.itemsize
-        return _array(self._field, (np.zeros if self._zero_fill else np.empty)(nbytes, np.uint8), shape)
+        self._spilt_nbytes += nbytes
+        return _array(self._field, (np.zeros if self._zero_fill else np.empty)(nbytes, np.uint8), (-1,))
 
     def _shape(self, extents: Any) -> tuple[int, ...]:
         wanted = self._field.shape

@@ -38,7 +38,7 @@ class Source(Protocol):
     def tensor(self, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
         """A C-order tensor over it."""
 
-    def text(self, count: int, nbytes: int, offset: int, is_bytes: bool) -> list[Any]:
+    def text(self, count: int, nbytes: int, offset: int, kind: int) -> list[Any]:
         """The column that lies there, as objects of their own."""
 
 

@@ -16,6 +16,7 @@ from shmload import faults
 from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
 from shmload.batch.collate import pack_samples, registered_functions
+from shmload.batch.layout import Layout
 from shmload.batch.packed import PackedBatch, pack
 from shmload.batch.ragged_rows import Arenas, RaggedRows
 from shmload.worker.failure import Failure
@@ -62,6 +63,8 @@ class Body:
         self._snapshots = snapshots
         self._init_failure = init_failure
         self._in_place = in_place_of(job.dataset) if job.collate_fn is None and job.auto_collation else None
+        layout = None if self._in_place is None else self._in_place.layout()
+        self._ragged_layout = layout if layout is not None and layout.is_ragged else None
         self._path = read_path(job.dataset, job.collate_fn is not None, job.auto_collation)
         self._has_ended = False  # the iterable dataset, at the claimed order
         self._kept: tuple[Any, Any] | None = None  # (key, sample) decoded to learn the layout, not to be read twice
@@ -140,8 +143,8 @@ class Body:
         keys = self._keys()
         if self._source is not None:
             return self._fill_from(self._source, keys)
-        if self._in_place is not None and self._in_place.layout().is_ragged:
-            return self._read_ragged(keys)
+        if self._ragged_layout is not None:
+            return self._read_ragged(self._ragged_layout, keys)
         if ring.is_packed or self._path == "collate_fn" or not self._job.auto_collation:
             return self._fill_packed(keys, [])
         if ring.has_layout and ring.is_packed_only:
@@ -276,12 +279,10 @@ class Body:
         read_batch_into(np.asarray(keys[first:end], np.int64), self._memory.placer().out_rows(first, end))
         return DONE
 
-    def _read_ragged(self, keys: Any) -> int:
-        ring = self._ring
+    def _read_ragged(self, layout: Layout, keys: Any) -> int:
         assert self._in_place is not None
         assert self._job.ragged is not None
-        room = self._memory.room(ring.payload[3])
-        rows = RaggedRows(self._in_place.layout(), self._job.ragged, len(keys), room, self._arenas)
+        rows = RaggedRows(layout, self._job.ragged, len(keys), self._memory.room_for, self._arenas)
         if not self._in_place.read_ragged(keys, rows, partial(self._begin_ragged, keys)):
             return VOID
         return self._write(rows.finish())

@@ -10,13 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.place import RowOut, private_rows
 from shmload.batch.ragged import Ragged
 from shmload.batch.ragged_rows import Arenas, RaggedRows
 
-NO_ROOM = np.empty(0, np.uint8)
+
+def no_room(nbytes: int) -> NDArray[np.uint8]:
+    """The slot of a batch that has none."""
+    return np.empty(0, np.uint8)
 
 
 class InPlace:
@@ -141,7 +145,7 @@ def read_alone(dataset: Any, in_place: InPlace | None, ragged: Ragged | None, ke
         layout = in_place.layout()
         if layout.is_ragged:
             assert ragged is not None
-            in_place.read_ragged([key], RaggedRows(layout, ragged, 1, NO_ROOM, Arenas()), lambda row: True)
+            in_place.read_ragged([key], RaggedRows(layout, ragged, 1, no_room, Arenas()), lambda row: True)
         else:
             in_place.read_alone(key, private_rows(layout, 1))
     elif hasattr(dataset, "__getitem__"):

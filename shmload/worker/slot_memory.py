@@ -88,6 +88,12 @@ class SlotMemory:
             return np.empty(0, np.uint8)
         return np.ndarray(nbytes, np.uint8, self.mapped(path), offset)  # type: ignore[arg-type]  # a buffer
 
+    def room_for(self, nbytes: int) -> NDArray[np.uint8]:
+        """The whole claimed slot, which is given that much room if it has less; less if nobody wants the batch any more."""
+        if self._ring.payload[3] < nbytes:
+            self.grow(nbytes)
+        return self.room(self._ring.payload[3])
+
     def grow(self, nbytes: int) -> bool:
         """Waits for a payload of that size, without what the old one held; False if nobody wants the batch any more."""
         ring = self._ring

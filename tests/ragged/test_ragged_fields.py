@@ -364,3 +364,20 @@ def test_hoarded_batches_are_copied_whatever_they_hold() -> None:
             batches = list(loader)
         for i, batch in enumerate(batches):
             assert_same(reference(samples[2 * i : 2 * i + 2], mode), batch)
+
+
+def test_text_that_no_longer_fits_behind_the_arenas_moves_the_batch() -> None:
+    class Growing(Flat):
+        schema: ClassVar = {"values": ("float32", (None, 2)), "text": str}
+
+        def __len__(self) -> int:
+            return 24
+
+        def read_into(self, index: int, out: Any) -> None:
+            out.reserve("values", 3)[:] = index
+            out["text"] = "x" * (index * index * 40)
+
+    with ShmLoader(Growing(), 2, num_workers=1, ragged="jagged") as loader:
+        for i, batch in enumerate(loader):
+            assert batch["values"].values[:, 0].tolist() == [2 * i] * 3 + [2 * i + 1] * 3
+            assert [len(text) for text in batch["text"]] == [k * k * 40 for k in (2 * i, 2 * i + 1)]

@@ -23,7 +23,9 @@ def leaves(batch: Any) -> Iterator[Any]:
 
 
 def flat_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The tensor's bytes in row-major order; a view if it is contiguous."""
+    """The tensor's bytes in row-major order, of a nested one its values'; a view if it is contiguous."""
+    if tensor.is_nested:
+        tensor = tensor.values()
     flat: np.ndarray[Any, np.dtype[np.uint8]] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return flat
 

@@ -1,0 +1,103 @@
+"""Datasets, collate functions and loaders of the benchmarks of variable-length samples and text."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from shmload import ShmLoader
+from shmload.observe.bench.contestants import Loader, LoaderOptions, keywords
+
+FIELDS = ("a", "b", "c")
+
+
+class Dicts:
+    """Three float32 arrays of 100 to 2,000 values and a string a sample, copied out of one flat array: the peers' workload W5."""
+
+    def __init__(self, num_samples: int = 20_000) -> None:
+        lengths = np.random.default_rng(8).integers(100, 2001, 3 * num_samples)
+        self.ends = np.concatenate([[0], lengths.cumsum()])
+        self.flat = np.random.default_rng(9).random(int(self.ends[-1]), np.float32)
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        ends = self.ends[3 * index : 3 * index + 4]
+        sample: dict[str, Any] = {name: self.flat[ends[k] : ends[k + 1]].copy() for k, name in enumerate(FIELDS)}
+        sample["id"] = f"sample-{index:08d}"
+        return sample
+
+
+class DictsInPlace(Dicts):
+    """The same, written where they are delivered."""
+
+    schema: ClassVar = {**dict.fromkeys(FIELDS, ("float32", (None,))), "id": str}
+
+    def read_into(self, index: int, out: Any) -> None:
+        ends = self.ends[3 * index : 3 * index + 4].tolist()
+        for k, name in enumerate(FIELDS):
+            out.reserve(name, ends[k + 1] - ends[k])[:] = self.flat[ends[k] : ends[k + 1]]
+        out["id"] = f"sample-{index:08d}"
+
+
+class Texts:
+    """A string of `length` characters a sample."""
+
+    def __init__(self, length: int, num_samples: int = 100_000) -> None:
+        letters = np.random.default_rng(10).integers(97, 123, length * 1000, np.uint8).tobytes().decode()
+        self.texts = [letters[length * i : length * (i + 1)] for i in range(1000)]
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> str:
+        return self.texts[index % 1000]
+
+
+def end_to_end(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """A collate function: a field's values end to end, and the lengths."""
+    batch: dict[str, Any] = {"id": [sample["id"] for sample in samples]}
+    for name in FIELDS:
+        arrays = [sample[name] for sample in samples]
+        batch[name] = torch.from_numpy(np.concatenate(arrays))
+        batch[name + "_length"] = torch.tensor([array.size for array in arrays])
+    return batch
+
+
+def as_lists(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """A collate function: a list of tensors for each field."""
+    batch: dict[str, Any] = {name: [torch.from_numpy(sample[name]) for sample in samples] for name in FIELDS}
+    batch["id"] = [sample["id"] for sample in samples]
+    return batch
+
+
+def _ragged(mode: str) -> Any:
+    def loader(dataset: Any, options: LoaderOptions) -> Loader:
+        settings = {**keywords(options, options.num_workers), "ragged": mode}
+        made: Loader = ShmLoader(dataset, **settings, generator=options.generator())
+        return made
+
+    return loader
+
+
+shmload_list, shmload_pad, shmload_nested, shmload_jagged = (
+    _ragged(mode) for mode in ("list", "pad", "nested", "jagged")
+)
+
+
+class Alone:
+    """No loader: the dataset read in the trainer, nothing made of it."""
+
+    def __init__(self, dataset: Any, options: LoaderOptions) -> None:
+        self.dataset, self.batch_size = dataset, options.batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(len(self.dataset)).tolist()
+        for start in range(0, len(order), self.batch_size):
+            for index in order[start : start + self.batch_size]:
+                self.dataset[index]
+            yield None

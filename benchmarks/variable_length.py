@@ -1,0 +1,68 @@
+"""What does a variable-length sample cost, over all processes?
+
+Method: dicts of three float32 arrays of 100 to 2,000 values and a string (the peers' W5, out of memory), shuffled, batch
+64, 2 forked workers, a fresh process a case. Torch mode of shmload with ragged="jagged" (values end to end and offsets),
+from samples and from read_into with out.reserve, and the other ways of delivery; torch with a collate function that makes
+the same end to end, and one that makes lists of tensors; a thread pool in the trainer. CPU of all processes in
+microseconds a sample, less the consumer's own reading.
+
+How to read: CPU bears a busy machine better than rates do. The dataset alone is what no loader can save.
+
+Predicted: 10 us: the dataset's own 6, two copies of 12.6 kB 1.5, the collation 1.5, the trainer 0.5.
+
+Result (2 cores, 2 workers): not run yet.
+"""
+
+from benchmarks.common import Result, Row, Settings, in_turn, main, plain
+from shmload.observe.bench.job import Job
+
+CASES = {
+    "shmload jagged": ("Dicts", "benchmarks.samples:shmload_jagged", None),
+    "shmload jagged in place": ("DictsInPlace", "benchmarks.samples:shmload_jagged", None),
+    "shmload list": ("Dicts", "benchmarks.samples:shmload_list", None),
+    "shmload pad": ("Dicts", "benchmarks.samples:shmload_pad", None),
+    "shmload nested": ("Dicts", "benchmarks.samples:shmload_nested", None),
+    "torch end to end": ("Dicts", "torch", "benchmarks.samples:end_to_end"),
+    "torch lists": ("Dicts", "torch", "benchmarks.samples:as_lists"),
+    "threads": ("Dicts", "threads", "benchmarks.samples:end_to_end"),
+    "dataset alone": ("Dicts", "benchmarks.samples:Alone", None),
+}
+
+
+def measure(settings: Settings) -> Result:
+    """Measures every way of delivery."""
+    found = in_turn(
+        {
+            name: Job(
+                workload="variable-length dicts",
+                dataset=f"benchmarks.samples:{dataset}",
+                loader=loader,
+                collate=collate,
+                batch_size=64,
+                num_workers=2,
+                start_method="fork",
+                seconds=settings.seconds,
+            )
+            for name, (dataset, loader, collate) in CASES.items()
+        },
+        settings,
+    )
+    cpu = {name: metrics["cpu_us_per_sample"].median for name, metrics in found.items()}
+    beside = ", ".join(f"{name} {cpu[name]:.1f}" for name in CASES if name != "shmload jagged")
+    got = cpu["shmload jagged"]
+    rows = [
+        Row("variable-length dicts: CPU per sample", got, "us", beside, "<= 12 us", got <= 12),
+        Row(
+            "variable-length dicts: CPU, torch with lists over shmload with lists",
+            cpu["torch lists"] / cpu["shmload list"],
+            "x",
+            f"{cpu['shmload list']:.1f} us",
+            ">= 10x",
+            cpu["torch lists"] / cpu["shmload list"] >= 10,
+        ),
+    ]
+    return Result(rows, {"cases": plain(found)})
+
+
+if __name__ == "__main__":
+    main("variable_length", __doc__, measure)

@@ -17,7 +17,9 @@ import numpy as np
 from shmload.engine import Engine
 from shmload.inline import InlineReader
 from shmload.orders import NOTHING, Order
+from shmload.schedule.batch_schedule import BatchSchedule
 from shmload.schedule.keyed import KeyedOrder
+from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.schedule import Schedule
 from shmload.schedule.state import make_state, resume
 from shmload.seed_sampler import SampledOrder
@@ -32,7 +34,7 @@ class Place:
     """The batch that comes next."""
 
     epoch: int
-    step: int
+    step: int  # as the schedule counts: steps, or batches of all ranks where the order makes the batches
 
 
 class SeedIterator:
@@ -69,8 +71,9 @@ class SeedStream:
         self._place: Place | None = None  # of the newest iterator
         self._cursor = (0, 0)  # (epoch, step) to be ordered next
         self.valid: int | None = None
-        self._schedule: Schedule | None = None
-        self._num_steps = 0
+        self._schedule: Schedule | BatchSchedule | None = None
+        self._num_steps: int | None = 0  # of every epoch; None where they may differ
+        self._stride = 1  # from one step to the next
         self._sampled = SampledOrder(loader._index_sampler, loader.seed or 0) if loader._has_own_order else None
         if self._sampled is None:
             self.schedule()
@@ -83,9 +86,11 @@ class SeedStream:
 
     # ------------------------------------------------------------ which samples
 
-    def schedule(self) -> Schedule:
+    def schedule(self) -> Schedule | BatchSchedule:
         """The schedule for the dataset's length and the ranks as they are now: both may have come up since the last pass."""
         loader = self._loader
+        if isinstance(loader.batch_sampler, KeyedBatches):
+            return self._schedule_of(loader.batch_sampler)
         ranks = rank_and_world_size(loader.rank, loader.world_size)
         order = self._keyed_order((loader.batch_size or 1) * ranks[1])
         n = len(loader.dataset) if order is None else order.n  # type: ignore[arg-type]  # map-style: the constructor has checked
@@ -105,6 +110,19 @@ class SeedStream:
             self._num_steps = self._schedule.num_steps_of(self._rank)
         return self._schedule
 
+    def _schedule_of(self, batches: KeyedBatches) -> BatchSchedule:
+        """The schedule for batches that an order makes."""
+        loader = self._loader
+        ranks = rank_and_world_size(loader.rank, loader.world_size)
+        if not isinstance(self._schedule, BatchSchedule) or ranks != (self._rank, self._world_size):
+            self.close()
+            self._rank, self._world_size = ranks
+            self._schedule = BatchSchedule(
+                batches, seed=loader.seed or 0, uneven=loader.uneven, world_size=self._world_size
+            )
+            self._num_steps, self._stride = None, self._schedule.stride
+        return self._schedule
+
     def _keyed_order(self, global_batch: int) -> KeyedOrder | None:
         """What the samples are taken in if not in the plain order: the sampler, or what the dataset says for itself."""
         loader = self._loader
@@ -115,16 +133,23 @@ class SeedStream:
 
     @property
     def num_steps(self) -> int:
-        """Batches per epoch."""
+        """Batches of the epoch that is being read, or comes next."""
+        return -(-self._end_of(self._position()[0]) // self._stride)
+
+    def _end_of(self, epoch: int) -> int:
+        """The first step that the epoch does not have."""
         if self._sampled is not None:
             return len(self._loader._index_sampler)
-        return self._num_steps
+        if self._num_steps is not None:
+            return self._num_steps
+        assert isinstance(self._schedule, BatchSchedule)
+        return self._schedule.end_of(epoch, self._rank)
 
     def _order(self, epoch: int, step: int) -> Order | None:
         """The order for a batch; None beyond the epoch's last."""
         if self._sampled is None:
             assert self._schedule is not None
-            if step >= self._num_steps:
+            if step >= self._end_of(epoch):
                 return None
             return Order(epoch, step, self._schedule.batch(epoch, step, self._rank))
         keys = self._sampled.keys(epoch, step)
@@ -163,18 +188,22 @@ class SeedStream:
             batch = engine.next().batch
         except Exception:
             if engine.front is not front:  # that batch is lost
-                place.step += 1
+                place.step += self._stride
             raise
         self.valid = self._num_valid(front)
         self._fill(engine)
-        place.step += 1
+        place.step += self._stride
         return batch
 
     def _num_valid(self, order: Order) -> int:
         """Rows that are no padding: of a short batch these come first, also behind skipped ones."""
-        if self._sampled is not None or self._schedule is None or order.step + 1 < self._num_steps:
+        if self._sampled is not None or order.step + self._stride < self._end_of(order.epoch):
             return order.nrows
-        num_valid = self._schedule.num_valid(order.step, self._rank)
+        if isinstance(schedule := self._schedule, BatchSchedule):
+            num_valid = schedule.num_valid(order.epoch, order.step, self._rank)
+        else:
+            assert schedule is not None
+            num_valid = schedule.num_valid(order.step, self._rank)
         return num_valid if order.origins is None else sum(row < num_valid for row, _ in order.origins)
 
     def substitute(self, order: Order, row: int, tries: int) -> int:
@@ -188,9 +217,9 @@ class SeedStream:
             epoch, step = self._cursor
             order = self._order(epoch, step)
             if order is not None:
-                self._cursor = (epoch, step + 1)
+                self._cursor = (epoch, step + self._stride)
                 engine.submit(order)
-            elif self._sampled is not None or self.num_steps == 0 or step == 0:
+            elif self._sampled is not None or self._num_steps == 0 or step == 0:
                 return  # a sampler of the user's may depend on what happens before the next epoch
             else:
                 self._cursor = (epoch + 1, 0)
@@ -210,10 +239,10 @@ class SeedStream:
         try:
             batch = self._inline.read(order)
         except Exception:
-            place.step += 1
+            place.step += self._stride
             raise
         self.valid = self._num_valid(order)
-        place.step += 1
+        place.step += self._stride
         return batch
 
     # ------------------------------------------------------------ position
@@ -238,7 +267,7 @@ class SeedStream:
             epoch, step = self._sampled.load_state_dict(state)
         else:
             epoch, step = resume(state, self.schedule())
-        if step >= self.num_steps > 0:
+        if step >= self._end_of(epoch) > 0:
             epoch, step = epoch + 1, 0
         self._next_epoch, self._first_step, self._place = epoch, step, None
 
@@ -246,7 +275,7 @@ class SeedStream:
         """(epoch, step) of the batch that comes next."""
         if self._place is None:
             return self._next_epoch, self._first_step
-        if self._place.step >= self.num_steps:
+        if self._place.step >= self._end_of(self._place.epoch):
             return self._place.epoch + 1, 0
         return self._place.epoch, self._place.step
 

@@ -46,9 +46,9 @@ class ShmLoader(DataLoader[T]):
         seed: None: torch mode, order and randomness are exactly torch's. An int: seed mode, batch k of epoch e is a pure function
             of (seed, e, k), for any number of workers, after any crash or resume.
         seed_samples: seed mode: reseed random, numpy and torch before every sample from (seed, epoch, index). Default True.
-        sampler, batch_sampler: seed mode: shmload's own (a KeyedOrder, KeyedBatches) are sharded over ranks and resumed in O(1); any
+        sampler, batch_sampler: seed mode: shmload's own (KeyedOrder, KeyedBatches) are sharded over ranks and resumed in O(1); any
             other orders for this rank alone, and the seed only keys the randomness.
-        rank, world_size: seed mode without a foreign sampler: which slice of each global batch, or which batch of each step, is this
+        rank, world_size: seed mode without a foreign sampler: which slice of each global batch, or batch of each step, is this
             rank's. Default: torch.distributed's, else RANK and WORLD_SIZE, else 0 of 1.
         uneven: seed mode, the last global batch without drop_last: "pad" repeats samples from the epoch's start so that ranks get
             equal batches (`loader.valid` says how many rows are real), "drop" drops it, "exact" gives what is left. So too a last

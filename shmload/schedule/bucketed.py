@@ -2,7 +2,7 @@
 
     shuffle     all samples, by the keyed permutation
     sort        by length within windows of many batches, upwards and downwards in turn, so that neighbours are alike across
-                windows too; equal lengths stay in shuffled order
+                windows too; equal lengths stay in shuffled order. At least four windows an epoch, lest the same samples always meet
     cut         into batches: the one step in which the two differ
     shuffle     groups of a few neighbouring batches over the whole epoch, and the batches within each group
 
@@ -30,6 +30,7 @@ __all__ = ["Bucketed", "Padding"]
 
 MAX_LENGTH = (1 << 31) - 1
 MAX_SIZE = 1 << 31
+MIN_WINDOWS = 4
 
 
 class Padding(NamedTuple):
@@ -68,8 +69,8 @@ class Bucketed(KeyedBatches):
         return len(self.lengths)
 
     @abstractmethod
-    def _samples_per_window(self) -> int:
-        """How many samples are sorted together."""
+    def _samples_per_batch(self) -> int:
+        """How many samples a batch has, or has on average."""
 
     @abstractmethod
     def _cut(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -103,21 +104,23 @@ class Bucketed(KeyedBatches):
 
     def _make(self, seed: int, epoch: int) -> Epoch:
         samples = self._shuffled(seed, epoch)
-        samples = samples[_sorted(self.lengths[samples], self._samples_per_window())]
+        per_batch = self._samples_per_batch()
+        window = min(self.window, max(len(samples) // (MIN_WINDOWS * per_batch), 1))
+        samples = samples[_sorted(self.lengths[samples], window * per_batch)]
         starts = self._cut(samples)
         return Epoch(samples, starts, _grouped(len(starts) - 1, self.group, seed, epoch))
 
 
-def _sorted(lengths: NDArray[np.int32], per_window: int) -> NDArray[np.int64]:
+def _sorted(lengths: NDArray[np.int32], per_window: int, *, max_bits: int = 63) -> NDArray[np.int64]:
     """The places of samples sorted by length within windows, upwards in even ones; equal lengths in their given order.
 
-    Window, length and place are sorted as one number where they fit, at a sixth of the cost of a stable sort.
+    Window, length and place are sorted as one number where `max_bits` hold them, at a fraction of the cost of a stable sort.
     """
     places = np.arange(len(lengths))
     windows = places // per_window
     rising = np.where(windows % 2, int(lengths.max(initial=0)) - lengths.astype(np.int64), lengths)
     length_bits, place_bits = int(rising.max(initial=0)).bit_length(), min(per_window, len(lengths)).bit_length()
-    if int(windows.max(initial=0)).bit_length() + length_bits + place_bits > 63:
+    if int(windows.max(initial=0)).bit_length() + length_bits + place_bits > max_bits:
         return np.lexsort((rising, windows))
     windows <<= length_bits + place_bits
     windows |= rising << place_bits

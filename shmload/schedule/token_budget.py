@@ -25,16 +25,18 @@ class TokenBudget(Bucketed):
         lengths: one for each sample, 0 to 2^31 - 1, 0 counting as 1; an array, a list or a tensor. Copied.
         max_tokens: the most that a batch may hold, padding included.
         max_samples: the most samples of a batch; None: any number.
-        window: about how many batches are sorted together. More leave less padding, fewer let more samples meet.
+        window: about how many batches are sorted together, a quarter of the epoch at most. More leave less padding, fewer let
+            more samples meet.
         group: batches of similar length that follow each other: their samples are about equally many.
         oversized: what a sample longer than max_tokens means: "raise", an error here and now; "alone", a batch of its own.
     Raises:
         TypeError, ValueError: the lengths are no lengths, or an argument is outside its bounds, or a sample is too long.
     Cost: as LengthBuckets.
     Example:
-        >>> order = TokenBudget([5, 1, 9, 6, 2, 8], max_tokens=12)
-        >>> sorted(sorted(order.batch(k, seed=7, epoch=0).tolist()) for k in range(order.num_batches(seed=7, epoch=0)))
-        [[0, 3], [1, 4], [2], [5]]
+        >>> order = TokenBudget(range(1, 1001), max_tokens=2000)
+        >>> batch = order.batch(0, seed=7, epoch=0) + 1  # here a sample is as long as its number
+        >>> int(batch.max()) * len(batch) <= 2000
+        True
     """
 
     def __init__(
@@ -76,8 +78,8 @@ class TokenBudget(Bucketed):
             f"window={self.window}, group={self.group}, oversized={self.oversized})"
         )
 
-    def _samples_per_window(self) -> int:
-        return self.window * self._mean_samples
+    def _samples_per_batch(self) -> int:
+        return self._mean_samples
 
     def _cut(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         starts = np.empty(len(samples) + 1, np.int64)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from seeded_data import InBatches, InPlace, Ragged
 
 from shmload import BlockShuffle, LengthBuckets, ShmLoader, StateMismatch, TokenBudget, Weighted
 
@@ -144,6 +145,17 @@ class _Fails:
         if index == self.index:
             raise ValueError("unreadable")
         return index
+
+
+@pytest.mark.parametrize("data", [InPlace, InBatches, Ragged])
+def test_batches_of_any_size_find_room(data: Any) -> None:
+    order = TokenBudget([1 + i % 40 for i in range(50)], max_tokens=60, window=3, group=1)
+    expected = [order.batch(number, seed=7, epoch=0).tolist() for number in range(order.num_batches(seed=7, epoch=0))]
+    assert len({len(batch) for batch in expected}) >= 5
+    with ShmLoader(data(), batch_sampler=order, seed=7, num_workers=2) as loader:
+        for indices, batch in zip(expected, loader, strict=True):
+            found = batch[1][0] if data is Ragged else batch["label"] if data is InPlace else batch.label
+            assert indices == found.tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,6 +14,7 @@ if sys.platform != "linux":
     raise ImportError(f"shmload needs Linux (memfd, pidfd, POSIX shared memory); this is {sys.platform}")
 
 if TYPE_CHECKING:
+    from shmload.batch.delivered import Jagged, Padded
     from shmload.errors import (
         RingTooSmall,
         SampleError,
@@ -37,7 +38,9 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "BlockShuffle": "shmload.schedule.block_shuffle",
+    "Jagged": "shmload.batch.delivered",
     "LengthBuckets": "shmload.schedule.length_buckets",
+    "Padded": "shmload.batch.delivered",
     "Permutation": "shmload.schedule.permutation",
     "Schedule": "shmload.schedule.schedule",
     "ShmLoader": "shmload.loader",
@@ -50,7 +53,9 @@ _ERRORS = "shmload.errors"
 
 __all__ = [
     "BlockShuffle",
+    "Jagged",
     "LengthBuckets",
+    "Padded",
     "Permutation",
     "RingTooSmall",
     "SampleError",

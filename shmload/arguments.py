@@ -8,12 +8,10 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 NOT_BUILT: dict[str, Any] = {  # keyword -> the value that asks for nothing
-    "ragged": "list",
     "crew": "auto",
     "address": None,
     "share": None,
     "device": None,
-    "audit": None,
 }
 
 
@@ -30,6 +28,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     if given["num_workers"] == "auto" or given["prefetch_factor"] == "auto":
         raise NotImplementedError('num_workers="auto" and prefetch_factor="auto" are not built yet; give a number')
     _check_seed(given)
+    _check_threads(given)
     _check_policies(given)
     ring_bytes, every = given["ring_bytes"], given["snapshot_every_n_steps"]
     if ring_bytes is not None and ring_bytes <= 0:
@@ -54,6 +53,25 @@ def _check_seed(given: Mapping[str, Any]) -> None:
         raise ValueError(
             "seed mode orders samples by index, which an IterableDataset has not: give it __getitem__ and __len__, "
             "or leave out seed"
+        )
+
+
+def _check_threads(given: Mapping[str, Any]) -> None:
+    num_threads = given["threads_per_worker"]
+    if not isinstance(num_threads, int) or num_threads < 1:
+        raise ValueError(f"threads_per_worker is a whole number from 1 up; got {num_threads!r}")
+    if num_threads == 1:
+        return
+    if given["num_workers"] == 0:
+        raise ValueError(
+            f"threads_per_worker={num_threads} needs num_workers > 0: the trainer reads with its own thread"
+        )
+    if isinstance(given["dataset"], IterableDataset):
+        raise ValueError(f"threads_per_worker={num_threads} needs a map-style dataset: an iterator has one next sample")
+    if given["seed_samples"]:
+        raise ValueError(
+            f"seed_samples=True and threads_per_worker={num_threads} exclude each other: threads share the global generators. "
+            "Draw from shmload.sample_rng() in the dataset"
         )
 
 

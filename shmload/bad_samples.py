@@ -54,6 +54,8 @@ class BadSamples:
         """
         if not self.are_tolerated:
             raise error()
+        if order.ordered is None:
+            order.ordered = order.indices
         origins = order.origins or [(row, 0) for row in range(order.nrows)]
         indices = list(order.indices)
         cause = error()

@@ -36,8 +36,9 @@ from shmload._core.trainer import (
     control_nbytes,
 )
 from shmload.bad_samples import BadSamples
-from shmload.batch.deliver import copied, deliver_packed, deliver_rows
+from shmload.batch.deliver import LeasedBatch, copied, deliver_rows
 from shmload.batch.layout import Layout
+from shmload.batch.unpacked import unpack
 from shmload.orders import NOTHING, Delivery, Order
 from shmload.ring_memory import RingMemory
 from shmload.shm import forks
@@ -56,6 +57,7 @@ DEATH_LOOK_S = 0.05  # how often deaths are looked for while batches keep coming
 TEXT_CAPACITY = 16384
 LAYOUT_CAPACITY = 65536
 ORDER_CAPACITY = 4096
+REPACKED_SHARE = 4  # one batch in so many that had to be packed after all makes all be packed
 CHUNK_WORK_NS = 300_000  # a chunk worth a claim of its own keeps a worker busy this long
 
 
@@ -93,7 +95,12 @@ class Engine:
         self._bad_samples = bad_samples
         self._options = options
         self._layout = options.layout
-        self._packs = job.collate_fn is not None or not job.auto_collation
+        self._packs = (
+            job.collate_fn is not None
+            or not job.auto_collation
+            or (options.layout is None and job.ragged is not None and job.ragged.is_certain)
+        )
+        self._num_repacked = 0
         self._queue: deque[Order] = deque()  # submitted and not delivered
         self._backlog: deque[Order] = deque()  # its tail: not published
         self._lost: Order | None = None
@@ -236,7 +243,7 @@ class Engine:
 
     def _num_chunks(self, nrows: int) -> int:
         """Chunks for a batch: enough that every worker has a part, none shorter than a claim is worth."""
-        most = min(4 * self._options.num_workers, MAX_CHUNKS, nrows)
+        most = min(4 * self._options.num_workers, MAX_CHUNKS, nrows // self._job.num_threads)
         if most <= 1:
             return 1
         busy_ns, num_samples = self._ring.work_done()
@@ -328,7 +335,7 @@ class Engine:
             if note is not None and note.has_ended:
                 batch = NOTHING
             elif nbytes:
-                batch = deliver_packed(lease)
+                batch = unpack(LeasedBatch(lease))
             else:
                 assert self._layout is not None
                 batch = deliver_rows(self._layout, lease, nrows)
@@ -400,6 +407,10 @@ class Engine:
         """
         ring, slot = self._ring, order.slot
         if found == REPACK:
+            self._num_repacked += 1
+            num_delivered = self._ring.counters()["batches"]
+            if self._num_repacked > 1 and REPACKED_SHARE * self._num_repacked >= num_delivered:
+                self._packs = True  # samples differ in shape more often than not: rows would be begun in vain
             self._write(order, slot, is_packed=True)
             return True
         assert found == FAILED
@@ -497,14 +508,17 @@ class Engine:
 
     def counters(self) -> dict[str, Any]:
         """What the ring has counted, and its slots by state."""
+        workers = [self._ring.worker(w) for w in range(self._options.num_workers)]
         states = Counter(self._ring.state(slot) for slot in range(self.num_slots))
         names = ("free", "held", "ordered", "leased", "draining")
         return {
             **self._ring.counters(),
             "slots": {name: states[i] for i, name in enumerate(names)},
             "num_queued": len(self._queue),
+            "num_repacked": self._num_repacked,
             "num_taken_back": self._supervisor.num_taken_back,
-            "workers": [self._ring.worker(w) for w in range(self._options.num_workers)],
+            "num_foreign": sum(worker["num_foreign"] for worker in workers),
+            "workers": workers,
         }
 
     @property

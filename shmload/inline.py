@@ -9,10 +9,14 @@ import numpy as np
 import torch
 
 from shmload.bad_samples import BadSamples
-from shmload.batch.deliver import structure
+from shmload.batch.collate import pack_samples, registered_functions
+from shmload.batch.deliver import PrivateBatch, structure
 from shmload.batch.place import RowOut, private_rows, private_tensors
+from shmload.batch.ragged import Ragged
+from shmload.batch.ragged_rows import Arenas, RaggedRows
+from shmload.batch.unpacked import unpack
 from shmload.orders import NOTHING, Order
-from shmload.worker.reader import in_place_of, read_alone
+from shmload.worker.reader import NO_ROOM, in_place_of, read_alone
 from shmload.worker.sample_rng import begin_sample, end_samples, kept_generators
 from shmload.worker.spec import Job
 
@@ -28,6 +32,7 @@ class InlineReader:
         self._job = job
         self._bad_samples = bad_samples
         self._in_place = in_place_of(job.dataset) if job.collate_fn is None and job.auto_collation else None
+        self._arenas = Arenas()
         self._row = -1
 
     def read(self, order: Order) -> Any:
@@ -60,7 +65,7 @@ class InlineReader:
         for row in range(self._row + 1, len(keys)):
             try:
                 self._begin(row, keys[row], epoch)
-                read_alone(self._job.dataset, self._in_place, None, keys[row])
+                read_alone(self._job.dataset, self._in_place, self._job.ragged, keys[row])
             except Exception:
                 bad.append(row)
         return bad
@@ -81,7 +86,7 @@ class InlineReader:
         else:
             samples = [self._sample(row, key, epoch) for row, key in enumerate(keys)]
             self._row = -1
-        return (job.collate_fn or torch.utils.data.default_collate)(samples)
+        return (job.collate_fn or partial(collated, ragged=job.ragged))(samples)
 
     def _sample(self, row: int, key: Any, epoch: int) -> Any:
         self._begin(row, key, epoch)
@@ -92,9 +97,18 @@ class InlineReader:
         job = self._job
         begin_sample(job.seed, epoch, key if type(key) is int else -1, 0, reseed=job.seed_samples)
 
+    def _begin_ragged(self, keys: list[Any], row: int, epoch: int) -> bool:
+        self._begin(row, keys[max(row, 0)], epoch)
+        return True
+
     def _read_in_place(self, keys: list[Any], epoch: int) -> Any:
         assert self._in_place is not None
         layout = self._in_place.layout()
+        if layout.is_ragged:
+            assert self._job.ragged is not None
+            ragged_rows = RaggedRows(layout, self._job.ragged, len(keys), NO_ROOM, self._arenas)
+            self._in_place.read_ragged(keys, ragged_rows, lambda row: self._begin_ragged(keys, row, epoch))
+            return unpack(PrivateBatch(ragged_rows.finish()))
         tensors = private_tensors(layout, len(keys))
         rows = private_rows(layout, len(keys), tensors)
         if self._in_place.read_batch_into is not None:
@@ -106,6 +120,12 @@ class InlineReader:
                 self._begin(row, key, epoch)
                 self._in_place.read_into(key, RowOut(rows, row))
         return structure(layout.tree, tensors)
+
+
+def collated(samples: list[Any], ragged: Ragged | None) -> Any:
+    """The batch of some samples, in private memory: torch's default collate, and with a rule what that does not take."""
+    packed = None if ragged is None else pack_samples(samples, ragged, registered_functions())
+    return torch.utils.data.default_collate(samples) if packed is None else unpack(PrivateBatch(packed))
 
 
 def _itself(error: BaseException) -> BaseException:

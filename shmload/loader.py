@@ -6,21 +6,26 @@ deterministic schedule rules: `seed_mode.py`. This file holds the arguments, the
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 from weakref import WeakSet
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, default_convert
 
 from shmload.arguments import NOT_BUILT, check_arguments
 from shmload.bad_samples import BadSamples, OnError
+from shmload.batch.ragged import AS_TORCH_OR_LIST, ragged_of
 from shmload.engine import Engine, EngineOptions
 from shmload.generators import Origin, replayed
+from shmload.observe.audit.recorder import Recorder
 from shmload.orders import Order
 from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.keyed_batches import KeyedBatches
@@ -60,8 +65,18 @@ class ShmLoader(DataLoader[T]):
         max_bad: more bad samples than this raise SampleError. None: any number may be bad.
         sample_timeout_s: seconds one sample may take; then its worker is ended and replaced, and the sample is bad by
             SampleTimeout, which says where the worker was. Needs workers.
+        ragged: how fields are delivered whose rows differ in shape: "list", "pad" (a `Padded`), "nested" (`torch.nested`, jagged),
+            "jagged" (a `Jagged`), or a mapping field name -> one of these. Fields are ragged that the dataset's schema or the mapping says
+            are; under a bare mode other than "list" every array of one or more dimensions; under "list" those that differ.
+            It also makes batches of samples that torch's collate refuses (None, dataclasses, objects). In torch mode, unless it
+            is given, these are refused as torch does. docs/samples.md shows each.
         snapshot_every_n_steps: torch mode: how often workers and samplers are asked where they stand; a resume reads what came
             since again. 0 or None: never. In seed mode a position needs no snapshot.
+        threads_per_worker: samples that each worker reads at once, for datasets that wait for a disk or a network or give up the
+            GIL. The dataset must allow it. The global generators cannot be reseeded per sample then: draw from sample_rng(). Readers of
+            whole batches and of ragged fields in place take one thread.
+        audit: a folder where every rank records what it was delivered, batch by batch: `shmload verify` proves from it that each
+            sample came exactly once. docs/audit.md says how, and what it costs.
     Raises:
         ValueError, TypeError: as torch's DataLoader, and for arguments that do not go together.
         NotImplementedError: for a keyword whose capability is not built yet.
@@ -102,13 +117,14 @@ class ShmLoader(DataLoader[T]):
         on_error: OnError = "raise",
         max_bad: int | None = None,
         sample_timeout_s: float | None = None,
-        ragged: str = "list",
+        ragged: str | Mapping[str, str] = AS_TORCH_OR_LIST,
         crew: str = "auto",
         address: str | None = None,
         share: str | None = None,
         device: Any = None,
-        audit: Any = None,
+        audit: str | os.PathLike[str] | None = None,
         snapshot_every_n_steps: int | None = 1,
+        threads_per_worker: int = 1,
     ) -> None:
         check_arguments(given := dict(locals()))
         for name in NOT_BUILT:
@@ -135,19 +151,28 @@ class ShmLoader(DataLoader[T]):
         self.shuffle = shuffle
         self.on_error: OnError = on_error
         self.max_bad = max_bad
+        self.ragged = ragged
+        schema = getattr(in_place_of(dataset) or dataset, "schema", None)
+        self.ragged_rule = ragged_of(
+            ragged, schema if isinstance(schema, Mapping) else None, is_torch_mode=seed is None
+        )
         self.sample_timeout_s = sample_timeout_s
         self.snapshot_every_n_steps = snapshot_every_n_steps or 0
         self.bad_samples = BadSamples(on_error, max_bad, self._substitute)
         self.progress: Progress | None = None  # of the newest pass, in torch mode
         self._loaded: TorchState | None = None  # what the next pass goes on from
         self.seed = seed
-        self.seed_samples = seed is not None if seed_samples is None else seed_samples
+        self.threads_per_worker = threads_per_worker
+        can_reseed = seed is not None and threads_per_worker == 1
+        self.seed_samples = can_reseed if seed_samples is None else seed_samples
         self.rank, self.world_size = rank, world_size
         self.uneven = uneven
         self.ring_bytes = ring_bytes
         self.max_restarts = max_restarts
         is_keyed = seed is not None and (isinstance(sampler, KeyedOrder) or isinstance(batch_sampler, KeyedBatches))
         self._has_own_order = not is_keyed and (sampler is not None or batch_sampler is not None)
+        self.audit = audit
+        self.recorder = Recorder(audit, has_indices=not isinstance(dataset, IterableDataset))
         self._is_closed = False
         self._last_engine: Engine | None = None
         self._engines: WeakSet[Engine] = WeakSet()
@@ -214,6 +239,8 @@ class ShmLoader(DataLoader[T]):
             drop_last=bool(self.drop_last),
             snapshot_every=self.snapshot_every_n_steps if self.seed is None else 0,
             tolerates_bad_samples=self.on_error != "raise",
+            ragged=self.ragged_rule,
+            num_threads=self.threads_per_worker,
         )
 
     def make_engine(self, *, base_seed: int, resume: Sequence[bytes] = (), **of_job: Any) -> Engine:
@@ -224,6 +251,7 @@ class ShmLoader(DataLoader[T]):
             of_job: what the job has of the pass, not of the loader.
         """
         in_place = self.in_place
+        layout = in_place and in_place.layout()
         known = self.batch_size if self._auto_collation else 1
         engine = Engine(
             dataclasses.replace(self.make_job(), **of_job),
@@ -237,7 +265,7 @@ class ShmLoader(DataLoader[T]):
                 max_restarts=self.max_restarts,
                 multiprocessing_context=self.multiprocessing_context,
                 base_seed=base_seed,
-                layout=in_place and in_place.layout(),
+                layout=None if layout is None or layout.is_ragged else layout,
                 resume=resume,
                 sample_timeout_s=self.sample_timeout_s,
             ),
@@ -274,8 +302,10 @@ class ShmLoader(DataLoader[T]):
         if self._loaded is not None:
             return packed_state(self._loaded)
         if self.progress is None or self.progress.is_finished:
-            return packed_state(fresh_state(self, self.progress))
-        return packed_state(self.progress.state())
+            state = fresh_state(self, self.progress)
+        else:
+            state = self.progress.state()
+        return packed_state({**state, "passes": self.recorder.num_passes})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state` was taken: the next iteration yields the rest of that epoch.
@@ -292,6 +322,10 @@ class ShmLoader(DataLoader[T]):
         self._loaded = check_torch_state(state, self) if state else None  # torchdata's loader gives {} for nothing
         iterator, self._iterator = self._iterator, None
         self.progress = None
+        if self._loaded is not None and "passes" in self._loaded:
+            is_finished = self._loaded["is_finished"]
+            self.recorder.num_passes = self._loaded["passes"] - (not is_finished)
+            self.recorder.resumed(self.recorder.num_passes, 0 if is_finished else self._loaded["position"])
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined]  # ours, of persistent workers
 
@@ -314,6 +348,15 @@ class ShmLoader(DataLoader[T]):
     def valid(self) -> int | None:
         """Seed mode: how many rows of the batch just yielded are real and not padding; None before the first."""
         return None if self._stream is None else self._stream.valid
+
+    @property
+    def last_indices(self) -> NDArray[np.int64] | list[Any] | None:
+        """Which samples the batch just yielded is made of, row by row; None before the first, and for an iterable dataset.
+
+        An int64 array, or the list of keys as the sampler gave it; after skipped and substituted samples. It is the loader's own:
+        copy it before changing it. With batch_size=None a list of one key.
+        """
+        return self.recorder.last_indices
 
     # ------------------------------------------------------------ looking at it
 
@@ -344,6 +387,7 @@ class ShmLoader(DataLoader[T]):
         stream: SeedStream | None = state.pop("_stream")
         for name in ("_engines", "_last_engine", "progress"):
             del state[name]
+        state["recorder"] = copy.copy(self.recorder)
         if stream is not None:
             state["position"] = stream.state_dict()
         return state

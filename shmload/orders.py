@@ -28,6 +28,7 @@ class Order:
     origins: list[tuple[int, int]] | None = (
         None  # of rows after bad samples: which row they were ordered as, substitutes tried
     )
+    ordered: Sequence[Any] | np.ndarray[Any, Any] | None = None  # the indices before bad samples; None: there were none
 
     @property
     def nrows(self) -> int:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shmload.engine import Engine
 from shmload.inline import InlineReader
+from shmload.observe.audit.header import header_of
 from shmload.orders import NOTHING, Order
 from shmload.schedule.batch_schedule import BatchSchedule
 from shmload.schedule.keyed import KeyedOrder
@@ -49,8 +51,12 @@ class SeedIterator:
         return self
 
     def __next__(self) -> Any:
-        while (batch := self._stream.take(self._place)) is NOTHING:
-            pass
+        try:
+            while (batch := self._stream.take(self._place)) is NOTHING:
+                pass
+        except StopIteration:
+            self._loader.recorder.ended(self._place.epoch, self._stream.step_number(self._place.step))
+            raise
         return batch
 
     def __len__(self) -> int:
@@ -136,6 +142,10 @@ class SeedStream:
         """Batches of the epoch that is being read, or comes next."""
         return -(-self._end_of(self._position()[0]) // self._stride)
 
+    def step_number(self, step: int) -> int:
+        """How many steps came before it, for a record of them."""
+        return -(-step // self._stride)
+
     def _end_of(self, epoch: int) -> int:
         """The first step that the epoch does not have."""
         if self._sampled is not None:
@@ -164,6 +174,9 @@ class SeedStream:
         if self._sampled is None:
             self.schedule()
         self._place = Place(self._next_epoch, self._first_step)
+        formula = None if isinstance(self._schedule, BatchSchedule) else self._schedule
+        header = partial(header_of, self._loader, formula, self._rank)
+        self._loader.recorder.begins(header, self._next_epoch, self.step_number(self._first_step))
         self._next_epoch, self._first_step = self._next_epoch + 1, 0
         return self._place
 
@@ -190,10 +203,14 @@ class SeedStream:
             if engine.front is not front:  # that batch is lost
                 place.step += self._stride
             raise
-        self.valid = self._num_valid(front)
+        self._delivered(front, batch)
         self._fill(engine)
         place.step += self._stride
         return batch
+
+    def _delivered(self, order: Order, batch: Any) -> None:
+        self.valid = self._num_valid(order)
+        self._loader.recorder.delivered(order, batch, valid=self.valid, step=self.step_number(order.step))
 
     def _num_valid(self, order: Order) -> int:
         """Rows that are no padding: of a short batch these come first, also behind skipped ones."""
@@ -241,7 +258,7 @@ class SeedStream:
         except Exception:
             place.step += self._stride
             raise
-        self.valid = self._num_valid(order)
+        self._delivered(order, batch)
         place.step += self._stride
         return batch
 
@@ -252,6 +269,7 @@ class SeedStream:
         if self._place is None and epoch == self._next_epoch:
             return
         self._next_epoch, self._first_step, self._place = epoch, 0, None
+        self._loader.recorder.resumed(epoch, 0, by="set_epoch")
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the batch that comes next."""
@@ -270,6 +288,7 @@ class SeedStream:
         if step >= self._end_of(epoch) > 0:
             epoch, step = epoch + 1, 0
         self._next_epoch, self._first_step, self._place = epoch, step, None
+        self._loader.recorder.resumed(epoch, self.step_number(step))
 
     def _position(self) -> tuple[int, int]:
         """(epoch, step) of the batch that comes next."""

@@ -27,7 +27,9 @@ from torch.utils.data.dataloader import (
 from shmload.engine import Engine
 from shmload.errors import WorkerDied
 from shmload.generators import origin_of
-from shmload.inline import InlineReader
+from shmload.inline import InlineReader, collated
+from shmload.observe.audit.header import header_of
+from shmload.observe.audit.recorder import Recorder
 from shmload.orders import NOTHING, Order
 from shmload.torch_order import SamplerReader
 from shmload.torch_state import Progress, TorchState
@@ -45,6 +47,9 @@ class _Iterator(_BaseDataLoaderIter):
     """What passes with and without workers share: torch's, plus the account of how far they have come."""
 
     progress: Progress
+    _order: Order  # of the batch that `_next_data` returns
+    _recorder: Recorder | None = None  # none yet while batches are read again, unseen
+    _pass = 0
 
     def _next_data(self) -> Any:
         raise NotImplementedError
@@ -59,12 +64,29 @@ class _Iterator(_BaseDataLoaderIter):
                 self._num_yielded += 1
         except StopIteration:
             self.progress.is_finished = True
+            if self._recorder is not None:
+                self._recorder.ended(self._pass, self.progress.num_delivered)
             raise
         progress = self.progress
         progress.num_delivered += 1
         if not progress.is_always_current:
             progress.delivered()
+        if self._recorder is not None:
+            self._recorder.delivered(self._order, batch, epoch=self._pass)
         return batch
+
+    def _begin_record(self, loader: ShmLoader[Any]) -> None:
+        """From here on what is yielded reaches the user."""
+        recorder = self._recorder = loader.recorder
+        self._pass, recorder.num_passes = recorder.num_passes, recorder.num_passes + 1
+        recorder.begins(functools.partial(header_of, loader, None), self._pass, self.progress.num_delivered)
+
+    def _is_nothing(self, order: Order, batch: Any) -> bool:
+        """Whether the order has no batch to be yielded; keeps the order."""
+        self._order = order
+        if batch is NOTHING and self._recorder is not None:
+            self._recorder.delivered(order, batch, epoch=self._pass)
+        return batch is NOTHING
 
     def _skip_to(self, position: int) -> None:
         """Reads batches again, unseen, up to a position behind the last snapshot."""
@@ -160,6 +182,7 @@ class TorchIterator(_Iterator):
             self._try_put_index()
         if state is not None:
             self._skip_to(state["position"])
+        self._begin_record(loader)
 
     def _finish(self, engine: Engine) -> None:
         """Has every order made and forgets the batches: torch's workers, too, work off what they were sent."""
@@ -233,7 +256,7 @@ class TorchIterator(_Iterator):
             elif self._num_active[order.worker] > 0:  # else an order from before its end
                 self._num_active[order.worker] -= 1
             self._try_put_index()
-            if batch is not NOTHING:
+            if not self._is_nothing(order, batch):
                 return self._pinned(batch) if self._pin_memory else batch
 
     def _pinned(self, batch: Any) -> Any:
@@ -273,6 +296,8 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
                 is_seed_between=True,
             )
         self._reader = InlineReader(loader.make_job(), loader.bad_samples) if loader.reads_inline else None
+        if loader.ragged_rule is not None and loader.custom_collate_fn is None and self._auto_collation:
+            self._dataset_fetcher.collate_fn = functools.partial(collated, ragged=loader.ragged_rule)
         self._sampler_iter = reader
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         if state is not None and state["is_finished"]:
@@ -283,8 +308,11 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
             self._base_seed = state["base_seed"]
         self.progress = loader.progress = Progress(loader, reader, int(self._base_seed), self._shared_seed)
         self.progress.read_by(self._dataset_fetcher)
-        if state is None:
-            return
+        if state is not None:
+            self._go_on(state, resumed)
+        self._begin_record(loader)
+
+    def _go_on(self, state: TorchState, resumed: dict[str, Any]) -> None:
         if first := fast_forward(state):
             log.warning("%s", first)
         else:
@@ -298,6 +326,8 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
 
     def _next_index(self) -> Any:
         keys = next(self._sampler_iter)
+        if self._reader is None:
+            self._order = Order(0, self._sampler_iter.num_taken - 1, keys if self._auto_collation else [keys])
         return keys.tolist() if self._sampler_iter.is_sliced else keys
 
     def _next_data(self) -> Any:
@@ -306,8 +336,9 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
         while True:
             keys = self._next_index()
             step = self._sampler_iter.num_taken - 1
-            batch = self._reader.read(Order(0, step, keys if self._auto_collation else [keys]))
-            if batch is not NOTHING:
+            order = Order(0, step, keys if self._auto_collation else [keys])
+            batch = self._reader.read(order)
+            if not self._is_nothing(order, batch):
                 return batch
 
 

@@ -7,17 +7,20 @@ storage (a slice, `.numpy()`, a parameter, an autograd graph) keeps the slot fro
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nested._internal.nested_tensor import NestedTensor
 
+from shmload._core.text import read_text
 from shmload._core.trainer import Lease
 from shmload.batch.dtypes import ELEMENT_TYPES
 from shmload.batch.layout import Layout
-from shmload.batch.packed import unpack
+from shmload.batch.packed import PackedBatch, is_plain_record
 
 _from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
 
@@ -42,20 +45,45 @@ def _plan(layout: Layout, nrows: int) -> tuple[tuple[Any, ...], ...]:
     )
 
 
-def deliver_packed(lease: Lease) -> Any:
-    """The packed batch in a leased slot."""
+class LeasedBatch:
+    """A packed batch in a leased slot."""
 
-    def make_array(dtype: str, shape: tuple[int, ...], strides: Any, offset: int, is_tensor: bool) -> Any:
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self.bytes_at = lease.bytes_at
+
+    def tensor(self, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
+        """A tensor over the slot, which holds the lease."""
         element = ELEMENT_TYPES[dtype]
-        if 0 in shape:
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-        else:
-            tensor = _from_dlpack(lease.capsule(offset, element.code, element.itemsize * 8, shape))
-            if strides is not None:
-                tensor = tensor.as_strided(shape, strides)
-        return tensor if is_tensor else tensor.numpy()
+        return _from_dlpack(self._lease.capsule(offset, element.code, element.itemsize * 8, shape))
 
-    return unpack(lease.bytes_at, make_array)
+    def text(self, count: int, nbytes: int, offset: int, is_bytes: bool) -> list[Any]:
+        """A column of text as objects of their own."""
+        lease = self._lease
+        if offset + nbytes > lease.nbytes:
+            raise ValueError(f"a text column of {nbytes} bytes at {offset} ends beyond the slot of {lease.nbytes}")
+        return read_text(lease.address + offset, nbytes, count, is_bytes)
+
+
+class PrivateBatch:
+    """A packed batch in private memory, as it is made where there is no ring."""
+
+    def __init__(self, packed: PackedBatch) -> None:
+        self._room = np.empty(packed.nbytes, np.uint8)
+        packed.write(self._room)
+
+    def bytes_at(self, offset: int, nbytes: int) -> bytes:
+        """A copy of some of its bytes."""
+        return self._room[offset : offset + nbytes].tobytes()
+
+    def tensor(self, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
+        """A tensor over the memory, which keeps it."""
+        nbytes = math.prod(shape) * ELEMENT_TYPES[dtype].itemsize
+        return torch.from_numpy(self._room[offset : offset + nbytes]).view(getattr(torch, dtype)).view(shape)
+
+    def text(self, count: int, nbytes: int, offset: int, is_bytes: bool) -> list[Any]:
+        """A column of text as objects of their own."""
+        return read_text(self._room.ctypes.data + offset, nbytes, count, is_bytes)
 
 
 def structure(tree: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
@@ -75,6 +103,14 @@ def structure(tree: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
 
 def copied(batch: Any) -> Any:
     """The batch with every tensor and array in private memory, so that its slot can go back at once."""
+    if isinstance(batch, NestedTensor):
+        values, offsets, lengths = batch._values, batch._offsets, batch._lengths
+        return torch.nested.nested_tensor_from_jagged(  # its own clone() would share the offsets
+            values.clone(),
+            offsets.clone(),
+            None if lengths is None else lengths.clone(),
+            batch._ragged_idx,
+        )
     if isinstance(batch, torch.Tensor):
         return batch.clone(memory_format=torch.preserve_format)
     if isinstance(batch, np.ndarray):
@@ -85,4 +121,9 @@ def copied(batch: Any) -> Any:
         return type(batch)([copied(v) for v in batch])
     if type(batch) is dict:
         return {k: copied(v) for k, v in batch.items()}
+    if is_plain_record(batch):
+        record = copy.copy(batch)
+        for name in vars(batch):
+            object.__setattr__(record, name, copied(getattr(batch, name)))  # also where it is frozen
+        return record
     return copy.deepcopy(batch)

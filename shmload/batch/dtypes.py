@@ -28,6 +28,9 @@ def _table() -> dict[str, ElementType]:
     table["complex128"] = ElementType("complex128", 16, 5, np.dtype("complex128"))
     table["bool"] = ElementType("bool", 1, 6, np.dtype("bool"))
     table["bfloat16"] = ElementType("bfloat16", 2, 4, None)
+    table["complex32"] = ElementType("complex32", 4, 5, None)
+    for code, name in enumerate(("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"), start=10):  # DLPack 1.1's codes
+        table[f"float8_{name}"] = ElementType(f"float8_{name}", 1, code, None)
     return table
 
 
@@ -41,7 +44,7 @@ def of_numpy(dtype: np.dtype[Any]) -> ElementType | None:
 
 
 def of_torch(dtype: Any) -> ElementType | None:
-    """The element type of a torch dtype; None if a slot cannot hold it (quantised and 8-bit float types)."""
+    """The element type of a torch dtype; None if a slot cannot hold it (quantised types, and those of less than a byte)."""
     return ELEMENT_TYPES.get(str(dtype).removeprefix("torch."))
 
 

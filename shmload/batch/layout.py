@@ -33,12 +33,13 @@ class NotFixedError(Exception):
 class Field:
     """One array of a batch: name, element type, shape of a row, and what kind of object the samples carry.
 
-    `kind` is "array", "tensor", "scalar" (numpy's), "int", "float", "bool", or "view" where the dataset writes into the row.
+    `kind` is "array", "tensor", "scalar" (numpy's), "int", "float", "bool", "view" where the dataset writes into the row, or "text"
+    for a schema's str and bytes. A ragged dimension of a schema is None in the shape.
     """
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     kind: str
 
     @cached_property
@@ -46,10 +47,15 @@ class Field:
         """The element type."""
         return ELEMENT_TYPES[self.dtype]
 
+    @property
+    def is_ragged(self) -> bool:
+        """Whether its rows differ in size, so that they have no places of their own."""
+        return None in self.shape or self.kind == "text"
+
     @cached_property
     def row_nbytes(self) -> int:
         """Bytes of one row."""
-        return math.prod(self.shape) * self.element.itemsize
+        return int(math.prod(self.shape)) * self.element.itemsize
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +84,17 @@ class Layout:
         is_flat = self.tree[0] == "dict" and self.tree[-1] == tuple(("leaf", i) for i in range(len(self.fields)))
         return tuple(self.tree[1]) if is_flat else None
 
+    @cached_property
+    def is_ragged(self) -> bool:
+        """Whether a schema has ragged fields: then a batch has no rows at known places."""
+        return any(f.is_ragged for f in self.fields)
+
+    @cached_property
+    def fixed(self) -> Layout:
+        """The fields that are not ragged, by themselves."""
+        fields = tuple(f for f in self.fields if not f.is_ragged)
+        return Layout(fields, ("tuple", tuple(("leaf", i) for i in range(len(fields)))), self.zero_fill)
+
     def nbytes(self, nrows: int) -> int:
         """Bytes of a batch of `nrows`; at least 1, so that a slot is never empty."""
         return self.place(nrows)[1]
@@ -100,7 +117,8 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | None = None) 
     """The layout a dataset declares: mapping name -> (dtype, shape), or -> dtype for a scalar.
 
     Args:
-        schema: may be an object with a true attribute `zero_fill`: rows are zeroed before the dataset writes them.
+        schema: a None in a shape is a ragged dimension; `str` and `bytes` are dtypes of text. It may be an object with a true
+            attribute `zero_fill`: rows are zeroed before the dataset writes them.
         batch_type: what a batch is: dict (default), tuple, list, or a named tuple class with the schema's fields.
     """
     if not isinstance(schema, Mapping) or not schema:
@@ -108,11 +126,19 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | None = None) 
     fields = []
     for name, spec in schema.items():
         dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
-        if any(extent is None for extent in shape):
-            raise NotImplementedError(f"schema field {name!r} has a ragged dimension: ragged fields are not built yet")
-        if any(int(extent) < 0 for extent in shape):
-            raise ValueError(f"schema field {name!r} has shape {shape}: extents are at least 0")
-        fields.append(Field(str(name), of_any(dtype).name, tuple(int(extent) for extent in shape), "view"))
+        if any(extent is not None and int(extent) < 0 for extent in shape):
+            raise ValueError(
+                f"schema field {name!r} has shape {shape}: extents are at least 0, or None for a ragged dimension"
+            )
+        if dtype in (str, bytes):
+            if shape != ():
+                raise ValueError(
+                    f"schema field {name!r} is text of shape {shape}: a row of text is one value, shape ()"
+                )
+            fields.append(Field(str(name), dtype.__name__, (), "text"))
+            continue
+        extents = tuple(None if extent is None else int(extent) for extent in shape)
+        fields.append(Field(str(name), of_any(dtype).name, extents, "view"))
     leaves = tuple(("leaf", i) for i in range(len(fields)))
     tree: tuple[Any, ...]
     if batch_type is None or batch_type is dict:

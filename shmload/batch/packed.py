@@ -1,135 +1,229 @@
-"""A batch of any structure in a slot: what a custom collate_fn returns, text, objects.
+"""A batch of any structure in a slot: text, ragged fields, objects, what a custom collate_fn returns.
 
-    8 bytes: length of meta | meta | arrays, each at a multiple of 64 bytes
+    16 bytes: where meta begins, its length | from 64 on: pieces, each at a multiple of 64 bytes | meta
 
 `meta` is marshal (C speed, no code runs) of nested tuples, one per node of the batch:
 
-    (VALUE, v)  None, bool, int, float, complex, str, bytes
-    (LIST, nodes)  (TUPLE, nodes)  (DICT, keys, nodes)  (NAMED, pickled class, nodes)
+    (VALUE, v)  None, bool, int, float, complex, str, bytes, or a list of these
+    (TEXT, count, nbytes, offset, is_bytes)  a list of str or bytes, end to end
+    (TUPLED, node)  what is a list, as a tuple
+    (LIST, nodes)  (TUPLE, nodes)  (DICT, keys, nodes)  (NAMED, pickled class, nodes)  (RECORD, pickled class, names, nodes)
     (TENSOR | ARRAY, dtype, shape, strides or None, offset)
+    (ROWS, dtype, elements of each, shape of each or None, offset)  a list of tensors, end to end
+    (PADDED, values, lengths)  (JAGGED, values, offsets)  (NESTED, values, offsets, shortest, longest)
     (FOREIGN, pickle)  anything else; arrays inside it travel as arrays
 
 so the trainer unpickles nothing unless the batch holds objects that only pickle can move; those are counted. The bytes are
-written and read by processes of one loader over memory of mode 0600.
+written and read by processes of one loader over memory of mode 0600. `unpacked.py` reads them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import marshal
 import math
 import pickle
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shmload._core.mapping import Mapping as Memory
-from shmload._core.rows import copy_bytes, copy_from
+from shmload._core.rows import copy_from
+from shmload._core.text import TextColumn
 from shmload.batch.dtypes import of_numpy, of_torch
 from shmload.batch.layout import ALIGNMENT, is_plain_tensor
 from shmload.errors import SampleError
 
-VALUE, LIST, TUPLE, DICT, NAMED, TENSOR, ARRAY, FOREIGN = range(8)
-_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+VALUE, TEXT, TUPLED, LIST, TUPLE, DICT, NAMED, RECORD, TENSOR, ARRAY, ROWS, PADDED, JAGGED, NESTED, FOREIGN = range(15)
+ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+PIECES_AT = ALIGNMENT  # where the first piece begins, behind the head
+Node = tuple[Any, ...]
+Room = NDArray[np.uint8]
+
+
+class Piece(Protocol):
+    """Bytes of a batch that are not in its meta."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many."""
+
+    def write(self, room: Room) -> None:
+        """Writes them; `room` has exactly that many."""
 
 
 class PackedBatch(NamedTuple):
-    """A batch ready to be written: its meta, its arrays with their offsets after the meta, bytes in all, objects pickled."""
+    """A batch ready to be written: its meta, its pieces with their offsets, bytes in all, objects pickled."""
 
     meta: bytes
-    arrays: list[tuple[int, Any]]
+    pieces: list[tuple[int, Piece]]
     nbytes: int
     num_foreign: int
 
-    def write(self, memory: Memory, offset: int) -> None:
-        """Writes it at `offset` of a mapped segment that has room for `nbytes`."""
-        address = memory.address + offset
-        copy_bytes(address, len(self.meta).to_bytes(8, "little"), 8)
-        copy_bytes(address + 8, self.meta, len(self.meta))
-        start = address + _aligned(8 + len(self.meta))
-        for at, array in self.arrays:
-            if isinstance(array, np.ndarray):
-                copy_from(start + at, array.ctypes.data, array.nbytes)
-            else:
-                copy_from(start + at, array.data_ptr(), array.nbytes)
+    def write(self, room: Room) -> None:
+        """Writes it at the start of `room`, which has at least `nbytes`."""
+        for at, piece in self.pieces:
+            piece.write(room[at : at + piece.nbytes])
+        start = self.nbytes - len(self.meta)
+        room[start : self.nbytes] = np.frombuffer(self.meta, np.uint8)
+        room[:16].view(np.uint64)[:] = start, len(self.meta)
 
 
-class _Packer:
-    def __init__(self) -> None:
-        self.arrays: list[tuple[int, Any]] = []
-        self.end = 0
-        self.num_foreign = 0
+class Packer:
+    """Makes the nodes of one batch and gathers its pieces.
 
-    def node(self, value: Any) -> tuple[Any, ...]:
+    Args:
+        first_free: where pieces may be placed from.
+    """
+
+    def __init__(self, first_free: int = PIECES_AT) -> None:
+        self._pieces: list[tuple[int, Piece]] = []
+        self._end = first_free
+        self._num_foreign = 0
+
+    def packed(self, node: Node) -> PackedBatch:
+        """The batch under this node, all of whose pieces have been placed."""
+        meta = marshal.dumps(node)
+        return PackedBatch(meta, self._pieces, self._end + len(meta), self._num_foreign)
+
+    def place(self, piece: Piece) -> int:
+        """Gives a piece its offset."""
+        at = self._end
+        self._pieces.append((at, piece))
+        self._end = aligned(at + piece.nbytes)
+        return at
+
+    def node(self, value: Any) -> Node:
+        """The node of any value.
+
+        Raises:
+            SampleError: it holds an object that cannot be pickled, or a tensor that no slot can hold.
+        """
         kind = type(value)
-        if kind in _ATOMS:
+        if kind in ATOMS:
             return VALUE, value
         if kind is list:
-            return LIST, [self.node(v) for v in value]
+            return self._atoms(value) or (LIST, [self.node(v) for v in value])
         if kind is tuple:
             return TUPLE, [self.node(v) for v in value]
-        if kind is dict and all(type(k) in _ATOMS for k in value):
+        if kind is dict and all(type(k) in ATOMS for k in value):
             return DICT, list(value), [self.node(v) for v in value.values()]
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return NAMED, pickle.dumps(kind), [self.node(v) for v in value]
+        if is_plain_record(value):
+            return RECORD, pickle.dumps(kind), list(vars(value)), [self.node(v) for v in vars(value).values()]
         return self.array(value) or self.foreign(value)
 
-    def array(self, value: Any) -> tuple[Any, ...] | None:
+    def _atoms(self, values: list[Any]) -> Node | None:
+        kinds = set(map(type, values))
+        if kinds in ({str}, {bytes}):
+            return self.text(values)
+        return (VALUE, values) if kinds <= ATOMS else None
+
+    def text(self, values: list[Any]) -> Node:
+        """The node of a list of str or of bytes, which is not empty."""
+        column = TextColumn(values)
+        return TEXT, len(values), column.nbytes, self.place(column), column.is_bytes
+
+    def tensor(self, array: np.ndarray[Any, Any]) -> Node:
+        """The node of a tensor made of an array of ours."""
+        return TENSOR, array.dtype.name, array.shape, None, self.place(_Dense(np.ascontiguousarray(array)))
+
+    def array(self, value: Any) -> Node | None:
+        """The node of an array or a tensor; None if it is neither, or one whose bytes do not tell all about it."""
         kind = type(value)
         if kind is np.ndarray or kind is np.memmap:
             element = of_numpy(value.dtype)
             if element is None:
                 return None
             dense, strides = _dense(value, value.strides, value.itemsize, np.ascontiguousarray)
-            return ARRAY, element.name, value.shape, strides, self.place(dense)
-        if kind.__module__ == "torch" and kind.__name__ == "Tensor" and is_plain_tensor(value):
+            return ARRAY, element.name, value.shape, strides, self.place(_Dense(dense))
+        if kind.__module__ == "torch" and kind.__name__ == "Tensor":
+            refuse_quantised(value)
             element = of_torch(value.dtype)
-            if element is None:
+            if element is None or not is_plain_tensor(value):
                 return None
             dense, strides = _dense(value, value.stride(), 1, lambda t: t.contiguous())
-            return TENSOR, element.name, tuple(value.shape), strides, self.place(dense)
+            return TENSOR, element.name, tuple(value.shape), strides, self.place(_Dense(dense))
         return None
 
-    def place(self, array: Any) -> int:
-        at = self.end
-        self.arrays.append((at, array))
-        self.end = _aligned(at + array.nbytes)
-        return at
-
-    def foreign(self, value: Any) -> tuple[Any, ...]:
-        self.num_foreign += 1
+    def foreign(self, value: Any, count: int = 1) -> Node:
+        """The node of an object, or of a list of `count` of them, that only pickle can move."""
+        self._num_foreign += count
         stream = io.BytesIO()
         pickler = _ForeignPickler(stream, self)
         try:
             pickler.dump(value)
         except Exception as error:
             raise SampleError(
-                f"a {type(value).__qualname__} in the batch cannot be pickled, and only pickle can move it to the trainer: "
-                f"{type(error).__name__}: {error}. Return tensors, arrays, numbers, text and containers of them"
+                f"a {type(value[0] if count > 1 else value).__qualname__} in the batch cannot be pickled, and only pickle can "
+                f"move it to the trainer: {type(error).__name__}: {error}. Return tensors, arrays, numbers, text and containers "
+                "of them"
             ) from error
         return FOREIGN, stream.getvalue()
 
 
 class _ForeignPickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, packer: _Packer) -> None:
+    def __init__(self, stream: io.BytesIO, packer: Packer) -> None:
         super().__init__(stream, protocol=5)
         self._packer = packer
 
-    def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
+    def persistent_id(self, value: Any) -> Node | None:
         return self._packer.array(value)
 
 
-class _ForeignUnpickler(pickle.Unpickler):
-    def __init__(self, pickled: bytes, build: Callable[[tuple[Any, ...]], Any]) -> None:
-        super().__init__(io.BytesIO(pickled))
-        self._build = build
+def refuse_quantised(tensor: Any) -> None:
+    """Returns if a tensor is not quantised.
 
-    def persistent_load(self, node: tuple[Any, ...]) -> Any:
-        return self._build(node)
+    Raises:
+        SampleError: it is.
+    """
+    if tensor.is_quantized:
+        raise SampleError(
+            f"a quantised tensor ({tensor.dtype}) cannot be delivered: its scale and zero point are no bytes of it. Return "
+            "tensor.int_repr() with scale and zero point, or tensor.dequantize()"
+        )
 
 
-def _aligned(nbytes: int) -> int:
+def is_record(kind: type) -> bool:
+    """Whether instances of a class are dataclasses that can be made field by field."""
+    return dataclasses.is_dataclass(kind) and _inherits(kind, "__new__")
+
+
+def is_plain_record(value: Any) -> bool:
+    """Whether an object is a dataclass that is nothing but its fields, and says nothing of its own about being pickled."""
+    kind = type(value)
+    return (
+        is_record(kind)
+        and _inherits(kind, "__reduce__", "__reduce_ex__", "__getstate__")
+        and not hasattr(kind, "__setstate__")
+        and hasattr(value, "__dict__")
+        and vars(value).keys() == {f.name for f in dataclasses.fields(value)}
+    )
+
+
+def _inherits(kind: type, *names: str) -> bool:
+    """Whether a class has these methods from object itself."""
+    return all(getattr(kind, name) is getattr(object, name) for name in names)
+
+
+class _Dense:
+    """The memory of one array or tensor, as it lies."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.nbytes: int = array.nbytes
+
+    def write(self, room: Room) -> None:
+        array = self._array
+        source = array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr()
+        copy_from(room.ctypes.data, source, self.nbytes)
+
+
+def aligned(nbytes: int) -> int:
+    """The next multiple of the alignment."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -162,44 +256,7 @@ def pack(batch: Any) -> PackedBatch:
     """Prepares a batch of any structure for its slot.
 
     Raises:
-        SampleError: it holds an object that cannot be pickled.
+        SampleError: it holds an object that cannot be pickled, or a tensor that no slot can hold.
     """
-    packer = _Packer()
-    meta = marshal.dumps(packer.node(batch))
-    return PackedBatch(meta, packer.arrays, _aligned(8 + len(meta)) + packer.end, packer.num_foreign)
-
-
-def unpack(head: Callable[[int, int], bytes], make_array: Callable[[str, tuple[int, ...], Any, int, bool], Any]) -> Any:
-    """Rebuilds a packed batch.
-
-    Args:
-        head: (offset, nbytes) -> a copy of those bytes of the slot.
-        make_array: (dtype, shape, strides in elements or None, offset in the slot, is_tensor) -> an array over the slot.
-    """
-    meta_nbytes = int.from_bytes(head(0, 8), "little")
-    return _Builder(make_array, _aligned(8 + meta_nbytes)).build(marshal.loads(head(8, meta_nbytes)))
-
-
-class _Builder:
-    """Turns nodes back into objects. A class and not a closure that calls itself: that would be a reference cycle, and hold the
-    lease until the garbage collector comes by."""
-
-    def __init__(self, make_array: Callable[[str, tuple[int, ...], Any, int, bool], Any], start: int) -> None:
-        self._make_array = make_array
-        self._start = start
-
-    def build(self, node: tuple[Any, ...]) -> Any:
-        kind = node[0]
-        if kind == VALUE:
-            return node[1]
-        if kind == LIST:
-            return [self.build(n) for n in node[1]]
-        if kind == TUPLE:
-            return tuple([self.build(n) for n in node[1]])
-        if kind == DICT:
-            return {k: self.build(n) for k, n in zip(node[1], node[2], strict=True)}
-        if kind == NAMED:
-            return pickle.loads(node[1])(*[self.build(n) for n in node[2]])
-        if kind == FOREIGN:
-            return _ForeignUnpickler(node[1], self.build).load()
-        return self._make_array(node[1], node[2], node[3], self._start + node[4], kind == TENSOR)
+    packer = Packer()
+    return packer.packed(packer.node(batch))

@@ -72,9 +72,11 @@ class RowOut(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def reserve(self, name: str, nbytes: int) -> Any:
-        """A ragged field's view of `n` elements."""
-        raise NotImplementedError("out.reserve: ragged fields are not built yet")
+    def reserve(self, name: str, n: Any) -> Any:
+        """The view of a ragged field's row: for schemas that have one."""
+        raise KeyError(
+            f"out.reserve({name!r}): the schema has no ragged field; give one the dimension None in its shape"
+        )
 
 
 def private_tensors(layout: Layout, nrows: int) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import typer
 
-from shmload.cli import bench
+from shmload.cli import bench, verify
 
 __all__ = ["app", "main"]
 
@@ -14,11 +14,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("bench")(bench.bench)
-
-
-@app.callback()
-def callback() -> None:
-    """A shared-memory, zero-copy data loader for PyTorch."""  # keeps `bench` a subcommand while it is the only one
+app.command("verify")(verify.verify)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ import numpy as np
 from shmload import faults
 from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
-from shmload.batch.packed import pack
+from shmload.batch.collate import pack_samples, registered_functions
+from shmload.batch.packed import PackedBatch, pack
+from shmload.batch.ragged_rows import Arenas, RaggedRows
 from shmload.worker.failure import Failure
 from shmload.worker.iterable import IterablePass
 from shmload.worker.notes import dump_note
@@ -23,6 +26,9 @@ from shmload.worker.sample_rng import begin_sample, end_samples
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 from shmload.worker.snapshot import Snapshots
 from shmload.worker.spec import Job
+from shmload.worker.threads import ReadingThreads
+
+MISFITS_MAX = 2  # batches of a worker that may begin as rows in vain
 
 
 class Body:
@@ -63,6 +69,9 @@ class Body:
         self._has_getitems = self._path in ("__getitems__", "collate_fn") and bool(
             getattr(job.dataset, "__getitems__", None)
         )
+        self._threads = ReadingThreads(job.num_threads) if job.num_threads > 1 else None
+        self._num_misfits = 0  # batches begun as rows whose samples turned out to differ
+        self._arenas = Arenas()
         self._num_foreign = 0
         self._key: Any = None  # of the sample being read, if one is
         self._row = -1
@@ -131,6 +140,8 @@ class Body:
         keys = self._keys()
         if self._source is not None:
             return self._fill_from(self._source, keys)
+        if self._in_place is not None and self._in_place.layout().is_ragged:
+            return self._read_ragged(keys)
         if ring.is_packed or self._path == "collate_fn" or not self._job.auto_collation:
             return self._fill_packed(keys, [])
         if ring.has_layout and ring.is_packed_only:
@@ -166,7 +177,7 @@ class Body:
 
     def _begin(self, row: int, key: Any) -> None:
         self._key, self._row = key, row
-        index = key if type(key) is int and -(1 << 63) <= key < 1 << 63 else -1
+        index = _index_of(key)
         self._ring.begin_row(row, index)
         job = self._job
         begin_sample(job.seed, self._ring.epoch, index, self._ring.worker_id, reseed=job.seed_samples)
@@ -183,14 +194,35 @@ class Body:
             is_whole = self._given is not None and end - first == len(keys)
             samples = self._job.dataset.__getitems__(self._given if is_whole else keys[first:end])
             return samples if type(samples) is list else list(samples)
-        samples = [self._sample(row, keys[row]) for row in range(first, end)]
+        if self._threads is None:
+            samples = [self._sample(row, keys[row]) for row in range(first, end)]
+        else:
+            dataset = self._job.dataset
+            samples = list(self._by_threads(lambda row: dataset[keys[row]], keys, first, end))
         self._key, self._row = None, -1
         return samples
+
+    def _by_threads(self, read: Callable[[int], Any], keys: list[Any], first: int, end: int) -> Iterator[Any]:
+        """What `read` gives for each row, several at a time."""
+        assert self._threads is not None
+        job, epoch, worker = self._job, self._ring.epoch, self._ring.worker_id
+
+        def read_row(row: int) -> Any:
+            begin_sample(job.seed, epoch, _index_of(keys[row]), worker, reseed=False)
+            try:
+                return read(row)
+            finally:
+                end_samples()
+
+        return self._threads.results(read_row, range(first, end), lambda row: self._begin(row, keys[row]))
 
     def _place(self, keys: list[Any]) -> int:
         ring = self._ring
         first, end = ring.first_row, ring.end_row
-        samples = self._samples(keys, first, end) if self._path == "__getitems__" else None
+        if ring.nchunks == 1 and self._num_misfits >= MISFITS_MAX:
+            return self._fill_packed(keys, [])
+        reads_all = self._path == "__getitems__" or self._threads is not None
+        samples = self._samples(keys, first, end) if reads_all else None
         head = self._sample(first, keys[first]) if samples is None else samples[0]
         if not ring.has_layout and not self._memory.find_layout(head):
             self._keep(keys[first], head)
@@ -207,6 +239,7 @@ class Body:
             else:
                 sample = head if row == first else self._sample(row, keys[row])
             if not placer.put(sample, row):
+                self._num_misfits += 1
                 if samples is None and ring.nchunks == 1:
                     samples = [placer.get(r) for r in range(row)] + [sample]
                 return self._ask_repack(keys, samples or [])
@@ -218,6 +251,13 @@ class Body:
         assert self._in_place is not None
         read_into = self._in_place.read_into
         assert read_into is not None
+        if self._threads is not None:
+            for _ in self._by_threads(
+                lambda row: read_into(keys[row], placer.out(row)), keys, ring.first_row, ring.end_row
+            ):
+                if ring.is_abandoned:
+                    return VOID
+            return DONE
         for row in range(ring.first_row, ring.end_row):
             if ring.is_abandoned:
                 return VOID
@@ -236,6 +276,23 @@ class Body:
         read_batch_into(np.asarray(keys[first:end], np.int64), self._memory.placer().out_rows(first, end))
         return DONE
 
+    def _read_ragged(self, keys: Any) -> int:
+        ring = self._ring
+        assert self._in_place is not None
+        assert self._job.ragged is not None
+        room = self._memory.room(ring.payload[3])
+        rows = RaggedRows(self._in_place.layout(), self._job.ragged, len(keys), room, self._arenas)
+        if not self._in_place.read_ragged(keys, rows, partial(self._begin_ragged, keys)):
+            return VOID
+        return self._write(rows.finish())
+
+    def _begin_ragged(self, keys: Any, row: int) -> bool:
+        at = max(row, 0)
+        self._begin(at, keys[at] if type(keys) is list else keys[at].item())
+        if row < 0:  # all rows at once
+            self._key, self._row = None, -1
+        return not self._ring.is_abandoned
+
     # ------------------------------------------------------------ packed batches
 
     def _ask_repack(self, keys: list[Any], samples: list[Any]) -> int:
@@ -248,21 +305,15 @@ class Body:
     def _fill_packed(self, keys: list[Any], samples: list[Any]) -> int:
         """Reads what is not in `samples` yet, collates, and writes the whole batch."""
         if not self._job.auto_collation:
-            batch = self._convert(self._sample(0, keys[0]))
-        else:
-            samples = samples + self._samples(keys, len(samples), len(keys))
-            batch = self._collate(samples)
-        return self._pack(batch)
+            return self._write(pack(self._convert(self._sample(0, keys[0]))))
+        return self._write(self._packed(samples + self._samples(keys, len(samples), len(keys))))
 
-    def _pack(self, batch: Any) -> int:
+    def _write(self, packed: PackedBatch) -> int:
         ring = self._ring
-        packed = pack(batch)
-        del batch
         self._num_foreign = packed.num_foreign
         if ring.payload[3] < packed.nbytes and not self._memory.grow(packed.nbytes):
             return VOID
-        _, path, offset, _ = ring.payload
-        packed.write(self._memory.mapped(path), offset)
+        packed.write(self._memory.room(packed.nbytes))
         ring.set_used(packed.nbytes)
         return DONE
 
@@ -274,7 +325,7 @@ class Body:
         source.enter(ring.epoch, keys[0])
         if not job.auto_collation:
             for sample in self._up_to(source, 1):
-                return self._pack(self._convert(sample))
+                return self._write(pack(self._convert(sample)))
             self._has_ended = True
             return DONE
         placer, num_placed = None, 0
@@ -297,7 +348,7 @@ class Body:
         if not samples or (job.drop_last and len(samples) < len(keys)):
             self._has_ended = True
             return DONE
-        return self._pack(self._collate(samples))
+        return self._write(self._packed(samples))
 
     def _up_to(self, source: IterablePass, limit: int) -> Iterator[Any]:
         for row in range(limit):
@@ -336,7 +387,7 @@ class Body:
         for row in range(first if self._row < 0 else self._row + 1, end):
             try:
                 self._begin(row, keys[row] if type(keys) is list else keys[row].item())
-                read_alone(self._job.dataset, self._in_place, None, keys[row])
+                read_alone(self._job.dataset, self._in_place, self._job.ragged, keys[row])
             except Exception:
                 bad.append(row)
         return tuple(bad)
@@ -349,15 +400,24 @@ class Body:
 
         return default_convert(sample)
 
-    def _collate(self, samples: list[Any]) -> Any:
+    def _packed(self, samples: list[Any]) -> PackedBatch:
         self._ring.end_rows()  # as in _convert
-        if self._job.collate_fn is not None:
-            return self._job.collate_fn(samples)
+        job = self._job
+        if job.collate_fn is not None:
+            return pack(job.collate_fn(samples))
+        packed = pack_samples(samples, job.ragged, registered_functions())
+        if packed is not None:
+            return packed
         from shmload.worker.torch_side import default_collate
 
-        return default_collate(samples)
+        return pack(default_collate(samples))
 
     def _keep(self, key: Any, sample: Any) -> None:
         """Keeps a sample that was read in vain, so that it need not be read twice."""
         if self._path != "__getitems__":
             self._kept = ((self._ring.epoch, key), sample)
+
+
+def _index_of(key: Any) -> int:
+    """The sample's index; -1 if the sampler's key is no integer."""
+    return key if type(key) is int and -(1 << 63) <= key < 1 << 63 else -1

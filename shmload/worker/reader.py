@@ -13,6 +13,10 @@ import numpy as np
 
 from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.place import RowOut, private_rows
+from shmload.batch.ragged import Ragged
+from shmload.batch.ragged_rows import Arenas, RaggedRows
+
+NO_ROOM = np.empty(0, np.uint8)
 
 
 class InPlace:
@@ -35,6 +39,27 @@ class InPlace:
         else:
             assert self.read_batch_into is not None
             self.read_batch_into(np.array([index], np.int64), RowOut(rows, slice(0, 1)))
+
+    def read_ragged(self, keys: Any, rows: RaggedRows, begin: Callable[[int], bool]) -> bool:
+        """Reads the samples of a batch whose schema has ragged fields.
+
+        Args:
+            begin: told of each row before it is read; False ends the reading.
+        Returns:
+            whether all were read.
+        """
+        if self.read_into is None:
+            assert self.read_batch_into is not None
+            begin(-1)
+            self.read_batch_into(np.asarray(keys, np.int64), rows.out_rows())
+            rows.check(len(keys))
+            return True
+        for row, key in enumerate(keys):
+            if not begin(row):
+                return False
+            self.read_into(key, rows.out(row))
+            rows.check(row + 1)
+        return True
 
 
 class _InPlaceSubset(InPlace):
@@ -72,6 +97,10 @@ class _SingleRow:
     def __init__(self, out: Any) -> None:
         self._out = out
 
+    def reserve(self, name: str, lengths: Any) -> Any:
+        (n,) = lengths
+        return self._out.reserve(name, n).reshape(-1)
+
     def __getitem__(self, name: str) -> Any:
         return self._out[name][None]
 
@@ -106,10 +135,15 @@ def in_place_of(dataset: Any) -> InPlace | None:
     return None
 
 
-def read_alone(dataset: Any, in_place: InPlace | None, layout: Layout | None, key: Any) -> None:
+def read_alone(dataset: Any, in_place: InPlace | None, ragged: Ragged | None, key: Any) -> None:
     """Reads one sample for nothing but to see whether it can be read."""
     if in_place is not None:
-        in_place.read_alone(key, private_rows(layout or in_place.layout(), 1))
+        layout = in_place.layout()
+        if layout.is_ragged:
+            assert ragged is not None
+            in_place.read_ragged([key], RaggedRows(layout, ragged, 1, NO_ROOM, Arenas()), lambda row: True)
+        else:
+            in_place.read_alone(key, private_rows(layout, 1))
     elif hasattr(dataset, "__getitem__"):
         dataset[key]
     else:

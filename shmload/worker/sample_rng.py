@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -29,17 +30,20 @@ class SampleInfo(NamedTuple):
     worker: int
 
 
-_current: SampleInfo | None = None
-_seed: int | None = None
-_rng: np.random.Generator | None = None
+class _Now(threading.local):
+    """The sample that this thread is decoding: (seed, epoch, index, worker), and its generator once it was asked for."""
+
+    sample: tuple[int | None, int, int, int] | None = None
+    rng: np.random.Generator | None = None
+
+
+_now = _Now()
 
 
 def begin_sample(seed: int | None, epoch: int, index: int, worker: int, *, reseed: bool) -> None:
     """Says which sample comes next; with `reseed` also seeds random, numpy and (if imported) torch from its key."""
-    global _current, _seed, _rng
-    _current = SampleInfo(epoch, index, worker)
-    _seed = seed
-    _rng = None
+    _now.sample = (seed, epoch, index, worker)
+    _now.rng = None
     if reseed and seed is not None:
         key = sample_key(seed, epoch, index & 0xFFFFFFFFFFFFFFFF, _GLOBALS_STREAM)
         random.seed(key)
@@ -53,8 +57,7 @@ def begin_sample(seed: int | None, epoch: int, index: int, worker: int, *, resee
 
 def end_samples() -> None:
     """Says that no sample is being decoded."""
-    global _current, _rng
-    _current = _rng = None
+    _now.sample = _now.rng = None
 
 
 def sample_info() -> SampleInfo:
@@ -63,9 +66,9 @@ def sample_info() -> SampleInfo:
     Raises:
         RuntimeError: called outside a dataset's reading of a sample.
     """
-    if _current is None:
+    if _now.sample is None:
         raise RuntimeError("sample_info() and sample_rng() answer only while a ShmLoader reads a sample of its dataset")
-    return _current
+    return SampleInfo(*_now.sample[1:])
 
 
 def sample_rng() -> np.random.Generator:
@@ -77,15 +80,16 @@ def sample_rng() -> np.random.Generator:
     Raises:
         RuntimeError: called outside a dataset's reading of a sample.
     """
-    global _rng
     info = sample_info()
-    if _rng is None:
-        if _seed is None:
+    if _now.rng is None:
+        assert _now.sample is not None
+        seed = _now.sample[0]
+        if seed is None:
             key = [random.getrandbits(64), random.getrandbits(64)]
         else:
-            key = list(sample_key_pair(_seed, info.epoch, info.index & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM))
-        _rng = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64)))
-    return _rng
+            key = list(sample_key_pair(seed, info.epoch, info.index & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM))
+        _now.rng = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64)))
+    return _now.rng
 
 
 class kept_generators:  # noqa: N801  # a context manager, used like a function

@@ -6,6 +6,9 @@ import pickle
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shmload import faults
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
@@ -77,6 +80,13 @@ class SlotMemory:
             for stale in self._segments.keys() - set(self._used.values()):
                 del self._segments[stale]
         return memory
+
+    def room(self, nbytes: int) -> NDArray[np.uint8]:
+        """The first bytes of the claimed slot."""
+        _, path, offset, _ = self._ring.payload
+        if not path:
+            return np.empty(0, np.uint8)
+        return np.ndarray(nbytes, np.uint8, self.mapped(path), offset)  # type: ignore[arg-type]  # a buffer
 
     def grow(self, nbytes: int) -> bool:
         """Waits for a payload of that size, without what the old one held; False if nobody wants the batch any more."""

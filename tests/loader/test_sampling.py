@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from seeded_data import InBatches, InPlace, Ragged
 
 from shmload import BlockShuffle, LengthBuckets, ShmLoader, StateMismatch, TokenBudget, Weighted
+from shmload.observe.audit.verify import read_folder, verify
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 100)
 SAMPLERS: dict[str, Any] = {
@@ -182,6 +184,29 @@ def test_in_torch_mode_a_resume_replays_it(kind: str) -> None:
     with loader_of(kind, seed=None) as loader:
         loader.load_state_dict(state)
         assert rest == epoch_of(loader)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_an_audit_finds_nothing_wrong(kind: str, world_size: int, tmp_path: Path) -> None:
+    """Steps are recorded by their numbers; which samples stand in them only the order knows."""
+
+    def ranks() -> list[ShmLoader[int]]:
+        return [loader_of(kind, rank=rank, world_size=world_size, audit=tmp_path) for rank in range(world_size)]
+
+    first = ranks()
+    step_by_step(first, 2)
+    again = ranks()
+    for before, after in zip(first, again, strict=True):
+        after.load_state_dict(before.state_dict())
+        before.close()
+        for _ in range(2):
+            epoch_of(after)
+        after.close()
+    report, loaders = verify(read_folder(tmp_path))
+    assert report.num_found.total() == 0
+    assert len(loaders) == 1
+    assert [epoch.epoch for epoch in report.loaders[0].epochs] == [0, 1]
 
 
 class _Unsendable(BlockShuffle):

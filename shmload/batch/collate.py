@@ -1,0 +1,251 @@
+"""From the samples of a batch straight to its bytes in the slot, with no batch in between.
+
+Where torch's default collate makes a batch of the samples, this makes the same: arrays and numbers stacked, text in lists, dicts,
+lists and tuples of these turned inside out. Two degrees of strictness about the rest:
+
+* strict (torch mode, unless `ragged` was asked for): whatever is unusual is left to torch's own collate, also to be refused by it;
+* with a `Ragged` rule: every kind of sample is taken. Arrays of different shapes become ragged fields, dataclasses one dataclass of
+  columns; None, objects that only pickle can move, and values of mixed types come as lists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from shmload.batch.dtypes import of_numpy, of_torch
+from shmload.batch.layout import is_plain_tensor
+from shmload.batch.packed import (
+    ARRAY,
+    ATOMS,
+    DICT,
+    LIST,
+    NAMED,
+    RECORD,
+    TENSOR,
+    TEXT,
+    TUPLED,
+    Node,
+    PackedBatch,
+    Packer,
+    is_record,
+    refuse_quantised,
+)
+from shmload.batch.ragged import Ragged, Rows, Stacked, check_rows, ragged_node
+from shmload.errors import SampleError
+
+_NUMBERS = {float: "float64", int: "int64", bool: "bool"}
+
+
+class _UnusualError(Exception):
+    """The samples are for torch's own collate."""
+
+
+def pack_samples(
+    samples: list[Any], ragged: Ragged | None, functions: Mapping[Any, Callable[[list[Any]], Any]]
+) -> PackedBatch | None:
+    """Prepares the batch of some samples for its slot; None if torch's own collate has to see to them.
+
+    Args:
+        functions: what the user has registered for types of his own: type -> (values) -> their collation.
+    Raises:
+        SampleError: with a rule, what even that does not allow.
+    """
+    if functions and ragged is None:
+        return None
+    packer = Packer()
+    columns = _Columns(packer, ragged, functions)
+    try:
+        node = columns.node(samples, "")
+    except _UnusualError:
+        return None
+    columns.check_names()
+    return packer.packed(node)
+
+
+def registered_functions() -> dict[Any, Callable[[list[Any]], Any]]:
+    """What the user has put into torch's table of collate functions, by type."""
+    torchs = sys.modules.get("torch.utils.data._utils.collate")
+    if torchs is None:
+        return {}
+    table = torchs.default_collate_fn_map
+    return {
+        kind: partial(function, collate_fn_map=table)
+        for kind, function in table.items()
+        if function.__module__ != torchs.__name__
+    }
+
+
+class _Columns:
+    def __init__(
+        self, packer: Packer, ragged: Ragged | None, functions: Mapping[Any, Callable[[list[Any]], Any]]
+    ) -> None:
+        self._packer = packer
+        self._ragged = ragged
+        self._functions = functions
+        self._seen: list[str] = []
+
+    def check_names(self) -> None:
+        """Returns if every field that was declared ragged is there."""
+        missing = set(self._ragged.of_field).difference(self._seen) if self._ragged else ()
+        if missing:
+            raise SampleError(
+                f"ragged names {', '.join(sorted(map(repr, missing)))}, but samples have arrays only in "
+                f"{', '.join(map(repr, self._seen)) or 'no field'}"
+            )
+
+    def node(self, values: list[Any], name: str) -> Node:
+        """The node of what the samples have in one place."""
+        head = values[0]
+        kind = type(head)
+        kinds = set(map(type, values))
+        for registered in self._functions:
+            if isinstance(head, registered):
+                return self._packer.node(self._functions[registered](values))
+        if kinds == {str} or kinds == {bytes}:
+            return self._packer.text(values)
+        if len(kinds) == 1:
+            if kind in _NUMBERS:
+                return self._numbers(values, name)
+            if kind is np.ndarray or kind is np.memmap:
+                return self._arrays(values, name)
+            if kind.__module__ == "torch" and kind.__name__ == "Tensor":
+                return self._tensors(values, name)
+            if kind is dict:
+                return self._dicts(values, name)
+            if isinstance(head, tuple) and hasattr(head, "_fields"):
+                return NAMED, pickle.dumps(kind), self._transposed(values, name)
+            if isinstance(head, np.generic):
+                return self._scalars(values, name)
+        if kinds <= {tuple, list}:
+            return self._sequences(values, name)
+        if self._ragged is None:
+            raise _UnusualError
+        if len(kinds) == 1 and is_record(kind):
+            names = [f.name for f in dataclasses.fields(head)]
+            columns = [self.node([getattr(v, n) for v in values], _joined(name, n)) for n in names]
+            return RECORD, pickle.dumps(kind), names, columns
+        return self._list(values, name)
+
+    # ------------------------------------------------------------ leaves
+
+    def _numbers(self, values: list[Any], name: str) -> Node:
+        try:
+            return self._packer.tensor(np.array(values, _NUMBERS[type(values[0])]))
+        except OverflowError:  # torch's collate raises it
+            return self._list(values, name)
+
+    def _scalars(self, values: list[Any], name: str) -> Node:
+        dtype = values[0].dtype
+        if of_numpy(dtype) is None or any(v.dtype != dtype for v in values):
+            return self._list(values, name)
+        return self._packer.tensor(np.array(values, dtype))
+
+    def _arrays(self, values: list[Any], name: str) -> Node:
+        dtype = values[0].dtype
+        element = of_numpy(dtype)
+        if element is None or [v.dtype for v in values].count(dtype) != len(values):
+            return self._list(values, name)
+        return self._rows(Rows(values, element.name), name)
+
+    def _tensors(self, values: list[Any], name: str) -> Node:
+        dtype = values[0].dtype
+        element = of_torch(dtype)
+        refuse_quantised(values[0])
+        if element is None or not all(v.dtype is dtype and is_plain_tensor(v) for v in values):
+            return self._list(values, name)
+        return self._rows(Rows(values, element.name), name)
+
+    def _rows(self, rows: Rows, name: str) -> Node:
+        """Rows of one dtype: stacked if they are equal in shape and nothing else was asked for."""
+        name = name or "data"
+        self._seen.append(name)
+        rule, shapes = self._ragged, rows.shapes
+        mode = None if rule is None or not shapes[0] else rule.mode(name)
+        if mode is None:
+            if rows.is_even:
+                return TENSOR, rows.dtype, (len(shapes), *shapes[0]), None, self._packer.place(Stacked(rows))
+            if rule is None:
+                raise _UnusualError
+            if rule.is_certain:
+                other = next(shape for shape in shapes if shape != shapes[0])
+                raise SampleError(
+                    f"field {name!r} has rows of shapes {shapes[0]} and {other}, and was not declared ragged: add it to "
+                    "ragged={...}, or give it a None dimension in the dataset's schema"
+                )
+            mode = "list"
+        assert rule is not None
+        if any(len(shape) != len(shapes[0]) for shape in shapes):
+            if mode == "list":
+                return self._list(rows.arrays, name)
+            raise SampleError(
+                f'field {name!r} has rows of different numbers of dimensions: only ragged="list" takes these'
+            )
+        dims = rule.dims.get(name, (0,))
+        if mode != "list":
+            check_rows(name, rows, dims)
+        return ragged_node(self._packer, rows, mode, dims)
+
+    def _list(self, values: list[Any], name: str) -> Node:
+        """The values as they are, one by one."""
+        if self._ragged is None:
+            raise _UnusualError
+        nodes = [self._packer.node(v) for v in values]
+        return LIST, [(TENSOR, *node[1:]) if node[0] == ARRAY else node for node in nodes]
+
+    # ------------------------------------------------------------ containers
+
+    def _dicts(self, values: list[dict[Any, Any]], name: str) -> Node:
+        keys = list(values[0])
+        if not set(map(type, keys)) <= ATOMS:
+            raise _UnusualError
+        for number, value in enumerate(values):
+            if value.keys() != values[0].keys():
+                if self._ragged is None:  # torch ignores keys that the first sample lacks
+                    raise _UnusualError
+                raise SampleError(
+                    f"row {number} of the batch has the keys {list(value)}, row 0 has {keys}: samples of one batch need the same "
+                    "ones; give what is missing as None"
+                )
+        return DICT, keys, [self.node([v[key] for v in values], _joined(name, key)) for key in keys]
+
+    def _sequences(self, values: list[Any], name: str) -> Node:
+        rule = self._ragged
+        is_asked = rule is not None and rule.mode(name or "data") is not None
+        is_even = len(set(map(len, values))) == 1
+        if is_even and not is_asked:
+            return LIST, self._transposed(values, name)
+        if rule is None:
+            raise _UnusualError
+        arrays = _as_arrays(values)
+        if arrays is not None:
+            return self._rows(Rows(arrays, str(arrays[0].dtype)), name)
+        if is_even:
+            return LIST, self._transposed(values, name)
+        return LIST, [self._packer.node(v) for v in values]
+
+    def _transposed(self, values: list[Any], name: str) -> list[Node]:
+        columns = [self.node(list(column), _joined(name, i)) for i, column in enumerate(zip(*values, strict=True))]
+        return [(TUPLED, column) if column[0] == TEXT else column for column in columns]  # as torch's collate has it
+
+
+def _as_arrays(values: list[Any]) -> list[np.ndarray[Any, Any]] | None:
+    """Lists of numbers as arrays of one dtype, the one that torch's collate takes Python's numbers for; None if they are not."""
+    kinds = {type(number) for value in values for number in value}
+    if not kinds <= {int, float}:
+        return None
+    dtype = np.float64 if float in kinds else np.int64
+    try:
+        return [np.array(value, dtype) for value in values]
+    except OverflowError:
+        return None
+
+
+def _joined(name: str, key: Any) -> str:
+    return f"{name}.{key}" if name else str(key)

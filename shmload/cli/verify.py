@@ -1,0 +1,99 @@
+"""`shmload verify`: proves from an audit that every sample was delivered exactly once, or shows what was not.
+
+Exit code 0: proven; 1: defects; 2: cannot be judged, or bad usage.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shmload.observe.audit.report import Report
+
+WIDE = 128  # columns where nobody looks
+COLOURS = {"proven": "green", "unfinished": "cyan", "consistent": "yellow", "defect": "bold red"}
+LISTED_MAX = 20  # skipped and substituted samples in the table; --json has all
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What ShmLoader(audit=...) was given.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of a table.")] = False,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="Read batches again and compare: your dataset, or a ShmLoader, or a function that returns one.",
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(help="With --dataset: how many batches, besides those suspected.")] = 32,
+    allow_restarts: Annotated[
+        bool,
+        typer.Option("--allow-restarts", help="A start that loaded no state throws away what came before."),
+    ] = False,
+) -> None:
+    """Judge the records of a run: each epoch must hold each sample once, over ranks, resumes and world sizes."""
+    from shmload.observe.audit.reread import reread
+    from shmload.observe.audit.verify import read_folder, tell_suspects
+    from shmload.observe.audit.verify import verify as judge
+    from shmload.observe.bench.spec import BenchError, resolve
+
+    try:
+        report, loaders = judge(read_folder(folder), allow_restarts=allow_restarts)
+        if dataset is not None:
+            made = resolve(dataset, what="--dataset")
+            if isinstance(made, type) or not hasattr(made, "__len__"):
+                made = made()
+            reread(loaders, made, samples, report)
+    except (OSError, BenchError, ValueError) as error:
+        typer.echo(f"shmload verify: {error}", err=True)
+        raise typer.Exit(2) from None
+    tell_suspects(loaders, report)
+    if as_json:
+        typer.echo(json.dumps(report.as_dict(), indent=1))
+    else:
+        from rich.console import Console
+
+        show(report, Console() if sys.stdout.isatty() else Console(width=WIDE))
+    raise typer.Exit(report.status)
+
+
+def show(report: "Report", console: "Console") -> None:
+    """A table of epochs, then what was found, and the verdict."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    for loader in report.loaders:
+        table = Table(
+            title=f"{escape(loader.title)}, {loader.num_ranks} ranks, {loader.num_files} files", title_justify="left"
+        )
+        for name in ("epoch", "batches", "samples", "padding", "skipped", "substituted", "rolled back"):
+            table.add_column(name, justify="right")
+        table.add_column("verdict")
+        for e in loader.epochs:
+            verdict = f"[{COLOURS[e.state]}]{e.state}[/]" + (f": {escape(e.remaining)} are left" if e.remaining else "")
+            counts = (e.num_batches, e.num_samples, e.num_padding, e.num_skipped, e.num_substituted, e.num_superseded)
+            table.add_row(str(e.epoch), *(f"{count:,}" if count else "" for count in counts), verdict)
+        console.print(table)
+    for finding in report.findings:
+        console.print(f"[bold red]{finding.kind.upper()}[/] {escape(finding.text)}", highlight=False)
+    for kind, count in report.num_found.items():
+        if (left := count - sum(finding.kind == kind for finding in report.findings)) > 0:
+            console.print(f"[bold red]{kind.upper()}[/] and {left:,} more", highlight=False)
+    for text in report.accounted[:LISTED_MAX]:
+        console.print(f"accounted: {escape(text)}", highlight=False)
+    if len(report.accounted) > LISTED_MAX:
+        console.print(
+            f"accounted: and {len(report.accounted) - LISTED_MAX:,} more; --json has them all", highlight=False
+        )
+    for text in report.unjudged:
+        console.print(f"[yellow]not judged:[/] {escape(text)}", highlight=False)
+    for text in report.notes:
+        console.print(f"note: {escape(text)}", highlight=False)
+    if report.num_reread:
+        console.print(f"{report.num_reread} batches were read again", highlight=False)
+    console.print(f"[bold]{report.verdict}[/]", highlight=False)

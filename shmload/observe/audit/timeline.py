@@ -1,0 +1,147 @@
+"""Which deliveries count: the files of all ranks and starts, put in order, without what resumes rolled back.
+
+A resume at a place discards what the same rank was delivered from there on, and what other ranks were in earlier *starts*. Files
+whose ranks differ and whose world size is the same belong to one start, up to the next file of a rank that is already in it;
+clocks decide only between files that do not overlap in time, so ordinary clock differences between machines are harmless.
+
+`set_epoch` counts as a resume where a process begins with it. A process that begins without either discards nothing, unless
+`allow_restarts` says that such a start throws away what was before: from the files alone nobody can tell that from a loader whose
+state was forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shmload.observe.audit.file import AuditLog, Batch, Event
+from shmload.observe.audit.header import Header
+
+__all__ = ["Delivery", "Part", "Timeline", "parts_in_order"]
+
+
+@dataclass(eq=False)
+class Part:
+    """One file: what one rank was delivered in one start."""
+
+    log: AuditLog
+    header: Header
+    start: int = 0  # number of the start it belongs to
+
+    @property
+    def ended_ns(self) -> int:
+        """When the last batch was delivered."""
+        return max((r.time_ns for r in self.log.records if isinstance(r, Batch)), default=self.header.started_ns)
+
+
+@dataclass(eq=False)
+class Delivery:
+    """A batch (or an epoch's end, where `batch` is None), and whether it counts."""
+
+    part: Part
+    epoch: int
+    step: int
+    batch: Batch | None
+    is_superseded: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Who got it."""
+        return self.part.header.rank
+
+    @property
+    def where(self) -> str:
+        """For people."""
+        offset = "" if self.batch is None else f", offset {self.batch.offset}"
+        return f"rank {self.rank}, epoch {self.epoch}, step {self.step} ({self.part.log.name}{offset})"
+
+
+@dataclass
+class Timeline:
+    """The deliveries of one loader's parts, which are put in order first."""
+
+    parts: list[Part]
+    allow_restarts: bool = False
+    batches: list[Delivery] = field(default_factory=list)
+    ends: list[Delivery] = field(default_factory=list)
+    restarts: list[Part] = field(default_factory=list)  # began without a state although there was something before
+    out_of_order: list[tuple[Delivery, int | None]] = field(default_factory=list)
+    """Batches in the wrong turn, and behind which step they came; None: before their epoch began."""
+    lost: list[str] = field(default_factory=list)  # what ranks could not record, and said so
+
+    def __post_init__(self) -> None:
+        self._active: dict[int, list[Delivery]] = {}
+        self.parts = parts_in_order(self.parts)
+        for part in self.parts:
+            self._read(part)
+
+    def _read(self, part: Part) -> None:
+        has_begun = has_state = False
+        newest: dict[int, int] = {}  # step, by epoch begun: two iterators of one loader may take turns
+        for record in part.log.records:
+            if isinstance(record, Batch):
+                has_begun = True
+                one = Delivery(part, record.epoch, record.step, record)
+                if part.header.in_order and one.step < newest.get(one.epoch, one.step + 1):
+                    self.out_of_order.append((one, newest.get(one.epoch)))  # a step left out is missing, or comes later
+                newest[one.epoch] = one.step
+                self.batches.append(one)
+                self._active.setdefault(one.epoch, []).append(one)
+                continue
+            epoch, step = _place(record)
+            if record.kind == "resume" and (record.details.get("by") != "set_epoch" or not has_begun):
+                has_state = True
+                self._supersede(part, epoch, step)
+            elif record.kind == "pass":
+                newest[epoch] = step
+                if not (has_begun or has_state):
+                    self._restart(part)
+                has_begun = True
+            elif record.kind == "end":
+                end = Delivery(part, epoch, step, None)
+                self.ends.append(end)
+                self._active.setdefault(epoch, []).append(end)
+            elif record.kind == "lost":
+                self.lost.append(f"{part.log.name}: {record.details.get('batches')} batches could not be recorded")
+
+    def _restart(self, part: Part) -> None:
+        before = [one for each in self._active.values() for one in each if _is_before(one.part, part)]
+        if before and self.allow_restarts:
+            self._supersede(part, 0, 0)
+        elif before:
+            self.restarts.append(part)
+
+    def _supersede(self, part: Part, epoch: int, step: int) -> None:
+        for each in [e for e in self._active if e >= epoch]:
+            kept = []
+            for one in self._active[each]:
+                if (one.epoch, one.step) >= (epoch, step) and (one.part is part or _is_before(one.part, part)):
+                    one.is_superseded = True
+                else:
+                    kept.append(one)
+            self._active[each] = kept
+
+
+def _is_before(earlier: Part, part: Part) -> bool:
+    if earlier is part:
+        return False
+    if earlier.header.rank == part.header.rank and earlier.header.world_size == part.header.world_size:
+        return True
+    return earlier.start < part.start and earlier.ended_ns <= part.header.started_ns
+
+
+def _place(event: Event) -> tuple[int, int]:
+    epoch, step = event.details.get("epoch"), event.details.get("step")
+    return (epoch if isinstance(epoch, int) else 0), (step if isinstance(step, int) else 0)
+
+
+def parts_in_order(parts: Iterable[Part]) -> list[Part]:
+    """The parts by the time they began, each with the number of its start."""
+    ordered = sorted(parts, key=lambda part: (part.header.started_ns, part.log.name))
+    start, ranks, world_size = 0, set[int](), 0
+    for part in ordered:
+        if part.header.world_size != world_size or part.header.rank in ranks:
+            start, ranks, world_size = start + 1, set(), part.header.world_size
+        ranks.add(part.header.rank)
+        part.start = start
+    return ordered

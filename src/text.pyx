@@ -1,0 +1,110 @@
+"""A packed column of str or bytes in a slot, and the list of objects made from it.
+
+    count * 8 bytes: where each value ends (uint64, from the start of the text) | the values' bytes end to end
+
+str travels as UTF-8; lone surrogates, which a file name may hold, as Python's "surrogatepass" writes them. A value that is plain
+ASCII is copied from where it stands. Others are encoded into bytes of their own: asking the str itself for its UTF-8 would make it
+keep that copy, and a dataset that holds its strings would grow by them.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.ref cimport Py_INCREF
+from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_DecodeUTF8
+from libc.stdint cimport uint64_t, uint8_t, uintptr_t
+from libc.string cimport memcpy
+
+cdef extern from "Python.h":
+    bint PyUnicode_IS_COMPACT_ASCII(object text)
+    void *PyUnicode_DATA(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    object PyUnicode_AsEncodedString(object text, const char *encoding, const char *errors)
+
+
+cdef class TextColumn:
+    """Values ready to be written.
+
+    Args:
+        values: all str, or all bytes.
+    Raises:
+        TypeError: they are not.
+    """
+
+    cdef list _pieces
+    cdef readonly uint64_t nbytes
+    cdef readonly bint is_bytes
+
+    def __init__(self, list values):
+        cdef uint64_t total = 0
+        cdef object value
+        self._pieces = []
+        self.is_bytes = len(values) > 0 and PyBytes_CheckExact(values[0])
+        for value in values:
+            if self.is_bytes:
+                if not PyBytes_CheckExact(value):
+                    raise TypeError(f"a column of bytes holds a {type(value).__name__}")
+                total += PyBytes_GET_SIZE(value)
+            else:
+                if not PyUnicode_CheckExact(value):
+                    raise TypeError(f"a column of str holds a {type(value).__name__}")
+                if PyUnicode_IS_COMPACT_ASCII(value):
+                    total += PyUnicode_GET_LENGTH(value)
+                else:
+                    value = PyUnicode_AsEncodedString(value, "utf-8", "surrogatepass")
+                    total += PyBytes_GET_SIZE(value)
+            self._pieces.append(value)
+        self.nbytes = 8 * len(values) + total
+
+    def write(self, uint8_t[::1] room not None):
+        """Writes the column at the start of `room`, which has at least `nbytes`."""
+        cdef Py_ssize_t i, nbytes, count = len(self._pieces)
+        cdef uint64_t end = 0
+        cdef object piece
+        if <uint64_t>room.shape[0] < self.nbytes:
+            raise ValueError(f"a column of {self.nbytes} bytes does not fit {room.shape[0]}")
+        if count == 0:
+            return
+        cdef uint8_t *ends = &room[0]
+        cdef uint8_t *text = ends + 8 * count
+        for i in range(count):
+            piece = self._pieces[i]
+            if PyBytes_CheckExact(piece):
+                nbytes = PyBytes_GET_SIZE(piece)
+                memcpy(text + end, PyBytes_AS_STRING(piece), nbytes)
+            else:
+                nbytes = PyUnicode_GET_LENGTH(piece)
+                memcpy(text + end, PyUnicode_DATA(piece), nbytes)
+            end += nbytes
+            memcpy(ends + 8 * i, &end, 8)
+
+
+def read_text(uintptr_t address, uint64_t nbytes, Py_ssize_t count, bint is_bytes):
+    """The column of `count` values at an address, as a new list; `nbytes` is how much may be read there.
+
+    Raises:
+        ValueError: the column is torn.
+    """
+    cdef const uint8_t *ends = <const uint8_t *>address
+    cdef const char *text = <const char *>address + 8 * count
+    cdef uint64_t end, start = 0
+    cdef Py_ssize_t i
+    cdef object value
+    if count < 0 or <uint64_t>count > nbytes // 8:
+        raise ValueError(f"a text column of {count} values does not fit {nbytes} bytes")
+    cdef uint64_t limit = nbytes - 8 * <uint64_t>count
+    cdef list values = PyList_New(count)
+    for i in range(count):
+        memcpy(&end, ends + 8 * i, 8)
+        if end < start or end > limit:
+            for j in range(i, count):
+                Py_INCREF(None)
+                PyList_SET_ITEM(values, j, None)
+            raise ValueError(f"value {i} of a text column ends at {end}, beyond its {limit} bytes or before its start")
+        if is_bytes:
+            value = PyBytes_FromStringAndSize(text + start, end - start)
+        else:
+            value = PyUnicode_DecodeUTF8(text + start, end - start, "surrogatepass")
+        Py_INCREF(value)
+        PyList_SET_ITEM(values, i, value)
+        start = end
+    return values

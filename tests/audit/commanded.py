@@ -1,0 +1,41 @@
+"""What the command is told to read again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shmload import ShmLoader
+
+
+class Data:
+    """Random augmentations, which the seed repeats."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        return self.first + index, np.random.rand(3)
+
+
+class Alike(Data):
+    """Samples that truly are alike, two by two batches."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index % 12
+
+
+def other() -> Data:
+    return Data(100)
+
+
+def loader() -> ShmLoader[Any]:
+    return ShmLoader(Data(), 4, seed=5)
+
+
+def loader_of_other_seed() -> ShmLoader[Any]:
+    return ShmLoader(Data(), 4, seed=6)

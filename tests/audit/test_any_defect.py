@@ -1,0 +1,102 @@
+"""Whatever record of whatever run is dropped, doubled or put in another's place: it is caught."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from audit_kit import make, run
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from shmload.observe.audit.file import AuditLog, Batch
+from shmload.observe.audit.report import Report
+from shmload.observe.audit.verify import read_folder, tell_suspects, verify
+
+RUNS = st.fixed_dictionaries(
+    {
+        "n": st.integers(1, 40),
+        "batch_size": st.sampled_from([1, 2, 4]),
+        "worlds": st.sampled_from([(1, 1), (2, 2), (1, 2), (2, 1), (4, 2)]),
+        "uneven": st.sampled_from(["pad", "drop", "exact"]),
+        "shuffle": st.booleans(),
+        "stop": st.integers(0, 6),
+        "rolled_back": st.integers(0, 3),
+    }
+)
+
+
+def recorded(story: dict[str, Any]) -> list[AuditLog]:
+    """One epoch, stopped, rolled back and finished on other ranks; then another epoch."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        before, after = story["worlds"]
+        total = story["batch_size"] * max(before, after)
+        more = {"uneven": story["uneven"], "shuffle": story["shuffle"]}
+        dataset = [(i, i * i + 1) for i in range(story["n"])]
+        ranks = [make(folder, r, before, total // before, dataset=dataset, **more) for r in range(before)]
+        state = ranks[0].state_dict()
+        passes = [iter(rank) for rank in ranks]
+        for step in range(story["stop"]):
+            if step == story["stop"] - story["rolled_back"]:
+                state = ranks[0].state_dict()
+            for one in passes:
+                next(one, None)
+        if story["rolled_back"] == 0:
+            state = ranks[0].state_dict()
+        ranks = [make(folder, r, after, total // after, dataset=dataset, **more) for r in range(after)]
+        for rank in ranks:
+            rank.load_state_dict(state)
+        run(ranks)
+        run(ranks)
+        return read_folder(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def judged(logs: list[AuditLog]) -> tuple[Report, Any]:
+    report, loaders = verify(logs)
+    tell_suspects(loaders, report)
+    return report, loaders
+
+
+@pytest.mark.slow
+@given(RUNS)
+@settings(max_examples=60, deadline=None)
+def test_any_undisturbed_run_is_proven(story: dict[str, Any]) -> None:
+    logs = recorded(story)
+    assume(any(log.records for log in logs))
+    report, _ = judged(logs)
+    assert (report.findings, report.unjudged, report.status) == ([], [], 0)
+    num_kept = story["n"]
+    if story["uneven"] == "drop":
+        total = story["batch_size"] * max(story["worlds"])
+        num_kept = num_kept // total * total
+    assert {num_kept} == {epoch.num_samples for epoch in report.loaders[0].epochs}
+
+
+@pytest.mark.slow
+@given(RUNS, st.sampled_from(["drop", "double", "exchange"]), st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_single_defect_is_caught(story: dict[str, Any], defect: str, data: st.DataObject) -> None:
+    logs = recorded(story)
+    report, loaders = judged(logs)
+    assume(loaders)
+    counted = [one for one in loaders[0].timeline.batches if not one.is_superseded]
+    victim = data.draw(st.sampled_from(counted))
+    records = victim.part.log.records
+    place = records.index(victim.batch)
+    if defect == "drop":
+        del records[place]
+    elif defect == "double":
+        records.insert(place, records[place])
+    else:
+        others = [i for i, each in enumerate(records) if isinstance(each, Batch) and each is not victim.batch]
+        assume(others)
+        other = data.draw(st.sampled_from(others))
+        records[place], records[other] = records[other], records[place]
+    report, _ = judged(logs)
+    assert report.status == 1, (defect, victim.where)

@@ -1,0 +1,137 @@
+"""`shmload verify`: verdict, exit status, and reading again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from audit_kit import batches_of, changed, run, written
+from commanded import Alike, Data
+from typer.testing import CliRunner
+
+from shmload import ShmLoader
+from shmload.cli import app
+from shmload.observe.audit.verify import read_folder
+
+
+def recorded(folder: Path, dataset: Any = None, **more: Any) -> Path:
+    run([ShmLoader(dataset or Data(), 4, seed=5, audit=folder, **more)])
+    return folder
+
+
+def command(*arguments: Any) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["verify", *map(str, arguments)])
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    return done.exit_code, done.stdout, done.stderr
+
+
+def swapped_content(folder: Path) -> None:
+    """The bytes of two batches changed places; the indices did not."""
+    (log,) = read_folder(folder)
+    (a, first), (b, second) = list(batches_of(log, 0))[1:3]
+    log.records[a], log.records[b] = changed(first, digest=second.digest), changed(second, digest=first.digest)
+    written(folder, log)
+
+
+def test_a_proven_run_exits_with_0(tmp_path: Path) -> None:
+    status, out, _ = command(recorded(tmp_path))
+    assert status == 0
+    assert "Data, 24 samples, seed 5, 1 ranks, 1 files" in out
+    assert out.rstrip().endswith("proven: every sample exactly once")
+
+
+def test_defects_are_listed_and_exit_with_1(tmp_path: Path) -> None:
+    (log,) = read_folder(recorded(tmp_path))
+    del log.records[2]
+    written(tmp_path, log)
+    status, out, _ = command(tmp_path)
+    assert status == 1
+    assert "MISSING rank 0, epoch 0: steps 1 are not recorded; step 1 holds samples 4, 5, 6, 7" in out
+    assert out.rstrip().endswith("defects")
+
+
+def test_json_has_everything(tmp_path: Path) -> None:
+    (log,) = read_folder(recorded(tmp_path))
+    log.records.insert(3, log.records[3])
+    written(tmp_path, log)
+    status, out, _ = command(tmp_path, "--json")
+    found = json.loads(out)
+    assert (status, found["status"], found["num_found"]) == (1, 1, {"doubled": 1})
+    assert found["findings"][0]["kind"] == "doubled"
+    assert found["loaders"][0]["epochs"][0]["state"] == "defect"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "No such file or directory: 'nowhere'"),
+        ([".", "--dataset", "nothing"], "--dataset: needs package.module:name, given 'nothing'"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, error = command(*arguments)
+    assert (status, out) == (2, "")
+    assert error.startswith("shmload verify: ")
+    assert words in error
+    assert len(error.splitlines()) == 1
+
+
+def test_an_empty_folder_exits_with_2(tmp_path: Path) -> None:
+    status, out, _ = command(tmp_path)
+    assert status == 2
+    assert "the folder holds no records" in out
+
+
+@pytest.mark.parametrize("made", ["commanded:Data", "commanded:loader"])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_was_delivered_is_read_again_and_is_the_same(tmp_path: Path, made: str, num_workers: int) -> None:
+    status, out, _ = command(recorded(tmp_path, num_workers=num_workers), "--dataset", made)
+    assert status == 0
+    assert "6 batches were read again" in out
+
+
+def test_content_in_the_wrong_place_is_found_by_reading_again(tmp_path: Path) -> None:
+    swapped_content(recorded(tmp_path))
+    assert command(tmp_path)[0] == 0  # indices and positions are right: only the data can tell
+    status, out, _ = command(tmp_path, "--dataset", "commanded:Data")
+    assert status == 1
+    assert out.count("CONTENT rank 0, epoch 0, step") == 2
+    assert "its samples give other bytes than were delivered" in out.replace("\n", " ")
+
+
+def test_other_data_are_found_by_reading_again(tmp_path: Path) -> None:
+    status, out, _ = command(recorded(tmp_path), "--dataset", "commanded:other", "--samples", 2)
+    assert (status, out.count("CONTENT")) == (1, 2)
+
+
+def test_samples_that_are_truly_alike_are_cleared_by_reading_again(tmp_path: Path) -> None:
+    recorded(tmp_path, Alike())
+    status, out, _ = command(tmp_path)
+    assert (status, out.count("STALE")) == (1, 3)
+    status, out, _ = command(tmp_path, "--dataset", "commanded:Alike", "--samples", 0)
+    assert (status, out.count("STALE")) == (0, 0)
+    assert "3 batches were read again" in out
+
+
+def test_a_loader_of_another_seed_is_refused(tmp_path: Path) -> None:
+    status, _, error = command(recorded(tmp_path), "--dataset", "commanded:loader_of_other_seed")
+    assert status == 2
+    assert "--dataset gave a loader with seed=6, the record is of seed=5" in error
+
+
+def test_a_dataset_of_another_length_is_not_read(tmp_path: Path) -> None:
+    status, out, _ = command(recorded(tmp_path, [1, 2, 3]), "--dataset", "commanded:Data")
+    assert status == 0
+    assert "--dataset has 24 samples, the record is of 3: not read again" in out
+
+
+def test_torch_modes_augmentations_say_nothing(tmp_path: Path) -> None:
+    run([ShmLoader(Data(), 4, audit=tmp_path)])
+    status, out, _ = command(tmp_path, "--dataset", "commanded:Data")
+    assert status == 2
+    assert "torch mode's augmentations cannot be repeated" in out.replace("\n", " ")

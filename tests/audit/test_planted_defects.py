@@ -1,0 +1,265 @@
+"""Each defect that is planted in the record of a real run is caught and named; the run as it was is proven."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from audit_kit import N, Samples, batches_of, changed, judged, kinds, make, replanted, run, story
+
+from shmload.observe.audit.file import AuditLog
+from shmload.observe.audit.report import Report
+from shmload.observe.audit.verify import read_folder
+from shmload.orders import Order
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    story(tmp_path)
+    return tmp_path
+
+
+def two_ranks(logs: list[AuditLog]) -> tuple[AuditLog, AuditLog]:
+    first, second = (log for log in logs if log.header["world_size"] == 2)
+    return (first, second) if first.header["rank"] == 0 else (second, first)
+
+
+def texts(report: Report, kind: str) -> str:
+    return "\n".join(finding.text for finding in report.findings if finding.kind == kind)
+
+
+def test_a_clean_run_over_ranks_resumes_and_world_sizes_is_proven(folder: Path) -> None:
+    report = judged(folder)
+    assert (report.findings, report.unjudged, report.status) == ([], [], 0)
+    (loader,) = report.loaders
+    assert [(e.epoch, e.state) for e in loader.epochs] == [(0, "proven"), (1, "proven"), (2, "proven")]
+    assert [e.num_samples for e in loader.epochs] == [N, N, N]
+    assert [e.num_superseded for e in loader.epochs] == [0, 8, 0]
+    assert report.verdict == "proven: every sample exactly once"
+
+
+def test_a_lost_batch_is_missing(folder: Path) -> None:
+    def lose(logs: list[AuditLog]) -> None:
+        log = two_ranks(logs)[1]
+        number, batch = list(batches_of(log, 0))[3]
+        assert isinstance(batch.keys, np.ndarray)
+        names.append(", ".join(map(str, batch.keys.tolist())))
+        del log.records[number]
+
+    names: list[str] = []
+    report = replanted(folder, lose)
+    assert (1, {"missing"}) == (report.status, kinds(report))
+    assert f"rank 1, epoch 0: steps 3 are not recorded; step 3 holds samples {names[0]}" in texts(report, "missing")
+
+
+def test_a_doubled_batch_is_named_with_both_places(folder: Path) -> None:
+    def double(logs: list[AuditLog]) -> None:
+        log = two_ranks(logs)[0]
+        number, batch = list(batches_of(log, 0))[2]
+        log.records.insert(number + 1, batch)
+
+    report = replanted(folder, double)
+    assert "epoch 0, step 2, rank 0: delivered 2 times: rank 0, epoch 0, step 2 (rank-0000-" in texts(report, "doubled")
+    assert report.status == 1
+
+
+def test_two_batches_that_are_swapped_are_told_where_they_belong(folder: Path) -> None:
+    def swap(logs: list[AuditLog]) -> None:
+        log = two_ranks(logs)[0]
+        (a, first), (b, second) = list(batches_of(log, 0))[1:3]
+        log.records[a] = changed(first, keys=second.keys, digest=second.digest)
+        log.records[b] = changed(second, keys=first.keys, digest=first.digest)
+
+    report = replanted(folder, swap)
+    assert {"swapped"} == kinds(report)  # each sample came once, in the wrong step
+    assert "step 1 (" in texts(report, "swapped")
+    assert "it is the batch of step 2, rank 0" in texts(report, "swapped")
+
+
+def test_batches_delivered_in_the_wrong_turn_are_swapped(folder: Path) -> None:
+    def swap(logs: list[AuditLog]) -> None:
+        log = two_ranks(logs)[0]
+        (a, first), (b, second) = list(batches_of(log, 0))[1:3]
+        log.records[a], log.records[b] = second, first
+
+    report = replanted(folder, swap)
+    assert {"swapped"} == kinds(report)
+    assert "step 1 (" in texts(report, "swapped")
+    assert "delivered behind step 2" in texts(report, "swapped")
+
+
+def test_the_same_samples_swapped_between_ranks_are_told(folder: Path) -> None:
+    def swap(logs: list[AuditLog]) -> None:
+        mine, others = two_ranks(logs)
+        (a, first), (b, second) = next(batches_of(mine, 0)), next(batches_of(others, 0))
+        mine.records[a] = changed(first, keys=second.keys, digest=second.digest)
+        others.records[b] = changed(second, keys=first.keys, digest=first.digest)
+
+    assert "it is the batch of step 0, rank 1" in texts(replanted(folder, swap), "swapped")
+
+
+def test_a_sample_substituted_without_account_is_missing_and_the_other_doubled(folder: Path) -> None:
+    def substitute(logs: list[AuditLog]) -> None:
+        log = two_ranks(logs)[0]
+        number, batch = list(batches_of(log, 0))[1]
+        assert isinstance(batch.keys, np.ndarray)
+        other = next(batches_of(log, 0))[1].keys
+        assert isinstance(other, np.ndarray)
+        keys = batch.keys.copy()
+        was.append((int(keys[2]), int(other[0])))
+        keys[2] = other[0]
+        log.records[number] = changed(batch, keys=keys)
+
+    was: list[tuple[int, int]] = []
+    report = replanted(folder, substitute)
+    assert "rows 2 hold other samples than the schedule says, the first is" in texts(report, "swapped")
+    assert f"samples {was[0][0]} never came" in texts(report, "missing")
+    assert f"samples {was[0][1]} came once too often" in texts(report, "doubled")
+
+
+@pytest.mark.parametrize("seed", [7, None], ids=["seed mode", "torch mode"])
+def test_a_loader_that_delivers_the_last_batchs_memory_again_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int | None
+) -> None:
+    loader = make(tmp_path, dataset=[(i, i * i) for i in range(40)], seed=seed)
+    kept: list[Any] = []
+    recorded = loader.recorder.delivered
+
+    def delivered(order: Order, batch: Any, **more: Any) -> None:
+        kept.append(batch)
+        recorded(order, kept[4] if order.step == 5 else batch, **more)
+
+    monkeypatch.setattr(loader.recorder, "delivered", delivered)
+    run([loader])
+    report = judged(tmp_path)
+    assert (1, {"stale"}) == (report.status, kinds(report))
+    assert "epoch 0, step 5 (rank-0000" in texts(report, "stale")
+    assert "the bytes are those of rank 0, epoch 0, step 4" in texts(report, "stale")
+
+
+def test_a_batch_that_comes_again_with_other_bytes_is_told(folder: Path) -> None:
+    def spoil(logs: list[AuditLog]) -> None:
+        log = two_ranks(logs)[0]
+        number, batch = list(batches_of(log, 1))[-1]
+        log.records[number] = changed(batch, digest=batch.digest ^ 1)
+
+    report = replanted(folder, spoil)
+    assert {"replay"} == kinds(report)
+    assert "epoch 1, step 3" in texts(report, "replay")
+    assert "delivered again with the same samples and other bytes" in texts(report, "replay")
+
+
+def test_a_replay_of_other_samples_is_told(folder: Path) -> None:
+    def spoil(logs: list[AuditLog]) -> None:
+        log = two_ranks(logs)[0]
+        number, batch = next(batches_of(log, 1))
+        assert isinstance(batch.keys, np.ndarray)
+        log.records.insert(number, changed(batch, keys=batch.keys[::-1].copy()))
+
+    assert "delivered again with other samples" in texts(replanted(folder, spoil), "replay")
+
+
+def test_a_missing_file_is_told_by_its_rank(folder: Path) -> None:
+    gone = next(path for path in folder.iterdir() if path.name.startswith("rank-0001"))
+    gone.unlink()
+    report = judged(folder)
+    assert (1, {"missing"}) == (report.status, kinds(report))
+    assert "rank 1, epoch 0: steps 0-5 are not recorded" in texts(report, "missing")
+    assert "there is no file of this rank: is it missing?" in texts(report, "missing")
+
+
+def test_a_missing_file_of_a_finished_run_of_one_epoch_is_told(tmp_path: Path) -> None:
+    run([make(tmp_path, rank, 2) for rank in range(2)], 3)
+    next(path for path in tmp_path.iterdir() if path.name.startswith("rank-0000")).unlink()
+    assert "rank 0, epoch 0: steps 0-2 are not recorded" in texts(judged(tmp_path), "missing")
+
+
+def test_a_torn_tail_is_no_damage_and_what_it_held_is_missing(folder: Path) -> None:
+    path = next(path for path in folder.iterdir() if path.name.startswith("rank-0001"))
+    cut = list(batches_of(two_ranks(read_folder(folder))[1], 0))[-1][1].offset + 20
+    path.write_bytes(path.read_bytes()[:cut])
+    report = judged(folder)
+    assert {"missing"} == kinds(report)
+    assert "rank 1, epoch 0: steps 5 are not recorded" in texts(report, "missing")
+    assert any("the last record is cut off" in note for note in report.notes)
+
+
+def test_a_flipped_byte_is_reported_with_file_and_offset(folder: Path) -> None:
+    path = next(path for path in folder.iterdir() if path.name.startswith("rank-0001"))
+    batch = list(batches_of(two_ranks(read_folder(folder))[1], 0))[2][1]
+    content = bytearray(path.read_bytes())
+    content[batch.offset + 30] ^= 4
+    path.write_bytes(content)
+    report = judged(folder)
+    assert f"{path.name}, offset {batch.offset}: a record is damaged: its checksum differs" in texts(report, "damaged")
+    assert "rank 1, epoch 0: steps 2 are not recorded" in texts(report, "missing")
+
+
+def test_an_epoch_left_early_is_missing_its_rest(tmp_path: Path) -> None:
+    loader = make(tmp_path)
+    run([loader], 3)
+    run([loader])
+    report = judged(tmp_path)
+    assert "rank 0, epoch 0: steps 3-11 are not recorded" in texts(report, "missing")
+    assert [epoch.state for epoch in report.loaders[0].epochs] == ["defect", "proven"]
+
+
+def test_a_run_that_ended_in_an_epoch_is_proven_so_far(tmp_path: Path) -> None:
+    loaders = [make(tmp_path, rank, 2) for rank in range(2)]
+    run(loaders)
+    passes = [iter(loader) for loader in loaders]
+    for one in (*passes, passes[0]):
+        next(one)
+    report = judged(tmp_path)
+    assert (report.status, report.findings) == (0, [])
+    last = report.loaders[0].epochs[-1]
+    assert (last.state, last.remaining) == ("unfinished", "positions 8 to 44, of step 1 only those of rank 1")
+
+
+def test_a_rank_far_behind_where_the_run_ended_cannot_be_judged(tmp_path: Path) -> None:
+    loaders = [make(tmp_path, rank, 2, dataset=Samples(400)) for rank in range(2)]
+    run(loaders, 1)
+    for loader in loaders:
+        loader.set_epoch(0)
+    passes = [iter(loader) for loader in loaders]
+    for _ in range(30):
+        next(passes[0])
+    report = judged(tmp_path)
+    assert any("the record of rank 1 ends" in text for text in report.unjudged)
+
+
+def test_a_start_without_a_state_is_doubled_unless_it_is_allowed(tmp_path: Path) -> None:
+    run([make(tmp_path)], 3)
+    run([make(tmp_path)])
+    report = judged(tmp_path)
+    assert {"doubled"} == kinds(report)
+    assert any("began anew, without a state" in note for note in report.notes)
+    allowed = judged(tmp_path, allow_restarts=True)
+    assert (allowed.status, allowed.loaders[0].epochs[0].num_superseded) == (0, 3)
+
+
+def test_set_epoch_called_with_the_same_epoch_again_and_again_is_doubled(tmp_path: Path) -> None:
+    loader = make(tmp_path)
+    for _ in range(2):
+        loader.set_epoch(0)
+        run([loader])
+    assert {"doubled"} == kinds(judged(tmp_path))
+
+
+def test_set_epoch_at_the_start_of_a_process_is_a_resume(tmp_path: Path) -> None:
+    run([make(tmp_path)])
+    crashed = make(tmp_path)
+    crashed.set_epoch(1)
+    run([crashed], 5)
+    again = make(tmp_path)
+    again.set_epoch(1)
+    run([again])
+    report = judged(tmp_path)
+    assert (report.status, [e.num_superseded for e in report.loaders[0].epochs]) == (0, [0, 5])
+
+
+def test_an_empty_folder_proves_nothing(tmp_path: Path) -> None:
+    report = judged(tmp_path)
+    assert (report.status, report.notes) == (2, ["the folder holds no records"])

@@ -1,0 +1,176 @@
+"""Real runs of every kind of order: proven, accounted for, or said to be beyond judgement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from audit_kit import Samples, judged, kinds, make, run, written
+from torch.utils.data import DistributedSampler, IterableDataset, WeightedRandomSampler
+
+from shmload import ShmLoader
+from shmload.observe.audit.verify import read_folder
+from shmload.schedule.keyed import KeyedOrder
+
+BOTH_MODES = pytest.mark.parametrize("seed", [None, 7], ids=["torch mode", "seed mode"])
+PAIRS = [(i, -i) for i in range(11)]
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(range(5))
+
+
+@BOTH_MODES
+@pytest.mark.parametrize(
+    ("on_error", "text", "counts"),
+    [("skip", "sample 5 of row", (2, 0)), ("substitute", "came in place of 5, row", (0, 2))],
+)
+def test_bad_samples_are_accounted_for(
+    tmp_path: Path, seed: int | None, on_error: Any, text: str, counts: tuple[int, int]
+) -> None:
+    run([make(tmp_path, dataset=Samples(12, frozenset({1, 5})), seed=seed, on_error=on_error)])
+    report = judged(tmp_path)
+    (epoch,) = report.loaders[0].epochs
+    assert (0, *counts) == (report.status, epoch.num_skipped, epoch.num_substituted)
+    assert text in "\n".join(report.accounted)
+
+
+@BOTH_MODES
+def test_a_batch_that_was_skipped_altogether_is_accounted_for(tmp_path: Path, seed: int | None) -> None:
+    data = Samples(9, frozenset({3, 4, 5}))
+    run([make(tmp_path, dataset=data, batch_size=3, seed=seed, shuffle=False, on_error="skip")])
+    report = judged(tmp_path)
+    assert (report.status, report.loaders[0].epochs[0].num_skipped) == (0, 3)
+
+
+class Failing(Samples):
+    def __getitem__(self, index: int) -> Any:
+        if index == 5:
+            raise ValueError("no")
+        return index
+
+
+@BOTH_MODES
+def test_a_batch_that_was_lost_to_an_error_is_missing(tmp_path: Path, seed: int | None) -> None:
+    stream = iter(make(tmp_path, dataset=Failing(12), batch_size=3, seed=seed, shuffle=False))
+    next(stream)
+    with pytest.raises(ValueError, match="no"):
+        next(stream)
+    assert len(list(stream)) == 2
+    report = judged(tmp_path)
+    assert {"missing"} == kinds(report)
+    assert "steps 1 are not recorded" in report.findings[0].text
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_torch_mode_resumed_in_another_process_is_proven(tmp_path: Path, num_workers: int) -> None:
+    def loader() -> ShmLoader[Any]:
+        return make(tmp_path, seed=None, num_workers=num_workers)
+
+    with loader() as first:
+        run([first])
+        stream = iter(first)
+        next(stream)
+        state = first.state_dict()
+        next(stream)
+    with loader() as second:
+        second.load_state_dict(state)
+        run([second])
+        state = second.state_dict()
+        run([second], 2)
+    with loader() as third:  # from the end of a pass: the third pass is begun anew
+        third.load_state_dict(state)
+        run([third])
+    report = judged(tmp_path)
+    assert (report.status, report.findings) == (0, [])
+    assert [(e.state, e.num_superseded) for e in report.loaders[0].epochs] == [
+        ("proven", 0),
+        ("proven", 1),
+        ("proven", 2),
+    ]
+
+
+def test_a_distributed_sampler_is_judged_over_all_ranks(tmp_path: Path) -> None:
+    loaders = [
+        ShmLoader(PAIRS, 2, sampler=DistributedSampler(range(11), 2, rank), audit=tmp_path)  # type: ignore[arg-type]
+        for rank in range(2)
+    ]
+    run(loaders)
+    report = judged(tmp_path)
+    assert (report.status, report.loaders[0].epochs[0].num_samples) == (0, 12)  # one is repeated: 11 are uneven
+    files(tmp_path)[0].unlink()
+    assert "nothing is recorded; is its file missing?" in judged(tmp_path).findings[0].text
+
+
+def test_ranks_that_each_read_the_whole_dataset_are_noted(tmp_path: Path) -> None:
+    run([make(tmp_path, rank, 2, seed=None) for rank in range(2)])
+    report = judged(tmp_path)
+    assert report.status == 0
+    assert any("each of the 2 ranks is delivered the whole dataset" in note for note in report.notes)
+
+
+@BOTH_MODES
+def test_a_weighted_sampler_is_consistent_and_not_proven(tmp_path: Path, seed: int | None) -> None:
+    sampler = WeightedRandomSampler([1.0] * 10 + [5.0], 11)
+    run([ShmLoader(PAIRS, 2, sampler=sampler, seed=seed, audit=tmp_path)])
+    report = judged(tmp_path)
+    assert (report.status, report.loaders[0].epochs[0].state) == (2, "consistent")
+    assert "WeightedRandomSampler decides which samples come: only steps and replays were checked" in report.unjudged[0]
+
+
+class Backwards(KeyedOrder):
+    n = 11
+    identity = "backwards"
+
+    def take(self, start: int, stop: int, *, seed: int, epoch: int) -> Any:
+        return np.arange(10 - start, 10 - stop, -1)
+
+
+def test_an_order_of_its_own_is_judged_by_its_positions(tmp_path: Path) -> None:
+    loaders = [
+        ShmLoader(PAIRS, 2, sampler=Backwards(), seed=1, rank=rank, world_size=2, audit=tmp_path) for rank in range(2)
+    ]
+    run(loaders)
+    report = judged(tmp_path)
+    assert (report.status, report.findings, report.loaders[0].epochs[0].num_samples) == (2, [], 11)
+    assert "the order backwards decides which samples come: positions and replays were checked" in report.unjudged[0]
+    log = read_folder(tmp_path)[0]
+    del log.records[2]
+    written(tmp_path, log)
+    assert "steps 1 are not recorded; step 1 stands at position 4" in judged(tmp_path).findings[0].text
+
+
+@pytest.mark.slow
+def test_batches_in_any_order_are_proven_where_that_was_asked_for(tmp_path: Path) -> None:
+    with make(tmp_path, seed=None, num_workers=2, in_order=False) as loader:
+        run([loader])
+    assert judged(tmp_path).status == 0
+
+
+def test_an_iterable_dataset_is_consistent_and_not_proven(tmp_path: Path) -> None:
+    run([ShmLoader(Stream(), 2, audit=tmp_path)])
+    report = judged(tmp_path)
+    assert report.status == 2
+    assert "an iterable dataset has no indices" in report.unjudged[0]
+
+
+def test_several_loaders_in_one_folder_are_judged_by_themselves(tmp_path: Path) -> None:
+    run([make(tmp_path, dataset=[torch.ones(2) * i for i in range(n)]) for n in (8, 12)])
+    report = judged(tmp_path)
+    assert (report.status, len(report.loaders)) == (0, 2)
+    assert any("which differ in n (" in note for note in report.notes)
+
+
+def test_data_that_are_all_alike_cannot_be_judged_and_are_not_called_stale(tmp_path: Path) -> None:
+    run([make(tmp_path, dataset=[torch.ones(2)] * 100)])
+    report = judged(tmp_path)
+    assert (report.status, report.findings) == (2, [])
+    assert "24 batches have the bytes of others although their samples differ" in report.unjudged[0]

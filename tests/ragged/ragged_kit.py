@@ -1,0 +1,156 @@
+"""Samples of every kind, and the reference that says what their batch is: written for clarity, sharing no code with the loader's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shmload import Jagged, Padded
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclasses.dataclass
+class Record:
+    image: Any
+    caption: Any = ""
+
+    def __post_init__(self) -> None:
+        assert not isinstance(self.image, list), "made of samples, never of columns"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    points: Any
+
+
+class Opaque:
+    """What only pickle can move."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Opaque) and self.value == other.value
+
+    __hash__ = None  # type: ignore[assignment]  # nobody needs it
+
+
+class Samples:
+    """A dataset of given samples."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index]
+
+
+def reference(values: list[Any], mode: str = "list") -> Any:
+    """The batch of some samples under `ragged=mode`, without a schema.
+
+    "list" makes lists of what does not stack; the other modes take every array of one or more dimensions, and every list of
+    numbers, for ragged.
+    """
+    head = values[0]
+    if all(type(v) is type(head) for v in values):
+        if isinstance(head, dict):
+            return {key: reference([v[key] for v in values], mode) for key in head}
+        if isinstance(head, tuple) and hasattr(head, "_fields"):
+            return type(head)(*(_column([v[i] for v in values], mode) for i in range(len(head))))
+        if dataclasses.is_dataclass(head):
+            made: Any = object.__new__(type(head))
+            for field in dataclasses.fields(head):
+                object.__setattr__(made, field.name, reference([getattr(v, field.name) for v in values], mode))
+            return made
+        if isinstance(head, float) or (isinstance(head, int) and all(-(2**63) <= v < 2**63 for v in values)):
+            return torch.tensor(values, dtype={float: torch.float64, int: torch.int64, bool: torch.bool}[type(head)])
+        if isinstance(head, np.generic):
+            return torch.from_numpy(np.stack(values))
+        if isinstance(head, torch.Tensor | np.ndarray):
+            rows = [as_tensor(v) for v in values]
+            return _tensors(rows, mode) if all(isinstance(row, torch.Tensor) for row in rows) else rows
+    if all(isinstance(v, list | tuple) for v in values):
+        lengths = {len(v) for v in values}
+        numbers = [type(x) for v in values for x in v]
+        are_numbers = set(numbers) <= {int, float}
+        if are_numbers and (mode != "list" or len(lengths) > 1):
+            dtype = torch.float64 if float in numbers else torch.int64
+            return _tensors([torch.tensor(v, dtype=dtype) for v in values], mode)
+        if len(lengths) == 1:
+            return [_column([v[i] for v in values], mode) for i in range(len(head))]
+    return [as_tensor(v) for v in values]
+
+
+def _column(values: list[Any], mode: str) -> Any:
+    """A column of a sequence, which is a tuple where it is text, as torch's collate has it."""
+    if all(type(v) is str for v in values) or all(type(v) is bytes for v in values):
+        return tuple(values)
+    return reference(values, mode)
+
+
+def _tensors(rows: list[torch.Tensor], mode: str) -> Any:
+    first = rows[0]
+    if any(row.dtype != first.dtype for row in rows):
+        return rows
+    if first.ndim == 0 or mode == "list":
+        return torch.stack(rows) if all(row.shape == first.shape for row in rows) else rows
+    lengths = torch.tensor([len(row) for row in rows])
+    if mode == "pad":
+        values = torch.zeros((len(rows), int(lengths.max()), *first.shape[1:]), dtype=first.dtype)
+        for row, place in zip(rows, values, strict=True):
+            place[: len(row)] = row
+        return Padded(values, lengths)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    if mode == "jagged":
+        return Jagged(torch.cat(rows), offsets)
+    return torch.nested.nested_tensor_from_jagged(torch.cat(rows), offsets)
+
+
+def as_tensor(value: Any) -> Any:
+    """An array as a tensor of its own, if torch has its dtype; anything else as it is."""
+    return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) and value.dtype != object else value
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor: some dtypes cannot be compared, and NaN is not equal to itself."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def assert_same(expected: Any, got: Any) -> None:
+    """Equal in types, structure, dtypes, shapes and bytes."""
+    assert type(expected) is type(got), (expected, got)
+    if isinstance(expected, torch.Tensor):
+        assert expected.dtype == got.dtype
+        if expected.is_nested:
+            assert torch.equal(expected.offsets(), got.offsets())  # type: ignore[operator]  # of a jagged tensor
+            assert_same(expected.values(), got.values())  # type: ignore[operator]  # as above
+        else:
+            assert expected.shape == got.shape
+            assert not got.numel() or torch.equal(raw(expected), raw(got))
+    elif isinstance(expected, dict):
+        assert list(expected) == list(got)
+        for key in expected:
+            assert_same(expected[key], got[key])
+    elif isinstance(expected, list | tuple):
+        assert len(expected) == len(got)
+        for one, other in zip(expected, got, strict=True):
+            assert_same(one, other)
+    elif dataclasses.is_dataclass(expected):
+        for field in dataclasses.fields(expected):
+            assert_same(getattr(expected, field.name), getattr(got, field.name))
+    elif isinstance(expected, float) and expected != expected:
+        assert got != got
+    elif isinstance(expected, np.ndarray):
+        assert expected.tolist() == got.tolist()
+    else:
+        assert expected == got

@@ -155,6 +155,12 @@ class SeedStream:
         assert isinstance(self._schedule, BatchSchedule)
         return self._schedule.end_of(epoch, self._rank)
 
+    def _end_of_all(self, epoch: int) -> int:
+        """The first step that no rank has: where ranks differ, one that has none left passes through the epoch all the same."""
+        if isinstance(self._schedule, BatchSchedule):
+            return self._schedule.end_of(epoch, rank=0)
+        return self._end_of(epoch) if self._schedule is None else self._schedule.num_steps
+
     def _order(self, epoch: int, step: int) -> Order | None:
         """The order for a batch; None beyond the epoch's last."""
         if self._sampled is None:
@@ -285,7 +291,7 @@ class SeedStream:
             epoch, step = self._sampled.load_state_dict(state)
         else:
             epoch, step = resume(state, self.schedule())
-        if step >= self._end_of(epoch) > 0:
+        if step >= self._end_of_all(epoch) > 0:
             epoch, step = epoch + 1, 0
         self._next_epoch, self._first_step, self._place = epoch, step, None
         self._loader.recorder.resumed(epoch, self.step_number(step))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ KINDS = [*SAMPLERS, *BATCHES]
 def loader_of(kind: str, *, seed: int | None = 7, **options: Any) -> ShmLoader[int]:
     order = {"sampler": SAMPLERS[kind](), "batch_size": 8} if kind in SAMPLERS else {"batch_sampler": BATCHES[kind]()}
     return ShmLoader(range(100), **{**order, "seed": seed, **options})  # type: ignore[arg-type]  # a range is a dataset
+
+
+def plain_of(*, rank: int = 0, world_size: int = 1, **options: Any) -> ShmLoader[int]:
+    """13 batches of 8 for one rank, the last of them of one sample."""
+    dataset: Any = range(97)
+    return ShmLoader(dataset, 8 // world_size, seed=7, shuffle=True, rank=rank, world_size=world_size, **options)
 
 
 def epoch_of(loader: ShmLoader[int]) -> list[list[int]]:
@@ -98,6 +105,35 @@ def test_another_number_of_ranks_goes_on_with_exactly_the_rest(kind: str, before
         for loader in second:
             loader.load_state_dict(states[0])
         assert whole == head + step_by_step(second)
+
+
+@pytest.mark.parametrize("make", [partial(loader_of, "buckets"), plain_of], ids=["buckets", "plain"])
+def test_ranks_pass_through_an_epoch_together_also_when_one_has_nothing_left(make: Any) -> None:
+    with make(uneven="exact") as loader:
+        whole = epoch_of(loader)
+        second = epoch_of(loader)
+        loader.set_epoch(0)
+        passing = iter(loader)
+        for _ in whole[:-1]:
+            next(passing)
+        state = loader.state_dict()
+    ranks = [make(uneven="exact", rank=rank, world_size=2) for rank in range(2)]
+    for loader in ranks:
+        loader.load_state_dict(state)
+    assert [whole[-1:], []] == [epoch_of(loader) for loader in ranks]
+    assert sum(second, []) == sum(step_by_step(ranks), [])  # noqa: RUF017  # a few short lists
+
+
+def test_batches_that_no_rank_can_have_are_dropped_on_other_ranks_too() -> None:
+    with loader_of("buckets", uneven="drop") as loader:
+        passing = iter(loader)
+        for _ in range(12):
+            next(passing)
+        state = loader.state_dict()
+        second = (next(passing), epoch_of(loader))[1]
+    with loader_of("buckets", uneven="drop", rank=0, world_size=2) as loader:
+        loader.load_state_dict(state)
+        assert second[:12:2] == epoch_of(loader)
 
 
 @pytest.mark.parametrize("uneven", ["pad", "drop", "exact"])

@@ -26,25 +26,35 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from shmload.loader import ShmLoader
+    from shmload.schedule.block_shuffle import BlockShuffle
+    from shmload.schedule.length_buckets import LengthBuckets
     from shmload.schedule.permutation import Permutation
     from shmload.schedule.schedule import Schedule
+    from shmload.schedule.token_budget import TokenBudget
+    from shmload.schedule.weighted import Weighted
     from shmload.worker.sample_rng import sample_info, sample_rng
 
 __version__ = "0.1.0"
 
 _PLACES = {
+    "BlockShuffle": "shmload.schedule.block_shuffle",
     "Jagged": "shmload.batch.delivered",
+    "LengthBuckets": "shmload.schedule.length_buckets",
     "Padded": "shmload.batch.delivered",
     "Permutation": "shmload.schedule.permutation",
     "Schedule": "shmload.schedule.schedule",
     "ShmLoader": "shmload.loader",
+    "TokenBudget": "shmload.schedule.token_budget",
+    "Weighted": "shmload.schedule.weighted",
     "sample_info": "shmload.worker.sample_rng",
     "sample_rng": "shmload.worker.sample_rng",
 }
 _ERRORS = "shmload.errors"
 
 __all__ = [
+    "BlockShuffle",
     "Jagged",
+    "LengthBuckets",
     "Padded",
     "Permutation",
     "RingTooSmall",
@@ -56,6 +66,8 @@ __all__ = [
     "ShmloadError",
     "StateMismatch",
     "StoreError",
+    "TokenBudget",
+    "Weighted",
     "WorkerDied",
     "sample_info",
     "sample_rng",

@@ -28,6 +28,7 @@ from shmload.generators import Origin, replayed
 from shmload.observe.audit.recorder import Recorder
 from shmload.orders import Order
 from shmload.schedule.keyed import KeyedOrder
+from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.seed_mode import SeedIterator, SeedStream
 from shmload.torch_mode import TorchInlineIterator, TorchIterator
 from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
@@ -50,12 +51,13 @@ class ShmLoader(DataLoader[T]):
         seed: None: torch mode, order and randomness are exactly torch's. An int: seed mode, batch k of epoch e is a pure function
             of (seed, e, k), for any number of workers, after any crash or resume.
         seed_samples: seed mode: reseed random, numpy and torch before every sample from (seed, epoch, index). Default True.
-        sampler: seed mode: one of shmload's own (a KeyedOrder) is sharded over ranks and resumed in O(1); any other orders for this
-            rank alone, and the seed only keys the randomness.
-        rank, world_size: seed mode without a foreign sampler: which slice of each global batch is this rank's. Default:
-            torch.distributed's, else RANK and WORLD_SIZE, else 0 of 1.
+        sampler, batch_sampler: seed mode: shmload's own (KeyedOrder, KeyedBatches) are sharded over ranks and resumed in O(1); any
+            other orders for this rank alone, and the seed only keys the randomness.
+        rank, world_size: seed mode without a foreign sampler: which slice of each global batch, or batch of each step, is this
+            rank's. Default: torch.distributed's, else RANK and WORLD_SIZE, else 0 of 1.
         uneven: seed mode, the last global batch without drop_last: "pad" repeats samples from the epoch's start so that ranks get
-            equal batches (`loader.valid` says how many rows are real), "drop" drops it, "exact" gives what is left.
+            equal batches (`loader.valid` says how many rows are real), "drop" drops it, "exact" gives what is left. So too a last
+            step with fewer batches than ranks.
         ring_bytes: the most memory the ring may take; None: what `prefetch_factor` needs.
         max_restarts: workers that may be replaced after dying. None: any number in seed mode, none in torch mode.
         on_error: what a sample that cannot be read means. "raise": its error; "skip": a shorter batch; "substitute": the next index
@@ -167,8 +169,8 @@ class ShmLoader(DataLoader[T]):
         self.uneven = uneven
         self.ring_bytes = ring_bytes
         self.max_restarts = max_restarts
-        is_keyed = seed is not None and isinstance(sampler, KeyedOrder)
-        self._has_own_order = batch_sampler is not None or (sampler is not None and not is_keyed)
+        is_keyed = seed is not None and (isinstance(sampler, KeyedOrder) or isinstance(batch_sampler, KeyedBatches))
+        self._has_own_order = not is_keyed and (sampler is not None or batch_sampler is not None)
         self.audit = audit
         self.recorder = Recorder(audit, has_indices=not isinstance(dataset, IterableDataset))
         self._is_closed = False

@@ -19,7 +19,9 @@ from shmload.engine import Engine
 from shmload.inline import InlineReader
 from shmload.observe.audit.header import header_of
 from shmload.orders import NOTHING, Order
+from shmload.schedule.batch_schedule import BatchSchedule
 from shmload.schedule.keyed import KeyedOrder
+from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.schedule import Schedule
 from shmload.schedule.state import make_state, resume
 from shmload.seed_sampler import SampledOrder
@@ -34,7 +36,7 @@ class Place:
     """The batch that comes next."""
 
     epoch: int
-    step: int
+    step: int  # as the schedule counts: steps, or batches of all ranks where the order makes the batches
 
 
 class SeedIterator:
@@ -53,7 +55,7 @@ class SeedIterator:
             while (batch := self._stream.take(self._place)) is NOTHING:
                 pass
         except StopIteration:
-            self._loader.recorder.ended(self._place.epoch, self._place.step)
+            self._loader.recorder.ended(self._place.epoch, self._stream.step_number(self._place.step))
             raise
         return batch
 
@@ -75,8 +77,9 @@ class SeedStream:
         self._place: Place | None = None  # of the newest iterator
         self._cursor = (0, 0)  # (epoch, step) to be ordered next
         self.valid: int | None = None
-        self._schedule: Schedule | None = None
-        self._num_steps = 0
+        self._schedule: Schedule | BatchSchedule | None = None
+        self._num_steps: int | None = 0  # of every epoch; None where they may differ
+        self._stride = 1  # from one step to the next
         self._sampled = SampledOrder(loader._index_sampler, loader.seed or 0) if loader._has_own_order else None
         if self._sampled is None:
             self.schedule()
@@ -89,9 +92,11 @@ class SeedStream:
 
     # ------------------------------------------------------------ which samples
 
-    def schedule(self) -> Schedule:
+    def schedule(self) -> Schedule | BatchSchedule:
         """The schedule for the dataset's length and the ranks as they are now: both may have come up since the last pass."""
         loader = self._loader
+        if isinstance(loader.batch_sampler, KeyedBatches):
+            return self._schedule_of(loader.batch_sampler)
         ranks = rank_and_world_size(loader.rank, loader.world_size)
         order = self._keyed_order((loader.batch_size or 1) * ranks[1])
         n = len(loader.dataset) if order is None else order.n  # type: ignore[arg-type]  # map-style: the constructor has checked
@@ -111,6 +116,19 @@ class SeedStream:
             self._num_steps = self._schedule.num_steps_of(self._rank)
         return self._schedule
 
+    def _schedule_of(self, batches: KeyedBatches) -> BatchSchedule:
+        """The schedule for batches that an order makes."""
+        loader = self._loader
+        ranks = rank_and_world_size(loader.rank, loader.world_size)
+        if not isinstance(self._schedule, BatchSchedule) or ranks != (self._rank, self._world_size):
+            self.close()
+            self._rank, self._world_size = ranks
+            self._schedule = BatchSchedule(
+                batches, seed=loader.seed or 0, uneven=loader.uneven, world_size=self._world_size
+            )
+            self._num_steps, self._stride = None, self._schedule.stride
+        return self._schedule
+
     def _keyed_order(self, global_batch: int) -> KeyedOrder | None:
         """What the samples are taken in if not in the plain order: the sampler, or what the dataset says for itself."""
         loader = self._loader
@@ -121,16 +139,33 @@ class SeedStream:
 
     @property
     def num_steps(self) -> int:
-        """Batches per epoch."""
+        """Batches of the epoch that is being read, or comes next."""
+        return -(-self._end_of(self._position()[0]) // self._stride)
+
+    def step_number(self, step: int) -> int:
+        """How many steps came before it, for a record of them."""
+        return -(-step // self._stride)
+
+    def _end_of(self, epoch: int) -> int:
+        """The first step that the epoch does not have."""
         if self._sampled is not None:
             return len(self._loader._index_sampler)
-        return self._num_steps
+        if self._num_steps is not None:
+            return self._num_steps
+        assert isinstance(self._schedule, BatchSchedule)
+        return self._schedule.end_of(epoch, self._rank)
+
+    def _end_of_all(self, epoch: int) -> int:
+        """The first step that no rank has: where ranks differ, one that has none left passes through the epoch all the same."""
+        if isinstance(self._schedule, BatchSchedule):
+            return self._schedule.end_of(epoch, rank=0)
+        return self._end_of(epoch) if self._schedule is None else self._schedule.num_steps
 
     def _order(self, epoch: int, step: int) -> Order | None:
         """The order for a batch; None beyond the epoch's last."""
         if self._sampled is None:
             assert self._schedule is not None
-            if step >= self._num_steps:
+            if step >= self._end_of(epoch):
                 return None
             return Order(epoch, step, self._schedule.batch(epoch, step, self._rank))
         keys = self._sampled.keys(epoch, step)
@@ -145,8 +180,9 @@ class SeedStream:
         if self._sampled is None:
             self.schedule()
         self._place = Place(self._next_epoch, self._first_step)
-        header = partial(header_of, self._loader, self._schedule, self._rank)
-        self._loader.recorder.begins(header, self._next_epoch, self._first_step)
+        formula = None if isinstance(self._schedule, BatchSchedule) else self._schedule
+        header = partial(header_of, self._loader, formula, self._rank)
+        self._loader.recorder.begins(header, self._next_epoch, self.step_number(self._first_step))
         self._next_epoch, self._first_step = self._next_epoch + 1, 0
         return self._place
 
@@ -171,22 +207,26 @@ class SeedStream:
             batch = engine.next().batch
         except Exception:
             if engine.front is not front:  # that batch is lost
-                place.step += 1
+                place.step += self._stride
             raise
         self._delivered(front, batch)
         self._fill(engine)
-        place.step += 1
+        place.step += self._stride
         return batch
 
     def _delivered(self, order: Order, batch: Any) -> None:
         self.valid = self._num_valid(order)
-        self._loader.recorder.delivered(order, batch, valid=self.valid)
+        self._loader.recorder.delivered(order, batch, valid=self.valid, step=self.step_number(order.step))
 
     def _num_valid(self, order: Order) -> int:
         """Rows that are no padding: of a short batch these come first, also behind skipped ones."""
-        if self._sampled is not None or self._schedule is None or order.step + 1 < self._num_steps:
+        if self._sampled is not None or order.step + self._stride < self._end_of(order.epoch):
             return order.nrows
-        num_valid = self._schedule.num_valid(order.step, self._rank)
+        if isinstance(schedule := self._schedule, BatchSchedule):
+            num_valid = schedule.num_valid(order.epoch, order.step, self._rank)
+        else:
+            assert schedule is not None
+            num_valid = schedule.num_valid(order.step, self._rank)
         return num_valid if order.origins is None else sum(row < num_valid for row, _ in order.origins)
 
     def substitute(self, order: Order, row: int, tries: int) -> int:
@@ -200,9 +240,9 @@ class SeedStream:
             epoch, step = self._cursor
             order = self._order(epoch, step)
             if order is not None:
-                self._cursor = (epoch, step + 1)
+                self._cursor = (epoch, step + self._stride)
                 engine.submit(order)
-            elif self._sampled is not None or self.num_steps == 0 or step == 0:
+            elif self._sampled is not None or self._num_steps == 0 or step == 0:
                 return  # a sampler of the user's may depend on what happens before the next epoch
             else:
                 self._cursor = (epoch + 1, 0)
@@ -222,10 +262,10 @@ class SeedStream:
         try:
             batch = self._inline.read(order)
         except Exception:
-            place.step += 1
+            place.step += self._stride
             raise
         self._delivered(order, batch)
-        place.step += 1
+        place.step += self._stride
         return batch
 
     # ------------------------------------------------------------ position
@@ -251,16 +291,16 @@ class SeedStream:
             epoch, step = self._sampled.load_state_dict(state)
         else:
             epoch, step = resume(state, self.schedule())
-        if step >= self.num_steps > 0:
+        if step >= self._end_of_all(epoch) > 0:
             epoch, step = epoch + 1, 0
         self._next_epoch, self._first_step, self._place = epoch, step, None
-        self._loader.recorder.resumed(epoch, step)
+        self._loader.recorder.resumed(epoch, self.step_number(step))
 
     def _position(self) -> tuple[int, int]:
         """(epoch, step) of the batch that comes next."""
         if self._place is None:
             return self._next_epoch, self._first_step
-        if self._place.step >= self.num_steps:
+        if self._place.step >= self._end_of(self._place.epoch):
             return self._place.epoch + 1, 0
         return self._place.epoch, self._place.step
 

@@ -26,6 +26,7 @@ from accelerate.utils import send_to_device
 from torch.utils.data import BatchSampler, IterableDataset
 
 from shmload.loader import ShmLoader
+from shmload.world import rank_and_world_size
 
 _END = object()
 
@@ -222,7 +223,7 @@ def _orders_itself(loader: ShmLoader[Any]) -> bool:
 
 
 def _num_ranks(loader: ShmLoader[Any]) -> int:
-    return int(loader.state_dict()["global_batch"]) // (loader.batch_size or 1)
+    return rank_and_world_size(loader.rank, loader.world_size)[1]
 
 
 _ORDERING = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")

@@ -1,9 +1,17 @@
 """Refusals shared by the schedule's parts: what is wrong, what was needed, what was given, what to do."""
 
 import operator
-from typing import SupportsIndex
+from hashlib import blake2b
+from typing import Any, SupportsIndex
 
-__all__ = ["whole_number"]
+from numpy.typing import NDArray
+
+__all__ = ["digest", "whole_number"]
+
+
+def digest(values: NDArray[Any]) -> str:
+    """16 hex digits that say which values an order was made of, for its identity."""
+    return blake2b(values.tobytes(), digest_size=8).hexdigest()
 
 
 def whole_number(name: str, value: SupportsIndex, *, at_least: int, at_most: int, remedy: str) -> int:

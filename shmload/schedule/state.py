@@ -2,13 +2,16 @@
 
 The order is a pure function, so a state holds no indices: which order it is (n, seed, shuffle, global_batch, uneven,
 schedule) and how far the run came (epoch, position). World size is left out on purpose: any number of ranks with the
-same global batch may resume. Mixtures add `counters`, composites and snapshots `children`; absent where there are none.
+same global batch may resume; where the order makes the batches itself, any number. Mixtures add `counters`, composites
+and snapshots `children`; absent where there are none.
 """
 
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict, cast, get_origin, get_type_hints
 
 from shmload.errors import StateMismatch
+from shmload.schedule.batch_schedule import BatchSchedule
+from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.schedule import Schedule
 
 __all__ = ["STATE_VERSION", "State", "check_state", "compare_state", "make_state", "resume"]
@@ -24,9 +27,9 @@ class State(TypedDict):
     mode: str  # "seed"
     seed: int
     epoch: int
-    position: int  # samples of the epoch consumed by all ranks
+    position: int  # samples of the epoch consumed by all ranks; batches where the order makes the batches
     n: int
-    global_batch: int
+    global_batch: int  # 0 where the order makes the batches
     shuffle: bool
     uneven: str  # what happens to the rest: "pad", "drop" or "exact"
     order: NotRequired[str]  # which order it is, where it is not the plain one
@@ -38,7 +41,7 @@ _KINDS: dict[str, type] = {name: get_origin(kind) or kind for name, kind in get_
 
 
 def make_state(
-    schedule: Schedule,
+    schedule: Schedule | BatchSchedule,
     *,
     epoch: int,
     step: int,
@@ -91,7 +94,7 @@ def check_state(state: object) -> State:
     return cast(State, state)
 
 
-def compare_state(state: State, schedule: Schedule) -> None:
+def compare_state(state: State, schedule: Schedule | BatchSchedule) -> None:
     """Return if `state` was saved under the order that `schedule` makes, whatever the number of ranks.
 
     Raises:
@@ -106,7 +109,7 @@ def compare_state(state: State, schedule: Schedule) -> None:
     if not differing:
         return
     remedy = "build the loader with the saved values, or start a new run without this state"
-    if state["global_batch"] != schedule.global_batch:
+    if isinstance(schedule, Schedule) and 0 != state["global_batch"] != schedule.global_batch:
         remedy += (
             f"; global_batch is batch_size * world_size, here {schedule.batch_size} * {schedule.world_size}: "
             "change both together and it stays"
@@ -114,7 +117,7 @@ def compare_state(state: State, schedule: Schedule) -> None:
     raise StateMismatch(f"the state belongs to another order: {'; '.join(differing)}. Remedy: {remedy}")
 
 
-def resume(state: object, schedule: Schedule) -> tuple[int, int]:
+def resume(state: object, schedule: Schedule | BatchSchedule) -> tuple[int, int]:
     """Where a run goes on: (epoch, step) under `schedule`, which may have another world size.
 
     A state saved at an epoch's end gives step == num_steps of that epoch.
@@ -128,12 +131,12 @@ def resume(state: object, schedule: Schedule) -> tuple[int, int]:
         step = schedule.step_at(checked["position"])
     except ValueError as error:
         raise StateMismatch(f"the state's position fits no step: {error}") from error
-    if schedule.order is not None and "counters" in checked:
+    if isinstance(schedule.order, KeyedOrder) and "counters" in checked:
         schedule.order.go_on_at(checked["position"], checked["counters"], epoch=checked["epoch"])
     return checked["epoch"], step
 
 
-def _identity(schedule: Schedule) -> dict[str, Any]:
+def _identity(schedule: Schedule | BatchSchedule) -> dict[str, Any]:
     """The fields that say which order it is."""
     identity = {
         "schedule": schedule.version,

@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
+import shmload
+from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.permutation import sample_key, sample_key_pair
 from shmload.schedule.schedule import Schedule
 
-GOLDEN = [json.loads(line) for line in (Path(__file__).parent / "golden" / "schedule-1.jsonl").read_text().splitlines()]
+FOLDER = Path(__file__).parent / "golden"
+GOLDEN = [json.loads(line) for line in (FOLDER / "schedule-1.jsonl").read_text().splitlines()]
+ORDERS = [json.loads(line) for line in (FOLDER / "orders-1.jsonl").read_text().splitlines()]
 BUMP = "the order of schedule version 1 changed: bump the version (SCHEDULE_VERSION) and keep the old order repeatable"
 
 
@@ -18,6 +22,18 @@ def test_first_indices_of_version_1_are_what_they_were(golden):
     num_steps = min(schedule.num_steps, 100)
     indices = [index for step in range(num_steps) for index in schedule.batch(golden["epoch"], step).tolist()]
     assert golden["indices"] == indices, BUMP
+
+
+@pytest.mark.parametrize("golden", ORDERS, ids=lambda golden: f"{golden['order']}-{golden['epoch']}")
+def test_other_orders_of_version_1_are_what_they_were(golden):
+    first, key = golden["of"], {"seed": golden["seed"], "epoch": golden["epoch"]}
+    order = getattr(shmload, golden["order"])(first, **golden["options"])
+    assert golden["identity"] == order.identity, BUMP
+    if isinstance(order, KeyedOrder):
+        got = order.take(0, min(order.n, 200), **key).tolist()
+    else:
+        got = [order.batch(number, **key).tolist() for number in range(order.num_batches(**key))]
+    assert golden["indices"] == got, BUMP
 
 
 def test_sample_keys_are_what_they_were():

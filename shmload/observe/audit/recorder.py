@@ -86,14 +86,26 @@ class Recorder:
         self._header = header
         self._event("pass", {"epoch": epoch, "step": step})
 
-    def delivered(self, order: Order, batch: Any, *, valid: int | None = None, epoch: int | None = None) -> None:
-        """A batch is about to be yielded, or NOTHING came of its order because every sample was skipped."""
+    def delivered(
+        self, order: Order, batch: Any, *, valid: int | None = None, epoch: int | None = None, step: int | None = None
+    ) -> None:
+        """A batch is about to be yielded, or NOTHING came of its order because every sample was skipped.
+
+        Args:
+            epoch, step: as they are to be recorded, where the order counts in another way.
+        """
         if batch is not NOTHING:
             self.last = order
         elif order.ordered is None:
             return
         if self._folder is not None:
-            self._record(order, batch, order.nrows if valid is None else valid, order.epoch if epoch is None else epoch)
+            self._record(
+                order,
+                batch,
+                order.nrows if valid is None else valid,
+                order.epoch if epoch is None else epoch,
+                order.step if step is None else step,
+            )
 
     def ended(self, epoch: int, step: int) -> None:
         """The pass has come to its end."""
@@ -110,7 +122,7 @@ class Recorder:
         else:
             self._pending.append(record)
 
-    def _record(self, order: Order, batch: Any, valid: int, epoch: int) -> None:
+    def _record(self, order: Order, batch: Any, valid: int, epoch: int, step: int) -> None:
         digest, is_partial = 0, False
         if batch is not NOTHING:
             try:
@@ -120,12 +132,12 @@ class Recorder:
                 log.debug("audit: a batch has no digest: %r", error)
         keys = _keys_of(order.indices) if self._has_indices else None
         now = time_ns()
-        record = batch_record(Batch(now, epoch, order.step, valid, keys, digest, is_partial, _changes_of(order)))
-        if not self._is_open() and not self._open(now, epoch, order.step):
+        record = batch_record(Batch(now, epoch, step, valid, keys, digest, is_partial, _changes_of(order)))
+        if not self._is_open() and not self._open(now, epoch, step):
             return
         if self._num_lost:
             record = event_record("lost", {"batches": self._num_lost, "time_ns": now}) + record
-        self._write(record, epoch, order.step)
+        self._write(record, epoch, step)
 
     def _is_open(self) -> bool:
         return self._file >= 0 and self._pid == os.getpid()  # a forked child makes its own

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         StoreError,
         WorkerDied,
     )
+    from shmload.index.shared_index import SharedIndex
     from shmload.loader import ShmLoader
     from shmload.schedule.permutation import Permutation
     from shmload.schedule.schedule import Schedule
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 _PLACES = {
     "Permutation": "shmload.schedule.permutation",
     "Schedule": "shmload.schedule.schedule",
+    "SharedIndex": "shmload.index.shared_index",
     "ShmLoader": "shmload.loader",
     "sample_info": "shmload.worker.sample_rng",
     "sample_rng": "shmload.worker.sample_rng",
@@ -47,6 +49,7 @@ __all__ = [
     "SampleTimeout",
     "Schedule",
     "ShardCorrupt",
+    "SharedIndex",
     "ShmLoader",
     "ShmloadError",
     "StateMismatch",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from benchmarks import first_batch, photos, python_dataset, resume, tiny_rows, trainer_cpu
+from benchmarks import first_batch, photos, python_dataset, resume, shared_index, tiny_rows, trainer_cpu
 from benchmarks.common import Result, Row, Settings, arguments, markdown, save
 
 BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
@@ -12,6 +12,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "first_batch": first_batch.measure,
     "photos": photos.measure,
     "resume": resume.measure,
+    "shared_index": shared_index.measure,
 }
 
 

@@ -51,16 +51,20 @@ class Memory:
         group = Group()
         try:
             segment = group.segment("control", nbytes)
+            packed.write(segment.fd)
+            # populated, so that the kernel counts what a worker reads as shared with this process, and not as the worker's own
+            mapping = Mapping(segment.fd, nbytes, populate=True, writable=False)
         except RingTooSmall as error:
             group.close()
             raise MemoryError(
                 f"an index of {packed.layout.count} entries needs {nbytes} bytes, and this process may take {available_bytes()} "
                 "more: free memory, or hold less in the index"
             ) from error
-        packed.write(memoryview(Mapping(segment.fd, nbytes, populate=True)))
+        except BaseException:
+            group.close()
+            raise
         status = os.fstat(segment.fd)
-        reference = Reference(segment.path, (status.st_dev, status.st_ino), nbytes)
-        memory = cls(Mapping(segment.fd, nbytes, populate=True, writable=False), reference)
+        memory = cls(mapping, Reference(segment.path, (status.st_dev, status.st_ino), nbytes))
         weakref.finalize(memory, group.close)
         return memory
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,17 +21,23 @@ class Packed(NamedTuple):
     layout: Layout
     builders: Sequence[ColumnBuilder]
 
-    def write(self, memory: memoryview) -> None:
-        """Copies the columns to their places. `memory` has room for `layout.nbytes`."""
+    def write(self, fd: int) -> None:
+        """Copies the columns to their places in a file that has room for `layout.nbytes`.
+
+        By the system call, not through a mapping: the kernel then neither clears pages that are written whole nor faults them in.
+        """
         for column, builder in zip(self.layout.columns, self.builders, strict=True):
             for begin, part in ((column.ends, builder.ends), (column.data, builder.data)):
-                if part.nbytes:
-                    memory[begin : begin + part.nbytes] = part
+                written = 0
+                while written < part.nbytes:  # one call writes 2 GiB at most
+                    written += os.pwrite(fd, part[written:], begin + written)
 
     def digest(self) -> str:
         """What two indexes have in common if and only if their entries are equal."""
         digest = hashlib.blake2b(digest_size=16)
-        digest.update(repr([(c.name, c.type, c.data) for c in self.layout.columns]).encode("utf-8", "surrogatepass"))
+        row_type = self.layout.row_type.__qualname__ if self.layout.row_type else ""
+        shape = [row_type, *((column.name, column.type, column.data) for column in self.layout.columns)]
+        digest.update(repr(shape).encode("utf-8", "surrogatepass"))
         for builder in self.builders:
             digest.update(builder.ends)
             digest.update(builder.data)

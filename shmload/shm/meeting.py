@@ -5,6 +5,7 @@
 
 Both locks are the kernel's: they end with their holder, however it ends. If it was in the middle of something, the next one through
 the gate finds the board as it was. The last to leave removes both files; of those that were killed the reaper does (reaper.py).
+Whoever can turn its lock on the board into an exclusive one is the last, and nobody is inside the gate.
 
 A file that was opened may have been removed by the last of an earlier meeting. So once both locks are held it is checked that the
 names still lead to them, else all is begun again.
@@ -20,7 +21,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shmload.shm import owner
+from shmload.shm import owner, reaper
 from shmload.shm.names import SHM_DIR
 
 _DIGEST_NBYTES = 16
@@ -64,23 +65,20 @@ class Meeting:
         if os.getpid() != self._pid or self._control < 0:
             return
         control, self._control = self._control, -1
-        gate = -1
         try:
-            gate = _opened(self._gate_path, os.O_RDWR)
-            fcntl.flock(gate, fcntl.LOCK_EX)
             fcntl.flock(control, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(control, self._control_path) and _is_at(gate, self._gate_path):
+            if _is_at(control, self._control_path):
+                os.unlink(self._gate_path)  # first: while the old board is there, nobody passes by it to a new meeting
                 os.unlink(self._control_path)
-                os.unlink(self._gate_path)
         except (BlockingIOError, FileNotFoundError):  # others attend; somebody has removed what nobody should
             pass
         finally:
             owner.close(control)
-            owner.close(gate)
 
     def _enter(self) -> int:
         while True:
             if self._control < 0:
+                reaper.attend(self._control_path)
                 self._control = _opened(self._control_path, os.O_RDWR | os.O_CREAT)
                 fcntl.flock(self._control, fcntl.LOCK_SH)
             gate = _opened(self._gate_path, os.O_RDWR | os.O_CREAT)

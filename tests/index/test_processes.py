@@ -14,8 +14,7 @@ from index_kit import Files, Photo, gone_within, growth_of_epoch, path_of, pytho
 from torch.utils.data import DataLoader
 
 from shmload import SharedIndex, ShmLoader
-from shmload.shm import segment
-from shmload.shm.group import Group
+from shmload.shm import group, segment
 from shmload.shm.names import SHM_DIR, process_stem
 
 MIB = 1 << 20
@@ -195,10 +194,10 @@ def test_every_mapping_is_of_one_file_and_read_only() -> None:
     assert {line.split()[1] for line in found} == {"r--s"}
 
 
-def test_a_group_of_its_own_lives_only_with_the_index() -> None:
-    alive = len(Group.__init__.__globals__["_alive"])
+def test_its_group_lives_only_with_it() -> None:
+    alive = len(group._alive)
     index = SharedIndex(["a"])
-    assert len(Group.__init__.__globals__["_alive"]) == alive + 1
+    assert len(group._alive) == alive + 1
     del index
     gc.collect()
-    assert len(Group.__init__.__globals__["_alive"]) == alive
+    assert len(group._alive) == alive

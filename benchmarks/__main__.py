@@ -8,6 +8,8 @@ from benchmarks import (
     photos,
     python_dataset,
     resume,
+    sampling,
+    shared_index,
     text,
     tiny_rows,
     trainer_cpu,
@@ -25,6 +27,8 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "variable_length": variable_length.measure,
     "text": text.measure,
     "audit": audit.measure,
+    "sampling": sampling.measure,
+    "shared_index": shared_index.measure,
 }
 
 

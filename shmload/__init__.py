@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         StoreError,
         WorkerDied,
     )
+    from shmload.index.shared_index import SharedIndex
     from shmload.loader import ShmLoader
     from shmload.schedule.block_shuffle import BlockShuffle
     from shmload.schedule.length_buckets import LengthBuckets
@@ -43,6 +44,7 @@ _PLACES = {
     "Padded": "shmload.batch.delivered",
     "Permutation": "shmload.schedule.permutation",
     "Schedule": "shmload.schedule.schedule",
+    "SharedIndex": "shmload.index.shared_index",
     "ShmLoader": "shmload.loader",
     "TokenBudget": "shmload.schedule.token_budget",
     "Weighted": "shmload.schedule.weighted",
@@ -62,6 +64,7 @@ __all__ = [
     "SampleTimeout",
     "Schedule",
     "ShardCorrupt",
+    "SharedIndex",
     "ShmLoader",
     "ShmloadError",
     "StateMismatch",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+_RUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
     """(rank, world_size): as given, else torch.distributed's if it is initialised, else RANK (or LOCAL_RANK) and WORLD_SIZE.
@@ -32,3 +34,23 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None) 
     if not 0 <= rank < world_size:
         raise ValueError(f"rank is at least 0 and below world_size; got rank={rank}, world_size={world_size}")
     return rank, world_size
+
+
+def run_key() -> tuple[str, ...]:
+    """What the processes of one run on one node have in common, and no other run there has.
+
+    Launchers tell every rank where all meet (MASTER_ADDR and MASTER_PORT, torchrun's run id, Slurm's job and step). Without one the
+    ranks are one process's children (torch.multiprocessing.spawn): then it is that process, told by its id and start. Ids
+    mean nothing across containers, so their PID namespace goes with them.
+    """
+    namespace = str(os.stat("/proc/self/ns/pid").st_ino)
+    told = tuple(os.environ.get(name, "") for name in _RUN_VARIABLES)
+    if any(told):
+        return (namespace, *told)
+    parent = os.getppid()
+    try:
+        with open(f"/proc/{parent}/stat", encoding="utf-8", errors="replace") as stat:
+            began = stat.read().rpartition(")")[2].split()[19]  # proc(5): the 22nd field; the second may hold blanks
+    except OSError:  # it is in another PID namespace, and its number here is 0
+        began = ""
+    return namespace, str(parent), began

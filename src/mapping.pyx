@@ -27,24 +27,27 @@ cdef extern from "sys/mman.h" nogil:
 
 
 cdef class Mapping:
-    """`nbytes` of the file behind `fd`, shared and writable. The descriptor may be closed afterwards.
+    """`nbytes` of the file behind `fd`, shared. The descriptor may be closed afterwards.
 
     Args:
         fd: descriptor of a segment, opened for reading and writing.
         nbytes: length of the mapping from the file's start.
         populate: set up the page table now: a ring's first lap is several times slower without.
         inherit: whether forked children see it. Workers say False: nothing a sample forks may write into a slot.
+        writable: False is the kernel's word: a stray write ends the process instead of changing what others read.
     """
 
     cdef shml_map *_map
     cdef readonly size_t nbytes
+    cdef bint _is_readonly
 
-    def __cinit__(self, int fd, size_t nbytes, *, bint inherit=True, bint populate=False):
+    def __cinit__(self, int fd, size_t nbytes, *, bint inherit=True, bint populate=False, bint writable=True):
         cdef void *base
+        cdef int protection = PROT_READ | PROT_WRITE if writable else PROT_READ
         if nbytes == 0:
             raise ValueError("Mapping needs at least one byte, got nbytes=0")
         with nogil:
-            base = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | (MAP_POPULATE if populate else 0), fd, 0)
+            base = mmap(NULL, nbytes, protection, MAP_SHARED | (MAP_POPULATE if populate else 0), fd, 0)
         if base == MAP_FAILED:
             raise OSError(errno, f"mmap of {nbytes} bytes: {os.strerror(errno)}")
         if not inherit:
@@ -56,12 +59,13 @@ cdef class Mapping:
         self._map.nbytes = nbytes
         self._map.refs = 1
         self.nbytes = nbytes
+        self._is_readonly = not writable
 
     def __dealloc__(self):
         shml_map_drop(self._map)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self._map.base, <Py_ssize_t>self.nbytes, 0, flags)
+        PyBuffer_FillInfo(buffer, self, self._map.base, <Py_ssize_t>self.nbytes, self._is_readonly, flags)
 
     def __len__(self):
         return self.nbytes

@@ -21,6 +21,7 @@ FLOORS = {
     "schedule": 1,
     "shm": 1,
     "batch": 2,
+    "index": 2,
     "worker": 3,
     "engine": 4,
     "ring_memory": 4,

@@ -5,11 +5,13 @@
     sem.<stem>-ready, ...                        its semaphores, as the C library files them
 
 Nothing is found by a fixed name, so nothing of another user, process or container can be taken for ours. The nonce is drawn anew
-in a forked child: what a child makes is its own.
+in a forked child: what a child makes is its own. The one exception is where the processes of one run meet (meeting_stem): there the
+nonce is a digest of what only they know, and the place holds no data.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import re
@@ -33,6 +35,12 @@ def process_stem() -> str:
 def new_stem() -> str:
     """The stem of a new group."""
     return f"{process_stem()}-{next(_counter)}"
+
+
+def meeting_stem(*key: str) -> str:
+    """The stem of the place where all processes of this user meet that know the key."""
+    nonce = hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+    return f"shmload-{os.getuid()}-{nonce}-0"
 
 
 def _forget() -> None:

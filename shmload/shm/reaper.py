@@ -3,6 +3,10 @@
 A tiny shell in a session of its own (a kill of the trainer's process group does not reach it) waits on a pipe whose other end only
 the trainer holds. When that end closes, the shell removes every file with the process's stem from /dev/shm and ends. It is started
 with a process's first group and, where the last group has been closed, told to leave.
+
+A meeting (meeting.py) may outlive the process: the shell, told of each that the process attends, waits until the others have left
+it too, and removes it then, under the lock that says so. Without util-linux's or busybox's `flock` its files, a few hundred bytes,
+stay for the janitor.
 """
 
 from __future__ import annotations
@@ -17,16 +21,25 @@ from shmload.shm.names import SHM_DIR, process_stem
 
 log = logging.getLogger("shmload")
 
-# The process's stem is $0. Signals of a terminal or an orderly shutdown must not end it before its work is done.
+# The process's stem is $0; lines name the boards of meetings. Signals of a terminal or an orderly shutdown must not end it before
+# its work is done. A board that was opened may be an earlier meeting's by the time its lock is had: -ef.
 _SCRIPT = f"""trap '' INT TERM HUP QUIT
-read -r _
-rm -f -- {SHM_DIR}/"$0"-* {SHM_DIR}/sem."$0"-*"""
+boards=
+while read -r word; do
+  if [ "$word" = bye ]; then boards=; else boards="$boards $word"; fi
+done
+rm -f -- {SHM_DIR}/"$0"-* {SHM_DIR}/sem."$0"-*
+for board in $boards; do
+  (exec 9<"$board" && flock 9 && [ /proc/self/fd/9 -ef "$board" ] && rm -f -- "${{board%control}}gate" "$board") &
+done"""
 
 _LEAVE_S = 2.0  # how long the shell may take to end; then it is killed: nothing is left for it to do
-_lock = threading.Lock()  # loaders are made and closed in several threads
+# loaders are made and closed in several threads, and in the garbage collector, which may run while this thread holds it
+_lock = threading.RLock()
 _groups = 0
 _shell: subprocess.Popen[bytes] | None = None
 _pipe = -1
+_boards: set[str] = set()  # of the meetings that the process attends or has attended
 
 
 def enter() -> None:
@@ -62,6 +75,24 @@ def _start() -> None:
         )
     finally:
         os.close(end)
+    for board in _boards:
+        _tell(board)
+
+
+def attend(board: str) -> None:
+    """Says that the process attends a meeting from now on; once said is enough."""
+    with _lock:
+        if board not in _boards:
+            _boards.add(board)
+            _tell(board)
+
+
+def _tell(word: str) -> None:
+    if _pipe >= 0:
+        try:
+            os.write(_pipe, f"{word}\n".encode())
+        except OSError:  # somebody has killed it; the next one is told all
+            pass
 
 
 def leave() -> None:
@@ -71,6 +102,8 @@ def leave() -> None:
         _groups -= 1
         if _groups > 0:
             return
+        _tell("bye")
+        _boards.clear()
         shell, _shell = _shell, None
         pipe, _pipe = _pipe, -1
         if pipe >= 0:
@@ -86,10 +119,11 @@ def leave() -> None:
 
 def _forget() -> None:
     global _groups, _shell, _pipe, _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     if _shell is not None:
         _shell.returncode = 0  # not this process's child: nothing to wait for, nothing to warn of
     _groups, _shell, _pipe = 0, None, -1
+    _boards.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,115 @@
+"""Where the processes of one run on one node find each other: a board that all can read, and one at a time can write.
+
+    <stem>-control   the board. Whoever attends holds a shared flock on it, so the janitor sees that the meeting lives
+    <stem>-gate      whoever reads or writes the board holds an exclusive flock on it, and others wait there
+
+Both locks are the kernel's: they end with their holder, however it ends. If it was in the middle of something, the next one through
+the gate finds the board as it was. The last to leave removes both files; of those that were killed the reaper does (reaper.py).
+Whoever can turn its lock on the board into an exclusive one is the last, and nobody is inside the gate.
+
+A file that was opened may have been removed by the last of an earlier meeting. So once both locks are held it is checked that the
+names still lead to them, else all is begun again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shmload.shm import owner, reaper
+from shmload.shm.names import SHM_DIR
+
+_DIGEST_NBYTES = 16
+
+
+class Meeting:
+    """This process's attendance. Ends with `leave`."""
+
+    def __init__(self, stem: str) -> None:
+        self._control_path = f"{SHM_DIR}/{stem}-control"
+        self._gate_path = f"{SHM_DIR}/{stem}-gate"
+        self._control = -1
+        self._pid = os.getpid()
+
+    @contextmanager
+    def at_board(self) -> Iterator[None]:
+        """Goes through the gate, alone; waits there without limit while another is inside. Begins to attend.
+
+        Raises:
+            OSError: there is no place to meet at.
+        """
+        gate = self._enter()
+        try:
+            yield
+        finally:
+            owner.close(gate)
+
+    def read(self) -> bytes:
+        """What the board says; nothing if nobody has written yet."""
+        data = os.pread(self._control, os.fstat(self._control).st_size, 0)
+        digest, text = data[:_DIGEST_NBYTES], data[_DIGEST_NBYTES:]
+        return text if digest == _digest(text) else b""
+
+    def write(self, text: bytes) -> None:
+        """Writes the board anew. A writer that is killed leaves one that says nothing, or what it said before."""
+        os.pwrite(self._control, _digest(text) + text, 0)
+        os.ftruncate(self._control, _DIGEST_NBYTES + len(text))
+
+    def leave(self) -> None:
+        """Attends no longer; the last one removes the files. Does nothing in a forked child, or twice."""
+        if os.getpid() != self._pid or self._control < 0:
+            return
+        control, self._control = self._control, -1
+        try:
+            fcntl.flock(control, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(control, self._control_path):
+                os.unlink(self._gate_path)  # first: while the old board is there, nobody passes by it to a new meeting
+                os.unlink(self._control_path)
+        except (BlockingIOError, FileNotFoundError):  # others attend; somebody has removed what nobody should
+            pass
+        finally:
+            owner.close(control)
+
+    def _enter(self) -> int:
+        while True:
+            if self._control < 0:
+                reaper.attend(self._control_path)
+                self._control = _opened(self._control_path, os.O_RDWR | os.O_CREAT)
+                fcntl.flock(self._control, fcntl.LOCK_SH)
+            gate = _opened(self._gate_path, os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(gate, fcntl.LOCK_EX)
+                if _is_at(gate, self._gate_path) and _is_at(self._control, self._control_path):
+                    return gate
+            except BaseException:  # a signal's, while waiting
+                owner.close(gate)
+                raise
+            owner.close(gate)
+            owner.close(self._control)
+            self._control = -1
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=_DIGEST_NBYTES).digest()
+
+
+def _opened(path: str, flags: int) -> int:
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    status = os.fstat(fd)
+    if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise PermissionError(errno.EPERM, f"not a file of user {os.geteuid()}", path)
+    return owner.keep(fd)
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(fd), found)

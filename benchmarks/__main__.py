@@ -8,7 +8,6 @@ from benchmarks import (
     photos,
     python_dataset,
     resume,
-    sampling,
     shared_index,
     text,
     tiny_rows,
@@ -27,7 +26,6 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "variable_length": variable_length.measure,
     "text": text.measure,
     "audit": audit.measure,
-    "sampling": sampling.measure,
     "shared_index": shared_index.measure,
 }
 

@@ -21,9 +21,10 @@ DOCS = next(p / "docs" for p in Path(__file__).parents if (p / "docs").exists())
 def test_the_examples_of_a_page_print_what_they_say(page: str, tmp_path: Path) -> None:
     text = (DOCS / page).read_text()
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
-    expected = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE) or "".join(
-        re.findall(r"```text\n(.*?)```", text, re.DOTALL)
-    ).splitlines()
+    expected = (
+        re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+        or "".join(re.findall(r"```text\n(.*?)```", text, re.DOTALL)).splitlines()
+    )
     assert len(expected) >= code.count("print(")
     script = tmp_path / "examples.py"
     script.write_text(code)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from benchmarks import (
     audit,
     first_batch,
+    high_latency,
     photos,
     python_dataset,
     resume,
@@ -21,6 +22,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "python_dataset": python_dataset.measure,
     "tiny_rows": tiny_rows.measure,
     "first_batch": first_batch.measure,
+    "high_latency": high_latency.measure,
     "photos": photos.measure,
     "resume": resume.measure,
     "variable_length": variable_length.measure,

@@ -6,6 +6,7 @@ from benchmarks import (
     audit,
     first_batch,
     high_latency,
+    mix,
     photos,
     python_dataset,
     resume,
@@ -27,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "resume": resume.measure,
     "variable_length": variable_length.measure,
     "text": text.measure,
+    "mix": mix.measure,
     "audit": audit.measure,
     "shared_index": shared_index.measure,
 }

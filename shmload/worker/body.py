@@ -62,10 +62,11 @@ class Body:
         self._source = source
         self._snapshots = snapshots
         self._init_failure = init_failure
-        self._in_place = in_place_of(job.dataset) if job.collate_fn is None and job.auto_collation else None
+        is_default = job.collate_fn is None and job.auto_collation
+        self._in_place = in_place_of(job.dataset, job.ragged) if is_default else None
         layout = None if self._in_place is None else self._in_place.layout()
         self._ragged_layout = layout if layout is not None and layout.is_ragged else None
-        self._path = read_path(job.dataset, job.collate_fn is not None, job.auto_collation)
+        self._path = read_path(job.dataset, job.collate_fn is not None, job.auto_collation, job.ragged)
         self._has_ended = False  # the iterable dataset, at the claimed order
         self._kept: tuple[Any, Any] | None = None  # (key, sample) decoded to learn the layout, not to be read twice
         self._given: Any = None  # the batch sampler's own object, if it is no list of int

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import KINDS, ByName, InBatches, N, Of
+from parity_data import KINDS, ByName, InBatches, N, Of
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,

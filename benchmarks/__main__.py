@@ -5,6 +5,7 @@ from collections.abc import Callable
 from benchmarks import (
     audit,
     first_batch,
+    huggingface,
     photos,
     python_dataset,
     resume,
@@ -26,6 +27,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "resume": resume.measure,
     "variable_length": variable_length.measure,
     "text": text.measure,
+    "huggingface": huggingface.measure,
     "audit": audit.measure,
     "sampling": sampling.measure,
     "shared_index": shared_index.measure,

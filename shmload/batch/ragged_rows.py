@@ -13,6 +13,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -240,17 +241,20 @@ class _Arena:
 
     def reserve_many(self, extents: Any, count: int) -> Any:
         """The view of all rows, end to end."""
-        shapes = [self._shape(e.tolist() if hasattr(e, "tolist") else e) for e in extents]
-        if len(shapes) != count or self.rows:
+        numels = extents.tolist() if hasattr(extents, "tolist") else list(extents)
+        is_flat = self._has_one_dimension and set(map(type, numels)) <= {int} and min(numels, default=0) >= 0
+        shapes = [] if is_flat else [self._shape(e.tolist() if hasattr(e, "tolist") else e) for e in extents]
+        if len(numels) != count or self.rows:
             raise ValueError(
                 f"out.reserve({self._field.name!r}, ...) of a batch needs one length for each of its {count} rows, once"
             )
-        numels = [math.prod(shape) for shape in shapes]
+        if not is_flat:
+            numels = [math.prod(shape) for shape in shapes]
         values = self._take(sum(numels))
-        start = 0
-        for numel, shape in zip(numels, shapes, strict=True):
-            self.rows.append(values[start : start + numel].reshape(shape))
-            start += numel
+        ends = [0, *accumulate(numels)]
+        self.rows += [values[start:end] for start, end in pairwise(ends)]
+        if not is_flat:
+            self.rows[:] = [row.reshape(shape) for row, shape in zip(self.rows, shapes, strict=True)]
         return values
 
     def put(self, value: Any) -> None:

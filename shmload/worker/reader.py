@@ -127,7 +127,7 @@ def _row_reader(member: InPlace) -> Callable[[int, Any], None]:
 
 
 def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
-    """The dataset's way of decoding into rows, found through Subset and ConcatDataset; None if it has none.
+    """The dataset's way of decoding into rows, found through Subset, ConcatDataset and Mix; None if it has none.
 
     Args:
         ragged: the loader's rule, which decides what lists of different lengths are in datasets without a schema of their own.
@@ -137,18 +137,16 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
         from shmload.worker.arrow import arrow_in_place
 
         return arrow_in_place(dataset, ragged)
-    if kind.__module__ == "torch.utils.data.dataset":
-        if kind.__name__ == "Subset":
-            inner = in_place_of(dataset.dataset, ragged)
-            return inner and _InPlaceSubset(inner, dataset.indices)
-        if kind.__name__ == "ConcatDataset":
-            members = [in_place_of(d, ragged) for d in dataset.datasets]
-            if (
-                all(m is not None and m.reads_rows_alike for m in members)
-                and len({str(dict(m.schema)) for m in members if m}) == 1
-            ):
-                return _InPlaceConcat([m for m in members if m], dataset.cumulative_sizes)
-            return None
+    is_torchs = kind.__module__ == "torch.utils.data.dataset"
+    if is_torchs and kind.__name__ == "Subset":
+        inner = in_place_of(dataset.dataset, ragged)
+        return inner and _InPlaceSubset(inner, dataset.indices)
+    if (is_torchs and kind.__name__ == "ConcatDataset") or getattr(kind, "is_concatenation", False):
+        found = [in_place_of(d, ragged) for d in dataset.datasets]
+        members = [m for m in found if m is not None and m.reads_rows_alike]
+        if len(members) == len(found) and len({str(dict(m.schema)) for m in members}) == 1:
+            return _InPlaceConcat(members, dataset.cumulative_sizes)
+        return None
     if getattr(dataset, "schema", None) is not None and (
         getattr(dataset, "read_into", None) is not None or getattr(dataset, "read_batch_into", None) is not None
     ):

@@ -6,6 +6,7 @@ from benchmarks import (
     audit,
     first_batch,
     high_latency,
+    huggingface,
     mix,
     photos,
     python_dataset,
@@ -29,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "variable_length": variable_length.measure,
     "text": text.measure,
     "mix": mix.measure,
+    "huggingface": huggingface.measure,
     "audit": audit.measure,
     "shared_index": shared_index.measure,
 }

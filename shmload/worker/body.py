@@ -61,10 +61,11 @@ class Body:
         self._source = source
         self._snapshots = snapshots
         self._init_failure = init_failure
-        self._in_place = in_place_of(job.dataset) if job.collate_fn is None and job.auto_collation else None
+        is_default = job.collate_fn is None and job.auto_collation
+        self._in_place = in_place_of(job.dataset, job.ragged) if is_default else None
         layout = None if self._in_place is None else self._in_place.layout()
         self._ragged_layout = layout if layout is not None and layout.is_ragged else None
-        self._path = read_path(job.dataset, job.collate_fn is not None, job.auto_collation)
+        self._path = read_path(job.dataset, job.collate_fn is not None, job.auto_collation, job.ragged)
         self._has_ended = False  # the iterable dataset, at the claimed order
         self._reader = SampleReader(ring, job, self._in_place, self._path, open_memory)
         self._num_misfits = 0  # batches begun as rows whose samples turned out to differ

@@ -10,6 +10,7 @@ from benchmarks import (
     python_dataset,
     resume,
     shared_index,
+    tar,
     text,
     tiny_rows,
     trainer_cpu,
@@ -29,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "text": text.measure,
     "audit": audit.measure,
     "shared_index": shared_index.measure,
+    "tar": tar.measure,
 }
 
 

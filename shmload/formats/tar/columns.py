@@ -52,7 +52,9 @@ class Column:
             return cls(name, number, dtype.__name__ if kinds <= {"raw", dtype.__name__} else "decode", None, ())
         numpy = of_any(dtype).numpy
         if numpy is None:
-            raise ValueError(f"schema[{name!r}]: {dtype} is no type of numpy's, as members of tar files are; convert it later")
+            raise ValueError(
+                f"schema[{name!r}]: {dtype} is no type of numpy's, as members of tar files are; convert it later"
+            )
         found = np.dtype(numpy)
         (kind,) = kinds if len(kinds) == 1 else ("decode",)
         is_native = (
@@ -155,4 +157,6 @@ def _holds(dtype: np.dtype[Any], number: int) -> bool:
 
 def _refuse(array: Any, dtype: np.dtype[Any]) -> Any:
     shown = f"{array} " if array.ndim == 0 else ""
-    raise ValueError(f"the schema says {dtype}, and it is {shown}of {array.dtype}; change the schema or convert it in decode=")
+    raise ValueError(
+        f"the schema says {dtype}, and it is {shown}of {array.dtype}; change the schema or convert it in decode="
+    )

@@ -42,7 +42,9 @@ def decode_npy(data: bytes) -> NDArray[Any]:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read(file)
     if dtype.hasobject:
-        raise ValueError("an .npy of objects is a pickle; store numbers, or give allow_pickle=True and the extension pkl")
+        raise ValueError(
+            "an .npy of objects is a pickle; store numbers, or give allow_pickle=True and the extension pkl"
+        )
     rest = len(data) - file.tell()
     if math.prod(shape) * dtype.itemsize != rest:
         raise ValueError(f"its header says {dtype} of shape {shape}, and {rest} bytes follow")
@@ -98,7 +100,9 @@ class Decoders:
 
     def is_plain(self, extension: str) -> bool:
         """Whether the extension's decoder is the usual one, and so may be done natively."""
-        return self._decode is not False and extension not in self._own and extension.rpartition(".")[2] not in self._own
+        return (
+            self._decode is not False and extension not in self._own and extension.rpartition(".")[2] not in self._own
+        )
 
     def _search(self, extension: str) -> Decoder | None:
         last = extension.rpartition(".")[2]

@@ -1,6 +1,6 @@
 """Images as webdataset's specs name them: pictures of Pillow, numpy's HWC arrays, torch's CHW tensors.
 
-    [torch|pil] l|rgb|rgba [8]        with 8: uint8, else float32 from 0 to 1; "torch" and "pil" are RGB
+[torch|pil] l|rgb|rgba [8]        with 8: uint8, else float32 from 0 to 1; "torch" and "pil" are RGB
 """
 
 from __future__ import annotations

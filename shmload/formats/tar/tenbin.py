@@ -1,7 +1,7 @@
 """webdataset's tenbin: a list of arrays, each a header chunk and a data chunk, all at multiples of 64 bytes.
 
-    "~TenBin~" | int64 bytes | those, filled up to 64        a chunk
-    type, name (8 characters each) | int64 dimensions | int64 extents      a header chunk's bytes
+"~TenBin~" | int64 bytes | those, filled up to 64        a chunk
+type, name (8 characters each) | int64 dimensions | int64 extents      a header chunk's bytes
 """
 
 from __future__ import annotations

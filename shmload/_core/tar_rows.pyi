@@ -3,7 +3,6 @@
 from typing import Any
 
 from numpy.typing import NDArray
-from typing_extensions import Buffer
 
 class TarRows:
     """The shards of a dataset, as far as they are mapped."""
@@ -12,7 +11,7 @@ class TarRows:
     def open(
         self,
         shard: int,
-        data: Buffer,
+        data: Any,
         offsets: NDArray[Any],
         sizes: NDArray[Any],
         extensions: NDArray[Any],

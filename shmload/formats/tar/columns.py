@@ -136,8 +136,9 @@ class Column:
             if len(value) % self.dtype.itemsize:
                 raise ValueError(f"{len(value)} bytes are no whole number of {self.dtype}")
             value = np.frombuffer(value, self.dtype)
-            if None not in self.shape and value.size == np.prod(self.shape, dtype=np.int64):
-                value = value.reshape([n for n in self.shape if n is not None])
+            extents = [n for n in self.shape if n is not None]
+            if len(extents) == len(self.shape) and value.size == np.prod(extents, dtype=np.int64):
+                value = value.reshape(extents)
         array = np.asarray(value)
         if len(array.shape) != len(self.shape) or any(
             s not in (None, n) for n, s in zip(array.shape, self.shape, strict=True)

@@ -8,6 +8,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,9 +82,10 @@ class TarDataset:
     Args:
         shards: paths, in which braces expand: "train-{000..099}.tar".
         fields: what a sample holds: extensions, or names with alternatives, {"image": "jpg;png"}. Default: every member.
-        schema: type and shape of each field, {"npy": ("float32", (1024,)), "cls": "int64", "txt": str}; it names the fields, or some of
-            those that `fields` names. "__key__": str gives the key.
-        decode: True, by extension, what is safe; False, bytes; an image spec ("pil", "rgb8", "torchrgb"), images too; {extension: function}.
+        schema: type and shape of each field, {"npy": ("float32", (1024,)), "cls": "int64", "txt": str}; it names the fields, or
+            some of those that `fields` names. "__key__": str gives the key.
+        decode: True, by extension, what is safe; False, bytes; an image spec ("pil", "rgb8", "torchrgb"), images too; or
+            {extension: function}.
         allow_pickle: decode pickles and what torch.load reads, which can run any code.
         cache: keep the indexes beside the shards.
     Raises:
@@ -145,17 +147,18 @@ class TarDataset:
         samples = self._opened()
         numbers = np.array(indices, np.int64)
         numbers[numbers < 0] += len(samples)
-        if len(numbers) and not (0 <= numbers.min() and numbers.max() < len(samples)):
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(samples)):
             raise IndexError(f"an index of {list(indices)} is out of range: the dataset has {len(samples)} samples")
         samples.open_all(numbers)
         for column in self._columns:
             members = samples.rows.find(numbers, column.number)
-            column.read(members, out, lambda row, column=column: self._row(int(numbers[row]), column))
+            column.read(members, out, partial(self._row, numbers, column))
         if self.schema is not None and KEY in self.schema:
             places = [samples.at(number) for number in numbers.tolist()]
             out[KEY] = [samples.indexes[shard].key(sample) for shard, sample in places]
 
-    def _row(self, number: int, column: Column) -> Any:
+    def _row(self, numbers: NDArray[np.int64], column: Column, row: int) -> Any:
+        number = int(numbers[row])
         value = self._value(number, column.name)
         return value if column.dtype is None else self._checked(number, column, value)
 

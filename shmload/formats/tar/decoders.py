@@ -3,7 +3,8 @@
 What could run code (pickle, torch.load) is decoded only when asked for. No payload makes room for more than it says it needs and
 holds: an .npy header is checked against the bytes behind it, what gzip expands to has a limit.
 
-Source: webdataset 1.0.2, autodecode.py. Of its encoders class, count, msgpack, tenbin and html have no decoder there; they have here.
+Source: webdataset 1.0.2, autodecode.py. Its encoders of class, count, msgpack, tenbin and html have
+no decoder there; they have one here.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class Decoders:
     """Which decoder an extension has.
 
     Args:
-        decode: True, the safe ones; False, none; a str, also images, as webdataset's image specs name them ("pil", "rgb8"); a mapping of
-            extensions to functions, which go before the safe ones.
+        decode: True, the safe ones; False, none; a str, also images, as webdataset's image specs name them ("pil", "rgb8"); a mapping
+            of extensions to functions, which go before the safe ones.
     Raises:
         ValueError: there is no such image spec.
     """

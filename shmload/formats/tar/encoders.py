@@ -1,4 +1,7 @@
-"""From a value to a member's bytes, by the last part of its extension, as webdataset's writer does. bytes and str pass as they are."""
+"""From a value to a member's bytes, by the last part of its extension, as webdataset's writer does.
+
+bytes and str pass as they are.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ import os
 import struct
 import tempfile
 import zlib
-from typing import Any
+from collections.abc import Callable
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,11 @@ from shmload.errors import ShardCorrupt
 SUFFIX = ".index"
 _HEADER = struct.Struct("<8s6QI4x")
 _MAGIC = b"SHMTAR\x00\x01"
-COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}  # by what they begin with
+COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\x00": lzma.open,
+}  # by what they begin with
 
 
 class ShardIndex:

@@ -32,7 +32,7 @@ class TarWriter:
     extension; bytes and str are written as they are.
 
     Args:
-        path: of the one shard; or a pattern with a number, "train-%06d.tar", of several. `.tar.gz`, `.tgz`, `.tar.bz2` and `.tar.xz`
+        path: of the one shard; or a pattern with a number, "train-%06d.tar", of several. `.tar.gz`, `.tgz`, `.tar.bz2`, `.tar.xz`
             are compressed, and can be read in order only.
         maxcount: samples in a shard.
         maxsize: bytes of a shard before compression, never exceeded.
@@ -65,7 +65,7 @@ class TarWriter:
             raise ValueError(f"maxcount is at least 1, maxsize {_RECORD}; got {maxcount}, {maxsize}")
         self._maxcount, self._maxsize, self._mtime = maxcount, maxsize, mtime
         self._shard = start_shard
-        self._file: IO[bytes] | None = None
+        self._file: IO[bytes] | _Both | None = None
         self._temporary = self._last_key = ""
         self._nbytes = self._count = 0
         self.paths: list[str] = []  # of complete shards
@@ -150,13 +150,13 @@ class TarWriter:
         folder, name = os.path.split(path)
         fd, self._temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder or ".")
         os.fchmod(fd, 0o644)
-        raw = open(fd, "wb", buffering=1 << 20)
+        raw = open(fd, "wb", buffering=1 << 20)  # noqa: SIM115 -- closed with the shard
         if path.endswith((".gz", ".tgz")):
             self._file = _Both(gzip.GzipFile("", "wb", 6, raw, 0), raw)
         elif path.endswith(".bz2"):
             self._file = _Both(bz2.BZ2File(raw, "wb"), raw)
         elif path.endswith(".xz"):
-            self._file = _Both(lzma.LZMAFile(raw, "wb"), raw)
+            self._file = _Both(lzma.LZMAFile(raw, "wb"), raw)  # noqa: SIM115 -- closed with the shard
         else:
             self._file = raw
         self._nbytes = self._count = 0

@@ -51,7 +51,7 @@ def written(path: Path, **members: Any) -> Path:
 
 def test_samples_come_back_as_they_were_written(shards: str) -> None:
     found = list(TarDataset(shards))
-    assert 10 == len(found)
+    assert len(found) == 10
     for number, each in enumerate(found):
         np.testing.assert_equal(each, sample(number))
 
@@ -64,7 +64,7 @@ def test_indices_are_as_a_lists(shards: str) -> None:
             dataset[index]
     with pytest.raises(IndexError, match="is out of range: the dataset has 10 samples"):
         rows_of(TarDataset(shards, schema={"cls": "int64"}), [10])
-    assert [6, -3] == rows_of(TarDataset(shards, schema={"cls": "int64"}), [-1, -10])["cls"].tolist()
+    assert rows_of(TarDataset(shards, schema={"cls": "int64"}), [-1, -10])["cls"].tolist() == [6, -3]
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -77,7 +77,7 @@ def test_a_schema_is_read_in_place(shards: str, num_workers: int) -> None:
             assert wanted["cls"] == batch["cls"][row].item()
             np.testing.assert_array_equal(wanted["npy"], batch["npy"][row].numpy())
             np.testing.assert_array_equal(wanted["rag.npy"], batch["rag.npy"][row].numpy())
-        assert 10 == len(found)
+        assert len(found) == 10
 
 
 def test_a_pickled_dataset_is_small_and_reads_the_same(shards: str) -> None:
@@ -94,13 +94,13 @@ def test_fields_have_alternatives(tmp_path: Path) -> None:
         writer.write({"__key__": "1", "jpg": b"j", "png": b"q", "cls": 2})
         writer.write({"__key__": "2", "cls": 3})
     dataset = TarDataset(tmp_path / "a.tar", fields={"image": "jpg;png"})
-    assert [{"__key__": "0", "image": b"p"}, {"__key__": "1", "image": b"j"}] == [dataset[0], dataset[1]]
+    assert [dataset[0], dataset[1]] == [{"__key__": "0", "image": b"p"}, {"__key__": "1", "image": b"j"}]
     with pytest.raises(
         ShardCorrupt, match=r"field 'image' of sample '2' at byte \d+: there is no member jpg or png, only cls"
     ):
         dataset[2]
     raw = TarDataset(tmp_path / "a.tar", fields={"image": "jpg;png"}, schema={"image": ("uint8", (1,))})
-    assert [[112], [106]] == rows_of(raw, [0, 1])["image"].tolist()
+    assert rows_of(raw, [0, 1])["image"].tolist() == [[112], [106]]
     with pytest.raises(ShardCorrupt, match="there is no member jpg or png, only cls"):
         rows_of(raw, [0, 2])
 
@@ -166,7 +166,7 @@ def test_an_array_with_too_few_or_too_many_bytes_is_an_error(tmp_path: Path, nby
 
 def test_a_shard_that_changed_its_size_is_an_error(tmp_path: Path) -> None:
     dataset = TarDataset(written(tmp_path / "a.tar", cls=1))
-    assert 1 == len(dataset)
+    assert len(dataset) == 1
     (tmp_path / "a.tar").write_bytes(b"")
     with pytest.raises(ShardCorrupt, match="has 0 bytes, and had 10240 when it was indexed; open it anew"):
         dataset[0]
@@ -194,7 +194,7 @@ def test_webdataset_reads_what_we_write(shards: str) -> None:
         np.testing.assert_equal(
             {k: v for k, v in each.items() if k not in ("__url__", "__local_path__")}, sample(number)
         )
-    assert 10 == len(found)
+    assert len(found) == 10
 
 
 def test_what_webdataset_writes_is_read(tmp_path: Path) -> None:

@@ -64,13 +64,14 @@ def test_damaged_tenbin_is_a_value_error_or_sound(noise: bytes, at: int, value: 
     data = bytearray(encode_tenbin([np.arange(5)]) + noise)
     data[at % len(data)] = value
     try:
-        decode_tenbin(bytes(data))
-    except ValueError as error:
-        assert "tenbin" in str(error)
+        found = decode_tenbin(bytes(data))
+    except ValueError:
+        return
+    assert sum(array.nbytes for array in found) <= len(data)
 
 
 def test_tenbin_refuses_what_it_cannot_hold() -> None:
-    with pytest.raises(ValueError, match="tenbin holds arrays of f2, .*; got complex64"):
+    with pytest.raises(ValueError, match=r"tenbin holds arrays of f2, .*; got complex64"):
         encode_tenbin([np.ones(1, np.complex64)])
 
 
@@ -78,7 +79,7 @@ def test_tenbin_refuses_what_it_cannot_hold() -> None:
 def test_what_could_run_code_stays_bytes_until_asked_for(extension: str) -> None:
     data = encode(extension, {"a": 1})
     assert data == decoded(extension, data)
-    assert {"a": 1} == decoded(extension, data, allow_pickle=True)
+    assert decoded(extension, data, allow_pickle=True) == {"a": 1}
 
 
 def test_an_npy_of_objects_is_refused() -> None:
@@ -101,13 +102,13 @@ def test_what_gzip_expands_to_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_unknown_extensions_and_images_not_asked_for_are_bytes() -> None:
-    assert (b"x", b"x") == (decoded("bin", b"x"), decoded("png", b"x"))
-    assert b"3" == decoded("cls", b"3", decode=False)
+    assert (decoded("bin", b"x"), decoded("png", b"x")) == (b"x", b"x")
+    assert decoded("cls", b"3", decode=False) == b"3"
 
 
 def test_own_decoders_go_first_and_travel() -> None:
     mine = pickle.loads(pickle.dumps(Decoders({"cls": float})))
-    assert [2.0, 3] == [mine.of("cls")(b"2"), mine.of("id")(b"3")]
+    assert [mine.of("cls")(b"2"), mine.of("id")(b"3")] == [2.0, 3]
 
 
 @pytest.mark.parametrize(

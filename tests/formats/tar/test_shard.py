@@ -95,7 +95,7 @@ def test_folders_and_links_are_no_members(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name in ("d.x", "d.x/a.txt", "d.x/b.txt", "d.x/c.txt"):
             archive.add(tmp_path / name, name, recursive=False)
-    assert [{"__key__": "d.x/a", "txt": b"text"}] == samples_of(tmp_path / "a.tar")
+    assert samples_of(tmp_path / "a.tar") == [{"__key__": "d.x/a", "txt": b"text"}]
 
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="needs the tar program")
@@ -114,7 +114,7 @@ def test_a_size_in_base_256_is_read(tar_of: Any) -> None:
     data[124:136] = b"\x80" + (3).to_bytes(11, "big")
     data[:512] = summed(data[:512])
     path.write_bytes(data)
-    assert [{"__key__": "a", "x": b"123"}] == samples_of(path)
+    assert samples_of(path) == [{"__key__": "a", "x": b"123"}]
 
 
 def test_pax_records_override_path_and_size(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_pax_records_override_path_and_size(tmp_path: Path) -> None:
     data[at + 124 : at + 136] = b"%011o\0" % 0
     data[at : at + 512] = summed(data[at : at + 512])
     (tmp_path / "a.tar").write_bytes(data)
-    assert [{"__key__": "right", "txt": b"abc"}] == samples_of(tmp_path / "a.tar")
+    assert samples_of(tmp_path / "a.tar") == [{"__key__": "right", "txt": b"abc"}]
 
 
 def corrupted(tar_of: Any, at: int, value: bytes, *, is_summed: bool) -> Path:
@@ -195,7 +195,7 @@ def test_every_flipped_bit_of_a_header_is_an_error_or_changes_nothing(tmp_path: 
 
 
 def test_an_empty_archive_has_no_samples(tar_of: Any) -> None:
-    assert [] == samples_of(tar_of([]))
+    assert samples_of(tar_of([])) == []
 
 
 def test_a_compressed_shard_says_what_to_do(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_the_index_is_kept_beside_the_shard_and_believed_while_it_fits(tar_of: A
     assert written == kept.stat().st_mtime_ns
     assert first.members(0) == again.members(0) == [("x", 512, 3)]
     tar_of([("b.x", b"1"), ("c.x", b"2")])
-    assert 2 == load_index(str(path)).num_samples
+    assert load_index(str(path)).num_samples == 2
 
 
 @pytest.mark.parametrize("at", [0, 8, 24, 32, 40, 56, 64, 72, 80, 90])
@@ -241,7 +241,7 @@ def test_a_hostile_index_is_not_believed(tar_of: Any) -> None:
     data[64:72] = struct.pack("<Q", 1 << 40)  # the payload's offset, with the checksum made right
     data[56:60] = struct.pack("<I", zlib.crc32(data[64:]))
     kept.write_bytes(data)
-    assert [("x", 512, 3)] == load_index(str(path)).members(0)
+    assert load_index(str(path)).members(0) == [("x", 512, 3)]
 
 
 def test_without_a_place_for_the_index_it_stays_in_memory(tar_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,8 +251,8 @@ def test_without_a_place_for_the_index_it_stays_in_memory(tar_of: Any, monkeypat
         raise PermissionError("read-only")
 
     monkeypatch.setattr("tempfile.mkstemp", refuse)
-    assert 1 == len(TarDataset(path))
-    assert ["a.tar"] == os.listdir(path.parent)
+    assert len(TarDataset(path)) == 1
+    assert os.listdir(path.parent) == ["a.tar"]
 
 
 def test_a_header_of_another_size_is_refused() -> None:

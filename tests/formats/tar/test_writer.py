@@ -35,7 +35,7 @@ def test_a_member_takes_512_bytes_beside_its_payload(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar") as archive:
         (info,) = archive.getmembers()
     assert (f"{key}.bin", 512, 7, 0, 0, "") == (info.name, info.offset_data, info.mtime, info.uid, info.gid, info.uname)
-    assert 10240 == (tmp_path / "a.tar").stat().st_size
+    assert (tmp_path / "a.tar").stat().st_size == 10240
 
 
 @given(
@@ -64,13 +64,13 @@ def test_the_tar_program_reads_what_we_write(tmp_path: Path) -> None:
 def test_shards_roll_at_a_count(tmp_path: Path) -> None:
     paths = written(tmp_path / "%02d.tar", maxcount=2, start_shard=3)
     assert [str(tmp_path / f"0{n}.tar") for n in (3, 4, 5)] == paths
-    assert [2, 2, 1] == [len(TarDataset(path)) for path in paths]
+    assert [len(TarDataset(path)) for path in paths] == [2, 2, 1]
 
 
 def test_no_shard_exceeds_its_size(tmp_path: Path) -> None:
     paths = written(tmp_path / "%d.tar", [{"__key__": str(n), "bin": bytes(3000)} for n in range(9)], maxsize=20480)
     assert max(Path(path).stat().st_size for path in paths) <= 20480
-    assert 9 == len(TarDataset(paths))
+    assert len(TarDataset(paths)) == 9
     with pytest.raises(ValueError, match="takes 30720 bytes, and a shard has at most maxsize=20480"):
         written(tmp_path / "x%d.tar", [{"__key__": "0", "bin": bytes(30_000)}], maxsize=20480)
 
@@ -79,7 +79,7 @@ def test_an_interrupted_shard_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), TarWriter(tmp_path / "a.tar") as writer:
         writer.write(SAMPLES[0])
         raise ZeroDivisionError
-    assert [] == list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_limits_need_a_pattern(tmp_path: Path) -> None:
 def test_streams_give_the_same_samples(tmp_path: Path, suffix: str) -> None:
     paths = written(tmp_path / f"%d.{suffix}", maxcount=2)
     np.testing.assert_equal(SAMPLES, list(TarStream(paths)))
-    assert ["2", "3"] == [s["__key__"] for s in TarStream(paths, rank=1, world_size=3)]
+    assert [s["__key__"] for s in TarStream(paths, rank=1, world_size=3)] == ["2", "3"]
 
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.bz2", "tar.xz"])

@@ -78,8 +78,8 @@ class Decoders:
     """Which decoder an extension has.
 
     Args:
-        decode: True, the safe ones; False, none; a str, also images, as webdataset's image specs name them ("pil", "rgb8"); a mapping
-            of extensions to functions, which go before the safe ones.
+        decode: True, the safe ones; False, none; a str, also images, as webdataset's image specs name them ("pil", "rgb8"); a
+            mapping of extensions to functions, which go before the safe ones.
     Raises:
         ValueError: there is no such image spec.
     """

@@ -12,73 +12,12 @@ from typing import Any
 
 import numpy as np
 
-IMAGE_EXTENSIONS = frozenset(
-    [
-        "blp",
-        "bmp",
-        "dib",
-        "bufr",
-        "cur",
-        "pcx",
-        "dcx",
-        "dds",
-        "ps",
-        "eps",
-        "fit",
-        "fits",
-        "fli",
-        "flc",
-        "ftc",
-        "ftu",
-        "gbr",
-        "gif",
-        "grib",
-        "h5",
-        "hdf",
-        "png",
-        "apng",
-        "jp2",
-        "j2k",
-        "jpc",
-        "jpf",
-        "jpx",
-        "j2c",
-        "icns",
-        "ico",
-        "im",
-        "iim",
-        "tif",
-        "tiff",
-        "jfif",
-        "jpe",
-        "jpg",
-        "jpeg",
-        "mpg",
-        "mpeg",
-        "msp",
-        "pcd",
-        "pxr",
-        "pbm",
-        "pgm",
-        "ppm",
-        "pnm",
-        "psd",
-        "bw",
-        "rgb",
-        "rgba",
-        "sgi",
-        "ras",
-        "tga",
-        "icb",
-        "vda",
-        "vst",
-        "webp",
-        "wmf",
-        "emf",
-        "xbm",
-        "xpm",
-    ]
-)
+_NAMES = """
+blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib h5 hdf png apng jp2 j2k jpc jpf jpx j2c
+icns ico im iim tif tiff jfif jpe jpg jpeg mpg mpeg msp pcd pxr pbm pgm ppm pnm psd bw rgb rgba sgi ras tga icb vda
+vst webp wmf emf xbm xpm
+"""
+IMAGE_EXTENSIONS = frozenset(_NAMES.split())
 _SPEC = re.compile(r"(torch|pil)?(l|rgb|rgba)?(8)?")
 
 

@@ -33,11 +33,12 @@ from shmload.errors import ShardCorrupt
 SUFFIX = ".index"
 _HEADER = struct.Struct("<8s6QI4x")
 _MAGIC = b"SHMTAR\x00\x01"
+# by what the file begins with
 COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
     b"\xfd7zXZ\x00": lzma.open,
-}  # by what they begin with
+}
 
 
 class ShardIndex:

@@ -48,7 +48,7 @@ def encode_tenbin(arrays: Sequence[Any]) -> bytes:
 
 
 def _chunk(data: bytes) -> bytes:
-    return _MAGIC + struct.pack("<q", len(data)) + data + bytes(-(16 + len(data)) % 64)
+    return _MAGIC + struct.pack("<q", len(data)) + data + bytes(-len(data) % 64)
 
 
 def _chunks(data: bytes) -> Iterator[bytes]:
@@ -60,7 +60,7 @@ def _chunks(data: bytes) -> Iterator[bytes]:
         if not 0 <= nbytes <= len(data) - at - 16:
             raise ValueError(f"tenbin's chunk at {at} says {nbytes} bytes, and {len(data) - at - 16} are left")
         yield data[at + 16 : at + 16 + nbytes]
-        at += -(-(16 + nbytes) // 64) * 64
+        at += 16 + -(-nbytes // 64) * 64
 
 
 def _array(head: bytes, body: bytes) -> NDArray[Any]:

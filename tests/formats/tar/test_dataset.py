@@ -187,6 +187,9 @@ def test_numbers_are_what_int_makes_of_them(tmp_path: Path, numbers: list[str]) 
     assert [int(n) for n in numbers] == rows_of(dataset, list(range(len(numbers))))["cls"].tolist()
 
 
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
+)  # webdataset leaves files open
 def test_webdataset_reads_what_we_write(shards: str) -> None:
     names = TarDataset(shards).paths
     found = list(webdataset.WebDataset(names, shardshuffle=False, empty_check=False).decode())

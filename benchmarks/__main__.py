@@ -12,6 +12,7 @@ from benchmarks import (
     python_dataset,
     resume,
     shared_index,
+    tar,
     text,
     tiny_rows,
     trainer_cpu,
@@ -33,6 +34,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "huggingface": huggingface.measure,
     "audit": audit.measure,
     "shared_index": shared_index.measure,
+    "tar": tar.measure,
 }
 
 

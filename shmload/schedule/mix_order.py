@@ -252,7 +252,7 @@ def _whole_shares(pieces: list[Sequence[float]]) -> NDArray[np.int64]:
     A float stands for the decimal number that it is written as: 0.6, 0.3 and 0.1 are 6, 3 and 1.
     """
     exact = [
-        [Fraction(repr(float(weight)) if isinstance(weight, float) else int(weight)) for weight in piece]
+        [Fraction(int(weight) if isinstance(weight, int | np.integer) else repr(float(weight))) for weight in piece]
         for piece in pieces
     ]
     whole = []

@@ -125,6 +125,15 @@ def test_the_rules_for_an_epochs_end_hold(members: list[tuple[int, float]]) -> N
         assert set(whole.take(0, whole.n, seed=0, epoch=0).tolist()) == set(range(sum(sizes)))
 
 
+def test_numpys_numbers_are_weights() -> None:
+    expected = MixOrder([100, 100], {0: [0.25, 0.75]}, stop="first", shuffle=False).take(0, 100, seed=0, epoch=0)
+    for kind in (np.float32, np.float64):
+        order = MixOrder([100, 100], {0: [kind(0.25), kind(0.75)]}, stop="first", shuffle=False)
+        assert np.array_equal(expected, order.take(0, 100, seed=0, epoch=0))
+    order = MixOrder([100, 100], {0: [np.int64(1), np.int64(3)]}, stop="first", shuffle=False)
+    assert np.array_equal(expected, order.take(0, 100, seed=0, epoch=0))
+
+
 def test_a_member_begins_again_in_a_new_order() -> None:
     order = MixOrder([50, 7], {0: [1, 1]}, stop="repeat", shuffle=True)
     second = [i - 50 for i in order.take(0, 140, seed=0, epoch=0).tolist() if i >= 50]

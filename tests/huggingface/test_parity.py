@@ -118,7 +118,7 @@ def test_an_error_of_a_worker_has_the_same_words() -> None:
 
 
 def test_a_subset_is_read_in_place_too() -> None:
-    dataset = torch.utils.data.Subset(dataset_of(SCALARS | TEXTS).with_format("torch"), [5, 1, 8])  # type: ignore[arg-type]
+    dataset = torch.utils.data.Subset(dataset_of(SCALARS | TEXTS).with_format("torch"), [5, 1, 8])  # type: ignore[arg-type]  # a datasets.Dataset is no subclass of torch's
     assert_same(of_torch(dataset, 2), of_ours(dataset, 2))
 
 
@@ -126,7 +126,7 @@ def test_a_subset_is_read_in_place_too() -> None:
 def test_torchs_concat_dataset_reads_row_by_row(form: str | None) -> None:
     """A row by itself has other dtypes than the same row of a batch, in numpy's format."""
     one = dataset_of(COLUMNS[form]).with_format(form)
-    dataset = torch.utils.data.ConcatDataset([one, one])  # type: ignore[list-item]
+    dataset = torch.utils.data.ConcatDataset([one, one])  # type: ignore[list-item]  # as above
     assert_same(of_torch(dataset), of_ours(dataset, path="__getitem__"))
 
 

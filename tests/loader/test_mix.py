@@ -145,7 +145,7 @@ def test_it_says_whose_a_sample_is() -> None:
     mix = mix_of()
     with loader_of(mix) as loader:
         for batch in loader:
-            assert [value // 1000 for value in batch.tolist()] == [mix.member_of(i) for i in loader.last_indices]  # type: ignore[union-attr]
+            assert [value // 1000 for value in batch.tolist()] == [mix.member_of(i) for i in loader.last_indices]  # type: ignore[union-attr]  # not None once a batch has come
 
 
 def test_workers_are_sent_no_orders() -> None:

@@ -395,5 +395,5 @@ def test_a_schema_with_text_and_nothing_ragged_needs_no_rule(num_workers: int) -
             out["caption"] = f"№ {index}"
             out["x"][:] = index
 
-    with ShmLoader(Captions(), 2, num_workers=num_workers) as loader:  # type: ignore[arg-type]
+    with ShmLoader(Captions(), 2, num_workers=num_workers) as loader:  # type: ignore[arg-type]  # a duck-typed dataset
         assert [batch["caption"] for batch in loader] == [["№ 0", "№ 1"], ["№ 2", "№ 3"]]

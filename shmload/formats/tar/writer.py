@@ -150,13 +150,13 @@ class TarWriter:
         folder, name = os.path.split(path)
         fd, self._temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder or ".")
         os.fchmod(fd, 0o644)
-        raw = open(fd, "wb", buffering=1 << 20)  # noqa: SIM115 -- closed with the shard
+        raw = open(fd, "wb", buffering=1 << 20)  # noqa: SIM115  # closed with the shard
         if path.endswith((".gz", ".tgz")):
             self._file = _Both(gzip.GzipFile("", "wb", 6, raw, 0), raw)
         elif path.endswith(".bz2"):
             self._file = _Both(bz2.BZ2File(raw, "wb"), raw)
         elif path.endswith(".xz"):
-            self._file = _Both(lzma.LZMAFile(raw, "wb"), raw)  # noqa: SIM115 -- closed with the shard
+            self._file = _Both(lzma.LZMAFile(raw, "wb"), raw)  # noqa: SIM115  # closed with the shard
         else:
             self._file = raw
         self._nbytes = self._count = 0

@@ -67,8 +67,6 @@ class SampleReader:
 
     def begin(self, row: int, key: Any) -> None:
         """Says which sample is read next, and seeds its randomness."""
-        if isinstance(key, np.integer):
-            key = key.item()
         self.key, self.row = key, row
         index = _index_of(key)
         self._ring.begin_row(row, index)
@@ -79,7 +77,7 @@ class SampleReader:
 
     def begin_all(self, row: int, key: Any) -> None:
         """Says that many samples are read at once, from this one on."""
-        self.begin(row, key)
+        self.begin(row, key.item() if isinstance(key, np.integer) else key)
         self.end()
 
     def end(self) -> None:
@@ -138,7 +136,7 @@ class SampleReader:
         bad = [] if self.row < 0 else [self.row]
         for row in range(first if self.row < 0 else self.row + 1, end):
             try:
-                self.begin(row, keys[row])
+                self.begin(row, keys[row] if type(keys) is list else keys[row].item())
                 read_alone(self._job.dataset, self._in_place, self._job.ragged, keys[row])
             except Exception:
                 bad.append(row)

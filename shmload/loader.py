@@ -212,7 +212,7 @@ class ShmLoader(DataLoader[T]):
 
     def __len__(self) -> int:
         if self._stream is not None and not self._has_own_order:
-            return self._stream.num_steps
+            return len(self._stream)
         return super().__len__()
 
     @property

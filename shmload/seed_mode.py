@@ -60,7 +60,7 @@ class SeedIterator:
         return batch
 
     def __len__(self) -> int:
-        return self._stream.num_steps
+        return len(self._stream)
 
 
 class SeedStream:
@@ -141,6 +141,14 @@ class SeedStream:
     def num_steps(self) -> int:
         """Batches of the epoch that is being read, or comes next."""
         return -(-self._end_of(self._position()[0]) // self._stride)
+
+    def __len__(self) -> int:
+        order = None if self._schedule is None else self._schedule.order
+        if isinstance(order, KeyedOrder) and order.is_endless:
+            raise TypeError(
+                "this loader has no len(): its epoch never ends, as the Mix has stop=\"repeat\". Count steps, or take stop=\"all\""
+            )
+        return self.num_steps
 
     def step_number(self, step: int) -> int:
         """How many steps came before it, for a record of them."""

@@ -39,6 +39,7 @@ FLOORS = {
     "bad_samples": 4,
     "integrations": 5,
     "loader": 4,
+    "mix": 4,
     "observe": 4,
     "cli": 5,
 }

@@ -32,6 +32,11 @@ class KeyedOrder(ABC):
     def identity(self) -> str:
         """Which order this is, with what it was made of; a state saved under another is refused."""
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether an epoch never ends: then n is 2^62, and a loader has no length."""
+        return False
+
     @abstractmethod
     def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
         """The indices at positions [start, stop), as a new array; 0 <= start <= stop <= n."""

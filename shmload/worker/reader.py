@@ -79,14 +79,16 @@ class _InPlaceSubset(InPlace):
 
 
 class _InPlaceConcat(InPlace):
-    """torch's ConcatDataset of several with equal schemas. Whole batches are read row by row, each from its member."""
+    """Several with equal schemas, end to end. Whole batches are read row by row, each from its member."""
 
-    def __init__(self, members: list[InPlace], ends: Sequence[int]) -> None:
+    def __init__(self, members: list[InPlace], ends: Sequence[int], *, is_cyclic: bool) -> None:
         self.schema, self.batch_type = members[0].schema, members[0].batch_type
         readers = [_row_reader(m) for m in members]
 
         def read_into(index: int, out: Any) -> None:
-            if index < 0:
+            if is_cyclic:
+                index %= ends[-1]
+            elif index < 0:
                 index += ends[-1]
             which = bisect_right(ends, index)
             readers[which](index - (ends[which - 1] if which else 0), out)
@@ -128,14 +130,27 @@ def in_place_of(dataset: Any) -> InPlace | None:
             inner = in_place_of(dataset.dataset)
             return inner and _InPlaceSubset(inner, dataset.indices)
         if kind.__name__ == "ConcatDataset":
-            members = [in_place_of(d) for d in dataset.datasets]
-            if all(m is not None for m in members) and len({str(dict(m.schema)) for m in members if m}) == 1:
-                return _InPlaceConcat([m for m in members if m], dataset.cumulative_sizes)
-            return None
+            return in_place_of_all(dataset.datasets, dataset.cumulative_sizes)
+    if getattr(dataset, "in_place_reader", None) is not None:
+        own: InPlace | None = dataset.in_place_reader()
+        return own
     if getattr(dataset, "schema", None) is not None and (
         getattr(dataset, "read_into", None) is not None or getattr(dataset, "read_batch_into", None) is not None
     ):
         return InPlace(dataset)
+    return None
+
+
+def in_place_of_all(datasets: Sequence[Any], ends: Sequence[int], *, is_cyclic: bool = False) -> InPlace | None:
+    """The way of decoding into rows of several datasets end to end; None unless all have one, with equal schemas.
+
+    Args:
+        ends: where each dataset ends.
+        is_cyclic: indices go on behind the last one, from the first.
+    """
+    members = [in_place_of(dataset) for dataset in datasets]
+    if all(m is not None for m in members) and len({str(dict(m.schema)) for m in members if m}) == 1:
+        return _InPlaceConcat([m for m in members if m], ends, is_cyclic=is_cyclic)
     return None
 
 

@@ -80,8 +80,8 @@ class Mix:
             starts = [0, *(step * global_batch for step in self.curriculum)]
             if starts[-1] > MAX_N:
                 raise ValueError(
-                    f"Mix: a step of the curriculum must lie within 2^62 samples, got step {max(self.curriculum)} of {global_batch}; "
-                    "no epoch is so long, leave it out"
+                    f"Mix: a step of the curriculum must lie within 2^62 samples, got step {max(self.curriculum)} of "
+                    f"{global_batch}; no epoch is so long, leave it out"
                 )
             shares = Shares.of([self.weights, *self.curriculum.values()], starts=starts)
             self._order = key, MixOrder(self.sizes, shares, stop=self.stop, shuffle=shuffle)
@@ -100,7 +100,7 @@ class Mix:
         return numbers if given.ndim else int(numbers)
 
     def place_of(self, index: SupportsIndex) -> tuple[int, int]:
-        """(member, index of the sample in it). What a loader orders counts on where a member starts over: index + round * len(mix)."""
+        """(member, index of the sample in it). Indices may go on behind the last, as a loader's do where a member starts over."""
         index, size = operator.index(index), len(self)
         if index < -size or size == 0:
             raise IndexError(f"Mix: an index must be at least {-size}, got {index}")
@@ -168,7 +168,9 @@ class Mix:
 def _checked_pairs(members: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     pairs = list(members)
     if not 1 <= len(pairs) <= MAX_MEMBERS:
-        raise ValueError(f"Mix: there must be 1 to {MAX_MEMBERS} members, got {len(pairs)}; give [(dataset, weight), ...]")
+        raise ValueError(
+            f"Mix: there must be 1 to {MAX_MEMBERS} members, got {len(pairs)}; give [(dataset, weight), ...]"
+        )
     for number, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TypeError(f"Mix: members must be pairs (dataset, weight), got {pair!r} for member {number}")
@@ -181,7 +183,9 @@ def _checked_pairs(members: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def _size_of(member: Any, number: int) -> int:
-    can_be_asked = hasattr(member, "__getitem__") or getattr(member, "__getitems__", None) or hasattr(member, "read_into")
+    can_be_asked = (
+        hasattr(member, "__getitem__") or getattr(member, "__getitems__", None) or hasattr(member, "read_into")
+    )
     try:
         size = len(member)
     except (TypeError, NotImplementedError):
@@ -199,7 +203,11 @@ def _checked_curriculum(given: Mapping[int, Sequence[Any]], num_members: int) ->
     found = {}
     for step, weights in given.items():
         number = whole_number(
-            "Mix: a step of the curriculum", step, at_least=1, at_most=MAX_N, remedy="step 0 has the members' own weights"
+            "Mix: a step of the curriculum",
+            step,
+            at_least=1,
+            at_most=MAX_N,
+            remedy="step 0 has the members' own weights",
         )
         if not isinstance(weights, Iterable) or len(several := tuple(weights)) != num_members:
             raise ValueError(

@@ -146,7 +146,7 @@ class SeedStream:
         order = None if self._schedule is None else self._schedule.order
         if isinstance(order, KeyedOrder) and order.is_endless:
             raise TypeError(
-                "this loader has no len(): its epoch never ends, as the Mix has stop=\"repeat\". Count steps, or take stop=\"all\""
+                'this loader has no len(): its epoch never ends, as the Mix has stop="repeat". Count steps, or take stop="all"'
             )
         return self.num_steps
 

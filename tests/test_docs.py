@@ -15,7 +15,7 @@ DOCS = next(p / "docs" for p in Path(__file__).parents if (p / "docs").exists())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["audit.md", "samples.md", "sampling.md", "shared_index.md"])
+@pytest.mark.parametrize("page", ["audit.md", "mixtures.md", "samples.md", "sampling.md", "shared_index.md"])
 def test_the_examples_of_a_page_print_what_they_say(page: str, output_of: Callable[[str], str]) -> None:
     text = (DOCS / page).read_text()
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))

@@ -1,7 +1,7 @@
 """Which member stands at each position of a mixture, worked out in blocks from the nearest place whose counters are known.
 
-Draws depend on the draws before (src/mix.h), so a far place is reached by drawing on from a known one, 15 to 75 ns a draw. Known are the
-epoch's start, what a state told, the start of each block that was worked out, and wherever every member has exactly its share.
+Draws depend on the draws before (src/mix.h), so a far place is reached by drawing on from a known one, 15 to 75 ns a draw.
+Known are the epoch's start, what a state told, the ends of blocks, and wherever every member has exactly its share.
 """
 
 from __future__ import annotations

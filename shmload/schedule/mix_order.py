@@ -57,9 +57,9 @@ class MixOrder(KeyedOrder):
         shuffle: False takes each member's samples in their own order.
     Raises:
         ValueError: `stop` is another word, or the epoch would never end.
-    Cost: 20 to 35 ns a position for 10 members, 90 for 200, in batches of 64 or more. A place that is far from any known one costs
-        15 to 75 ns for each position between. Held: 8 bytes a member for each of up to 1,024 known places, some blocks of 8,192
-        positions, and a table of up to 128 KiB for each member and each of two epochs.
+    Cost: 36 ns a position for 10 members, 115 for 200, in batches of 64. A place that is far from any known one costs 15 to 75 ns
+        for each position between. Held: 8 bytes a member for each of up to 1,024 known places, some blocks of 8,192 positions,
+        and a table of up to 128 KiB for each member and each of two epochs.
     Thread/process safety: may be used by any number of threads; a copy or a pickle begins without what was worked out.
     Example:
         >>> order = MixOrder([300, 100], Shares.of([[3, 1]]), stop="first", shuffle=False)
@@ -70,7 +70,7 @@ class MixOrder(KeyedOrder):
     def __init__(self, sizes: Sequence[int], shares: Shares, *, stop: Stop, shuffle: bool) -> None:
         if stop not in get_args(Stop):
             raise ValueError(
-                f"Mix: stop must be one of {', '.join(map(repr, get_args(Stop)))}, got {stop!r}; \"first\" repeats no sample"
+                f'Mix: stop must be one of {", ".join(map(repr, get_args(Stop)))}, got {stop!r}; "first" repeats no sample'
             )
         self.sizes, self.shares, self.stop, self.shuffle = tuple(sizes), shares, stop, shuffle
         self._n = _length(self.sizes, shares, stop)
@@ -95,9 +95,7 @@ class MixOrder(KeyedOrder):
     @property
     def identity(self) -> str:
         rest = "" if len(self.shares.starts) == 1 else f", {len(self.shares.starts) - 1} changes of weights"
-        return (
-            f"mix({len(self.sizes)} members, stop={self.stop!r}, shuffle={self.shuffle}{rest}, sizes and weights {self._digest})"
-        )
+        return f"mix({len(self.sizes)} members, stop={self.stop}, shuffle={self.shuffle}{rest}, sizes and weights {self._digest})"
 
     def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
         newest = self._newest
@@ -175,9 +173,7 @@ class MixOrder(KeyedOrder):
 
     def _new_rounds(self, seed: int, epoch: int) -> list[Rounds | None]:
         return [
-            Rounds(
-                size, shuffle=self.shuffle, seed=seed, epoch=epoch, stream=(member + 1) * ROUNDS, num_streams=ROUNDS
-            )
+            Rounds(size, shuffle=self.shuffle, seed=seed, epoch=epoch, stream=(member + 1) * ROUNDS, num_streams=ROUNDS)
             if is_drawn
             else None
             for member, (size, is_drawn) in enumerate(zip(self.sizes, self.shares.is_drawn, strict=True))
@@ -207,7 +203,7 @@ def _length(sizes: Sequence[int], shares: Shares, stop: Stop) -> int:
     late += shares.vanishing
     if late:
         raise ValueError(
-            f'Mix: stop="all" needs weights by which every member is seen whole within 2^62 draws; members {sorted(late)} never are. Give '
-            'them more weight, in the curriculum\'s last step too, or take stop="first" or "repeat"'
+            f'Mix: stop="all" needs weights by which every member is seen whole within 2^62 draws; members {sorted(late)} '
+            'never are. Give them more weight, in the curriculum\'s last step too, or take stop="first" or "repeat"'
         )
     return max(end for end in ends if end is not None)

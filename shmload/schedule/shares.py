@@ -1,8 +1,8 @@
 """Weights as whole numbers: what each member of a mixture should have of the first n draws, without rounding.
 
-Weights are numbers as people write them: a float means the decimal it prints as, so 0.1, 0.2 and 0.7 are 1 : 2 : 7. Shares are whole
-numbers of 1/total. If one total up to 2^60 makes all shares of all pieces exact, that is it (sizes as weights always are); else
-total is 2^60, the units go by largest remainder, and 2^40 draws stray by less than a millionth of one.
+Weights are numbers as people write them: a float means the decimal it prints as, so 0.1, 0.2 and 0.7 are 1 : 2 : 7. Shares are
+whole numbers of 1/total. If one total up to 2^60 makes all shares of all pieces exact, that is it (sizes as weights always are);
+else total is 2^60, the units go by largest remainder, and 2^40 draws stray by less than a millionth of one.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def checked_weights(given: Sequence[Any], what: str) -> list[Any]:
     """
     weights = list(given)
     for member, weight in enumerate(weights):
-        if not isinstance(weight, Real) or isinstance(weight, bool):
+        if type(weight) is bool or not isinstance(weight, Real):
             raise TypeError(
                 f"{what} must be numbers, got {weight!r} of type {type(weight).__name__} for member {member}; "
                 "give an int, a float or a Fraction"

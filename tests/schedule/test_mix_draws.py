@@ -89,7 +89,9 @@ def test_any_weights_keep_the_bound(given: list[Any]) -> None:
 
 @settings(deadline=None)
 @given(st.data(), st.integers(2, 6), st.integers(1, 4))
-def test_weights_that_change_keep_the_bound_of_what_they_add_up_to(data: Any, num_members: int, num_pieces: int) -> None:
+def test_weights_that_change_keep_the_bound_of_what_they_add_up_to(
+    data: Any, num_members: int, num_pieces: int
+) -> None:
     one = st.lists(st.sampled_from([0, 1, 2, 7, 0.3, 1e-9, math.pi]), min_size=num_members, max_size=num_members)
     pieces = [data.draw(one.filter(any)) for _ in range(num_pieces)]
     gaps = data.draw(st.lists(st.integers(1, 60), min_size=num_pieces - 1, max_size=num_pieces - 1))
@@ -101,8 +103,8 @@ def test_weights_that_change_keep_the_bound_of_what_they_add_up_to(data: Any, nu
 
 def test_a_member_that_is_behind_when_its_weight_ends_may_still_be_drawn() -> None:
     pieces, starts = [[0, 1, 1], [1, 0, 0]], [0, 1]
-    assert [1, 0, 0, 0, 0] == draws_of(Shares.of(pieces, starts=starts), 5)
-    assert [1, 0, 0, 0, 0] == draws_of(Shares.of(pieces, starts=starts), 5, scan_max=0)
+    assert draws_of(Shares.of(pieces, starts=starts), 5) == [1, 0, 0, 0, 0]
+    assert draws_of(Shares.of(pieces, starts=starts), 5, scan_max=0) == [1, 0, 0, 0, 0]
 
 
 @settings(deadline=None)
@@ -158,7 +160,11 @@ def test_counters_of_another_position_are_refused() -> None:
 @pytest.mark.parametrize(
     ("starts", "shares", "message"),
     [
-        ([0], [[]], "shares of 1 to 65535 members are needed for each of 1 pieces from 0 on, got 1 pieces of 0 members"),
+        (
+            [0],
+            [[]],
+            "shares of 1 to 65535 members are needed for each of 1 pieces from 0 on, got 1 pieces of 0 members",
+        ),
         ([1], [[1]], "pieces from 0 on"),
         ([0], [[0, 0]], "add up to one total above 0, got 0 and 0"),
         ([0, 5], [[1, 1], [1, 2]], "add up to one total above 0, got 2 and 3"),

@@ -21,11 +21,15 @@ from shmload.schedule.shares import Shares
 from shmload.schedule.state import make_state, resume
 
 KEY = {"seed": 7, "epoch": 2}
-members = st.lists(st.tuples(st.integers(1, 40), st.sampled_from([1, 2, 3, 10, 0.1, 0.7, 3.14])), min_size=1, max_size=6)
+members = st.lists(
+    st.tuples(st.integers(1, 40), st.sampled_from([1, 2, 3, 10, 0.1, 0.7, 3.14])), min_size=1, max_size=6
+)
 
 
 def order_of(pairs: list[tuple[int, Any]], *, stop: Any = "first", shuffle: bool = True) -> MixOrder:
-    return MixOrder([size for size, _ in pairs], Shares.of([[weight for _, weight in pairs]]), stop=stop, shuffle=shuffle)
+    return MixOrder(
+        [size for size, _ in pairs], Shares.of([[weight for _, weight in pairs]]), stop=stop, shuffle=shuffle
+    )
 
 
 def whole(order: MixOrder, *, stop: int | None = None, seed: int = 7, epoch: int = 2) -> list[int]:
@@ -82,7 +86,7 @@ def test_decimals_end_where_people_expect_it() -> None:
 
 def test_repeat_has_every_position_there_is() -> None:
     order = order_of([(3, 1), (2, 1)], stop="repeat")
-    assert (2**62, True) == (order.n, order.is_endless)
+    assert (order.n, order.is_endless) == (2**62, True)
     assert not order_of([(3, 1)]).is_endless
     far = order.take(2**62 - 5, 2**62, **KEY)
     assert all(far >= 0)
@@ -145,7 +149,9 @@ def test_what_is_taken_is_the_takers() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(members, st.integers(0, 3 * BLOCK), st.booleans())
-def test_a_resume_at_any_place_goes_on_as_if_undisturbed(pairs: list[tuple[int, Any]], position: int, looked: bool) -> None:
+def test_a_resume_at_any_place_goes_on_as_if_undisturbed(
+    pairs: list[tuple[int, Any]], position: int, looked: bool
+) -> None:
     order = order_of(pairs, stop="repeat")
     expected = order.take(position, position + 500, **KEY).tolist() if looked else None
     counters = order.counters_at(position, **KEY)
@@ -174,7 +180,7 @@ def test_small_weights_are_sought_without_counters(monkeypatch: pytest.MonkeyPat
     made = []
     monkeypatch.setattr(order._drawn, "_make", lambda *args: made.append(args) or Drawn._make(order._drawn, *args))
     position = 10**17 + 1
-    assert [75 * 10**15 + 1, 25 * 10**15] == order.counters_at(position, **KEY)
+    assert order.counters_at(position, **KEY) == [75 * 10**15 + 1, 25 * 10**15]
     assert len(made) <= 2
     indices = order.take(position - 1, position + 7, **KEY)
     assert [i < 10**18 for i in whole(order, stop=8)] == [i < 10**18 for i in indices.tolist()]
@@ -205,7 +211,8 @@ def test_places_far_back_are_forgotten_by_halves_and_found_again(monkeypatch: py
 def test_counters_that_cannot_be_its_own_are_refused(counters: list[Any]) -> None:
     order = order_of([(100, 1), (100, 1)])
     with pytest.raises(
-        StateMismatch, match="counters must be the draws of 2 members before position 10, each within one of its share; got"
+        StateMismatch,
+        match="counters must be the draws of 2 members before position 10, each within one of its share; got",
     ):
         order.go_on_at(10, counters, epoch=0)
 
@@ -225,12 +232,16 @@ def test_curricula_change_the_shares_and_the_end() -> None:
     "shares", [Shares.of([[1, 1], [0, 1]], starts=[0, 40]), Shares.of([[1e-300, 1]]), Shares.of([[1, 2**60 - 1]])]
 )
 def test_all_needs_weights_that_let_every_member_be_seen(shares: Shares) -> None:
-    with pytest.raises(ValueError, match=r'stop="all" needs .* within 2\^62 draws; members \[0\] never are. Give them more'):
+    with pytest.raises(
+        ValueError, match=r'stop="all" needs .* within 2\^62 draws; members \[0\] never are. Give them more'
+    ):
         MixOrder([100, 100], shares, stop="all", shuffle=False)
 
 
 def test_an_unknown_stop_is_refused() -> None:
-    with pytest.raises(ValueError, match="stop must be one of 'first', 'all', 'repeat', got 'last'; \"first\" repeats no"):
+    with pytest.raises(
+        ValueError, match="stop must be one of 'first', 'all', 'repeat', got 'last'; \"first\" repeats no"
+    ):
         order_of([(1, 1)], stop="last")
 
 

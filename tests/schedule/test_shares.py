@@ -35,7 +35,9 @@ small_pieces = st.integers(1, 4).flatmap(
     ],
     ids=str,
 )
-def test_weights_become_the_whole_numbers_they_stand_for(weights: list[Any], total: int, shares: tuple[int, ...]) -> None:
+def test_weights_become_the_whole_numbers_they_stand_for(
+    weights: list[Any], total: int, shares: tuple[int, ...]
+) -> None:
     found = Shares.of([weights])
     assert (total, (shares,)) == (found.total, found.pieces)
 
@@ -52,13 +54,13 @@ def test_shares_add_up_and_are_within_a_unit_of_the_weights(weights: list[Any]) 
 
 def test_pieces_have_one_unit() -> None:
     found = Shares.of([[1, 1], [1, 2], [0, 1]], starts=[0, 10, 20])
-    assert (6, ((3, 3), (2, 4), (0, 6))) == (found.total, found.pieces)
-    assert [True, True] == found.is_drawn
+    assert (found.total, found.pieces) == (6, ((3, 3), (2, 4), (0, 6)))
+    assert found.is_drawn == [True, True]
 
 
 def test_weights_too_small_for_a_unit_are_named() -> None:
-    assert (1,) == Shares.of([[1, 1e-300, 0]]).vanishing
-    assert () == Shares.of([[1, 1e-300, 0], [0, 1, 0]], starts=[0, 5]).vanishing
+    assert Shares.of([[1, 1e-300, 0]]).vanishing == (1,)
+    assert Shares.of([[1, 1e-300, 0], [0, 1, 0]], starts=[0, 5]).vanishing == ()
 
 
 @settings(deadline=None)
@@ -81,7 +83,9 @@ def test_where_a_target_is_reached_is_the_first_such_place(
 
 @settings(deadline=None)
 @given(small_pieces, st.integers(1, 9), st.integers(0, 500))
-def test_an_even_place_has_every_member_exactly_at_its_share(pieces: list[list[int]], length: int, position: int) -> None:
+def test_an_even_place_has_every_member_exactly_at_its_share(
+    pieces: list[list[int]], length: int, position: int
+) -> None:
     shares = Shares.of(pieces, starts=[length * i for i in range(len(pieces))])
     found = shares.even_before(position)
     if found is None:
@@ -98,9 +102,9 @@ def test_an_even_place_has_every_member_exactly_at_its_share(pieces: list[list[i
 
 def test_an_even_place_is_the_last_one() -> None:
     shares = Shares.of([[3, 1]])
-    assert (8, [6, 2]) == shares.even_before(11)
-    assert (12, [9, 3]) == shares.even_before(12)
-    assert (10**15, [10**15 * 3 // 4, 10**15 // 4]) == shares.even_before(10**15 + 3)
+    assert shares.even_before(11) == (8, [6, 2])
+    assert shares.even_before(12) == (12, [9, 3])
+    assert shares.even_before(10**15 + 3) == (10**15, [10**15 * 3 // 4, 10**15 // 4])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +114,11 @@ def test_an_even_place_is_the_last_one() -> None:
         ([math.nan, 1], ValueError, "W must be finite and not negative, got nan for member 0"),
         ([1, math.inf], ValueError, "W must be finite and not negative, got inf for member 1"),
         ([0, 0.0], ValueError, "W must have one above 0, got 2 zeros; nothing could be drawn by them"),
-        ([1, "2"], TypeError, "W must be numbers, got '2' of type str for member 1; give an int, a float or a Fraction"),
+        (
+            [1, "2"],
+            TypeError,
+            "W must be numbers, got '2' of type str for member 1; give an int, a float or a Fraction",
+        ),
         ([True, 1], TypeError, "W must be numbers, got True of type bool for member 0"),
         ([1, None], TypeError, "W must be numbers, got None"),
         ([Decimal(1)], TypeError, "W must be numbers, got Decimal"),

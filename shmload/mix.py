@@ -45,7 +45,7 @@ class Mix:
         >>> mix = Mix([(range(30), 3), (range(100, 110), 1)])
         >>> with ShmLoader(mix, batch_size=8, seed=7) as loader:
         ...     next(iter(loader)).tolist()
-        [0, 100, 1, 2, 3, 101, 4, 5]
+        [0, 1, 100, 2, 3, 4, 101, 5]
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class MixOrder(KeyedOrder):
     Example:
         >>> order = MixOrder([300, 100], Shares.of([[3, 1]]), stop="first", shuffle=False)
         >>> order.n, order.take(0, 8, seed=7, epoch=0).tolist()
-        (400, [0, 300, 1, 2, 3, 301, 4, 5])
+        (400, [0, 1, 300, 2, 3, 4, 301, 5])
     """
 
     def __init__(self, sizes: Sequence[int], shares: Shares, *, stop: Stop, shuffle: bool) -> None:

@@ -41,8 +41,8 @@ __version__ = "0.1.0"
 _PLACES = {
     "BlockShuffle": "shmload.schedule.block_shuffle",
     "Jagged": "shmload.batch.delivered",
-    "LengthBuckets": "shmload.schedule.length_buckets",
     "Mix": "shmload.mix",
+    "LengthBuckets": "shmload.schedule.length_buckets",
     "Padded": "shmload.batch.delivered",
     "Permutation": "shmload.schedule.permutation",
     "Schedule": "shmload.schedule.schedule",

@@ -41,15 +41,15 @@ def _check_seed(given: Mapping[str, Any]) -> None:
     seed = given["seed"]
     if given["uneven"] not in ("pad", "drop", "exact"):
         raise ValueError(f'uneven is "pad", "drop" or "exact"; got {given["uneven"]!r}')
+    has_order = hasattr(given["dataset"], "keyed_order")
+    if seed is None and has_order and given["sampler"] is None and given["batch_sampler"] is None:
+        raise ValueError(
+            f"a {type(given['dataset']).__name__} says in which order it is read, which only seed mode asks for: give ShmLoader a "
+            "seed, or a sampler of your own"
+        )
     if seed is None:
         if given["seed_samples"]:
             raise ValueError("seed_samples=True needs a seed: without one randomness is torch's, per worker")
-        has_order = getattr(given["dataset"], "keyed_order", None) is not None
-        if has_order and given["sampler"] is None and given["batch_sampler"] is None:
-            raise ValueError(
-                f"a {type(given['dataset']).__name__} orders its samples itself, which needs seed=...; without a seed its weights "
-                "would mean nothing. Give a seed, or a sampler to take it as its members end to end"
-            )
         return
     if not isinstance(seed, int) or not 0 <= seed < 2**64:
         raise ValueError(f"seed is an int from 0 to 2**64 - 1; got {seed!r}")

@@ -23,6 +23,7 @@ FLOORS = {
     "batch": 2,
     "index": 2,
     "worker": 3,
+    "formats": 3,
     "engine": 4,
     "ring_memory": 4,
     "supervision": 4,

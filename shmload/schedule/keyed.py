@@ -32,14 +32,14 @@ class KeyedOrder(ABC):
     def identity(self) -> str:
         """Which order this is, with what it was made of; a state saved under another is refused."""
 
-    @property
-    def is_endless(self) -> bool:
-        """Whether an epoch never ends: then n is 2^62, and a loader has no length."""
-        return False
-
     @abstractmethod
     def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
         """The indices at positions [start, stop), as a new array; 0 <= start <= stop <= n."""
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether an epoch has no end: then a loader has no len()."""
+        return False
 
     def counters_at(self, position: int, *, seed: int, epoch: int) -> list[int] | None:
         """What a resume at that position needs besides it; None: nothing."""

@@ -16,7 +16,7 @@ from itertools import pairwise
 from numbers import Rational, Real
 from typing import Any
 
-__all__ = ["MAX_TOTAL", "Shares", "checked_weights"]
+__all__ = ["MAX_TOTAL", "Shares", "check_weights", "exact_weight"]
 
 MAX_TOTAL = 1 << 60
 
@@ -98,39 +98,33 @@ class Shares:
         return even, [(done + share * (even - start)) // self.total for done, share in zip(before, shares, strict=True)]
 
 
-def checked_weights(given: Sequence[Any], what: str) -> list[Any]:
-    """The weights, if they can be drawn by.
+def check_weights(weights: Sequence[Any], num_members: int, where: str) -> None:
+    """Returns if they are the weights of so many members.
 
     Raises:
-        TypeError: one is no number.
-        ValueError: one is negative or not finite, or none is above 0.
+        ValueError: they are not.
     """
-    weights = list(given)
-    for member, weight in enumerate(weights):
-        if type(weight) is bool or not isinstance(weight, Real):
-            raise TypeError(
-                f"{what} must be numbers, got {weight!r} of type {type(weight).__name__} for member {member}; "
-                "give an int, a float or a Fraction"
-            )
-        if not (isinstance(weight, Rational) or math.isfinite(weight)) or weight < 0:
-            raise ValueError(
-                f"{what} must be finite and not negative, got {weight!r} for member {member}; 0 leaves a member out"
-            )
+    if len(weights) != num_members:
+        raise ValueError(f"{where} needs {num_members} weights, one for each member; got {len(weights)}")
+    for weight in weights:
+        is_number = isinstance(weight, Rational) or (isinstance(weight, Real) and math.isfinite(weight))
+        if not is_number or weight < 0:
+            raise ValueError(f"{where} needs finite weights of 0 or more; got {weight!r}")
     if not any(weights):
-        raise ValueError(f"{what} must have one above 0, got {len(weights)} zeros; nothing could be drawn by them")
-    return weights
+        raise ValueError(f"{where} needs a weight above 0; all {num_members} are 0")
 
 
-def _shares(weights: Sequence[Any]) -> list[Fraction]:
-    exact = [_exact(weight) for weight in weights]
-    whole = sum(exact)
-    return [weight / whole for weight in exact]
-
-
-def _exact(weight: Any) -> Fraction:
+def exact_weight(weight: Any) -> Fraction:
+    """The number that a weight stands for."""
     if isinstance(weight, Rational):
         return Fraction(int(weight.numerator), int(weight.denominator))  # numpy's would overflow
     return Fraction(str(weight))
+
+
+def _shares(weights: Sequence[Any]) -> list[Fraction]:
+    exact = [exact_weight(weight) for weight in weights]
+    whole = sum(exact)
+    return [weight / whole for weight in exact]
 
 
 def _by_largest_remainder(shares: Sequence[Fraction], total: int) -> tuple[int, ...]:

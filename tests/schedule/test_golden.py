@@ -7,6 +7,7 @@ import pytest
 
 import shmload
 from shmload.schedule.keyed import KeyedOrder
+from shmload.schedule.mix_order import MixOrder
 from shmload.schedule.permutation import sample_key, sample_key_pair
 from shmload.schedule.schedule import Schedule
 
@@ -39,10 +40,8 @@ def test_other_orders_of_version_1_are_what_they_were(golden):
 
 @pytest.mark.parametrize("golden", MIXES, ids=lambda golden: golden["what"])
 def test_mixtures_of_version_1_are_what_they_were(golden):
-    curriculum = {int(step): weights for step, weights in golden["curriculum"].items()}
-    pairs = [(range(size), weight) for size, weight in golden["members"]]
-    mix = shmload.Mix(pairs, stop=golden["stop"], curriculum=curriculum)
-    order = mix.keyed_order(shuffle=golden["shuffle"], global_batch=4)
+    weights = {int(start): of_piece for start, of_piece in golden["weights"].items()}
+    order = MixOrder(golden["sizes"], weights, stop=golden["stop"], shuffle=golden["shuffle"])
     assert (golden["identity"], golden["n"]) == (order.identity, order.n), BUMP
     key = {"seed": golden["seed"], "epoch": golden["epoch"]}
     assert golden["indices"] == order.take(0, min(order.n, 200), **key).tolist(), BUMP

@@ -1,0 +1,31 @@
+"""Formats that samples are stored in: read in place, write, index. Names are imported at first use."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shmload.formats.tar.dataset import TarDataset
+    from shmload.formats.tar.stream import TarStream
+    from shmload.formats.tar.writer import TarWriter
+
+_PLACES = {
+    "TarDataset": "shmload.formats.tar.dataset",
+    "TarStream": "shmload.formats.tar.stream",
+    "TarWriter": "shmload.formats.tar.writer",
+}
+
+__all__ = ["TarDataset", "TarStream", "TarWriter"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'shmload.formats' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PLACES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -85,14 +85,20 @@ class _InPlaceSubset(InPlace):
 
 
 class _InPlaceConcat(InPlace):
-    """torch's ConcatDataset of several with equal schemas. Whole batches are read row by row, each from its member."""
+    """Several with equal schemas, end to end. Whole batches are read row by row, each from its member.
 
-    def __init__(self, members: list[InPlace], ends: Sequence[int]) -> None:
+    Args:
+        is_cyclic: indices go on behind the last one, from the first: a Mix gives such where a member begins again.
+    """
+
+    def __init__(self, members: list[InPlace], ends: Sequence[int], *, is_cyclic: bool) -> None:
         self.schema, self.batch_type = members[0].schema, members[0].batch_type
         readers = [_row_reader(m) for m in members]
 
         def read_into(index: int, out: Any) -> None:
-            if index < 0:
+            if is_cyclic:
+                index %= ends[-1]
+            elif index < 0:
                 index += ends[-1]
             which = bisect_right(ends, index)
             readers[which](index - (ends[which - 1] if which else 0), out)
@@ -141,11 +147,12 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
     if is_torchs and kind.__name__ == "Subset":
         inner = in_place_of(dataset.dataset, ragged)
         return inner and _InPlaceSubset(inner, dataset.indices)
-    if (is_torchs and kind.__name__ == "ConcatDataset") or getattr(kind, "is_concatenation", False):
+    is_mix = getattr(kind, "is_concatenation", False)
+    if (is_torchs and kind.__name__ == "ConcatDataset") or is_mix:
         found = [in_place_of(d, ragged) for d in dataset.datasets]
         members = [m for m in found if m is not None and m.reads_rows_alike]
         if len(members) == len(found) and len({str(dict(m.schema)) for m in members}) == 1:
-            return _InPlaceConcat(members, dataset.cumulative_sizes)
+            return _InPlaceConcat(members, dataset.cumulative_sizes, is_cyclic=is_mix)
         return None
     if getattr(dataset, "schema", None) is not None and (
         getattr(dataset, "read_into", None) is not None or getattr(dataset, "read_batch_into", None) is not None

@@ -173,7 +173,8 @@ class Engine:
 
     def submit(self, order: Order) -> None:
         """Queues an order behind those submitted before; it is published as soon as a slot is free."""
-        self._check_usable()
+        if self._is_closed:
+            raise self._why_closed()
         try:
             self._queue.append(order)
             self._backlog.append(order)
@@ -265,7 +266,8 @@ class Engine:
             WorkerDied: a worker ended and may not be replaced, or a sample killed its worker twice.
             RuntimeError: the loader is closed, or `timeout` has passed.
         """
-        self._check_usable()
+        if self._is_closed:
+            raise self._why_closed()
         try:
             return self._next(in_order)
         except BaseException:  # ^C, or what another signal handler raises, may come at any line
@@ -312,23 +314,18 @@ class Engine:
     def _first_done(self) -> Order:
         return next((order for order in self._queue if self._is_done(order)), self._queue[0])
 
-    def _check_usable(self) -> None:
-        if self._broken is not None:
-            raise self._broken.error()
-        if self._is_closed:
-            raise RuntimeError("this loader is closed: make a new one")
+    def _why_closed(self) -> BaseException:
+        return RuntimeError("this loader is closed: make a new one") if self._broken is None else self._broken.error()
 
     def _deliver(self, order: Order) -> Delivery:
         ring, slot = self._ring, order.slot
-        nrows = order.nrows
-        nbytes = ring.used_nbytes(slot)  # set by the worker that packed the batch, whatever the order asked for
         dumped = ring.note(slot) if self._has_notes else b""
         if dumped[:1] == END:
             ring.free(slot)
             self._queue.remove(order)
             return Delivery(order, NOTHING, load_note(dumped, None))
-        must_copy = self._must_copy()
         lease = ring.lease(slot)
+        nbytes = lease.used_nbytes  # set by the worker that packed the batch, whatever the order asked for
         try:
             note = load_note(dumped, lease.bytes_at)
             if note is not None and note.has_ended:
@@ -337,15 +334,17 @@ class Engine:
                 batch = unpack(LeasedBatch(lease))
             else:
                 assert self._layout is not None
-                batch = deliver_rows(self._layout, lease, nrows)
-                nbytes = self._layout.nbytes(nrows)
-            if must_copy and batch is not NOTHING:
+                batch = deliver_rows(self._layout, lease, order.nrows)
+                nbytes = self._layout.nbytes(order.nrows)
+            if ring.num_leased < self.num_slots:
+                self._has_collected = False
+            elif batch is not NOTHING and self._must_copy():
                 batch = copied(batch)
         except Exception:  # an object in it does not unpickle, say: it would not the next time either
             self._lose(order)
             raise
         del lease
-        ring.count_nbytes(nbytes)
+        ring.count_batch(order.nrows, nbytes)
         self._supervisor.batch_came()
         if self._queue[0] is order:
             self._queue.popleft()
@@ -374,21 +373,18 @@ class Engine:
             self._backlog = deque(order for order in self._queue if order.slot < 0)
 
     def _must_copy(self) -> bool:
-        """Whether this batch must leave its slot at once, because the user holds all others."""
-        ring, limit = self._ring, self.num_slots - 1
-        if ring.num_leased < limit:
-            self._has_collected = False
-            return False
+        """Whether the batch that has the last slot must leave it at once, because the user does hold all others."""
+        ring = self._ring
         if not self._has_collected:  # a reference cycle holds its slots until the collector comes by
             self._has_collected = True
             forks.settle()
             gc.collect()
-            if ring.num_leased < limit:
+            if ring.num_leased < self.num_slots:
                 return False
         if not self._has_warned_held:
             self._has_warned_held = True
             warnings.warn(
-                f"{ring.num_leased} batches are still in use, all but one of the ring's {self.num_slots} slots: from now on "
+                f"{ring.num_leased - 1} batches are still in use, all but one of the ring's {self.num_slots} slots: from now on "
                 "batches are copied to private memory while that is so. Drop batches you no longer need, or raise "
                 "prefetch_factor or ring_bytes",
                 stacklevel=7,  # whoever called next()

@@ -12,7 +12,7 @@ from shmload._core.trainer import ANYONE
 from shmload.worker.notes import Note
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Order:
     """One batch to be made: which, of which samples, and (in torch mode) by which worker. `slot` is -1 until published.
 

@@ -1,4 +1,4 @@
-"""Waiting on a named semaphore so that every signal handler gets its say.
+"""A named semaphore's steady verbs. Waiting on it is so that every signal handler gets its say:
 
 posix_ipc runs the handlers when a signal ends its wait, but keeps only KeyboardInterrupt of what they raise: an exit on SIGTERM or
 a time limit by SIGALRM would be lost. Here what a handler raises is raised. The wait is by the monotonic clock where the C library
@@ -42,6 +42,9 @@ cdef extern from *:
     int EINTR, ETIMEDOUT
     sem_t *sem_open(const char *name, int flags)
     int sem_close(sem_t *sem)
+    int sem_getvalue(sem_t *sem, int *value) nogil
+    int sem_post(sem_t *sem) nogil
+    int sem_trywait(sem_t *sem) nogil
     int shml_sem_failed(sem_t *sem)
     int shml_sem_wait(sem_t *sem, double timeout_s) nogil
 
@@ -50,12 +53,12 @@ from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
 import os
 
 
-cdef class BellWaiter:
+cdef class Bell:
     """One process's open end of a semaphore that exists; the name begins with a slash."""
 
     cdef sem_t *_sem
 
-    def __cinit__(self, str name):
+    def __cinit__(self, str name, *_, **__):
         cdef bytes encoded = os.fsencode(name)
         self._sem = sem_open(encoded, 0)
         if shml_sem_failed(self._sem):
@@ -67,7 +70,7 @@ cdef class BellWaiter:
             sem_close(self._sem)
 
     def wait(self, double timeout_s):
-        """Waits without the GIL; False if nothing came in time, or a signal came whose handler raised nothing."""
+        """Waits for a ring, without the GIL; False if none came in time or a signal came first. Raises what its handler does."""
         cdef int failed
         with nogil:
             failed = shml_sem_wait(self._sem, timeout_s)
@@ -78,3 +81,18 @@ cdef class BellWaiter:
         elif failed != ETIMEDOUT:
             raise OSError(failed, os.strerror(failed))
         return False
+
+    def post_up_to(self, int count):
+        """Rings so often that `count` rings are pending: more would only make workers scan for nothing."""
+        cdef int value
+        if sem_getvalue(self._sem, &value):
+            PyErr_SetFromErrno(OSError)
+        while value < count:
+            if sem_post(self._sem):
+                PyErr_SetFromErrno(OSError)
+            value += 1
+
+    def drain(self):
+        """Takes back all pending rings."""
+        while sem_trywait(self._sem) == 0:
+            pass

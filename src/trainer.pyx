@@ -7,14 +7,26 @@ the protocol's private mutex: every step is one C call that nothing interrupts h
 include "ring.pxi"
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
+import os
 from time import monotonic_ns
 
-cdef extern from "unistd.h" nogil:
-    int getpid()
+include "leases.pxi"
+
+cdef extern from *:
+    """
+    #include <pthread.h>
+    static int shml_num_forks; /* between this process and the one that imported the module; getpid would be a system call */
+    static void shml_in_child(void) { shml_num_forks++; }
+    static int shml_watch_forks(void) { return pthread_atfork(NULL, NULL, shml_in_child); }
+    """
+    int shml_num_forks
+    int shml_watch_forks()
+
+if shml_watch_forks():
+    raise MemoryError
 
 # What `look` answers about an ordered slot.
 FILLING = 0   # a chunk is unclaimed or being filled
@@ -46,7 +58,8 @@ cdef class TrainerRing:
     cdef shml_ring _ring
     cdef shml_desk *_desk
     cdef object _control
-    cdef int _pid
+    cdef int _num_forks
+    cdef object _pid
     cdef uint64_t _order
     cdef readonly int num_slots, num_workers
 
@@ -59,7 +72,8 @@ cdef class TrainerRing:
         if control.nbytes < needed:
             raise ValueError(f"the control block needs {needed} bytes, the mapping has {control.nbytes}")
         self._control = control
-        self._pid = getpid()
+        self._num_forks = shml_num_forks
+        self._pid = os.getpid()
         self.num_slots = num_slots
         self.num_workers = num_workers
         shml_create(&self._ring, <void *><uintptr_t>control.address, num_slots, num_workers, order_capacity,
@@ -78,7 +92,7 @@ cdef class TrainerRing:
             shml_desk_drop(self._desk)
 
     cdef int _guard(self) except -1:
-        if getpid() != self._pid:
+        if shml_num_forks != self._num_forks:
             raise RuntimeError(f"this loader belongs to process {self._pid}; a forked child cannot use it: make a new one")
         return 0
 
@@ -98,7 +112,7 @@ cdef class TrainerRing:
         """Takes in what leases have given back."""
         cdef uint32_t first = self._desk.num_free
         shml_desk_collect(self._desk)
-        if getpid() != self._pid:
+        if shml_num_forks != self._num_forks:
             return  # a forked child's copy of all this says nothing about the slots
         for i in range(first, self._desk.num_free):
             self._ring.slots[self._desk.free_list[i]].state = SHML_FREE
@@ -270,11 +284,6 @@ cdef class TrainerRing:
         self._slot(slot)
         return shml_first_row(self._ring.slots[slot].nrows, self._ring.slots[slot].nchunks, chunk)
 
-    def used_nbytes(self, int slot):
-        """Payload bytes of a packed batch; 0: the slot's rows lie as the layout says."""
-        self._slot(slot)
-        return self._ring.slots[slot].used_nbytes
-
     def note(self, int slot):
         """What the worker sent along with a READY batch of one chunk; empty if nothing."""
         self._slot(slot)
@@ -288,6 +297,7 @@ cdef class TrainerRing:
 
     def needy(self):
         """A slot whose claimant waits for a larger payload; -1: none."""
+        cdef int slot
         for slot in range(self.num_slots):
             if self._ring.slots[slot].need_nbytes != 0 and self._desk.places[slot].state in (SHML_ORDERED, SHML_DRAINING):
                 return slot
@@ -308,14 +318,15 @@ cdef class TrainerRing:
         if place.map == NULL:
             raise ValueError(f"slot {slot} has no payload")
         cdef Lease lease = Lease.__new__(Lease)
+        lease.used_nbytes = self._ring.slots[slot].used_nbytes
         lease._lease = shml_lease_begin(self._desk, slot)
         self._ring.slots[slot].state = SHML_LEASED
-        self._ring.header.batches += 1
-        self._ring.header.samples += self._ring.slots[slot].nrows
         return lease
 
-    def count_nbytes(self, uint64_t nbytes):
-        """Adds to the bytes delivered."""
+    def count_batch(self, uint32_t nrows, uint64_t nbytes):
+        """Adds to what was delivered."""
+        self._ring.header.batches += 1
+        self._ring.header.samples += nrows
         self._ring.header.nbytes += nbytes
 
     @property
@@ -498,124 +509,3 @@ cdef extern from *:
     }
     """
     uint64_t _owner "shml_owner_word" (shml_slot *slot, uint32_t chunk) nogil
-
-
-cdef class _Desk:
-    """An entry in the list of all desks of this process, by which a fork finds every lease."""
-
-    cdef shml_desk *_desk
-
-    def __dealloc__(self):
-        if self._desk != NULL:
-            shml_desk_drop(self._desk)
-
-
-cdef list _desks = []
-
-
-cdef _enter(shml_desk *desk):
-    cdef _Desk entry = _Desk.__new__(_Desk)
-    _desks[:] = [e for e in _desks if (<_Desk>e)._desk.refs > 1]
-    shml_desk_keep(desk)
-    entry._desk = desk
-    _desks.append(entry)
-
-
-def live_leases():
-    """A Lease more for every slot of this process that has one and lies in shared memory."""
-    cdef Lease lease
-    cdef shml_desk *desk
-    found = []
-    for entry in _desks:
-        desk = (<_Desk>entry)._desk
-        for slot in range(desk.num_slots):
-            if shml_lease_try_keep(&desk.places[slot].lease):
-                lease = Lease.__new__(Lease)
-                lease._lease = &desk.places[slot].lease
-                if not lease._lease.is_private:
-                    found.append(lease)
-    return found
-
-
-def stop_poisoning():
-    """In a forked child: what dies here must not write into the parent's slots."""
-    for entry in _desks:
-        (<_Desk>entry)._desk.poison = 0
-
-
-cdef void _drop_capsule(object capsule) noexcept:
-    """A capsule nobody consumed still holds its reference."""
-    cdef dl_managed *managed
-    if PyCapsule_IsValid(capsule, "dltensor"):
-        managed = <dl_managed *>PyCapsule_GetPointer(capsule, "dltensor")
-        managed.deleter(managed)
-
-
-cdef class Lease:
-    """The trainer's hold on one delivered slot. It ends when this object and every tensor made from it are gone."""
-
-    cdef shml_lease *_lease
-
-    def __dealloc__(self):
-        if self._lease != NULL:
-            shml_lease_drop(self._lease)
-
-    @property
-    def slot(self):
-        """Which slot."""
-        return self._lease.slot
-
-    @property
-    def address(self):
-        """Where the slot's bytes begin."""
-        return <uintptr_t>self._lease.base
-
-    @property
-    def nbytes(self):
-        """Size of the slot."""
-        return self._lease.nbytes
-
-    def make_private(self):
-        """In a forked child: gives it its own copy of the slot, in place. False if there is no memory for it."""
-        return shml_lease_make_private(self._lease) == 0
-
-    def bytes_at(self, uint64_t offset, uint64_t nbytes):
-        """A private copy of some of the slot's bytes."""
-        if offset + nbytes > self._lease.nbytes:
-            raise ValueError(f"{nbytes} bytes at {offset} end beyond the slot of {self._lease.nbytes}")
-        return (<const char *>self._lease.base)[offset:offset + nbytes]
-
-    def capsule(self, uint64_t offset, int code, int bits, tuple shape):
-        """A DLPack capsule of a C-order array in the slot; whoever consumes it holds the lease.
-
-        Args:
-            code, bits: DLPack's dtype.
-        """
-        cdef int ndim = len(shape)
-        cdef uint64_t nbytes = bits // 8
-        cdef dl_managed *managed
-        cdef int64_t extent
-        for i in range(ndim):
-            nbytes *= <uint64_t>shape[i]
-        if offset + nbytes > self._lease.nbytes:
-            raise ValueError(f"an array of {nbytes} bytes at {offset} ends beyond the slot of {self._lease.nbytes}")
-        managed = shml_dl_new(self._lease, offset, code, bits, ndim)
-        if managed == NULL:
-            raise MemoryError
-        for i in range(ndim):
-            extent = shape[i]
-            managed.shape[i] = extent
-        return PyCapsule_New(managed, "dltensor", <void (*)(object) noexcept>_drop_capsule)
-
-    def tensors(self, tuple plan, from_dlpack):
-        """One tensor per entry of `plan`, each holding the lease.
-
-        Args:
-            plan: per field (offset, code, bits, shape), or (-1, make, shape, dtype) for a field without bytes.
-            from_dlpack: makes a tensor of a capsule.
-        """
-        return [
-            from_dlpack(self.capsule(entry[0], entry[1], entry[2], entry[3])) if entry[0] >= 0
-            else entry[1](entry[2], dtype=entry[3])
-            for entry in plan
-        ]

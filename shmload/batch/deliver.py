@@ -50,7 +50,7 @@ class LeasedBatch:
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
-        self.bytes_at = lease.bytes_at
+        self.meta = lease.meta
 
     def tensor(self, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
         """A tensor over the slot, which holds the lease."""
@@ -72,9 +72,10 @@ class PrivateBatch:
         self._room = np.empty(packed.nbytes, np.uint8)
         packed.write(self._room)
 
-    def bytes_at(self, offset: int, nbytes: int) -> bytes:
-        """A copy of some of its bytes."""
-        return self._room[offset : offset + nbytes].tobytes()
+    def meta(self) -> bytes:
+        """Its last part, which says what the others are."""
+        start, nbytes = self._room[:16].view(np.uint64).tolist()
+        return self._room[start : start + nbytes].tobytes()
 
     def tensor(self, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
         """A tensor over the memory, which keeps it."""

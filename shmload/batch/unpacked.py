@@ -32,8 +32,8 @@ from shmload.batch.packed import (
 class Source(Protocol):
     """Memory that holds a packed batch."""
 
-    def bytes_at(self, offset: int, nbytes: int) -> bytes:
-        """A copy of some of its bytes."""
+    def meta(self) -> bytes:
+        """Its last part, which says what the others are."""
 
     def tensor(self, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
         """A C-order tensor over it."""
@@ -44,9 +44,7 @@ class Source(Protocol):
 
 def unpack(source: Source) -> Any:
     """The batch in a source."""
-    head = source.bytes_at(0, 16)
-    start, nbytes = int.from_bytes(head[:8], "little"), int.from_bytes(head[8:], "little")
-    return _Builder(source).build(marshal.loads(source.bytes_at(start, nbytes)))
+    return _Builder(source).build(marshal.loads(source.meta()))
 
 
 class _Builder:

@@ -10,15 +10,14 @@ import os
 
 import posix_ipc
 
-from shmload._core.bell import BellWaiter
+from shmload._core.bell import Bell
 
 
-class Doorbell:
+class Doorbell(Bell):
     """One semaphore. Whoever created it gives up its name with `close`."""
 
-    def __init__(self, semaphore: posix_ipc.Semaphore, name: str, *, is_owner: bool) -> None:
+    def __init__(self, name: str, semaphore: posix_ipc.Semaphore, *, is_owner: bool) -> None:
         self._semaphore = semaphore
-        self._waiter = BellWaiter(name)
         self.name = name
         self._owner_pid = os.getpid() if is_owner else 0
         self._is_closed = False
@@ -28,7 +27,7 @@ class Doorbell:
         """Makes a bell that nobody has rung. The name begins with a slash."""
         semaphore = posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0)
         try:
-            return cls(semaphore, name, is_owner=True)
+            return cls(name, semaphore, is_owner=True)
         except BaseException:
             semaphore.unlink()
             raise
@@ -36,26 +35,11 @@ class Doorbell:
     @classmethod
     def attach(cls, name: str) -> Doorbell:
         """Opens another process's bell."""
-        return cls(posix_ipc.Semaphore(name), name, is_owner=False)
+        return cls(name, posix_ipc.Semaphore(name), is_owner=False)
 
     def post(self) -> None:
         """Rings once."""
         self._semaphore.release()
-
-    def post_up_to(self, count: int) -> None:
-        """Rings so often that `count` rings are pending: more would only make workers scan for nothing."""
-        for _ in range(count - self._semaphore.value):
-            self._semaphore.release()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Waits for a ring, without the GIL; False if none came in time or a signal came first. Raises what its handler does."""
-        return self._waiter.wait(timeout_s)
-
-    def drain(self) -> None:
-        """Takes back all pending rings."""
-        for _ in range(self._semaphore.value):
-            if not self.wait(0):
-                return
 
     @property
     def value(self) -> int:

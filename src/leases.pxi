@@ -1,0 +1,136 @@
+# The trainer's hold on delivered slots, and the list of all holds of this process; included by trainer.pyx.
+
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
+from libc.string cimport memcpy
+
+
+cdef class _Desk:
+    """An entry in the list of all desks of this process, by which a fork finds every lease."""
+
+    cdef shml_desk *_desk
+
+    def __dealloc__(self):
+        if self._desk != NULL:
+            shml_desk_drop(self._desk)
+
+
+cdef list _desks = []
+
+
+cdef _enter(shml_desk *desk):
+    cdef _Desk entry = _Desk.__new__(_Desk)
+    _desks[:] = [e for e in _desks if (<_Desk>e)._desk.refs > 1]
+    shml_desk_keep(desk)
+    entry._desk = desk
+    _desks.append(entry)
+
+
+def live_leases():
+    """A Lease more for every slot of this process that has one and lies in shared memory."""
+    cdef Lease lease
+    cdef shml_desk *desk
+    found = []
+    for entry in _desks:
+        desk = (<_Desk>entry)._desk
+        for slot in range(desk.num_slots):
+            if shml_lease_try_keep(&desk.places[slot].lease):
+                lease = Lease.__new__(Lease)
+                lease._lease = &desk.places[slot].lease
+                if not lease._lease.is_private:
+                    found.append(lease)
+    return found
+
+
+def stop_poisoning():
+    """In a forked child: what dies here must not write into the parent's slots."""
+    for entry in _desks:
+        (<_Desk>entry)._desk.poison = 0
+
+
+cdef void _drop_capsule(object capsule) noexcept:
+    """A capsule nobody consumed still holds its reference."""
+    cdef dl_managed *managed
+    if PyCapsule_IsValid(capsule, "dltensor"):
+        managed = <dl_managed *>PyCapsule_GetPointer(capsule, "dltensor")
+        managed.deleter(managed)
+
+
+cdef class Lease:
+    """The trainer's hold on one delivered slot. It ends when this object and every tensor made from it are gone."""
+
+    cdef shml_lease *_lease
+    cdef readonly uint64_t used_nbytes  # bytes of a packed batch; 0: rows lie as the layout says
+
+    def __dealloc__(self):
+        if self._lease != NULL:
+            shml_lease_drop(self._lease)
+
+    @property
+    def slot(self):
+        """Which slot."""
+        return self._lease.slot
+
+    @property
+    def address(self):
+        """Where the slot's bytes begin."""
+        return <uintptr_t>self._lease.base
+
+    @property
+    def nbytes(self):
+        """Size of the slot."""
+        return self._lease.nbytes
+
+    def make_private(self):
+        """In a forked child: gives it its own copy of the slot, in place. False if there is no memory for it."""
+        return shml_lease_make_private(self._lease) == 0
+
+    def bytes_at(self, uint64_t offset, uint64_t nbytes):
+        """A private copy of some of the slot's bytes."""
+        if offset + nbytes > self._lease.nbytes:
+            raise ValueError(f"{nbytes} bytes at {offset} end beyond the slot of {self._lease.nbytes}")
+        return (<const char *>self._lease.base)[offset:offset + nbytes]
+
+    def meta(self):
+        """The last part of a packed batch (batch/packed.py), which says what the others are."""
+        cdef uint64_t[2] place
+        if self._lease.nbytes < sizeof(place):
+            raise ValueError(f"a slot of {self._lease.nbytes} bytes holds no packed batch")
+        memcpy(place, self._lease.base, sizeof(place))
+        if place[0] > self._lease.nbytes or place[1] > self._lease.nbytes - place[0]:
+            raise ValueError(f"{place[1]} bytes of meta at {place[0]} end beyond the slot of {self._lease.nbytes}")
+        return (<const char *>self._lease.base)[place[0]:place[0] + place[1]]
+
+    def capsule(self, uint64_t offset, int code, int bits, tuple shape):
+        """A DLPack capsule of a C-order array in the slot; whoever consumes it holds the lease.
+
+        Args:
+            code, bits: DLPack's dtype.
+        """
+        cdef int ndim = len(shape)
+        cdef uint64_t nbytes = bits // 8
+        cdef dl_managed *managed
+        cdef int64_t extent
+        for i in range(ndim):
+            nbytes *= <uint64_t>shape[i]
+        if offset + nbytes > self._lease.nbytes:
+            raise ValueError(f"an array of {nbytes} bytes at {offset} ends beyond the slot of {self._lease.nbytes}")
+        managed = shml_dl_new(self._lease, offset, code, bits, ndim)
+        if managed == NULL:
+            raise MemoryError
+        for i in range(ndim):
+            extent = shape[i]
+            managed.shape[i] = extent
+        return PyCapsule_New(managed, "dltensor", <void (*)(object) noexcept>_drop_capsule)
+
+    def tensors(self, tuple plan, from_dlpack):
+        """One tensor per entry of `plan`, each holding the lease.
+
+        Args:
+            plan: per field (offset, code, bits, shape), or (-1, make, shape, dtype) for a field without bytes.
+            from_dlpack: makes a tensor of a capsule.
+        """
+        return [
+            from_dlpack(self.capsule(entry[0], entry[1], entry[2], entry[3])) if entry[0] >= 0
+            else entry[1](entry[2], dtype=entry[3])
+            for entry in plan
+        ]

@@ -22,6 +22,7 @@ FLOORS = {
     "shm": 1,
     "batch": 2,
     "index": 2,
+    "formats": 3,
     "worker": 3,
     "engine": 4,
     "ring_memory": 4,

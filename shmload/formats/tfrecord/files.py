@@ -1,0 +1,177 @@
+"""A TFRecord file's bytes and where its records begin.
+
+Plain files are mapped, read-only: all processes share the page cache, and a forked child its parent's mapping. Files compressed as a
+whole cannot be sought in, so they are inflated once per process into private memory: that costs the inflated size in each process
+that was not forked after it, and about 3 s of CPU per GiB. A file must not be cut off while it is mapped, as with any mapping.
+
+Offsets are taken from our own file beside the shard (`<name>.shmload-index`), else from a tfindex file that agrees with the shard's
+size, else from a walk, whose result is then written beside the shard if the folder allows.
+
+    our index: "SHMLOAD TFRECORD INDEX 1\\n" | json of name, size, mtime_ns, count, crc32c of the offsets "\\n" | int64 offsets
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload._core.crc32c import crc32c, masked
+from shmload._core.records import record_starts
+from shmload.errors import ShardCorrupt
+
+MAGIC = b"SHMLOAD TFRECORD INDEX 1\n"
+SUFFIX = ".shmload-index"
+FOREIGN_SUFFIXES = (".tfindex", ".index", ".idx")
+COMPRESSIONS = ("auto", "none", "gzip", "zlib")
+_STEP = 1 << 20  # bytes inflated at a time
+
+Offsets = NDArray[np.int64]
+log = logging.getLogger("shmload")
+
+
+class RecordFile:
+    """One file: its bytes, and int64 offsets of its records with the end of the last one behind them.
+
+    Raises:
+        ShardCorrupt: the walk met a record that is none, or the compressed stream is broken.
+    """
+
+    def __init__(self, path: str, compression: str, max_inflated_bytes: int) -> None:
+        self.path = path
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            self.data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
+        self._identity = {"name": Path(path).name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+        kind = compression if compression != "auto" else _compression_of(self.data[:12])
+        self._is_inflated = kind != "none"
+        if self._is_inflated:
+            self.data = _inflated(path, self.data, kind, max_inflated_bytes)
+
+    def offsets(self) -> Offsets:
+        """Where records begin: from a file beside this one, or by a walk."""
+        if self._is_inflated:
+            return self._walked()
+        found = self._own()
+        if found is None:
+            found = self._foreign()
+        if found is None:
+            found = self._walked()
+            write_index(self.path, self._identity, found)
+        return found
+
+    def _walked(self) -> Offsets:
+        text, problem, at = record_starts(self.data)
+        if problem:
+            cause = {
+                "header": "truncated: fewer than 12 bytes are left for a record's header",
+                "length_sum": "corrupted: the checksum of the record's length differs, or this is no TFRecord file",
+                "truncated": "truncated: the record goes beyond the end of the file",
+            }[problem]
+            count = len(text) // 8 - 1
+            raise ShardCorrupt(f"{self.path}: record {count}, which starts at byte {at}: {cause}")
+        return np.frombuffer(text, np.int64)
+
+    def _own(self) -> Offsets | None:
+        try:
+            text = Path(self.path + SUFFIX).read_bytes()
+        except OSError:
+            return None
+        head, _, body = text.removeprefix(MAGIC).partition(b"\n")
+        try:
+            said = json.loads(head)
+        except ValueError:
+            return None
+        if not text.startswith(MAGIC) or len(body) % 8 or said != {**self._identity, "crc32c": crc32c(body)}:
+            return None
+        return np.frombuffer(body, np.int64)
+
+    def _foreign(self) -> Offsets | None:
+        for suffix in FOREIGN_SUFFIXES:
+            for path in (Path(self.path + suffix), Path(self.path).with_suffix(suffix)):
+                if (found := self._of_tfindex(path)) is not None:
+                    return found
+        return None
+
+    def _of_tfindex(self, path: Path) -> Offsets | None:
+        """Offsets of a text of lines "start length", if they lie end to end from 0 to the end of the file."""
+        try:
+            numbers = np.array(path.read_bytes().split(), np.int64)
+        except (OSError, ValueError, OverflowError):
+            return None
+        size = self._identity["size"]
+        if len(numbers) % 2 or len(numbers) == 0:
+            return None
+        starts, lengths = numbers[::2], numbers[1::2]
+        ends = np.append(starts[1:], size)
+        if starts[0] != 0 or lengths.min() < 16 or not np.array_equal(starts + lengths, ends):
+            log.warning("%s does not fit %s: its records are looked for anew", path, self.path)
+            return None
+        return np.append(starts, size)
+
+
+def write_index(path: str, identity: dict[str, Any], offsets: Offsets) -> bool:
+    """Writes the index beside a file, whole or not at all; answers whether the folder allowed it."""
+    body = offsets.tobytes()
+    head = json.dumps({**identity, "crc32c": crc32c(body)}).encode()
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=".shmload-", dir=os.path.dirname(path) or ".")
+    except OSError:
+        return False
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(MAGIC + head + b"\n" + body)
+        os.replace(name, path + SUFFIX)
+    except OSError:
+        os.unlink(name)
+        return False
+    return True
+
+
+def _compression_of(head: bytes) -> str:
+    """What a file's first 12 bytes look like."""
+    if len(head) == 12 and masked(crc32c(head[:8])) == int.from_bytes(head[8:], "little"):
+        return "none"
+    if head[:2] == b"\x1f\x8b":
+        return "gzip"
+    if len(head) >= 2 and head[0] == 0x78 and (head[0] << 8 | head[1]) % 31 == 0:
+        return "zlib"
+    return "none"
+
+
+def _inflated(path: str, data: Any, kind: str, max_inflated_bytes: int) -> bytes:
+    """The whole stream; members of gzip may follow each other."""
+    parts: list[bytes] = []
+    total, rest = 0, memoryview(data)
+    try:
+        while len(rest):
+            stream = zlib.decompressobj(31 if kind == "gzip" else 15)
+            given, at = rest, 0
+            pending: Any = b""
+            while not stream.eof:
+                if not len(pending):
+                    pending, at = given[at : at + _STEP], at + _STEP
+                    if not len(pending):
+                        raise ShardCorrupt(f"{path}: the {kind} stream is truncated at byte {len(data)}")
+                part = stream.decompress(pending, _STEP)
+                pending = stream.unconsumed_tail
+                total += len(part)
+                if total > max_inflated_bytes:
+                    raise ShardCorrupt(
+                        f"{path}: inflates to more than {max_inflated_bytes} bytes; raise max_inflated_bytes if that is right"
+                    )
+                parts.append(part)
+            rest = given[min(at, len(given)) - len(stream.unused_data) :]
+            if not stream.unused_data:
+                rest = given[min(at, len(given)) :]
+    except zlib.error as error:
+        raise ShardCorrupt(f"{path}: the {kind} stream is corrupted after {total} inflated bytes: {error}") from error
+    return b"".join(parts)

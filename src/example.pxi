@@ -196,7 +196,8 @@ cdef int walk_values(Cursor c, int kind, Found *found, const FieldSpec *spec, ui
             to[0] += (inner.end - inner.at) // 4 * <int64_t>spec.itemsize
         elif kind == INTS:
             while inner.at < inner.end:
-                varint(&inner, &value)
+                if not varint(&inner, &value):
+                    return BAD_WIRE
                 problem = write_int(spec, to[0], value)
                 if problem:
                     return problem

@@ -150,28 +150,27 @@ def _compression_of(head: bytes) -> str:
 def _inflated(path: str, data: Any, kind: str, max_inflated_bytes: int) -> bytes:
     """The whole stream; members of gzip may follow each other."""
     parts: list[bytes] = []
-    total, rest = 0, memoryview(data)
+    total = at = 0
+    pending: Any = b""
     try:
-        while len(rest):
+        while len(pending) or at < len(data) or not parts:
             stream = zlib.decompressobj(31 if kind == "gzip" else 15)
-            given, at = rest, 0
-            pending: Any = b""
             while not stream.eof:
                 if not len(pending):
-                    pending, at = given[at : at + _STEP], at + _STEP
-                    if not len(pending):
-                        raise ShardCorrupt(f"{path}: the {kind} stream is truncated at byte {len(data)}")
+                    pending = data[at : at + _STEP]
+                    at += len(pending)
+                is_over = not len(pending)
                 part = stream.decompress(pending, _STEP)
                 pending = stream.unconsumed_tail
+                if is_over and not part and not stream.eof:
+                    raise ShardCorrupt(f"{path}: the {kind} stream is truncated: it does not end with its {len(data)} bytes")
                 total += len(part)
                 if total > max_inflated_bytes:
                     raise ShardCorrupt(
                         f"{path}: inflates to more than {max_inflated_bytes} bytes; raise max_inflated_bytes if that is right"
                     )
                 parts.append(part)
-            rest = given[min(at, len(given)) - len(stream.unused_data) :]
-            if not stream.unused_data:
-                rest = given[min(at, len(given)) :]
+            pending = stream.unused_data
     except zlib.error as error:
         raise ShardCorrupt(f"{path}: the {kind} stream is corrupted after {total} inflated bytes: {error}") from error
     return b"".join(parts)

@@ -17,7 +17,7 @@ DOCS = next(p / "docs" for p in Path(__file__).parents if (p / "docs").exists())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["samples.md", "sampling.md"])
+@pytest.mark.parametrize("page", ["samples.md", "sampling.md", "tfrecord.md"])
 def test_the_examples_of_a_page_print_what_they_say(page: str, tmp_path: Path) -> None:
     text = (DOCS / page).read_text()
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))

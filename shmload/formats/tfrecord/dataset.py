@@ -192,7 +192,7 @@ def _memory_of(rows: Any) -> Any:
 def _expanded(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found: list[str] = []
-    for path in map(os.fspath, given):
+    for path in [os.fspath(p) for p in given]:
         if os.path.exists(path):
             found.append(os.path.abspath(path))
             continue

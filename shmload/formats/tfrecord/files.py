@@ -1,7 +1,7 @@
 """A TFRecord file's bytes and where its records begin.
 
-Plain files are mapped, read-only: all processes share the page cache, and a forked child its parent's mapping. Files compressed as a
-whole cannot be sought in, so they are inflated once per process into private memory: that costs the inflated size in each process
+Plain files are mapped, read-only: all processes share the page cache, and a forked child its parent's mapping. Files compressed
+as a whole cannot be sought in, so they are inflated once per process into private memory: that costs the inflated size in each process
 that was not forked after it, and about 3 s of CPU per GiB. A file must not be cut off while it is mapped, as with any mapping.
 
 Offsets are taken from our own file beside the shard (`<name>.shmload-index`), else from a tfindex file that agrees with the shard's
@@ -107,15 +107,15 @@ class RecordFile:
             numbers = np.array(path.read_bytes().split(), np.int64)
         except (OSError, ValueError, OverflowError):
             return None
-        size = self._identity["size"]
+        size = os.path.getsize(self.path)
         if len(numbers) % 2 or len(numbers) == 0:
             return None
         starts, lengths = numbers[::2], numbers[1::2]
-        ends = np.append(starts[1:], size)
+        ends = np.concatenate([starts[1:], [size]])
         if starts[0] != 0 or lengths.min() < 16 or not np.array_equal(starts + lengths, ends):
             log.warning("%s does not fit %s: its records are looked for anew", path, self.path)
             return None
-        return np.append(starts, size)
+        return np.concatenate([starts, [size]])
 
 
 def write_index(path: str, identity: dict[str, Any], offsets: Offsets) -> bool:
@@ -163,7 +163,9 @@ def _inflated(path: str, data: Any, kind: str, max_inflated_bytes: int) -> bytes
                 part = stream.decompress(pending, _STEP)
                 pending = stream.unconsumed_tail
                 if is_over and not part and not stream.eof:
-                    raise ShardCorrupt(f"{path}: the {kind} stream is truncated: it does not end with its {len(data)} bytes")
+                    raise ShardCorrupt(
+                        f"{path}: the {kind} stream is truncated: it does not end with its {len(data)} bytes"
+                    )
                 total += len(part)
                 if total > max_inflated_bytes:
                     raise ShardCorrupt(

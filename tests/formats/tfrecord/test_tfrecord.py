@@ -43,7 +43,13 @@ def parsed(tmp_path: Path, data: bytes, schema: dict, **options: object) -> dict
 
 @pytest.mark.parametrize(
     ("data", "expected"),
-    [(b"", 0), (b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43), (bytes(range(32)), 0x46DD794E)],
+    [
+        (b"", 0),
+        (b"123456789", 0xE3069283),
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+    ],
 )
 def test_the_sum_has_its_published_values(data, expected):
     assert expected == crc32c(data) == crc32c(data, by_tables=True)
@@ -83,12 +89,12 @@ def test_files_have_the_golden_bytes(tmp_path, record, expected):
         with TFRecordWriter(path) as writer:
             writer.write(record)
         assert expected == path.read_bytes().hex()
-        assert [{"bytes": record}] == list(TFRecordDataset(path)[i] for i in range(1))
+        assert [{"bytes": record}] == [TFRecordDataset(path)[0]]
     else:
         path.write_bytes(bytes.fromhex(expected))
         schema = {"a": ("int64", (3,)), "b": ("float32", (2,)), "c": bytes}
         sample = TFRecordDataset(path, schema)[0]
-        assert ([1, -1, 300], [1.0, -2.5], b"xy") == (sample["a"].tolist(), sample["b"].tolist(), sample["c"])
+        assert (sample["a"].tolist(), sample["b"].tolist(), sample["c"]) == ([1, -1, 300], [1.0, -2.5], b"xy")
 
 
 @pytest.mark.parametrize(
@@ -115,13 +121,12 @@ def test_the_parser_takes_what_protobuf_takes(tmp_path, data, schema, expected):
 
 
 def test_a_sequence_example_gives_context_and_feature_lists(tmp_path):
-    data = bytes.fromhex("0a0c0a0a0a016b12051a030a0107121b0a190a017212140a0812060a04000090400a0812060a040000a040").replace(
-        bytes.fromhex("0812060a04"), bytes.fromhex("0812060a04")
-    )
     frames = block(0x0A, block(0x12, b"\x0d\0\0\x90\x40")) + block(0x0A, block(0x12, b"\x0d\0\0\xa0\x40"))
-    data = block(0x0A, entry("k", block(0x1A, b"\x08\x07"))) + block(0x12, block(0x0A, block(0x0A, b"r") + block(0x12, frames)))
+    data = block(0x0A, entry("k", block(0x1A, b"\x08\x07"))) + block(
+        0x12, block(0x0A, block(0x0A, b"r") + block(0x12, frames))
+    )
     schema = {"k": "int64", "r": ("float32", (None,))}
-    assert {"k": 7, "r": [4.5, 5.0]} == parsed(tmp_path, data, schema, records="sequence")
+    assert parsed(tmp_path, data, schema, records="sequence") == {"k": 7, "r": [4.5, 5.0]}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +146,7 @@ def test_a_record_that_does_not_fit_the_schema_is_a_sample_error(tmp_path, schem
 
 def test_a_default_stands_in_for_a_lacking_field(tmp_path):
     schema = {"z": ("int16", (2,)), "t": str}
-    assert {"z": [4, 4], "t": "no"} == parsed(tmp_path, A, schema, defaults={"z": 4, "t": "no"})
+    assert parsed(tmp_path, A, schema, defaults={"z": 4, "t": "no"}) == {"z": [4, 4], "t": "no"}
 
 
 SCHEMA = {"floats": ("float32", (3,)), "ints": ("int64", (2,)), "ragged": ("int64", (None,)), "text": str}
@@ -163,7 +168,9 @@ def test_what_is_written_is_what_tensorflow_writes(tmp_path):
     path = tmp_path / "ours"
     with TFRecordWriter(path, index=True) as writer:
         for i in range(5):
-            writer.write({"ragged": np.arange(i), "text": f"text {i}", "ints": [-i, 300 * i], "floats": [i + 0.5, -i, 3.25]})
+            writer.write(
+                {"ragged": np.arange(i), "text": f"text {i}", "ints": [-i, 300 * i], "floats": [i + 0.5, -i, 3.25]}
+            )
     assert (BY_TENSORFLOW / "plain.tfrecord").read_bytes() == path.read_bytes()
 
 
@@ -174,7 +181,7 @@ def test_a_sequence_is_written_as_tensorflow_writes_it(tmp_path):
             writer.write_sequence({"label": i}, {"frames": [np.float32([t, i]) for t in range(i)]})
     assert (BY_TENSORFLOW / "sequence.tfrecord").read_bytes() == path.read_bytes()
     sample = TFRecordDataset(path, {"frames": ("float32", (None, 2)), "label": "int64"}, records="sequence")[3]
-    assert ([[0, 3], [1, 3], [2, 3]], 3) == (sample["frames"].tolist(), sample["label"])
+    assert (sample["frames"].tolist(), sample["label"]) == ([[0, 3], [1, 3], [2, 3]], 3)
 
 
 @pytest.fixture
@@ -182,7 +189,9 @@ def written(tmp_path):
     path = tmp_path / "some.tfrecord"
     with TFRecordWriter(path, raw=["x"]) as writer:
         for i in range(6):
-            writer.write({"x": np.arange(5000, dtype=np.float64) + i, "n": i, "r": np.arange(i, dtype=np.float32), "t": "é" * i})
+            writer.write(
+                {"x": np.arange(5000, dtype=np.float64) + i, "n": i, "r": np.arange(i, dtype=np.float32), "t": "é" * i}
+            )
     return path
 
 
@@ -190,15 +199,16 @@ def test_the_loader_reads_batches_in_place(written):
     dataset = TFRecordDataset(written, {"x": ("float64", (50, 100)), "n": "int32"})
     with ShmLoader(dataset, batch_size=4) as loader:
         first, second = loader
-    assert [4, 5] == second["n"].tolist()
+    assert second["n"].tolist() == [4, 5]
     assert (np.arange(5000).reshape(50, 100) + 2 == first["x"][2].numpy()).all()
     ragged = TFRecordDataset(str(written) + "*", {"r": ("float32", (None,)), "t": str, "n": "int64"})
     with ShmLoader(pickle.loads(pickle.dumps(ragged)), batch_size=6, ragged="jagged") as loader:
         (batch,) = loader
-    assert [0, 0, 1, 3, 6, 10, 15] == batch["r"].offsets.tolist()
+    assert batch["r"].offsets.tolist() == [0, 0, 1, 3, 6, 10, 15]
     assert ["é" * i for i in range(6)] == list(batch["t"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verify", ["all", "length", "none"])
 def test_no_damage_passes_unseen_that_is_looked_for(written, verify):
     good, draw = written.read_bytes(), random.Random(5)
@@ -216,10 +226,10 @@ def test_no_damage_passes_unseen_that_is_looked_for(written, verify):
             for i in range(len(dataset)):
                 dataset[i]
         except (ShardCorrupt, SampleError) as error:
-            assert str(written) in str(error)
+            named = str(written) in str(error)
         else:
-            starts = len(dataset) < 6  # cut off between two records: a valid file
-            assert verify != "all" or starts
+            named = verify != "all" or len(dataset) < 6  # cut off between two records: a valid file
+        assert named, trial
     os.unlink(written)
 
 
@@ -252,7 +262,7 @@ def test_a_tfindex_file_is_read_if_it_fits(tmp_path):
     path = tmp_path / "x.tfrecord"
     path.write_bytes(framed(b"one") + framed(b"two"))
     (tmp_path / "x.tfindex").write_text("0 19\n19 19\n")
-    assert b"two" == TFRecordDataset(path)[-1]["bytes"]
+    assert TFRecordDataset(path)[-1]["bytes"] == b"two"
     assert not Path(f"{path}.shmload-index").exists()
     (tmp_path / "x.tfindex").write_text("0 19\n19 20\n")
     assert len(TFRecordDataset(path)) == 2
@@ -262,7 +272,10 @@ def test_a_tfindex_file_is_read_if_it_fits(tmp_path):
 def test_a_writer_that_fails_leaves_the_older_file(tmp_path):
     path = tmp_path / "f"
     path.write_bytes(b"")
-    with pytest.raises(TypeError, match="field 'a' is a list of dtype complex128.*raw="), TFRecordWriter(path) as writer:
+    with (
+        pytest.raises(TypeError, match=r"field 'a' is a list of dtype complex128.*raw="),
+        TFRecordWriter(path) as writer,
+    ):
         writer.write({"a": [1j]})
     assert [path] == list(tmp_path.iterdir())
     assert len(TFRecordDataset(path)) == 0

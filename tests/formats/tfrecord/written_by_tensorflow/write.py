@@ -34,7 +34,10 @@ def sequence(i):
 if sys.argv[1:2] == ["check"]:
     for data in tf.data.TFRecordDataset(sys.argv[2]):
         message = tf.train.Example.FromString(data.numpy())
-        print(sorted((k, v.WhichOneof("kind")) for k, v in message.features.feature.items()), message.SerializeToString(deterministic=True) == data.numpy())
+        print(
+            sorted((k, v.WhichOneof("kind")) for k, v in message.features.feature.items()),
+            message.SerializeToString(deterministic=True) == data.numpy(),
+        )
 else:
     for name, kind in (("plain", ""), ("gzip", "GZIP"), ("zlib", "ZLIB")):
         with tf.io.TFRecordWriter(str(HERE / f"{name}.tfrecord"), kind) as writer:

@@ -1,8 +1,8 @@
 """A TFRecord file's bytes and where its records begin.
 
 Plain files are mapped, read-only: all processes share the page cache, and a forked child its parent's mapping. Files compressed
-as a whole cannot be sought in, so they are inflated once per process into private memory: that costs the inflated size in each process
-that was not forked after it, and about 3 s of CPU per GiB. A file must not be cut off while it is mapped, as with any mapping.
+as a whole cannot be sought in, so they are inflated once per process into private memory: that costs the inflated size in each
+process that was not forked after it, and CPU time. A file must not be cut off while it is mapped, as with any mapping.
 
 Offsets are taken from our own file beside the shard (`<name>.shmload-index`), else from a tfindex file that agrees with the shard's
 size, else from a walk, whose result is then written beside the shard if the folder allows.

@@ -5,10 +5,14 @@ from collections.abc import Callable
 from benchmarks import (
     audit,
     first_batch,
+    high_latency,
+    huggingface,
+    mix,
     photos,
     python_dataset,
     resume,
     shared_index,
+    tar,
     text,
     tiny_rows,
     trainer_cpu,
@@ -21,12 +25,16 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "python_dataset": python_dataset.measure,
     "tiny_rows": tiny_rows.measure,
     "first_batch": first_batch.measure,
+    "high_latency": high_latency.measure,
     "photos": photos.measure,
     "resume": resume.measure,
     "variable_length": variable_length.measure,
     "text": text.measure,
+    "mix": mix.measure,
+    "huggingface": huggingface.measure,
     "audit": audit.measure,
     "shared_index": shared_index.measure,
+    "tar": tar.measure,
 }
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from time import monotonic
 
 import psutil
@@ -52,6 +55,27 @@ def shm_clean() -> Iterator[None]:
     while (left := stems_left() - before) and monotonic() < deadline:  # a reaper may still be at it
         pause.wait(0.02)
     assert left == set()
+
+
+@pytest.fixture
+def output_of(tmp_path: Path) -> Callable[[str], str]:
+    """Runs a program in a process of its own, where warnings are errors: code -> what it prints. It may leave no other word."""
+
+    def run(code: str) -> str:
+        script = tmp_path / "example.py"
+        script.write_text(code)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(script)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        return done.stdout
+
+    return run
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

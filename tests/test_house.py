@@ -24,6 +24,7 @@ FLOORS = {
     "index": 2,
     "formats": 3,
     "worker": 3,
+    "formats": 3,
     "engine": 4,
     "ring_memory": 4,
     "supervision": 4,
@@ -40,6 +41,7 @@ FLOORS = {
     "bad_samples": 4,
     "integrations": 5,
     "loader": 4,
+    "mix": 4,
     "observe": 4,
     "cli": 5,
 }

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,19 +15,8 @@ EXPECTED = ["torch.Size([2, 2])", "4 batches left", "the same batch: True"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "expected"), list(zip(EXAMPLES, EXPECTED, strict=True)))
-def test_an_example_prints_what_it_should(code: str, expected: str, tmp_path: Path) -> None:
-    script = tmp_path / "example.py"
-    script.write_text(code)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert expected in done.stdout
+def test_an_example_prints_what_it_should(code: str, expected: str, output_of: Callable[[str], str]) -> None:
+    assert expected in output_of(code)
 
 
 def test_there_is_one_command_for_the_main_job_and_one_for_the_tests() -> None:

@@ -1,4 +1,4 @@
-"""Shards on disk as datasets that decode into the batch, and their writers. Names are imported at first use."""
+"""Formats that samples are stored in: read in place, write, index. Names are imported at first use."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shmload.formats.tar.dataset import TarDataset
+    from shmload.formats.tar.stream import TarStream
+    from shmload.formats.tar.writer import TarWriter
     from shmload.formats.tfrecord.dataset import TFRecordDataset
     from shmload.formats.tfrecord.writer import TFRecordWriter
 
 _PLACES = {
     "TFRecordDataset": "shmload.formats.tfrecord.dataset",
     "TFRecordWriter": "shmload.formats.tfrecord.writer",
+    "TarDataset": "shmload.formats.tar.dataset",
+    "TarStream": "shmload.formats.tar.stream",
+    "TarWriter": "shmload.formats.tar.writer",
 }
 
-__all__ = ["TFRecordDataset", "TFRecordWriter"]
+__all__ = ["TFRecordDataset", "TFRecordWriter", "TarDataset", "TarStream", "TarWriter"]
 
 
 def __getattr__(name: str) -> Any:

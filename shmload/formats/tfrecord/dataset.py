@@ -23,8 +23,8 @@ class TFRecordDataset:
     """Records of TFRecord files, by number, in the order of the files.
 
     Files are mapped when a process first reads; until then a dataset is its arguments, and so it is pickled, with the sizes of
-    files it has seen: another process must find the same. Where records begin is found on the first `len()` and kept beside each file.
-    A file that was written to since is an error; one that was replaced or removed is still read as it was.
+    files it has seen: another process must find the same. Where records begin is found on the first `len()` and kept beside
+    each file. A file that was written to since is an error; one that was replaced or removed is still read as it was.
 
     Args:
         paths: files, or patterns with * ? [ ], whose files are sorted by name.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from shmload import SampleError, ShardCorrupt, ShmLoader
 from shmload._core.crc32c import copy_crc32c, crc32c, masked
+from shmload._core.record_writer import INTS, RecordBuffer
 from shmload.formats import TFRecordDataset, TFRecordWriter
 
 BY_TENSORFLOW = Path(__file__).parent / "written_by_tensorflow"
@@ -297,8 +298,128 @@ def test_a_writer_that_fails_leaves_the_older_file(tmp_path):
         (lambda p: TFRecordDataset(p, {"a": "int8", "b": "int8"}, records="raw"), "needs a schema of one field"),
         (lambda p: TFRecordWriter(p, compression="lz4"), 'compression is None, "gzip" or "zlib"'),
         (lambda p: TFRecordDataset([]), "at least one path"),
+        (lambda p: TFRecordDataset(p, records="proto"), "records is one of 'raw', 'example', 'sequence'; got 'proto'"),
+        (
+            lambda p: TFRecordDataset(p, compression="bz2"),
+            "compression is one of 'auto', 'none', 'gzip', 'zlib'; got 'bz2'",
+        ),
+        (lambda p: TFRecordDataset(p, defaults={"bytes": b""}), "takes no defaults: no record lacks itself"),
+        (
+            lambda p: TFRecordDataset(p, {"a": ("int8", (None,))}, defaults={"a": 1}),
+            r"defaults\['a'\]: only text and fields of a fixed shape and numpy's types have defaults",
+        ),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(written, make, message):
     with pytest.raises(ValueError, match=message):
         make(written)
+
+
+def test_a_schema_is_a_mapping(written):
+    for schema in ({}, ["a"]):
+        with pytest.raises(TypeError, match=r"a schema is a mapping name -> .* with at least one field; got"):
+            TFRecordDataset(written, schema)
+
+
+@pytest.mark.parametrize(
+    ("data", "records", "message"),
+    [
+        (b"\x0a\x05", "example", "not a valid message: the record's 2 bytes do not parse"),
+        (
+            block(0x0A, entry("a", block(0x1A, b"\x08\x07"))) + block(0x12, entry("a", b"")),
+            "sequence",
+            "field 'a' is both in the context and in the feature lists",
+        ),
+    ],
+)
+def test_a_record_that_is_no_message_is_corrupt(tmp_path, data, records, message):
+    with pytest.raises(ShardCorrupt, match=f"one.tfrecord: record 0, which starts at byte 0: {message}"):
+        parsed(tmp_path, data, {"a": "int64"}, records=records)
+
+
+def test_bytes_of_another_length_or_not_utf8_are_a_sample_error(tmp_path):
+    data = block(0x0A, entry("a", block(0x0A, block(0x0A, b"\xff23"))))
+    for spec, message in (
+        (("int16", (2,)), r"field 'a' needs int16 of shape \(2,\); the record has one value of 3 bytes"),
+        (("int16", (None,)), r"field 'a' needs int16 of shape \(None,\); the record has one value of 3 bytes"),
+        (str, "field 'a' needs UTF-8, as its type is str: .*invalid start byte; give the schema bytes instead"),
+    ):
+        with pytest.raises(SampleError, match=f"one.tfrecord: record 0, which starts at byte 0: {message}"):
+            parsed(tmp_path, data, {"a": spec})
+
+
+def test_a_walk_names_where_a_file_breaks(tmp_path):
+    path = tmp_path / "broken"
+    head = (99).to_bytes(8, "little")
+    for tail, cause in (
+        (b"12345678901", "truncated: fewer than 12 bytes are left for a record's header"),
+        (
+            head + b"1234" + bytes(200),
+            "corrupted: the checksum of the record's length differs, or this is no TFRecord file",
+        ),
+        (framed(b"hello")[:-1], "truncated: the record goes beyond the end of the file"),
+        (bytes(12), "corrupted: the checksum of the record's length differs"),
+    ):
+        path.write_bytes(framed(b"one") + tail)
+        with pytest.raises(ShardCorrupt, match=f"broken: record 1, which starts at byte 19: {cause}"):
+            len(TFRecordDataset(path))
+
+
+def test_values_of_every_kind_are_written(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "kinds"
+    with TFRecordWriter(path) as writer:
+        writer.write(
+            {
+                "a": torch.arange(3),
+                "b": True,
+                "c": 1.5,
+                "d": ["x", b"y"],
+                "e": [],
+                "f": np.arange(6.0)[::2],
+                "g": -(2**63),
+            }
+        )
+        assert writer.num_records == 1
+    schema = {
+        "a": ("int64", (3,)),
+        "b": "bool",
+        "c": "float32",
+        "e": ("float32", (None,)),
+        "f": ("float32", (3,)),
+        "g": "int64",
+    }
+    sample = TFRecordDataset(path, schema)[0]
+    assert tuple(value.tolist() for value in sample.values()) == ([0, 1, 2], True, 1.5, [], [0, 2, 4], -(2**63))
+    with pytest.raises(SampleError, match=r"field 'd' needs one value of str; the record has a bytes_list of 2 values"):
+        TFRecordDataset(path, {"d": str})[0]
+
+
+@pytest.mark.parametrize("value", [2**63, np.uint64([1, 2**63])])
+def test_numbers_beyond_an_int64_are_refused_and_leave_no_trace(tmp_path, value):
+    with TFRecordWriter(tmp_path / "a") as writer:
+        with pytest.raises(ValueError, match="field 'n' holds 9223372036854775808: an int64_list ends at"):
+            writer.write({"n": value})
+        writer.write(b"one")
+    assert [sample["bytes"] for sample in TFRecordDataset(tmp_path / "a")] == [b"one"]
+
+
+def test_an_array_that_grows_while_it_is_written_is_an_error():
+    numbers = np.zeros(4, np.int64)
+
+    class Growing:
+        def __iter__(self):
+            numbers[:] = -1
+            return iter((b"b", INTS, [numbers[:1]]))
+
+    buffer = RecordBuffer()
+    with pytest.raises(RuntimeError, match="an array was changed by another thread while it was written"):
+        buffer.append_example([(b"a", INTS, [numbers]), Growing()])
+    assert buffer.nbytes == 0
+
+
+def test_rows_too_small_for_a_batch_are_refused(tmp_path):
+    path = tmp_path / "one"
+    path.write_bytes(framed(A))
+    with pytest.raises(ValueError, match="field 0: 24 bytes do not fit a buffer of 16"):
+        TFRecordDataset(path, {"a": ("int64", (3,))}).read_batch_into([0], {"a": np.empty(2, np.int64)})

@@ -57,6 +57,7 @@ def corpus() -> list[list[bytes]]:
         starts = np.frombuffer(record_starts(file)[0], np.int64)
         found.append([file[a + 12 : b - 4] for a, b in pairwise(starts)])
     found.append([b"", bytes(range(256)) * 70])  # one that is summed while it is copied
+    found.append([bytes(range(256)) * 1100])  # and one that is copied past the caches
     return found
 
 
@@ -86,7 +87,7 @@ def mutations(seed: int) -> Iterator[tuple[bytes, bytes]]:
     rng = random.Random(seed)
     valid = corpus()
     while True:
-        records = rng.choice(valid)
+        records = valid[-1] if rng.random() < 0.005 else rng.choice(valid[:-1])
         data = bytearray(b"".join(framed(mutated(r, rng)) for r in records))
         if rng.random() < 0.2:  # the frames too
             for _ in range(rng.randint(1, 3)):

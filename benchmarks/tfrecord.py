@@ -1,22 +1,22 @@
 """Records and Examples out of TFRecord files: what does one cost to read, and how fast are they written?
 
-Method: files of random numbers in the page cache, read in shuffled order by 2 workers, loaders in turn in fresh processes. First 1,024
-records of 1 MiB float32, batches of 16: shmload compares every checksum; torch's DataLoader (a sample at a time), a thread pool and
-SPDL's threads read the same files with struct and np.frombuffer from a mapping and compare none, the last two with one copy into
-the batch. Then 20,000 Examples of 4 KiB (bytes, 16 floats, an integer), batches of 64, shuffled; the `tfrecord` package reads them
-in order in torch's DataLoader, and compares no checksum. "Into rows" is `read_batch_into` alone, in this process. A memcpy is of the
-same records out of a mapping into the same rows. Writing is on this machine's disk's page cache, the best of five files, beside the plain
-write() of as many bytes. What is not installed (tfrecord, spdl) is left out.
+Method: files of random numbers in the page cache, read in shuffled order by 2 workers, loaders in turn in fresh processes. First
+1,024 records of 1 MiB float32, batches of 16: shmload compares every checksum; torch's DataLoader and a thread pool (a sample at a
+time), and SPDL's threads (one copy into the batch) read the same files with struct and np.frombuffer from a mapping and compare
+none. Then 20,000 Examples of 4 KiB (bytes, 16 floats, an integer), batches of 64, shuffled; the `tfrecord` package reads them in
+order in torch's DataLoader, compares no checksum, and gives the bytes as such, in no tensor. "Into rows" is `read_batch_into` alone, in this process; a memcpy is of the
+same records out of a mapping into the same rows. Writing goes to the page cache of this machine's disk, the best of five files,
+beside the plain write() of as many bytes. What is not installed (tfrecord, spdl) is left out.
 
 How to read: CPU microseconds over all processes, trainer and workers; the wall ratios are of the same run.
 
-Predicted: 1 MiB: shmload 150 us (a copy of 100, the sum hidden in it, faults), torch 900, spdl 250. Examples: 1.0 us into rows, 1.7
-through the loader, the package 60. Writing 1,000 MB/s.
+Predicted: 1 MiB: shmload 150 us (a copy of 100, the sum hidden in it, faults), torch 900, spdl 250. Examples: 1.0 us into rows,
+1.7 through the loader, the package 60. Writing 1,000 MB/s.
 
-Result (2 cores shared with others, 2 workers, 2 rounds): 1 MiB: shmload 143 us, torch 1,518, SPDL's threads 207; 7,715 samples/s, SPDL's
-3,223; into rows 113 us, memcpy 112 (before large values were written past the caches: 212 us, into rows 131). Examples: 0.90 us into
-rows, 2.5 through the loader, the package 45. Writing 1,019 MB/s in 4 KiB Examples, 3,063 in 1 MiB ones, write() 5,943. FFCV did not
-run in the same run: its 140 us are of another day on a like machine.
+Result (2 cores shared with others, 2 workers, 2 rounds): 1 MiB: shmload 143 us, torch 1,518, SPDL's threads 207; 7,715 samples/s,
+SPDL's 3,223; into rows 113 us, memcpy 112 (before large values were written past the caches: 212 us, into rows 131). Examples:
+0.90 us into rows, 2.5 through the loader, the package 45. Writing 1,019 MB/s in 4 KiB Examples, 3,063 in 1 MiB ones, write() 5,943.
+FFCV did not run in the same run: its 140 us are of another day on a like machine.
 """
 
 import importlib.util
@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def write_tfindex(dataset: TFRecordDataset) -> None:
     """What the package needs to divide a file among workers."""
     for path in dataset.paths:
         starts = [*_starts(path), os.path.getsize(path)]
-        lines = [f"{a} {b - a}\n" for a, b in zip(starts, starts[1:], strict=False)]
+        lines = [f"{a} {b - a}\n" for a, b in pairwise(starts)]
         Path(path + ".tfindex").write_text("".join(lines))
 
 

@@ -6,6 +6,7 @@ preloaded. Every so often the file changes between the survey and the writing of
 
 from __future__ import annotations
 
+import io
 import random
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from time import monotonic
 import numpy as np
 
 from shmload._core.crc32c import crc32c, masked
+from shmload._core.record_writer import BYTES, RecordBuffer
 from shmload._core.records import PROBLEMS, RecordReader, record_starts
 from shmload.formats.tfrecord.fields import fields_of
 
@@ -57,7 +59,10 @@ def corpus() -> list[list[bytes]]:
         starts = np.frombuffer(record_starts(file)[0], np.int64)
         found.append([file[a + 12 : b - 4] for a, b in pairwise(starts)])
     found.append([b"", bytes(range(256)) * 70])  # one that is summed while it is copied
-    found.append([bytes(range(256)) * 1100])  # and one that is copied past the caches
+    huge, file = RecordBuffer(), io.BytesIO()
+    huge.append_example([(b"text", BYTES, [bytes(range(256)) * 1100])])
+    huge.write_to(file)
+    found.append([file.getvalue()[12:-4]])  # and one that is copied past the caches
     return found
 
 

@@ -4,7 +4,7 @@ Method: files of random numbers in the page cache, read in shuffled order by 2 w
 1,024 records of 1 MiB float32, batches of 16: shmload compares every checksum; torch's DataLoader and a thread pool (a sample at a
 time), and SPDL's threads (one copy into the batch) read the same files with struct and np.frombuffer from a mapping and compare
 none. Then 20,000 Examples of 4 KiB (bytes, 16 floats, an integer), batches of 64, shuffled; the `tfrecord` package reads them in
-order in torch's DataLoader, compares no checksum, and gives the bytes as such, in no tensor. "Into rows" is `read_batch_into` alone,
+order in torch's DataLoader, compares no checksum, and gives the bytes in no tensor. "Into rows" is `read_batch_into` alone,
 in this process; a memcpy is of the same records out of a mapping into the same rows. Writing goes to the page cache of this
 machine's disk, the best of five files, beside the plain write() of as many bytes. What is not installed (tfrecord, spdl) is left
 out.

@@ -14,6 +14,7 @@ from benchmarks import (
     shared_index,
     tar,
     text,
+    tfrecord,
     tiny_rows,
     trainer_cpu,
     variable_length,
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "audit": audit.measure,
     "shared_index": shared_index.measure,
     "tar": tar.measure,
+    "tfrecord": tfrecord.measure,
 }
 
 

@@ -9,14 +9,18 @@ if TYPE_CHECKING:
     from shmload.formats.tar.dataset import TarDataset
     from shmload.formats.tar.stream import TarStream
     from shmload.formats.tar.writer import TarWriter
+    from shmload.formats.tfrecord.dataset import TFRecordDataset
+    from shmload.formats.tfrecord.writer import TFRecordWriter
 
 _PLACES = {
+    "TFRecordDataset": "shmload.formats.tfrecord.dataset",
+    "TFRecordWriter": "shmload.formats.tfrecord.writer",
     "TarDataset": "shmload.formats.tar.dataset",
     "TarStream": "shmload.formats.tar.stream",
     "TarWriter": "shmload.formats.tar.writer",
 }
 
-__all__ = ["TarDataset", "TarStream", "TarWriter"]
+__all__ = ["TFRecordDataset", "TFRecordWriter", "TarDataset", "TarStream", "TarWriter"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,1 @@
+"""TFRecord files: records, tf.train.Example and SequenceExample."""

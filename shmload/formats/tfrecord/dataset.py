@@ -1,0 +1,222 @@
+"""TFRecord files as one dataset: any record at any time, decoded into the batch's rows without the GIL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from glob import glob
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from shmload._core.records import RecordReader, Survey
+from shmload.errors import SampleError, ShardCorrupt
+from shmload.formats.tfrecord.fields import error_of, fields_of
+from shmload.formats.tfrecord.files import COMPRESSIONS, RecordFile
+
+FORMS = ("raw", "example", "sequence")
+LEVELS = ("none", "length", "all")
+
+
+class TFRecordDataset:
+    """Records of TFRecord files, by number, in the order of the files.
+
+    Files are mapped when a process first reads; until then a dataset is its arguments, and so it is pickled, with the sizes of
+    files it has seen: another process must find the same. Where records begin is found on the first `len()` and kept beside
+    each file. A file that was written to since is an error; one that was replaced or removed is still read as it was.
+
+    Args:
+        paths: files, or patterns with * ? [ ], whose files are sorted by name.
+        schema: mapping name -> (dtype, shape); None in a shape is a ragged dimension, at most one a field; `str` and `bytes` are
+            text. A bytes_list of one value fills a numeric field as it stands. None: {"bytes": bytes}, whole records.
+        records: what a record is: "example", "sequence" (SequenceExample; a feature list is a field whose first extent is None), or
+            "raw" (the schema has one field, which is the record). None: "raw" without a schema, else "example".
+        verify: which checksums are compared: "all", "length" (of records' headers), "none". Bounds are always checked.
+        defaults: values for records that lack a field. A ragged field that is lacking is empty.
+        compression: "gzip" or "zlib" of whole files, "none", or "auto", by a file's first bytes.
+        max_inflated_bytes: a compressed file that is larger is an error.
+    Raises:
+        FileNotFoundError: a pattern matches nothing.
+        ShardCorrupt: on reading: a file is not what the format says; names file, record, offset and cause.
+        SampleError: on reading: a record is valid and does not fit the schema.
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        schema: Mapping[str, Any] | None = None,
+        *,
+        records: str | None = None,
+        verify: str = "all",
+        defaults: Mapping[str, Any] | None = None,
+        compression: str = "auto",
+        max_inflated_bytes: int = 1 << 34,
+    ) -> None:
+        records = records or ("raw" if schema is None else "example")
+        for name, value, allowed in (
+            ("records", records, FORMS),
+            ("verify", verify, LEVELS),
+            ("compression", compression, COMPRESSIONS),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} is one of {', '.join(map(repr, allowed))}; got {value!r}")
+        self.paths = _expanded(paths)
+        self.schema: Mapping[str, Any] = {"bytes": bytes} if schema is None else schema
+        self.records, self.verify, self.compression = records, verify, compression
+        self.max_inflated_bytes = max_inflated_bytes
+        self.defaults = dict(defaults or {})
+        self._fields = fields_of(self.schema, self.defaults)
+        if records == "raw" and len(self._fields) != 1:
+            raise ValueError(f'records="raw" needs a schema of one field, the whole record; got {list(self.schema)}')
+        if records == "raw" and self.defaults:
+            raise ValueError('records="raw" takes no defaults: no record lacks itself')
+        self._file_nbytes: list[int] = []  # of each path when it was first opened, here or where this was pickled
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = Lock()
+        self._reader: RecordReader | None = None
+        self._num_records = -1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_reader", "_num_records")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    def _opened(self) -> RecordReader:
+        if self._reader is None:
+            with self._lock:
+                if self._reader is None:
+                    files = [RecordFile(path, self.compression, self.max_inflated_bytes) for path in self.paths]
+                    self._recognise([file.nbytes for file in files])
+                    offsets = [file.offsets() for file in files]
+                    ends = np.cumsum([len(o) - 1 for o in offsets], dtype=np.int64)
+                    starts = np.concatenate([np.empty(0, np.int64), *(o[:-1] for o in offsets)])
+                    self._num_records = int(ends[-1])
+                    self._reader = RecordReader(
+                        [file.data for file in files],
+                        [file.state for file in files],
+                        ends,
+                        starts,
+                        [f.native() for f in self._fields],
+                        FORMS.index(self.records),
+                        LEVELS.index(self.verify),
+                    )
+        return self._reader
+
+    def _recognise(self, file_nbytes: list[int]) -> None:
+        for path, was, now in zip(self.paths, self._file_nbytes, file_nbytes, strict=False):
+            if was != now:
+                raise ShardCorrupt(
+                    f"{path}: has {now} bytes, and had {was} when this dataset first read it: make it anew"
+                )
+        self._file_nbytes = file_nbytes
+
+    def __len__(self) -> int:
+        self._opened()
+        return self._num_records
+
+    def __repr__(self) -> str:
+        return f"TFRecordDataset({len(self.paths)} files, {self.records}, {', '.join(self.schema)}, verify={self.verify!r})"
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        survey = self._survey([index])
+        sample: dict[str, Any] = {}
+        targets: list[Any] = []
+        for number, field in enumerate(self._fields):
+            if field.element is None:
+                targets.append(None)
+                sample[field.name] = None  # its place in the order of fields
+                continue
+            (steps,) = survey.steps(number)
+            shape = tuple(steps if extent is None else extent for extent in field.shape)
+            if field.element.numpy is not None:
+                sample[field.name] = np.empty(shape, field.element.numpy)
+            else:
+                import torch
+
+                sample[field.name] = torch.empty(shape, dtype=getattr(torch, field.element.name))
+            targets.append(_memory_of(sample[field.name]))
+        texts = self._write(survey, targets)
+        return sample | {name: text for name, (text,) in texts.items()}
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        """Reads records into rows: see `shmload.ShmLoader` for `out`."""
+        survey = self._survey(indices)
+        targets: list[Any] = []
+        for number, field in enumerate(self._fields):
+            if field.is_text:
+                targets.append(None)
+            elif field.is_ragged:
+                targets.append(_memory_of(out.reserve(field.name, survey.steps(number))))
+            else:
+                targets.append(_memory_of(out[field.name]))
+        for name, texts in self._write(survey, targets).items():
+            out[name] = texts
+
+    def _survey(self, indices: Any) -> Survey:
+        reader = self._opened()
+        wanted = np.ascontiguousarray(indices, np.int64)
+        if wanted.size and wanted.min() < 0:
+            wanted = np.where((wanted < 0) & (wanted >= -self._num_records), wanted + self._num_records, wanted)
+        survey = reader.survey(wanted)
+        if survey.problem is not None:
+            raise self._error(survey)
+        return survey
+
+    def _write(self, survey: Survey, targets: list[Any]) -> dict[str, list[Any]]:
+        """Writes arrays' rows and gives texts; all of files that are as they were when it began."""
+        if not survey.write(targets):
+            raise self._error(survey)
+        found: dict[str, list[Any]] = {
+            f.name: survey.texts(number) for number, f in enumerate(self._fields) if f.is_text
+        }
+        if not survey.is_still_so():
+            raise self._error(survey)
+        for field in self._fields:
+            if field.is_str:
+                found[field.name] = [
+                    self._decoded(text, survey, row, field.name) for row, text in enumerate(found[field.name])
+                ]
+        return found
+
+    def _error(self, survey: Survey) -> Exception:
+        return error_of(survey.problem or (), self._fields, self.paths, self._file_nbytes, self._num_records)
+
+    def _decoded(self, text: bytes, survey: Survey, row: int, name: str) -> str:
+        try:
+            return text.decode()
+        except UnicodeDecodeError as error:
+            index, file, start = survey.place(row)
+            raise SampleError(
+                f"{self.paths[file]}: record {index}, which starts at byte {start}: field {name!r} needs UTF-8, as its type is "
+                f"str: {error}; give the schema bytes instead"
+            ) from error
+
+
+def _memory_of(rows: Any) -> Any:
+    """An array's memory as a buffer: torch's types that numpy lacks go as bytes."""
+    if isinstance(rows, np.ndarray):
+        return rows
+    import torch
+
+    return rows.reshape(-1).view(torch.uint8).numpy()
+
+
+def _expanded(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    found: list[str] = []
+    for path in [os.fspath(p) for p in given]:
+        if os.path.exists(path):
+            found.append(os.path.abspath(path))
+            continue
+        matching = sorted(p for p in glob(path) if not p.endswith((".shmload-index", ".tfindex", ".index", ".idx")))
+        if not matching:
+            raise FileNotFoundError(f"no TFRecord file is named, or matches, {path!r}")
+        found += map(os.path.abspath, matching)
+    if not found:
+        raise ValueError("TFRecordDataset needs at least one path")
+    return found

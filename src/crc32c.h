@@ -1,0 +1,222 @@
+/* CRC-32C (Castagnoli) of memory, alone or together with copying it.
+
+   The instruction takes 3 cycles and a new one may begin every cycle, so three stretches of a block are summed at once and joined:
+   the sum of the first is carried over as many zero bytes as the others have, a linear map that four tables of 256 words hold. The
+   copy goes along in the same registers: each byte is read once. Two block sizes, so that short inputs have three stretches too; the
+   long one is no multiple of 4096, or loads of one stretch would wait for stores of another that agree in their low 12 bits.
+
+   SSE4.2 and ARMv8's crc extension are looked for at run time; without them, eight tables take eight bytes a turn.
+
+   Source: Mark Adler, crc32c.c, https://stackoverflow.com/a/17646775 (the zero operator); Intel, "Fast CRC Computation for iSCSI
+   Polynomial Using CRC32 Instruction" (three stretches). */
+
+#ifndef SHMLOAD_CRC32C_H
+#define SHMLOAD_CRC32C_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <nmmintrin.h>
+#define CRC_TARGET __attribute__((target("sse4.2")))
+#define CRC_EIGHT(crc, x) _mm_crc32_u64(crc, x)
+#define CRC_ONE(crc, x) _mm_crc32_u8((uint32_t)(crc), x)
+#elif defined(__aarch64__)
+#include <arm_acle.h>
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#define CRC_TARGET __attribute__((target("+crc")))
+#define CRC_EIGHT(crc, x) __crc32cd((uint32_t)(crc), x)
+#define CRC_ONE(crc, x) __crc32cb((uint32_t)(crc), x)
+#endif
+
+#define CRC_POLYNOMIAL 0x82F63B78u /* reflected */
+#define CRC_LONG 5184u             /* bytes of a stretch of a long block */
+#define CRC_SHORT 256u             /* and of a short one */
+#define CRC_AHEAD 512u             /* bytes that a streamed copy fetches ahead; measured */
+
+static uint32_t crc_tables[8][256]; /* [k][b]: the sum of byte b with k zero bytes after it */
+static uint32_t crc_over_long[4][256]; /* [k][b]: byte k of a sum, carried over CRC_LONG zero bytes */
+static uint32_t crc_over_short[4][256];
+static int crc_has_instruction; /* whether this processor has it */
+
+static void crc_make_zeros(uint32_t tables[4][256], size_t nbytes) {
+    uint32_t bits[32];
+    for (int bit = 0; bit < 32; bit++) {
+        uint32_t crc = 1u << bit;
+        for (size_t i = 0; i < nbytes; i++) crc = (crc >> 8) ^ crc_tables[0][crc & 0xff];
+        bits[bit] = crc;
+    }
+    for (int k = 0; k < 4; k++)
+        for (int byte = 0; byte < 256; byte++) {
+            uint32_t crc = 0;
+            for (int bit = 0; bit < 8; bit++)
+                if (byte >> bit & 1) crc ^= bits[8 * k + bit];
+            tables[k][byte] = crc;
+        }
+}
+
+/* Fills the tables; once, before anything else here. */
+static void crc_start(void) {
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t crc = byte;
+        for (int bit = 0; bit < 8; bit++) crc = crc & 1 ? (crc >> 1) ^ CRC_POLYNOMIAL : crc >> 1;
+        crc_tables[0][byte] = crc;
+    }
+    for (int k = 1; k < 8; k++)
+        for (int byte = 0; byte < 256; byte++)
+            crc_tables[k][byte] = (crc_tables[k - 1][byte] >> 8) ^ crc_tables[0][crc_tables[k - 1][byte] & 0xff];
+    crc_make_zeros(crc_over_long, CRC_LONG);
+    crc_make_zeros(crc_over_short, CRC_SHORT);
+#if defined(__x86_64__)
+    crc_has_instruction = __builtin_cpu_supports("sse4.2") != 0;
+#elif defined(__aarch64__)
+    crc_has_instruction = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
+#endif
+}
+
+static inline uint32_t crc_carried(uint32_t tables[4][256], uint32_t crc) {
+    return tables[0][crc & 0xff] ^ tables[1][crc >> 8 & 0xff] ^ tables[2][crc >> 16 & 0xff] ^ tables[3][crc >> 24];
+}
+
+/* The sum without the instruction; `crc` and the result are not inverted. */
+static uint32_t crc_by_tables(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) {
+    if (to && nbytes) memcpy(to, at, nbytes);
+    for (; nbytes >= 8; nbytes -= 8, at += 8) {
+        uint64_t x;
+        memcpy(&x, at, 8); /* little-endian, as are all machines shmload runs on */
+        x ^= crc;
+        crc = crc_tables[7][x & 0xff] ^ crc_tables[6][x >> 8 & 0xff] ^ crc_tables[5][x >> 16 & 0xff] ^
+              crc_tables[4][x >> 24 & 0xff] ^ crc_tables[3][x >> 32 & 0xff] ^ crc_tables[2][x >> 40 & 0xff] ^
+              crc_tables[1][x >> 48 & 0xff] ^ crc_tables[0][x >> 56];
+    }
+    while (nbytes--) crc = (crc >> 8) ^ crc_tables[0][(crc ^ *at++) & 0xff];
+    return crc;
+}
+
+#ifdef CRC_TARGET
+
+/* Three stretches of `block` bytes, as often as they fit. */
+#define CRC_BLOCKS(block, tables)                                                      \
+    while (nbytes >= 3 * (size_t)(block)) {                                            \
+        uint64_t a = crc, b = 0, c = 0;                                                \
+        for (size_t i = 0; i < (block); i += 8) {                                      \
+            uint64_t x, y, z;                                                          \
+            memcpy(&x, at + i, 8);                                                     \
+            memcpy(&y, at + i + (block), 8);                                           \
+            memcpy(&z, at + i + 2 * (block), 8);                                       \
+            if (copies) {                                                              \
+                memcpy(to + i, &x, 8);                                                 \
+                memcpy(to + i + (block), &y, 8);                                       \
+                memcpy(to + i + 2 * (block), &z, 8);                                   \
+            }                                                                          \
+            a = CRC_EIGHT(a, x);                                                       \
+            b = CRC_EIGHT(b, y);                                                       \
+            c = CRC_EIGHT(c, z);                                                       \
+        }                                                                              \
+        crc = crc_carried(tables, (uint32_t)a) ^ (uint32_t)b;                          \
+        crc = crc_carried(tables, (uint32_t)crc) ^ (uint32_t)c;                        \
+        at += 3 * (block);                                                             \
+        if (copies) to += 3 * (block);                                                 \
+        nbytes -= 3 * (size_t)(block);                                                 \
+    }
+
+CRC_TARGET __attribute__((always_inline)) static inline uint32_t crc_by_instruction(
+    uint64_t crc, uint8_t *restrict to, const uint8_t *restrict at, size_t nbytes, const int copies) {
+    CRC_BLOCKS(CRC_LONG, crc_over_long)
+    CRC_BLOCKS(CRC_SHORT, crc_over_short)
+    for (; nbytes >= 8; nbytes -= 8, at += 8) {
+        uint64_t x;
+        memcpy(&x, at, 8);
+        if (copies) memcpy(to, &x, 8), to += 8;
+        crc = CRC_EIGHT(crc, x);
+    }
+    for (; nbytes; nbytes--, at++) {
+        if (copies) *to++ = *at;
+        crc = CRC_ONE(crc, *at);
+    }
+    return (uint32_t)crc;
+}
+
+CRC_TARGET static uint32_t crc_of_run(uint32_t crc, const uint8_t *at, size_t nbytes) {
+    return crc_by_instruction(crc, NULL, at, nbytes, 0);
+}
+
+CRC_TARGET static uint32_t crc_of_copy(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) {
+    return crc_by_instruction(crc, to, at, nbytes, 1);
+}
+
+#if defined(__x86_64__)
+
+/* A copy for what its reader takes from memory anyway: stores that go past the caches need not fetch what they overwrite. */
+CRC_TARGET static uint32_t crc_of_stream(uint64_t crc, uint8_t *restrict to, const uint8_t *restrict at, size_t nbytes) {
+    const size_t head = -(uintptr_t)to & 63;
+    if (nbytes < head + 3 * (size_t)CRC_LONG) return crc_of_copy((uint32_t)crc, to, at, nbytes);
+    crc = crc_of_copy((uint32_t)crc, to, at, head); /* whole lines of the cache from here on: CRC_LONG is some of them */
+    for (to += head, at += head, nbytes -= head; nbytes >= 3 * (size_t)CRC_LONG; nbytes -= 3 * (size_t)CRC_LONG) {
+        uint64_t a = crc, b = 0, c = 0;
+        for (size_t line = 0; line < CRC_LONG; line += 64) {
+            _mm_prefetch((const char *)at + line + CRC_AHEAD, _MM_HINT_T0); /* a hint, which may lie behind the end */
+            _mm_prefetch((const char *)at + line + CRC_LONG + CRC_AHEAD, _MM_HINT_T0);
+            _mm_prefetch((const char *)at + line + 2 * CRC_LONG + CRC_AHEAD, _MM_HINT_T0);
+            for (size_t i = line; i < line + 64; i += 8) {
+                uint64_t x, y, z;
+                memcpy(&x, at + i, 8);
+                memcpy(&y, at + i + CRC_LONG, 8);
+                memcpy(&z, at + i + 2 * CRC_LONG, 8);
+                _mm_stream_si64((long long *)(to + i), (long long)x);
+                _mm_stream_si64((long long *)(to + i + CRC_LONG), (long long)y);
+                _mm_stream_si64((long long *)(to + i + 2 * CRC_LONG), (long long)z);
+                a = CRC_EIGHT(a, x);
+                b = CRC_EIGHT(b, y);
+                c = CRC_EIGHT(c, z);
+            }
+        }
+        crc = crc_carried(crc_over_long, (uint32_t)a) ^ (uint32_t)b;
+        crc = crc_carried(crc_over_long, (uint32_t)crc) ^ (uint32_t)c;
+        at += 3 * CRC_LONG;
+        to += 3 * CRC_LONG;
+    }
+    _mm_sfence(); /* such stores are not ordered: who is told of the batch must see them */
+    return crc_of_copy((uint32_t)crc, to, at, nbytes);
+}
+
+#else
+
+static uint32_t crc_of_stream(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) {
+    return crc_of_copy(crc, to, at, nbytes);
+}
+
+#endif
+
+#else
+
+static uint32_t crc_of_run(uint32_t crc, const uint8_t *at, size_t nbytes) { return crc_by_tables(crc, NULL, at, nbytes); }
+
+static uint32_t crc_of_copy(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) {
+    return crc_by_tables(crc, to, at, nbytes);
+}
+
+static uint32_t crc_of_stream(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) {
+    return crc_by_tables(crc, to, at, nbytes);
+}
+
+#endif
+
+/* The CRC-32C of what `crc` is the sum of, with these bytes behind it; copies them to `to` unless that is NULL. */
+static inline uint32_t crc32c_copied(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) {
+    if (!crc_has_instruction) return ~crc_by_tables(~crc, to, at, nbytes);
+    return ~(to ? crc_of_copy(~crc, to, at, nbytes) : crc_of_run(~crc, at, nbytes));
+}
+
+/* The same with a copy past the caches where there is a way: for what is larger than they are when it is read again. */
+static inline uint32_t crc32c_streamed(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) {
+    if (!crc_has_instruction) return ~crc_by_tables(~crc, to, at, nbytes);
+    return ~crc_of_stream(~crc, to, at, nbytes);
+}
+
+/* As TFRecord stores it: the sum of data that holds sums is unsafe, says its author. */
+static inline uint32_t crc_masked(uint32_t crc) { return (crc >> 15 | crc << 17) + 0xa282ead8u; }
+
+#endif

@@ -1,0 +1,454 @@
+"""TFRecord files in memory: where records begin, and reading a batch of them into rows, all without the GIL.
+
+    record: u64 length | u32 masked sum of the length | data | u32 masked sum of the data
+
+A batch is surveyed first: headers checked, fields found; nothing is copied. Then each field is written where it belongs. The sum of a
+small record is taken in the survey, when its bytes come into the cache anyway; that of a large one while its bytes are copied.
+
+Files may be cut off or written over at any time. Their state is compared before the survey and after the last byte was taken; in
+between, nothing read twice is a bound for what is written: rows end where the survey said.
+"""
+
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcmp, memcpy, memset
+
+cdef extern from "crc32c.h":
+    void crc_start()
+    uint32_t crc32c_copied(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
+    uint32_t crc32c_streamed(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
+    uint32_t crc_masked(uint32_t crc) noexcept nogil
+
+cdef extern from "file_state.h":
+    ctypedef struct FileState:
+        uint64_t device
+        uint64_t inode
+        int64_t nbytes
+        int64_t mtime_ns
+    bint file_has_changed(const char *path, const FileState *was) noexcept nogil
+
+cdef extern from *:
+    void __builtin_prefetch(const void *) noexcept nogil
+
+include "example.pxi"
+
+crc_start()
+
+KINDS = {
+    "int8": INT8, "int16": INT16, "int32": INT32, "int64": INT64, "uint8": UINT8, "uint16": UINT16, "uint32": UINT32,
+    "uint64": UINT64, "bool": BOOL, "float32": FLOAT32, "float64": FLOAT64,
+}
+PROBLEMS = (
+    "", "wire", "header", "length_sum", "truncated", "sum", "missing", "kind", "count", "size", "range", "twice", "index", "changed",
+)
+cdef enum:
+    FORM_RAW, FORM_EXAMPLE, FORM_SEQUENCE
+cdef enum:
+    NO_SUMS, LENGTH_SUMS, ALL_SUMS
+cdef enum:
+    OVERHEAD = 16  # bytes of a record beside its data
+    LONG_RECORD = 16384  # bytes from which a record is summed while it is copied
+    HUGE_VALUE = 1 << 18  # bytes from which a value is copied past the caches: a batch of such does not stay in them
+
+
+cdef inline int framed(const uint8_t *file, uint64_t file_nbytes, uint64_t start, int verify, uint64_t *nbytes) noexcept nogil:
+    """The length of the record at `start`; its data lies within the file if the answer is FINE."""
+    cdef uint32_t stored
+    cdef uint64_t length
+    if start > file_nbytes or file_nbytes - start < 12:
+        return BAD_HEADER
+    memcpy(&length, file + start, 8)
+    memcpy(&stored, file + start + 8, 4)
+    if verify and stored != crc_masked(crc32c_copied(0, NULL, file + start, 8)):
+        return BAD_LENGTH_SUM
+    nbytes[0] = length
+    if file_nbytes - start < OVERHEAD or length > file_nbytes - start - OVERHEAD:
+        return TRUNCATED
+    return FINE
+
+
+def record_starts(const uint8_t[::1] file):
+    """Where the records of a file begin, and where the last one ends, by walking from length to length.
+
+    Every length's own sum is checked before the length is believed.
+
+    Returns:
+        (int64 offsets as bytes, name of the problem or "", where it is)
+    """
+    cdef uint64_t nbytes = file.shape[0], start = 0, length = 0
+    cdef size_t count = 0, room = 0
+    cdef int64_t *starts = NULL
+    cdef int64_t *more
+    cdef int problem = FINE
+    cdef bint is_full = False
+    cdef const uint8_t *data = &file[0] if nbytes else NULL
+    with nogil:
+        while True:
+            if count == room:
+                room = 2 * room + 512
+                more = <int64_t *>realloc(starts, room * sizeof(int64_t))
+                if more == NULL:
+                    is_full = True
+                    break
+                starts = more
+            starts[count] = start
+            count += 1
+            if start == nbytes:
+                break
+            problem = framed(data, nbytes, start, LENGTH_SUMS, &length)
+            if problem:
+                break
+            start += length + OVERHEAD
+    try:
+        if is_full:
+            raise MemoryError("no memory for the offsets of a file's records")
+        return PyBytes_FromStringAndSize(<char *>starts, count * sizeof(int64_t)), PROBLEMS[problem], start
+    finally:
+        free(starts)
+
+
+cdef class RecordReader:
+    """Reads records of some files by a list of fields.
+
+    Args:
+        files: C-contiguous buffers, kept.
+        states: (path, device, inode, nbytes, mtime_ns) of each as `MappedFile` gives it; None: it is private memory.
+        ends: int64; how many records there are up to and with each file.
+        starts: int64; where each record begins in its file.
+        fields: (name, kind, itemsize, numel, is_ragged, is_text, fill or None) each.
+        form: 0 raw, 1 Example, 2 SequenceExample.
+        verify: 0 nothing but bounds, 1 sums of lengths, 2 all sums.
+    """
+
+    cdef Py_buffer *_views
+    cdef int _num_views
+    cdef FieldSpec *_specs
+    cdef Mapping *_mappings
+    cdef readonly int num_fields
+    cdef int _form, _verify
+    cdef const int64_t[::1] _ends, _starts
+    cdef list _kept, _states
+
+    def __cinit__(
+        self, list files, list states, const int64_t[::1] ends, const int64_t[::1] starts, list fields, int form, int verify
+    ):
+        cdef int i
+        cdef Mapping *mapping
+        self._kept, self._states = [], states
+        self._ends, self._starts, self._form, self._verify = ends, starts, form, verify
+        self._views = <Py_buffer *>calloc(max(len(files), 1), sizeof(Py_buffer))
+        self._mappings = <Mapping *>calloc(max(len(files), 1), sizeof(Mapping))
+        self._specs = <FieldSpec *>calloc(max(len(fields), 1), sizeof(FieldSpec))
+        if self._views == NULL or self._mappings == NULL or self._specs == NULL:
+            raise MemoryError
+        for file, state in zip(files, states, strict=True):
+            if state is not None:
+                mapping = &self._mappings[self._num_views]
+                path, mapping.was.device, mapping.was.inode, mapping.was.nbytes, mapping.was.mtime_ns = state
+                mapping.path = path
+            PyObject_GetBuffer(file, &self._views[self._num_views], PyBUF_C_CONTIGUOUS)
+            self._num_views += 1
+        for i, (name, kind, itemsize, numel, is_ragged, is_text, fill) in enumerate(fields):
+            self._kept.append((name, fill))
+            self._specs[i].name = <const uint8_t *><char *>name
+            self._specs[i].name_nbytes = len(name)
+            self._specs[i].kind, self._specs[i].itemsize, self._specs[i].numel = kind, itemsize, numel
+            self._specs[i].is_ragged, self._specs[i].is_text = is_ragged, is_text
+            if fill is not None:
+                self._specs[i].fill = <const uint8_t *><char *>fill
+        self.num_fields = len(fields)
+
+    def __dealloc__(self):
+        for i in range(self._num_views):
+            PyBuffer_Release(&self._views[i])
+        free(self._views)
+        free(self._mappings)
+        free(self._specs)
+
+    def survey(self, const int64_t[::1] indices not None):
+        """Finds the fields of some records.
+
+        Returns:
+            a `Survey`; its `problem` says what is wrong with the first bad one.
+        """
+        cdef Survey survey = Survey.__new__(Survey, self, indices.shape[0])
+        cdef Py_ssize_t row
+        with nogil:
+            for row in range(indices.shape[0]):
+                if row == 0:
+                    self._locate(&survey.records[row], indices[row])
+                if row + 1 < indices.shape[0]:
+                    self._locate(&survey.records[row + 1], indices[row + 1])
+                if not self._survey_row(survey, row):
+                    break
+        return survey
+
+    cdef bint has_changed(self, int64_t file) noexcept nogil:
+        return self._mappings[file].path != NULL and file_has_changed(self._mappings[file].path, &self._mappings[file].was)
+
+    cdef void _locate(self, Record *record, int64_t index) noexcept nogil:
+        """Where a record begins; file -1: there is none. Asks for its first lines, as it is read next."""
+        cdef int64_t low = 0, high = self._ends.shape[0], middle
+        cdef const uint8_t *at
+        cdef int line
+        record.index, record.file = index, -1
+        if high == 0 or index < 0 or index >= self._ends[high - 1]:
+            return
+        while low < high:
+            middle = (low + high) >> 1
+            if self._ends[middle] <= index:
+                low = middle + 1
+            else:
+                high = middle
+        record.file, record.start = low, self._starts[index]
+        at = <const uint8_t *>(<uintptr_t>self._views[low].buf + <uintptr_t>record.start)
+        for line in range(16):
+            __builtin_prefetch(at + 64 * line)  # a hint, which may lie behind the end
+
+    cdef bint _survey_row(self, Survey survey, Py_ssize_t row) noexcept nogil:
+        cdef Record *record = &survey.records[row]
+        cdef Py_buffer *view
+        cdef Cursor c
+        cdef Found *found = survey.found + row * self.num_fields
+        cdef int problem, which = -1
+        if record.file < 0:
+            survey.fail(NO_SUCH_INDEX, row, -1)
+            return False
+        if not survey.is_used[record.file]:
+            survey.is_used[record.file] = True
+            if self.has_changed(record.file):
+                survey.fail(CHANGED, row, -1)
+                return False
+        view = &self._views[record.file]
+        problem = framed(<const uint8_t *>view.buf, view.len, record.start, self._verify, &record.nbytes)
+        if problem:
+            survey.fail(problem, row, -1)
+            return False
+        record.data = <const uint8_t *>view.buf + record.start + 12
+        if self._verify == ALL_SUMS and record.nbytes < LONG_RECORD:
+            if not is_intact(record):
+                survey.fail(BAD_SUM, row, -1)
+                return False
+        if self._form == FORM_RAW:
+            found.at, found.nbytes, found.count, found.kind = record.data, record.nbytes, 1, BYTES
+            found.entry = record.data
+            problem = fits(found, self._specs, &found.steps)
+            which = 0
+        else:
+            c.at, c.end = record.data, record.data + record.nbytes
+            problem = survey_example(c, self._form == FORM_SEQUENCE, self._specs, self.num_fields, found, &which)
+        if problem:
+            if self._verify == ALL_SUMS and record.nbytes >= LONG_RECORD and not is_intact(record):
+                problem = BAD_SUM  # the cause of the other one
+            survey.fail(problem, row, which)
+            return False
+        return True
+
+
+cdef struct Mapping:
+    const char *path  # NULL: private memory, which does not change
+    FileState was
+
+
+cdef inline bint is_intact(const Record *record) noexcept nogil:
+    cdef uint32_t stored
+    memcpy(&stored, record.data + record.nbytes, 4)
+    return stored == crc_masked(crc32c_copied(0, NULL, record.data, record.nbytes))
+
+
+cdef struct Record:
+    int64_t index, file, start
+    const uint8_t *data
+    uint64_t nbytes
+
+
+cdef class Survey:
+    """Records found, not yet copied."""
+
+    cdef RecordReader _reader  # keeps the files mapped
+    cdef Record *records
+    cdef Found *found
+    cdef uint8_t *is_used  # [file]
+    cdef readonly Py_ssize_t num_rows
+    cdef int _problem, _field
+    cdef Py_ssize_t _row
+
+    def __cinit__(self, RecordReader reader, Py_ssize_t num_rows):
+        self._reader, self.num_rows = reader, num_rows
+        self.records = <Record *>calloc(max(num_rows, 1), sizeof(Record))
+        self.found = <Found *>calloc(max(num_rows * reader.num_fields, 1), sizeof(Found))
+        self.is_used = <uint8_t *>calloc(max(reader._num_views, 1), 1)
+        if self.records == NULL or self.found == NULL or self.is_used == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.records)
+        free(self.found)
+        free(self.is_used)
+
+    cdef void fail(self, int problem, Py_ssize_t row, int field) noexcept nogil:
+        self._problem, self._row, self._field = problem, row, field
+
+    @property
+    def problem(self):
+        """None, or (name, row, index, file, start, nbytes, field or -1, kind found, count found, bytes found)."""
+        if self._problem == FINE:
+            return None
+        cdef Record *record = &self.records[self._row]
+        cdef Found *found = self.found + self._row * self._reader.num_fields + max(self._field, 0)
+        return (PROBLEMS[self._problem], self._row, record.index, record.file, record.start, record.nbytes, self._field,
+                found.kind, found.count, found.nbytes)
+
+    def place(self, Py_ssize_t row):
+        """(index, file, start) of a row's record."""
+        if not 0 <= row < self.num_rows:
+            raise IndexError(f"row {row} of {self.num_rows}")
+        return self.records[row].index, self.records[row].file, self.records[row].start
+
+    def is_still_so(self):
+        """Whether no file has changed since its record was found; else `problem` says which. Asked when all is read."""
+        cdef Py_ssize_t row
+        cdef int64_t file
+        with nogil:
+            for row in range(self.num_rows):
+                file = self.records[row].file
+                if file >= 0 and self.is_used[file] == 1:
+                    self.is_used[file] = 2
+                    if self._reader.has_changed(file):
+                        self.fail(CHANGED, row, -1)
+                        break
+        return self._problem == FINE
+
+    def steps(self, int field):
+        """The extent of a ragged field in each row."""
+        return [self.found[row * self._reader.num_fields + field].steps for row in range(self.num_rows)]
+
+    def texts(self, int field):
+        """The values of a text field, as bytes; one object each."""
+        cdef Py_ssize_t row
+        cdef Found *found
+        cdef list values = []
+        for row in range(self.num_rows):
+            found = self.found + row * self._reader.num_fields + field
+            if found.entry == NULL:
+                values.append(self._reader._kept[field][1])
+            else:
+                values.append(PyBytes_FromStringAndSize(<const char *>found.at, found.nbytes))
+        return values
+
+    def write(self, list targets):
+        """Writes every field: the rows of a field lie end to end in its C-contiguous buffer; None where it is text.
+
+        Returns:
+            whether all is well; else `problem` says what is not.
+        Raises:
+            ValueError: a buffer is too small.
+        """
+        cdef int num_fields = self._reader.num_fields, i, num_held = 0
+        cdef Py_ssize_t row
+        cdef uint64_t wanted
+        cdef Py_buffer *views = <Py_buffer *>calloc(num_fields, sizeof(Py_buffer))
+        cdef uint8_t **to = <uint8_t **>calloc(num_fields, sizeof(uint8_t *))
+        cdef FieldSpec *spec
+        try:
+            if views == NULL or to == NULL:
+                raise MemoryError
+            for i in range(num_fields):
+                num_held = i + 1
+                if targets[i] is None:
+                    continue
+                spec = &self._reader._specs[i]
+                PyObject_GetBuffer(targets[i], &views[i], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+                to[i] = <uint8_t *>views[i].buf
+                wanted = 0
+                for row in range(self.num_rows):
+                    wanted += row_nbytes(spec, self.found + row * num_fields + i)
+                if <uint64_t>views[i].len < wanted:
+                    raise ValueError(f"field {i}: {wanted} bytes do not fit a buffer of {views[i].len}")
+            with nogil:
+                for row in range(self.num_rows):
+                    if not self._write_row(row, to):
+                        break
+            return self._problem == FINE
+        finally:
+            if views != NULL:
+                for i in range(num_held):
+                    PyBuffer_Release(&views[i])
+            free(views)
+            free(to)
+
+    cdef bint _write_row(self, Py_ssize_t row, uint8_t **to) noexcept nogil:
+        cdef FieldSpec *specs = self._reader._specs
+        cdef int num_fields = self._reader.num_fields, i, problem, fused = -1
+        cdef Record *record = &self.records[row]
+        cdef Found *found = self.found + row * num_fields
+        cdef FieldSpec *spec
+        cdef Room room
+        cdef uint32_t stored, crc
+        cdef size_t before
+        if self._reader._verify == ALL_SUMS and record.nbytes >= LONG_RECORD:
+            for i in range(num_fields):  # the largest payload that is copied as it stands is summed on the way
+                if to[i] != NULL and found[i].entry != NULL and is_plain(&found[i], &specs[i]):
+                    if found[i].nbytes >= LONG_RECORD and (fused < 0 or found[i].nbytes > found[fused].nbytes):
+                        fused = i
+            crc = 0
+            if fused < 0:
+                crc = crc32c_copied(0, NULL, record.data, record.nbytes)
+            else:
+                before = found[fused].at - record.data
+                crc = crc32c_copied(0, NULL, record.data, before)
+                crc = crc_of_copy(crc, to[fused], found[fused].at, found[fused].nbytes)
+                crc = crc32c_copied(
+                    crc, NULL, found[fused].at + found[fused].nbytes, record.nbytes - before - found[fused].nbytes
+                )
+            memcpy(&stored, record.data + record.nbytes, 4)
+            if stored != crc_masked(crc):
+                self.fail(BAD_SUM, row, -1)
+                return False
+        for i in range(num_fields):
+            spec = &specs[i]
+            if to[i] == NULL:
+                continue
+            if found[i].entry == NULL:
+                if spec.fill != NULL and not spec.is_ragged:
+                    memcpy(to[i], spec.fill, row_nbytes(spec, &found[i]))
+            elif i == fused:
+                pass
+            elif is_plain(&found[i], spec):
+                copy(to[i], found[i].at, found[i].nbytes)
+            else:
+                room.at, room.end = to[i], to[i] + row_nbytes(spec, &found[i])
+                problem = walk_entry(&found[i], spec, &room)
+                if problem == FINE and room.at != room.end:
+                    problem = CHANGED
+                if problem:
+                    self.fail(problem, row, i)
+                    return False
+            to[i] += row_nbytes(spec, &found[i])
+        return True
+
+
+cdef inline uint32_t crc_of_copy(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil:
+    if nbytes >= HUGE_VALUE:
+        return crc32c_streamed(crc, to, at, nbytes)
+    return crc32c_copied(crc, to, at, nbytes)
+
+
+cdef inline void copy(uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil:
+    if nbytes >= HUGE_VALUE:
+        crc32c_streamed(0, to, at, nbytes)  # the sum costs nothing beside such a copy, which is faster than memcpy's
+    else:
+        memcpy(to, at, nbytes)
+
+
+cdef inline uint64_t row_nbytes(const FieldSpec *spec, const Found *found) noexcept nogil:
+    return spec.itemsize * spec.numel * (found.steps if spec.is_ragged else 1)
+
+
+cdef inline bint is_plain(const Found *found, const FieldSpec *spec) noexcept nogil:
+    """Whether the row is one run of bytes on the wire, as it is in memory."""
+    if found.is_list or found.num_pieces > 1:
+        return False
+    return (found.kind == BYTES and found.count == 1) or (found.kind == FLOATS and spec.kind == FLOAT32 and found.count > 0)

@@ -13,14 +13,13 @@ cdef extern from "resample.h" nogil:
         RESAMPLE_ALONG_BITS
 
     ctypedef struct resample_span:
-        int32_t start
+        pass
 
     ctypedef struct resample_axis:
         resample_span *spans
         int16_t *weights
         int32_t stride
-        int32_t first
-        int32_t end
+        int32_t pairs
 
     ctypedef struct resample_job:
         resample_axis down
@@ -29,12 +28,12 @@ cdef extern from "resample.h" nogil:
         size_t row_nbytes
         int32_t height
         int32_t width
-        int is_flipped
         int is_planar
-        int is_plain
+        int vectors
         const float *levels
         void *result
         int16_t *between
+        int32_t *wide
         uint8_t *row
 
     int32_t resample_stride(double length, int32_t size, int32_t available)
@@ -46,8 +45,11 @@ cdef extern from "resample.h" nogil:
         int32_t low,
         int32_t high,
         int32_t most_bits,
-        double *scratch,
+        int is_flipped,
+        double *exact,
     )
+    size_t resample_between(const resample_axis *along)
+    int resample_best()
     void resample_run(resample_job *job)
 
 cdef int32_t LONGEST = 1 << 24  # pixels of a side: nothing that is computed from it overflows
@@ -64,7 +66,7 @@ def resample(
     bint is_flipped=False,
     bint is_planar=False,
     const float[:, ::1] levels=None,
-    bint is_plain=False,
+    int vectors=2,
 ):
     """Resamples a box of an image to a size.
 
@@ -76,7 +78,7 @@ def resample(
         clip: (top, left, bottom, right), whole pixels: only those within are looked at.
         is_flipped: left to right.
         levels: shape (3, 256): what each level of each channel becomes.
-        is_plain: do without vector instructions, which changes no byte: for tests.
+        vectors: the best instructions to use, of 0 none, 1 SSE2, 2 AVX2; which ones they are changes no byte.
     Raises:
         ValueError: they do not go together.
     """
@@ -105,8 +107,11 @@ def resample(
         raise ValueError(f"levels of shape (3, 256) are needed; got ({levels.shape[0]}, {levels.shape[1]})")
     job.source = &image[0, 0, 0]
     job.row_nbytes = image.shape[1] * 3
-    job.is_flipped, job.is_planar, job.is_plain = is_flipped, is_planar, is_plain
-    job.levels = NULL if levels is None else &levels[0, 0]
+    job.is_planar = is_planar
+    job.vectors = min(vectors, resample_best())
+    job.levels = NULL
+    if levels is not None:
+        job.levels = &levels[0, 0]
     wanted = <Py_ssize_t>job.height * job.width * (3 if levels is None else 12)
     cdef int is_done
     PyObject_GetBuffer(out, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
@@ -116,7 +121,7 @@ def resample(
         job.result = view.buf
         with nogil:
             is_done = _run(
-                &job, top, left, box_height, box_width, clip_top, clip_left, clip_bottom, clip_right
+                &job, top, left, box_height, box_width, clip_top, clip_left, clip_bottom, clip_right, is_flipped
             )
         if not is_done:
             raise MemoryError(f"no memory to resample {box} to {size}")
@@ -134,38 +139,44 @@ cdef int _run(
     int32_t clip_left,
     int32_t clip_bottom,
     int32_t clip_right,
+    int is_flipped,
 ) noexcept nogil:
     """Does a job; 0 if there is no memory for it."""
     cdef resample_axis *down = &job.down
     cdef resample_axis *along = &job.along
-    cdef double *scratch
+    cdef size_t height = job.height
+    cdef size_t width = job.width
+    cdef double *exact
     cdef int is_done = 0
     down.stride = resample_stride(box_height, job.height, clip_bottom - clip_top)
     along.stride = resample_stride(box_width, job.width, clip_right - clip_left)
-    down.spans = <resample_span *>malloc(job.height * sizeof(resample_span))
-    along.spans = <resample_span *>malloc(job.width * sizeof(resample_span))
-    down.weights = <int16_t *>malloc(<size_t>job.height * down.stride * sizeof(int16_t))
-    along.weights = <int16_t *>malloc(<size_t>job.width * along.stride * sizeof(int16_t))
-    scratch = <double *>malloc((down.stride + along.stride) * sizeof(double))
-    job.row = <uint8_t *>malloc(3 * (<size_t>job.width + 4))
+    down.spans = <resample_span *>malloc(height * sizeof(resample_span))
+    along.spans = <resample_span *>malloc(width * sizeof(resample_span))
+    down.weights = <int16_t *>malloc(height * down.stride * sizeof(int16_t))
+    along.weights = <int16_t *>malloc(width * along.stride * sizeof(int16_t))
+    exact = <double *>malloc(max(height * down.stride, width * along.stride) * sizeof(double))
+    job.row = <uint8_t *>malloc(3 * (width + 4))
+    job.wide = NULL
     job.between = NULL
     if (
         down.spans != NULL
         and along.spans != NULL
         and down.weights != NULL
         and along.weights != NULL
-        and scratch != NULL
+        and exact != NULL
         and job.row != NULL
     ):
-        resample_fill(down, top, box_height, job.height, clip_top, clip_bottom, RESAMPLE_DOWN_BITS, scratch)
-        resample_fill(along, left, box_width, job.width, clip_left, clip_right, RESAMPLE_ALONG_BITS, scratch)
-        job.between = <int16_t *>calloc(<size_t>(along.end - along.first) * 3 + 8, sizeof(int16_t))
-        if job.between != NULL:
+        resample_fill(down, top, box_height, job.height, clip_top, clip_bottom, RESAMPLE_DOWN_BITS, False, exact)
+        resample_fill(along, left, box_width, job.width, clip_left, clip_right, RESAMPLE_ALONG_BITS, is_flipped, exact)
+        job.between = <int16_t *>calloc(resample_between(along), sizeof(int16_t))
+        job.wide = <int32_t *>malloc((width + 3) // 4 * 16 * along.pairs * sizeof(int32_t))
+        if job.between != NULL and job.wide != NULL:
             resample_run(job)
             is_done = 1
     free(job.between)
+    free(job.wide)
     free(job.row)
-    free(scratch)
+    free(exact)
     free(along.weights)
     free(down.weights)
     free(along.spans)

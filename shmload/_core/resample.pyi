@@ -14,5 +14,5 @@ def resample(
     is_flipped: bool = False,
     is_planar: bool = False,
     levels: NDArray[Any] | None = None,
-    is_plain: bool = False,
+    vectors: int = 2,
 ) -> None: ...

@@ -50,9 +50,9 @@ class ImageDecoder:
         layout: "CHW", as torch's layers want it, or "HWC".
         dtype: "uint8", or "float32": from 0 to 1, or normalised. Default: float32 if normalised.
         decoder: "auto", "simplejpeg", "pillow" or "opencv".
-        scaled: let the JPEG decoder shrink large images to a half, a quarter or an eighth, as long as the crop stays twice as large as
-            the result: mean deviation below 2 levels of 255. Without it, and for smaller images, no level is further than one from
-            that of Pillow's BILINEAR.
+        scaled: let the JPEG decoder shrink large images to a half, a quarter or an eighth, as long as the crop stays twice as large
+            as the result: mean deviation below 2 levels of 255. Without it, and for smaller images, no level is further than one
+            from that of Pillow's BILINEAR.
         fast: decode with the fast DCT and chroma upsampling: a tenth quicker, mean deviation 1 to 2 levels.
         upright: turn images as their EXIF orientation says; else they stay as stored, as torchvision leaves them.
         strict: refuse JPEG files that are damaged or cut off, as far as the library can tell.

@@ -1,7 +1,7 @@
 """From the bytes of a file to RGB pixels: which library decodes, and what it is not given.
 
-JPEG goes to simplejpeg, which decodes into memory of ours and reports damage within a scan; Pillow and OpenCV make something up for
-what is damaged and say nothing, and are kept from files that are cut off. PNG and all others go to Pillow. What a file is, its bytes
+JPEG goes to simplejpeg, which decodes into memory of ours and reports damage within a scan; Pillow and OpenCV make something up
+for what is damaged, say nothing, and are kept from files that are cut off. PNG and all others go to Pillow. What a file is its bytes
 say, not its name. Conversions to RGB are Pillow's, except that of 16 bits, which there is a clipping: the high byte is taken.
 """
 

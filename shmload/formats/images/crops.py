@@ -168,7 +168,7 @@ class Whole:
 
 def _pair(size: int | Sequence[int], name: str) -> Size:
     """(height, width)."""
-    sides = (size, size) if isinstance(size, int) else tuple(size)
+    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         raise ValueError(f"{name}: size needs one or two whole numbers of pixels, at least 1; got {size!r}")
     return sides[0], sides[1]

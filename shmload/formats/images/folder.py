@@ -78,7 +78,13 @@ class ImageFolder:
 
     @property
     def targets(self) -> NDArray[np.int64]:
-        """Every sample's label."""
+        """Every sample's label.
+
+        Raises:
+            ValueError: they have none.
+        """
+        if not self._has_labels:
+            raise ValueError("these images have no labels; give labels= with their paths")
         if isinstance(self.samples, SharedIndex):
             labels: NDArray[np.int64] = self.samples.column(1)
             return labels

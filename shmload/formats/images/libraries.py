@@ -1,8 +1,8 @@
 """From the bytes of a file to RGB pixels: which library decodes, and what it is not given.
 
 JPEG goes to simplejpeg, which decodes into memory of ours and reports damage within a scan; Pillow and OpenCV make something up
-for what is damaged, say nothing, and are kept from files that are cut off. PNG and all others go to Pillow. What a file is its bytes
-say, not its name. Conversions to RGB are Pillow's, except that of 16 bits, which there is a clipping: the high byte is taken.
+for what is damaged, say nothing, and are kept from files that are cut off. PNG and all others go to Pillow. What a file is, its
+bytes say, not its name. Conversions to RGB are Pillow's, except that of 16 bits, which there is a clipping: the high byte is taken.
 """
 
 from __future__ import annotations
@@ -154,8 +154,10 @@ class _Jpeg:
         self._is_strict, self._is_fast = is_strict, is_fast
 
     def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
-        import simplejpeg
-
+        try:
+            import simplejpeg
+        except ImportError as error:
+            raise ImportError(f"decoder='simplejpeg' needs simplejpeg: {_HINT}") from error
         height, width = -(-self.height // reduction), -(-self.width // reduction)
         if into is None:
             into = _scratch(height, width)

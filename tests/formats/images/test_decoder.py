@@ -173,11 +173,11 @@ def test_flips_come_as_often_as_they_are_to(photo: Image.Image, encode: Encode) 
 
 
 def test_the_spec_says_what_comes(photo: Image.Image, encode: Encode) -> None:
-    assert ("uint8", (3, 5, 6)) == ImageDecoder(Resize((5, 6))).spec
-    assert ("float32", (5, 6, 3)) == ImageDecoder(Resize((5, 6)), layout="HWC", dtype="float32").spec
+    assert ImageDecoder(Resize((5, 6))).spec == ("uint8", (3, 5, 6))
+    assert ImageDecoder(Resize((5, 6)), layout="HWC", dtype="float32").spec == ("float32", (5, 6, 3))
     assert ("uint8", (3, None, None)) == ImageDecoder().spec == ImageDecoder(Resize(5)).spec
     found = ImageDecoder(Resize((5, 6)), layout="HWC", dtype="float32")(encode(photo))
-    assert (("float32", (5, 6, 3))) == (found.dtype.name, found.shape)
+    assert (found.dtype.name, found.shape) == (("float32", (5, 6, 3)))
 
 
 def test_a_place_with_gaps_is_written_too(photo: Image.Image, encode: Encode) -> None:
@@ -212,7 +212,7 @@ def test_damage_within_a_scan_is_refused_unless_asked_for(photo: Image.Image, en
     data[middle : middle + 2] = b"\xff\xd3"  # a restart, where none may be
     with pytest.raises(ValueError, match="Corrupt JPEG data"):
         AS_STORED(bytes(data))
-    assert (90, 120, 3) == ImageDecoder(layout="HWC", strict=False)(bytes(data)).shape
+    assert ImageDecoder(layout="HWC", strict=False)(bytes(data)).shape == (90, 120, 3)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_larger_image_than_allowed_is_refused_before_it_is_decoded(
         ValueError, match="90 x 120 pixels are more than max_pixels=10799; give a larger one if the file is"
     ):
         ImageDecoder(max_pixels=10799)(data)
-    assert (3, 90, 120) == ImageDecoder(max_pixels=10800)(data).shape
+    assert ImageDecoder(max_pixels=10800)(data).shape == (3, 90, 120)
 
 
 def test_a_bomb_costs_nothing(encode: Encode, photo: Image.Image) -> None:

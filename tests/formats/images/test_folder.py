@@ -36,11 +36,11 @@ def root(tmp_path: Path, photo: Image.Image, encode: Encode) -> Path:
 def test_folders_are_read_as_torchvision_reads_them(root: Path) -> None:
     dataset = ImageFolder(root)
     names = ["cat/1.jpg", "cat/10.JPEG", "cat/2.jpg", "cat/a/0.jpg", "dog/A.jpg", "dog/b.png", "dog/c.bmp"]
-    assert ["cat", "dog"] == dataset.classes
-    assert {"cat": 0, "dog": 1} == dataset.class_to_idx
+    assert dataset.classes == ["cat", "dog"]
+    assert dataset.class_to_idx == {"cat": 0, "dog": 1}
     assert [(f"{root}/{name}", int(name[0] == "d")) for name in names] == list(dataset.samples)
-    assert [0, 0, 0, 0, 1, 1, 1] == dataset.targets.tolist()
-    assert "<ImageFolder of 7 images, 2 classes>" == repr(dataset)
+    assert dataset.targets.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert repr(dataset) == "<ImageFolder of 7 images, 2 classes>"
 
 
 def test_a_folder_without_classes_or_images_is_an_error(root: Path, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_folder_without_classes_or_images_is_an_error(root: Path, tmp_path: Pa
 def test_indices_are_as_a_lists(root: Path) -> None:
     dataset = ImageFolder(root, SMALL)
     assert np.array_equal(dataset[6]["image"], dataset[-1]["image"])
-    assert 1 == dataset[-1]["label"]
+    assert dataset[-1]["label"] == 1
     for index in (7, -8):
         with pytest.raises(IndexError, match=f"index {index} is out of range: the dataset has 7 samples"):
             dataset[index]
@@ -83,11 +83,8 @@ def test_images_of_their_own_sizes_make_ragged_batches(root: Path) -> None:
 
 
 def images_of(dataset: Any, num_workers: int, seed: int, epochs: int = 1) -> list[torch.Tensor]:
-    found = []
     with ShmLoader(dataset, batch_size=3, num_workers=num_workers, seed=seed, shuffle=False) as loader:
-        for _ in range(epochs):
-            found.append(torch.cat([next(iter(batch.values())).clone() for batch in loader]))
-    return found
+        return [torch.cat([next(iter(batch.values())).clone() for batch in loader]) for _ in range(epochs)]
 
 
 @pytest.mark.slow
@@ -149,18 +146,18 @@ def test_bad_images_can_be_skipped(root: Path) -> None:
     dataset = ImageFolder(root, SMALL)
     with ShmLoader(dataset, batch_size=7, seed=0, num_workers=1, on_error="skip") as loader:
         (batch,) = loader
-    assert [0, 0, 0, 1, 1, 1] == batch["label"].tolist()
+    assert batch["label"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_transform_takes_pillows_image_in_rgb(root: Path) -> None:
     def grey(picture: Image.Image) -> np.ndarray[Any, Any]:
-        assert "RGB" == picture.mode
+        assert picture.mode == "RGB"
         return np.array(picture.convert("L").resize((6, 5)))
 
     dataset = ImageFolder(root, transform=grey)
     with ShmLoader(dataset, batch_size=7) as loader:
         (batch,) = loader
-    assert (7, 5, 6) == batch["image"].shape
+    assert batch["image"].shape == (7, 5, 6)
     assert torch.equal(torch.from_numpy(dataset[3]["image"]), batch["image"][3])
 
 
@@ -169,10 +166,10 @@ def test_a_list_of_paths_has_the_labels_it_is_given(root: Path) -> None:
     dataset = ImageFolder(paths, SMALL, labels=[7, 3])
     assert [7, 3] == dataset.targets.tolist() == [sample["label"] for sample in (dataset[0], dataset[1])]
     without = ImageFolder(paths, SMALL)
-    assert ["image"] == list(without[1])
+    assert list(without[1]) == ["image"]
     with ShmLoader(without, batch_size=2) as loader:
         (batch,) = loader
-    assert ["image"] == list(batch)
+    assert list(batch) == ["image"]
     assert torch.equal(torch.from_numpy(without[1]["image"]), batch["image"][1])
 
 

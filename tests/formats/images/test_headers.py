@@ -32,10 +32,10 @@ def test_a_header_says_what_pillow_finds(
     data = encode(photo, **options)
     header = jpeg_header(data)
     assert (photo.height, photo.width, 3) == header[:3]
-    assert b"\xff\xda" == data[header.scan_at : header.scan_at + 2]
+    assert data[header.scan_at : header.scan_at + 2] == b"\xff\xda"
     assert jpeg_is_whole(data, header)
     assert not jpeg_is_whole(data[:-2], header)
-    assert 1 == jpeg_header(encode(photo.convert("L"))).num_components
+    assert jpeg_header(encode(photo.convert("L"))).num_components == 1
 
 
 def test_padding_and_lone_markers_are_passed_over() -> None:
@@ -72,7 +72,7 @@ def png() -> bytes:
 
 
 def test_a_pngs_header_is_read(png: bytes) -> None:
-    assert (7, 9) == png_header(png)
+    assert png_header(png) == (7, 9)
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,6 +7,7 @@ from benchmarks import (
     first_batch,
     high_latency,
     huggingface,
+    images,
     mix,
     photos,
     python_dataset,
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "audit": audit.measure,
     "shared_index": shared_index.measure,
     "tar": tar.measure,
+    "images": images.measure,
 }
 
 

@@ -54,7 +54,7 @@ static void resample_fill(
     resample_axis *axis, double from, double length, int32_t size, int32_t low, int32_t high, int32_t most_bits, int is_flipped,
     double *exact
 ) {
-    double scale = length / size, radius = scale < 1 ? 1 : scale, largest = 0;
+    double scale = length / size, radius = scale < 1 ? 1 : scale, slope = 1 / radius, largest = 0;
     int32_t longest = 1;
     axis->first = high;
     axis->end = low;
@@ -65,7 +65,7 @@ static void resample_fill(
         start = start < low ? low : start > high - 1 ? high - 1 : start;
         end = end > high ? high : end <= start ? start + 1 : end;
         for (int32_t x = start; x < end && count < axis->stride - 1; x++) {
-            double weight = 1 - fabs(x + 0.5 - center) / radius;
+            double weight = 1 - fabs(x + 0.5 - center) * slope;
             if (weight <= 0) {
                 if (count)
                     break;
@@ -78,8 +78,9 @@ static void resample_fill(
             weights[count++] = weight;
             total += weight;
         }
+        total = 1 / total;
         for (int32_t k = 0; k < count; k++) {
-            weights[k] /= total;
+            weights[k] *= total;
             largest = weights[k] > largest ? weights[k] : largest;
         }
         axis->spans[i] = (resample_span){start, count};
@@ -310,7 +311,7 @@ static inline void resample_to_planes(const uint32_t pixels[4], uint8_t *red, ui
 }
 
 /* Puts four pixels from `x` on into `row`: end to end, or as planes of width + 4. */
-static inline void resample_put(resample_job *job, int32_t x, const uint32_t pixels[4]) {
+static inline void resample_put(const resample_job *job, int32_t x, const uint32_t pixels[4]) {
     size_t plane = (size_t)job->width + 4;
     if (job->is_planar)
         resample_to_planes(pixels, job->row + x, job->row + plane + x, job->row + 2 * plane + x);
@@ -319,31 +320,35 @@ static inline void resample_put(resample_job *job, int32_t x, const uint32_t pix
             memcpy(job->row + 3 * (size_t)(x + i), &pixels[i], 4); /* the fourth byte is the next pixel's first */
 }
 
-static void resample_row_plain(resample_job *job, int32_t y, int32_t num_between) {
+/* The job is copied, since a byte that is written could be one of its own, for all that the compiler knows. */
+static void resample_row_plain(const resample_job *job, int32_t y, int32_t num_between) {
+    const resample_job own = *job;
     uint32_t pixels[4];
     resample_down_plain(job, y, 0, num_between);
-    for (int32_t x = 0; x < job->width; x += 4) {
-        resample_along_plain(job, x, pixels);
-        resample_put(job, x, pixels);
+    for (int32_t x = 0; x < own.width; x += 4) {
+        resample_along_plain(&own, x, pixels);
+        resample_put(&own, x, pixels);
     }
 }
 
 #ifdef __SSE2__
-static void resample_row_sse2(resample_job *job, int32_t y, int32_t num_between) {
+static void resample_row_sse2(const resample_job *job, int32_t y, int32_t num_between) {
+    const resample_job own = *job;
     uint32_t pixels[4];
     resample_down_sse2(job, y, 0, num_between);
-    for (int32_t x = 0; x < job->width; x += 4) {
-        resample_along_sse2(job, x, pixels);
-        resample_put(job, x, pixels);
+    for (int32_t x = 0; x < own.width; x += 4) {
+        resample_along_sse2(&own, x, pixels);
+        resample_put(&own, x, pixels);
     }
 }
 
-__attribute__((target("avx2"))) static void resample_row_avx2(resample_job *job, int32_t y, int32_t num_between) {
+__attribute__((target("avx2"))) static void resample_row_avx2(const resample_job *job, int32_t y, int32_t num_between) {
+    const resample_job own = *job;
     uint32_t pixels[4];
     resample_down_avx2(job, y, num_between);
-    for (int32_t x = 0; x < job->width; x += 4) {
-        resample_along_avx2(job, x, pixels);
-        resample_put(job, x, pixels);
+    for (int32_t x = 0; x < own.width; x += 4) {
+        resample_along_avx2(&own, x, pixels);
+        resample_put(&own, x, pixels);
     }
 }
 #endif

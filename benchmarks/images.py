@@ -2,8 +2,9 @@
 
 Method: the photographs that ship with the package, turned and mirrored, at the quality that makes each 95 kB; 2,048 samples in the
 page cache; RandomResizedCrop(224), flip, uint8, channels first; batches of 64, 2 forked workers, loaders in turn in fresh
-processes. shmload reads an ImageFolder. torch's DataLoader reads the same files with the same decoder, simplejpeg with its fast DCT,
-and crops with OpenCV (without antialiasing); then as torchvision does it, with Pillow; then our ImageFolder itself, a sample at a time.
+processes. shmload reads an ImageFolder. torch's DataLoader reads the same files with the same decoder, simplejpeg with its fast
+DCT, and crops with OpenCV (without antialiasing); then as torchvision does it, with Pillow; then our ImageFolder itself, a
+sample at a time.
 
 How to read: CPU microseconds an image over all processes. `one core` is simplejpeg alone, decoding into memory that is there, in
 this process: no loader that decodes whole images at full size can cost less.
@@ -11,10 +12,14 @@ this process: no loader that decodes whole images at full size can cost less.
 Predicted: decoding 850 us, the crop 130, file, header and random numbers 60, the loader 20: about 1,060. torch adds its hand-over
 of 9.6 MB a batch, 300 us an image: 1.2 to 1.3x with OpenCV's cheaper crop, 2x with Pillow.
 
-Result (2 cores shared with four others' work, load 5 to 8, 2 workers, 3 rounds): shmload 1,236 us (1,212 to 1,295), torch 1,399, torch
-and Pillow 3,048, torch and ImageFolder 1,515; one core 900; 1.09x torch's images/s. Within one process, decoder and all alternating:
-900 and 1,162 us (least 771 and 961): the crop 155, the random generator 25, the file 27, the header 20. The decoder is the limit:
-no loader can be more than 1.55x torch here, and simplejpeg has no way to leave out the rows that a crop does not need.
+Result (2 cores shared with four others' work, 2 workers, 3 rounds): both aims missed.
+| CPU us an image | shmload | torch | torch and Pillow | torch and ImageFolder | images/s over torch |
+|---|---|---|---|---|---|
+| load 5 to 7 (quartiles of shmload 1,212 and 1,295) | 1,236 | 1,399 | 3,048 | 1,515 | 1.09x |
+| load 7 to 8 | 1,444 | 1,767 | 3,495 | 1,629 | 1.11x |
+Alone in one process, taking turns: decoding 900 (least 771), all of it 1,162 (961): the crop 155, random generator 25, file 27,
+header 20. The decoder is the limit: no loader can be 1.3x torch unless it decodes less, and simplejpeg cannot leave out the rows
+that a crop does not need.
 """
 
 import importlib

@@ -15,11 +15,10 @@ of 9.6 MB a batch, 300 us an image: 1.2 to 1.3x with OpenCV's cheaper crop, 2x w
 Result (2 cores shared with four others' work, 2 workers, 3 rounds): both aims missed.
 | CPU us an image | shmload | torch | torch and Pillow | torch and ImageFolder | images/s over torch |
 |---|---|---|---|---|---|
-| load 5 to 7 (quartiles of shmload 1,212 and 1,295) | 1,236 | 1,399 | 3,048 | 1,515 | 1.09x |
+| load 5 to 7 (shmload from 1,212 to 1,295) | 1,236 | 1,399 | 3,048 | 1,515 | 1.09x |
 | load 7 to 8 | 1,444 | 1,767 | 3,495 | 1,629 | 1.11x |
 Alone in one process, taking turns: decoding 900 (least 771), all of it 1,162 (961): the crop 155, random generator 25, file 27,
-header 20. The decoder is the limit: no loader can be 1.3x torch unless it decodes less, and simplejpeg cannot leave out the rows
-that a crop does not need.
+header 20. The decoder is most of it: alone it is 1.55x torch, and simplejpeg cannot leave out the rows that a crop does not need.
 """
 
 import importlib

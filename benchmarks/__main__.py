@@ -7,6 +7,7 @@ from benchmarks import (
     first_batch,
     high_latency,
     huggingface,
+    images,
     mix,
     photos,
     python_dataset,
@@ -37,6 +38,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "shared_index": shared_index.measure,
     "tar": tar.measure,
     "tfrecord": tfrecord.measure,
+    "images": images.measure,
 }
 
 

@@ -6,6 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shmload.formats.images.crops import CenterCrop, RandomResizedCrop, Resize
+    from shmload.formats.images.decoder import ImageDecoder
+    from shmload.formats.images.folder import ImageFolder
     from shmload.formats.tar.dataset import TarDataset
     from shmload.formats.tar.stream import TarStream
     from shmload.formats.tar.writer import TarWriter
@@ -15,12 +18,28 @@ if TYPE_CHECKING:
 _PLACES = {
     "TFRecordDataset": "shmload.formats.tfrecord.dataset",
     "TFRecordWriter": "shmload.formats.tfrecord.writer",
+    "CenterCrop": "shmload.formats.images.crops",
+    "ImageDecoder": "shmload.formats.images.decoder",
+    "ImageFolder": "shmload.formats.images.folder",
+    "RandomResizedCrop": "shmload.formats.images.crops",
+    "Resize": "shmload.formats.images.crops",
     "TarDataset": "shmload.formats.tar.dataset",
     "TarStream": "shmload.formats.tar.stream",
     "TarWriter": "shmload.formats.tar.writer",
 }
 
-__all__ = ["TFRecordDataset", "TFRecordWriter", "TarDataset", "TarStream", "TarWriter"]
+__all__ = [
+    "CenterCrop",
+    "ImageDecoder",
+    "ImageFolder",
+    "RandomResizedCrop",
+    "Resize",
+    "TFRecordDataset",
+    "TFRecordWriter",
+    "TarDataset",
+    "TarStream",
+    "TarWriter",
+]
 
 
 def __getattr__(name: str) -> Any:

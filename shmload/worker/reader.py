@@ -16,6 +16,7 @@ from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.place import RowOut, private_rows
 from shmload.batch.ragged import Ragged
 from shmload.batch.ragged_rows import Arenas, RaggedRows
+from shmload.batch.single_row import SingleRow
 
 
 def no_room(nbytes: int) -> NDArray[np.uint8]:
@@ -107,29 +108,12 @@ class _InPlaceConcat(InPlace):
         self.read_batch_into = None
 
 
-class _SingleRow:
-    """One row seen as a run of one row, for a dataset that only reads batches."""
-
-    def __init__(self, out: Any) -> None:
-        self._out = out
-
-    def reserve(self, name: str, lengths: Any) -> Any:
-        (n,) = lengths
-        return self._out.reserve(name, n).reshape(-1)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._out[name][None]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._out[name] = value[0] if hasattr(value, "__getitem__") else value
-
-
 def _row_reader(member: InPlace) -> Callable[[int, Any], None]:
     if member.read_into is not None:
         return member.read_into
     read_batch_into = member.read_batch_into
     assert read_batch_into is not None
-    return lambda index, out: read_batch_into([index], _SingleRow(out))
+    return lambda index, out: read_batch_into([index], SingleRow(out))
 
 
 def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:

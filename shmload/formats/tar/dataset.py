@@ -6,7 +6,7 @@ import operator
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.tar_rows import TarRows
+from shmload.batch.single_row import SingleRow
 from shmload.errors import ShardCorrupt
 from shmload.formats.tar.braces import shard_paths
 from shmload.formats.tar.columns import KEY, Column
@@ -115,6 +116,7 @@ class TarDataset:
             for name, spec in (self.schema or {}).items()
             if self._fields is not None and name != KEY
         ]
+        self._has_own_decoders = isinstance(decode, Mapping) and any(c.way == "decode" for c in self._columns)
         self._samples: _Samples | None = None
         self._lock = threading.Lock()
 
@@ -142,8 +144,19 @@ class TarDataset:
             return given
         return {KEY: samples.indexes[shard].key(sample), **given}
 
-    def read_batch_into(self, indices: Sequence[int], out: Any) -> None:
-        """Decodes samples into the rows of a batch."""
+    @property
+    def read_batch_into(self) -> Callable[[Sequence[int], Any], None] | None:
+        """Decodes samples into the rows of a batch; None where a decoder of the user's own does part of that.
+
+        Such a decoder may draw random numbers, which are each sample's own only if samples are read one by one.
+        """
+        return None if self._has_own_decoders else self._read_batch_into
+
+    def read_into(self, index: int, out: Any) -> None:
+        """Decodes one sample into its row."""
+        self._read_batch_into([index], SingleRow(out))
+
+    def _read_batch_into(self, indices: Sequence[int], out: Any) -> None:
         samples = self._opened()
         numbers = np.array(indices, np.int64)
         numbers[numbers < 0] += len(samples)

@@ -126,7 +126,8 @@ class Threads:
 
 
 def fills_batches(dataset: Any) -> bool:
-    return hasattr(dataset, "schema") and (hasattr(dataset, "read_batch_into") or hasattr(dataset, "read_into"))
+    names = ("read_batch_into", "read_into")
+    return getattr(dataset, "schema", None) is not None and any(getattr(dataset, name, None) for name in names)
 
 
 def filled_batch(dataset: Any, indices: Sequence[int]) -> dict[str, torch.Tensor]:
@@ -138,7 +139,7 @@ def filled_batch(dataset: Any, indices: Sequence[int]) -> dict[str, torch.Tensor
 
 def fill(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> None:
     """Fills rows 0..len(indices) of the arrays in `out`."""
-    if hasattr(dataset, "read_batch_into"):
+    if getattr(dataset, "read_batch_into", None):
         dataset.read_batch_into(indices, out)
         return
     for row, index in enumerate(indices):

@@ -34,7 +34,7 @@ def memcpy_bytes_per_s(target_nbytes: int) -> float:
 def protocol(dataset: Any) -> str:
     """How a sample gets into a batch: the dataset's own protocol, or plain `__getitem__`."""
     if fills_batches(dataset):
-        return "read_batch_into" if hasattr(dataset, "read_batch_into") else "read_into"
+        return "read_batch_into" if getattr(dataset, "read_batch_into", None) else "read_into"
     return "__getitem__"
 
 

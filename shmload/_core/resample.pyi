@@ -1,0 +1,18 @@
+"""A part of an RGB image, resampled, mirrored, normalised and laid out, straight into the row of a batch."""
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+def resample(
+    image: NDArray[Any],
+    out: Any,
+    size: tuple[int, int],
+    box: tuple[float, float, float, float],
+    clip: tuple[int, int, int, int],
+    *,
+    is_flipped: bool = False,
+    is_planar: bool = False,
+    levels: NDArray[Any] | None = None,
+    vectors: int = 2,
+) -> None: ...

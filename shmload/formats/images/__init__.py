@@ -1,0 +1,1 @@
+"""Photographs: from JPEG, PNG and what else Pillow reads to rows of a batch."""

@@ -1,0 +1,146 @@
+"""ImageFolder: image files on this machine, each class in a folder of its own, or a list of them."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.errors import ShardCorrupt
+from shmload.formats.images.decoder import ImageDecoder
+from shmload.formats.images.libraries import checked, open_image, open_picture, rgb_picture
+from shmload.formats.images.listing import find_classes, find_images
+from shmload.index.shared_index import SharedIndex
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+StrPath = str | os.PathLike[str]
+SHARED_FROM = 10_000  # files from which the list of them is held in shared memory, once for all workers
+
+
+class ImageFolder:
+    """Image files and the numbers of their classes: {"image": array, "label": int}, decoded into the row they are delivered in.
+
+    Folders are read as torchvision's ImageFolder reads them: `classes`, `class_to_idx`, `samples` and `targets` are equal. A
+    pickled dataset holds names, or where the shared list of them is.
+
+    Args:
+        source: a folder with one folder for each class; or paths of files, in any order.
+        image: what becomes of a file. Default: the image as it is, so that shapes differ (see `ragged` of ShmLoader).
+        labels: of the paths, if that is what `source` is; without them samples have no label.
+        transform: in place of `image`, a function that makes an array or tensor of Pillow's image, in RGB.
+    Raises:
+        FileNotFoundError: there is no class, or one without an image.
+        ShardCorrupt: (on reading) a file is no sound image; it is named, with the cause.
+    Thread/process safety: any number of readers.
+    """
+
+    def __init__(
+        self,
+        source: StrPath | Sequence[StrPath],
+        image: ImageDecoder | None = None,
+        *,
+        labels: Sequence[int] | None = None,
+        transform: Callable[[Picture], Any] | None = None,
+    ) -> None:
+        if image is not None and transform is not None:
+            raise ValueError("image decodes, crops and lays out; transform does it all in its place: give one of them")
+        self.image = ImageDecoder() if image is None else image
+        self.transform = transform
+        self.classes: list[str] = []
+        self.root: str | None = None
+        entries: list[Any]
+        if isinstance(source, (str, os.PathLike)):
+            if labels is not None:
+                raise ValueError("labels go with a list of paths; in a folder the classes' folders give them")
+            self.root = os.fspath(source)
+            self.classes = find_classes(self.root)
+            entries = list(find_images(self.root, self.classes))
+        else:
+            entries = [os.fspath(path) for path in source]
+            if labels is not None:
+                if len(labels) != len(entries):
+                    raise ValueError(f"one label for each path is needed; got {len(labels)} for {len(entries)}")
+                entries = list(zip(entries, map(operator.index, labels), strict=True))
+        self._has_labels = self.root is not None or labels is not None
+        self.samples: Sequence[Any] = SharedIndex(entries) if len(entries) >= SHARED_FROM else entries
+        self.schema = None if transform is not None else self._schema()
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Numbers of the classes by name."""
+        return {name: number for number, name in enumerate(self.classes)}
+
+    @property
+    def targets(self) -> NDArray[np.int64]:
+        """Every sample's label.
+
+        Raises:
+            ValueError: they have none.
+        """
+        if not self._has_labels:
+            raise ValueError("these images have no labels; give labels= with their paths")
+        if isinstance(self.samples, SharedIndex):
+            labels: NDArray[np.int64] = self.samples.column(1)
+            return labels
+        return np.array([label for _, label in self.samples], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        path, label = self._sample(index)
+        found = self._picture(path) if self.transform is not None else self._decode(path, None)
+        image = found if self.transform is None else self.transform(found)
+        return {"image": image, "label": label} if self._has_labels else {"image": image}
+
+    def read_into(self, index: int, out: Any) -> None:
+        """Decodes a sample into its row."""
+        path, label = self._sample(index)
+        self._decode(path, out)
+        if self._has_labels:
+            out["label"] = label
+
+    def _sample(self, index: int) -> tuple[str, int]:
+        try:
+            found = self.samples[index]
+        except IndexError:
+            raise IndexError(f"index {index} is out of range: the dataset has {len(self)} samples") from None
+        return found if self._has_labels else (found, -1)
+
+    def _schema(self) -> dict[str, Any]:
+        return {"image": self.image.spec, "label": "int64"} if self._has_labels else {"image": self.image.spec}
+
+    def _decode(self, path: str, out: Any) -> Any:
+        data = _read(path)
+        try:
+            if out is None:
+                return self.image(data)
+            extents = [number for number, n in enumerate(self.image.spec[1]) if n is None]
+            if not extents:
+                return self.image.decode(data, lambda shape: out["image"])
+            return self.image.decode(data, lambda shape: out.reserve("image", tuple(shape[n] for n in extents)))
+        except ValueError as error:
+            raise ShardCorrupt(f"{path}: {error}") from error
+
+    def _picture(self, path: str) -> Any:
+        """Pillow's image, in RGB."""
+        data, image = _read(path), self.image
+        try:
+            checked(lambda: open_image(data, "pillow", image.max_pixels, is_strict=image.strict, is_fast=False))
+            return checked(lambda: rgb_picture(open_picture(data)))
+        except ValueError as error:
+            raise ShardCorrupt(f"{path}: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"<ImageFolder of {len(self)} images, {len(self.classes)} classes>"
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()

@@ -1,0 +1,184 @@
+"""A part of an RGB image, resampled, mirrored, normalised and laid out, straight into the row of a batch: one pass, without the GIL.
+
+src/resample.h has the definition and the loops; here are the checks that make them safe.
+"""
+
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport int16_t, int32_t, uint8_t
+from libc.stdlib cimport calloc, free, malloc
+
+cdef extern from "resample.h" nogil:
+    enum:
+        RESAMPLE_DOWN_BITS
+        RESAMPLE_ALONG_BITS
+
+    ctypedef struct resample_span:
+        pass
+
+    ctypedef struct resample_axis:
+        resample_span *spans
+        int16_t *weights
+        int32_t stride
+        int32_t pairs
+
+    ctypedef struct resample_job:
+        resample_axis down
+        resample_axis along
+        const uint8_t *source
+        size_t row_nbytes
+        int32_t height
+        int32_t width
+        int is_planar
+        int vectors
+        const float *levels
+        void *result
+        int16_t *between
+        int32_t *wide
+        uint8_t *row
+
+    int32_t resample_stride(double length, int32_t size, int32_t available)
+    void resample_fill(
+        resample_axis *axis,
+        double start,
+        double length,
+        int32_t size,
+        int32_t low,
+        int32_t high,
+        int32_t most_bits,
+        int is_flipped,
+        double *exact,
+    )
+    size_t resample_between(const resample_axis *along)
+    int resample_best()
+    void resample_run(resample_job *job)
+
+cdef int32_t LONGEST = 1 << 24  # pixels of a side: nothing that is computed from it overflows
+cdef double SLACK = 0.001  # pixels that a window's float arithmetic may lie beyond the image
+
+
+def resample(
+    const uint8_t[:, :, ::1] image not None,
+    out,
+    tuple size not None,
+    tuple box not None,
+    tuple clip not None,
+    *,
+    bint is_flipped=False,
+    bint is_planar=False,
+    const float[:, ::1] levels=None,
+    int vectors=2,
+):
+    """Resamples a box of an image to a size.
+
+    Args:
+        image: shape (height, width, 3).
+        out: C-contiguous, (height, width, 3) or, planar, (3, height, width) of `size`; uint8, or float32 with `levels`.
+        size: (height, width) of the result.
+        box: (top, left, height, width) in pixels of the image; fractions count.
+        clip: (top, left, bottom, right), whole pixels: only those within are looked at.
+        is_flipped: left to right.
+        levels: shape (3, 256): what each level of each channel becomes.
+        vectors: the best instructions to use, of 0 none, 1 SSE2, 2 AVX2; which ones they are changes no byte.
+    Raises:
+        ValueError: they do not go together.
+    """
+    cdef resample_job job
+    cdef Py_buffer view
+    cdef double top, left, box_height, box_width
+    cdef int32_t clip_top, clip_left, clip_bottom, clip_right
+    cdef Py_ssize_t wanted
+    job.height, job.width = size
+    top, left, box_height, box_width = box
+    clip_top, clip_left, clip_bottom, clip_right = clip
+    if image.shape[2] != 3 or image.shape[0] > LONGEST or image.shape[1] > LONGEST:
+        raise ValueError(f"an image of shape (height, width, 3) is needed; got ({image.shape[0]}, {image.shape[1]}, {image.shape[2]})")
+    if not (0 < job.height <= LONGEST and 0 < job.width <= LONGEST):
+        raise ValueError(f"size {size}: both sides need to be 1 to {LONGEST} pixels")
+    if not (0 <= clip_top < clip_bottom <= image.shape[0] and 0 <= clip_left < clip_right <= image.shape[1]):
+        raise ValueError(f"clip {clip} is no part of an image of {image.shape[0]} x {image.shape[1]}")
+    if not (
+        clip_top - SLACK <= top <= top + box_height <= clip_bottom + SLACK
+        and clip_left - SLACK <= left <= left + box_width <= clip_right + SLACK
+        and box_height > 0
+        and box_width > 0
+    ):
+        raise ValueError(f"box {box} is no part of clip {clip}")
+    if levels is not None and (levels.shape[0] != 3 or levels.shape[1] != 256):
+        raise ValueError(f"levels of shape (3, 256) are needed; got ({levels.shape[0]}, {levels.shape[1]})")
+    job.source = &image[0, 0, 0]
+    job.row_nbytes = image.shape[1] * 3
+    job.is_planar = is_planar
+    job.vectors = min(vectors, resample_best())
+    job.levels = NULL
+    if levels is not None:
+        job.levels = &levels[0, 0]
+    wanted = <Py_ssize_t>job.height * job.width * (3 if levels is None else 12)
+    cdef int is_done
+    PyObject_GetBuffer(out, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+    try:
+        if view.len != wanted:
+            raise ValueError(f"out has {view.len} bytes; {size} needs {wanted}")
+        job.result = view.buf
+        with nogil:
+            is_done = _run(
+                &job, top, left, box_height, box_width, clip_top, clip_left, clip_bottom, clip_right, is_flipped
+            )
+        if not is_done:
+            raise MemoryError(f"no memory to resample {box} to {size}")
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef int _run(
+    resample_job *job,
+    double top,
+    double left,
+    double box_height,
+    double box_width,
+    int32_t clip_top,
+    int32_t clip_left,
+    int32_t clip_bottom,
+    int32_t clip_right,
+    int is_flipped,
+) noexcept nogil:
+    """Does a job; 0 if there is no memory for it."""
+    cdef resample_axis *down = &job.down
+    cdef resample_axis *along = &job.along
+    cdef size_t height = job.height
+    cdef size_t width = job.width
+    cdef double *exact
+    cdef int is_done = 0
+    down.stride = resample_stride(box_height, job.height, clip_bottom - clip_top)
+    along.stride = resample_stride(box_width, job.width, clip_right - clip_left)
+    down.spans = <resample_span *>malloc(height * sizeof(resample_span))
+    along.spans = <resample_span *>malloc(width * sizeof(resample_span))
+    down.weights = <int16_t *>malloc(height * down.stride * sizeof(int16_t))
+    along.weights = <int16_t *>malloc(width * along.stride * sizeof(int16_t))
+    exact = <double *>malloc(max(height * down.stride, width * along.stride) * sizeof(double))
+    job.row = <uint8_t *>malloc(3 * (width + 4))
+    job.wide = NULL
+    job.between = NULL
+    if (
+        down.spans != NULL
+        and along.spans != NULL
+        and down.weights != NULL
+        and along.weights != NULL
+        and exact != NULL
+        and job.row != NULL
+    ):
+        resample_fill(down, top, box_height, job.height, clip_top, clip_bottom, RESAMPLE_DOWN_BITS, False, exact)
+        resample_fill(along, left, box_width, job.width, clip_left, clip_right, RESAMPLE_ALONG_BITS, is_flipped, exact)
+        job.between = <int16_t *>calloc(resample_between(along), sizeof(int16_t))
+        job.wide = <int32_t *>malloc((width + 3) // 4 * 16 * along.pairs * sizeof(int32_t))
+        if job.between != NULL and job.wide != NULL:
+            resample_run(job)
+            is_done = 1
+    free(job.between)
+    free(job.wide)
+    free(job.row)
+    free(exact)
+    free(along.weights)
+    free(down.weights)
+    free(along.spans)
+    free(down.spans)
+    return is_done

@@ -1,0 +1,69 @@
+"""Files as others write them, of a real photograph."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import shmload
+from shmload.formats.images.crops import Window
+
+PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
+Encode = Callable[..., bytes]
+
+
+@pytest.fixture(scope="session")
+def photo() -> Image.Image:
+    """A photograph of 120 x 90 pixels."""
+    with Image.open(PHOTOS[2]) as opened:
+        return opened.convert("RGB").crop((100, 60, 220, 150))
+
+
+@pytest.fixture(scope="session")
+def photos() -> list[Path]:
+    """Paths of the photographs of about 500 x 375 that ship with the package."""
+    return PHOTOS
+
+
+@pytest.fixture
+def encode() -> Encode:
+    """The bytes of a file: (picture, kind, options)."""
+
+    def encoded(picture: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
+        file = io.BytesIO()
+        picture.save(file, kind, **options)
+        return file.getvalue()
+
+    return encoded
+
+
+@pytest.fixture(scope="session")
+def fuzz() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("images_fuzz", Path(__file__).with_name("fuzz.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def by_pillow() -> Callable[[Image.Image, Window], np.ndarray[Any, Any]]:
+    """What Pillow makes of a window: shape (height, width, 3)."""
+
+    def resized(picture: Image.Image, window: Window) -> np.ndarray[Any, Any]:
+        top, left, bottom, right = window.clip
+        y, x, height, width = window.box
+        part = picture.crop((left, top, right, bottom))
+        box = (x - left, y - top, min(x - left + width, right - left), min(y - top + height, bottom - top))
+        return np.asarray(part.resize(window.size[::-1], Image.Resampling.BILINEAR, box=box))
+
+    return resized

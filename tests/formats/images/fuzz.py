@@ -1,0 +1,139 @@
+"""Windows of all sorts through the resampling, and damaged files through the decoder: python fuzz.py [seconds] [seed]
+
+What may happen is a result of the right shape or a ValueError. Run it against a build with SHMLOAD_SANITIZE=address (and undefined),
+with libasan preloaded.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+from PIL import Image
+
+import shmload
+from shmload._core.resample import resample
+from shmload.formats import ImageDecoder, RandomResizedCrop, Resize
+
+PHOTO = Path(shmload.__file__).parent / "data" / "chelsea.jpg"
+DECODERS = [
+    ImageDecoder(RandomResizedCrop(24), flip=0.5),
+    ImageDecoder(Resize((9, 31)), decoder="pillow", dtype="float32", max_pixels=100_000),
+    ImageDecoder(RandomResizedCrop(5), upright=True, strict=False, layout="HWC", max_pixels=100_000),
+]
+
+
+def corpus() -> list[bytes]:
+    """Small valid files: pieces of a photograph as JPEG and PNG of several kinds."""
+    with Image.open(PHOTO) as opened:
+        photo = opened.crop((100, 80, 180, 140))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    ways = [
+        (photo, "JPEG", {"quality": 90}),
+        (photo, "JPEG", {"quality": 50, "progressive": True, "exif": turned}),
+        (photo.convert("L"), "JPEG", {}),
+        (photo.convert("CMYK"), "JPEG", {}),
+        (photo, "PNG", {}),
+        (photo.convert("P"), "PNG", {}),
+        (photo.convert("RGBA"), "PNG", {}),
+        (photo.convert("I;16"), "PNG", {}),
+        (photo, "GIF", {}),
+        (photo, "WEBP", {}),
+    ]
+    found = []
+    for picture, kind, options in ways:
+        file = io.BytesIO()
+        picture.save(file, kind, **options)
+        found.append(file.getvalue())
+    return found
+
+
+def mutations(seed: int) -> Iterator[bytes]:
+    """Files with bytes changed, cut, doubled, mostly in their heads."""
+    rng = random.Random(seed)
+    valid = corpus()
+    while True:
+        data = bytearray(rng.choice(valid))
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(data)) if rng.random() < 0.4 else rng.randrange(min(700, len(data)))
+            kind = rng.randrange(5)
+            if kind <= 1:
+                data[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+            elif kind == 2:
+                data[at : at + 2] = rng.choice((b"\0\0", b"\0\2", b"\xff\xff", b"\xff\xd9", b"\xff\xda", b"\xff\xc0"))
+            elif kind == 3 and len(data) > 40:
+                del data[at : at + rng.choice((1, 2, 30, len(data)))]
+            else:
+                data[at:at] = data[at : at + rng.randrange(1, 50)]
+            if not data:
+                break
+        yield bytes(data)
+
+
+def decode(data: bytes, decoder: ImageDecoder) -> bool:
+    """Whether a file was decoded rather than refused."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's, of what it finds odd
+        try:
+            found = decoder(data)
+        except ValueError:
+            return False
+    height, width = decoder.spec[1][:2] if decoder.layout == "HWC" else decoder.spec[1][1:]
+    assert found.size == 3 * (height or 0) * (width or 0)
+    return True
+
+
+def resample_at_random(rng: np.random.Generator) -> bool:
+    """One window of a random image, with all instructions there are; whether it was none to refuse."""
+    height, width = (int(n) for n in rng.integers(1, rng.choice((5, 40, 300)), 2))
+    size = (int(rng.integers(1, rng.choice((3, 40, 200)))), int(rng.integers(1, rng.choice((3, 40, 200)))))
+    top, left = int(rng.integers(0, height)), int(rng.integers(0, width))
+    bottom, right = int(rng.integers(top + 1, height + 1)), int(rng.integers(left + 1, width + 1))
+    corner = (
+        top + rng.random() * (bottom - top) * rng.integers(0, 2),
+        left + rng.random() * (right - left) * rng.integers(0, 2),
+    )
+    box = (*corner, (bottom - corner[0]) * (1 - rng.random() * rng.integers(0, 2)), (right - corner[1]) * rng.random())
+    clip = (top, left, bottom, right)
+    if rng.random() < 0.1:  # what has to be refused, mostly
+        box = tuple(rng.choice((each, -1.0, 1e9, float("nan"), float("inf"), 0.0)) for each in box)
+        clip = tuple(int(rng.choice((each, -1, 1 << 20))) for each in clip)
+    image = rng.integers(0, 256, (height, width, 3), np.uint8)
+    is_planar, is_flipped = bool(rng.integers(2)), bool(rng.integers(2))
+    levels = rng.random((3, 256), np.float32) if rng.integers(2) else None
+    shape = (3, *size) if is_planar else (*size, 3)
+    results = []
+    for vectors in range(3):
+        out = np.empty(shape, np.uint8 if levels is None else np.float32)
+        try:
+            resample(
+                image, out, size, box, clip, is_flipped=is_flipped, is_planar=is_planar, levels=levels, vectors=vectors
+            )
+        except ValueError:
+            return False
+        results.append(out)
+    assert np.array_equal(results[0], results[1])
+    assert np.array_equal(results[0], results[2])
+    return True
+
+
+if __name__ == "__main__":
+    seconds, seed = (float(a) for a in (sys.argv[1:] + ["10", "0"][len(sys.argv) - 1 :]))
+    end = monotonic() + seconds
+    files, rng = mutations(int(seed)), np.random.default_rng(int(seed))
+    num_files = num_decoded = num_windows = num_resampled = 0
+    while monotonic() < end:
+        for _ in range(20):
+            num_resampled += resample_at_random(rng)
+            num_windows += 1
+        for decoder in DECODERS:
+            num_decoded += decode(next(files), decoder)
+            num_files += 1
+    print(f"{num_windows} windows, {num_resampled} of them sound; {num_files} files, {num_decoded} of them decoded")

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from shmload.formats import CenterCrop, RandomResizedCrop, Resize
+from shmload.formats.images.crops import Whole, Window
+
+SIDES = st.integers(1, 3000)
+RNG = np.random.default_rng(0)
+
+
+def torchvisions_box(
+    height: int, width: int, scale: Any, ratio: Any, rng: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """RandomResizedCrop.get_params as torchvision 0.28 has it, with torch's draws replaced by numpy's."""
+    area = height * width
+    log_ratio = (math.log(ratio[0]), math.log(ratio[1]))
+    for _ in range(10):
+        target_area = area * rng.uniform(scale[0], scale[1])
+        aspect_ratio = math.exp(rng.uniform(log_ratio[0], log_ratio[1]))
+        w = int(round(math.sqrt(target_area * aspect_ratio)))  # noqa: RUF046  # as it stands there
+        h = int(round(math.sqrt(target_area / aspect_ratio)))  # noqa: RUF046
+        if 0 < w <= width and 0 < h <= height:
+            i = int(rng.uniform(0, height - h + 1))
+            j = int(rng.uniform(0, width - w + 1))
+            return i, j, h, w
+    in_ratio = float(width) / float(height)
+    if in_ratio < min(ratio):
+        w = width
+        h = int(round(w / min(ratio)))  # noqa: RUF046
+    elif in_ratio > max(ratio):
+        h = height
+        w = int(round(h * max(ratio)))  # noqa: RUF046
+    else:
+        w = width
+        h = height
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+@settings(max_examples=40, deadline=None)
+@given(SIDES, SIDES, st.integers(0, 1000), st.sampled_from([((0.08, 1.0), (3 / 4, 4 / 3)), ((0.9, 1.0), (2.0, 2.1))]))
+def test_a_random_crop_is_the_one_torchvision_takes_of_the_same_draws(
+    height: int, width: int, seed: int, options: tuple[Any, Any]
+) -> None:
+    expected = torchvisions_box(height, width, *options, np.random.default_rng(seed))
+    window = RandomResizedCrop(7, *options).window(height, width, np.random.default_rng(seed))
+    top, left, box_height, box_width = window.box
+    assume(min(expected) >= 0 and 0 not in expected[2:])  # of a line torchvision takes no pixel; we take one
+    assert expected == (top, left, box_height, box_width)
+    assert window.clip == (top, left, top + box_height, left + box_width)
+
+
+def test_random_crops_have_the_areas_and_aspects_they_are_to_have() -> None:
+    rng = np.random.default_rng(5)
+    crop = RandomResizedCrop(8, scale=(0.1, 0.4), ratio=(0.5, 2.0))
+    boxes = np.array([crop.window(1000, 1000, rng).box for _ in range(4000)])
+    areas, aspects = boxes[:, 2] * boxes[:, 3] / 1e6, np.log(boxes[:, 3] / boxes[:, 2])
+    assert 0.0995 < areas.min() < areas.max() < 0.4005
+    assert abs(areas.mean() - 0.25) < 0.006
+    assert abs(aspects).max() < math.log(2) + 0.01
+    assert abs(aspects.mean()) < 0.03
+    assert abs(aspects.std() - math.log(4) / math.sqrt(12)) < 0.01
+    tops = boxes[:, 0] / (1000 - boxes[:, 2])
+    assert abs(tops.mean() - 0.5) < 0.02
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 500), (500, 1), (2, 3)])
+def test_a_random_crop_of_any_image_lies_within_it(height: int, width: int) -> None:
+    for _ in range(50):
+        top, left, bottom, right = RandomResizedCrop(4).window(height, width, RNG).clip
+        assert 0 <= top < bottom <= height
+        assert 0 <= left < right <= width
+
+
+@settings(max_examples=100, deadline=None)
+@given(SIDES, SIDES)
+def test_the_middle_of_a_resized_image_is_one_window_of_the_stored_one(height: int, width: int) -> None:
+    size, (top, left, box_height, box_width), clip = CenterCrop((20, 30), resize=40).window(height, width, RNG)
+    assert (size, clip) == ((20, 30), (0, 0, height, width))
+    long = int(40 * max(height, width) / min(height, width))
+    resized = (long, 40) if width <= height else (40, long)
+    assert math.isclose(round((resized[0] - 20) / 2), top * resized[0] / height, abs_tol=1e-6)
+    assert math.isclose(round((resized[1] - 30) / 2), left * resized[1] / width, abs_tol=1e-6)
+    assert math.isclose(20, box_height * resized[0] / height)
+    assert math.isclose(30, box_width * resized[1] / width)
+    assert -1e-9 <= top <= top + box_height <= height + 1e-6
+    assert -1e-9 <= left <= left + box_width <= width + 1e-6
+
+
+def test_resizing_keeps_the_aspect_if_it_is_told_one_side(photo: Image.Image) -> None:
+    assert Resize(30).shape == (None, None)
+    assert Window((30, 40), (0.0, 0.0, 90.0, 120.0), (0, 0, 90, 120)) == Resize(30).window(90, 120, RNG)
+    assert Resize(30).window(120, 90, RNG).size == (40, 30)
+    assert (5, 50) == Resize((5, 50)).shape == Resize([5, 50]).window(90, 120, RNG).size
+
+
+def test_the_whole_image_is_a_window_too() -> None:
+    assert Window((3, 4), (0.0, 0.0, 3.0, 4.0), (0, 0, 3, 4)) == Whole().window(3, 4, RNG)
+
+
+def test_crops_are_values() -> None:
+    assert RandomResizedCrop(4) == RandomResizedCrop(4)
+    assert Counter([CenterCrop(4), CenterCrop(4)])[CenterCrop(4)] == 2
+
+
+def test_an_image_too_small_for_the_middle_is_refused() -> None:
+    with pytest.raises(ValueError, match="it has 10 x 30 pixels, the center crop needs 20 x 20; give resize="):
+        CenterCrop(20).window(10, 30, RNG)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: RandomResizedCrop(0),
+            "RandomResizedCrop: size needs one or two whole numbers of pixels, at least 1; got 0",
+        ),
+        (lambda: Resize((1, 2, 3)), r"Resize: size needs one or two .* got \(1, 2, 3\)"),
+        (lambda: CenterCrop(2.5), "CenterCrop: size needs"),
+        (lambda: RandomResizedCrop(4, scale=(0.5, 0.1)), "scale needs 0 < least <= most <= 1; got"),
+        (lambda: RandomResizedCrop(4, ratio=(0, 1)), "ratio needs 0 < least <= most; got"),
+        (
+            lambda: CenterCrop(8, resize=7),
+            r"resize is the shorter side and needs to be at least size; got 7 for \(8, 8\)",
+        ),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import builtins
+import io
+import pickle
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from shmload.formats import CenterCrop, ImageDecoder, RandomResizedCrop, Resize
+from shmload.formats.images.crops import Window
+from shmload.formats.images.libraries import rgb_picture
+
+Encode = Callable[..., bytes]
+ByPillow = Callable[[Image.Image, Window], Any]
+AS_STORED = ImageDecoder(layout="HWC")
+SCALED_TOLERANCE = 2.0  # mean deviation in levels, as ImageDecoder promises
+
+
+def picture_of(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+@pytest.mark.parametrize("decoder", ["auto", "simplejpeg", "pillow", "opencv"])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 30, "subsampling": 1}])
+def test_a_jpeg_decodes_to_what_pillow_makes_of_it(
+    photo: Image.Image, encode: Encode, decoder: Any, options: Any
+) -> None:
+    data = encode(photo, **options)
+    assert np.array_equal(np.asarray(picture_of(data)), ImageDecoder(layout="HWC", decoder=decoder)(data))
+
+
+@pytest.mark.parametrize("decoder", ["auto", "opencv"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1", "I;16"])
+def test_a_png_of_any_mode_becomes_rgb(photo: Image.Image, encode: Encode, decoder: Any, mode: str) -> None:
+    if mode == "I;16":
+        stored = Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 257)
+        expected = photo.convert("L").convert("RGB")
+    else:
+        stored = photo.convert("RGB").quantize(60) if mode == "P" else photo.convert(mode)
+        expected = stored.convert("RGB")
+    found = ImageDecoder(layout="HWC", decoder=decoder)(encode(stored, "PNG"))
+    assert np.array_equal(np.asarray(expected), found)
+
+
+def test_grey_and_cmyk_jpegs_become_rgb(photo: Image.Image, encode: Encode) -> None:
+    for mode in ("L", "CMYK"):
+        data = encode(photo.convert(mode))
+        assert np.array_equal(np.asarray(picture_of(data)), AS_STORED(data))
+
+
+def test_a_palette_with_transparency_becomes_rgb_without_a_word(photo: Image.Image, encode: Encode) -> None:
+    palette = photo.quantize(20)
+    data = encode(palette, "PNG", transparency=bytes(range(20)))
+    assert np.array_equal(np.asarray(palette.convert("RGB")), AS_STORED(data))
+
+
+def test_32_bits_are_refused_for_they_have_no_range(photo: Image.Image, encode: Encode) -> None:
+    with pytest.raises(
+        ValueError, match="an image of mode 'F', 32 bits without a range; convert it to 8 bits beforehand"
+    ):
+        AS_STORED(encode(photo.convert("F"), "TIFF"))
+    assert np.array_equal(np.asarray(rgb_picture(photo)), np.asarray(photo))
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_images_are_turned_upright_on_request_only(photo: Image.Image, encode: Encode, turn: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    data = encode(photo, exif=exif)
+    assert np.array_equal(np.asarray(picture_of(data)), AS_STORED(data))
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+    assert np.array_equal(upright, ImageDecoder(layout="HWC", upright=True)(data))
+
+
+def test_what_a_file_is_its_bytes_say(photo: Image.Image, encode: Encode) -> None:
+    for kind in ("PNG", "BMP", "WEBP", "GIF", "PPM"):
+        options = {"lossless": True} if kind == "WEBP" else {}
+        data = encode(photo, kind, **options)
+        assert np.array_equal(np.asarray(picture_of(data)), AS_STORED(data))
+
+
+@pytest.mark.parametrize(
+    "crop",
+    [
+        RandomResizedCrop(33),
+        RandomResizedCrop((20, 47)),
+        CenterCrop(32),
+        CenterCrop(32, resize=40),
+        Resize((50, 31)),
+        Resize(64),
+    ],
+)
+def test_a_crop_is_within_one_level_of_pillows(
+    photo: Image.Image, encode: Encode, by_pillow: ByPillow, crop: Any
+) -> None:
+    data = encode(photo)
+    random.seed(3)
+    found = ImageDecoder(crop, layout="HWC")(data).astype(int)
+    random.seed(3)
+    rng = np.random.default_rng(random.getrandbits(128))
+    expected = by_pillow(picture_of(data), crop.window(photo.height, photo.width, rng))
+    assert np.abs(found - expected).max() <= 1
+
+
+def test_a_center_crop_is_pillows_resize_and_crop(photo: Image.Image, encode: Encode) -> None:
+    data = encode(photo)
+    resized = picture_of(data).resize((int(40 * 120 / 90), 40), Image.Resampling.BILINEAR)
+    left = round((resized.width - 32) / 2)
+    expected = np.asarray(resized.crop((left, 4, left + 32, 36))).astype(int)
+    assert np.abs(expected - ImageDecoder(CenterCrop(32, resize=40), layout="HWC")(data)).max() <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decoder", ["simplejpeg", "pillow"])
+def test_shrinking_by_the_decoder_stays_within_its_tolerance(photos: list[Path], decoder: Any) -> None:
+    deviations = []
+    for path in photos:
+        data = path.read_bytes()
+        for crop in (Resize((80, 80)), Resize((40, 41)), CenterCrop(50, resize=60)):
+            exact, shrunk = (
+                ImageDecoder(crop, scaled=scaled, decoder=decoder)(data).astype(int) for scaled in (False, True)
+            )
+            assert not np.array_equal(exact, shrunk)
+            deviations.append(np.abs(exact - shrunk).mean())
+    assert max(deviations) < SCALED_TOLERANCE
+
+
+def test_a_crop_less_than_four_times_the_result_is_decoded_exactly(photos: list[Path]) -> None:
+    data = photos[0].read_bytes()
+    height, width = picture_of(data).size[::-1]
+    crop = Resize((height // 4 + 1, width // 4 + 1))
+    assert np.array_equal(ImageDecoder(crop, scaled=False)(data), ImageDecoder(crop)(data))
+
+
+def test_the_fast_dct_stays_near(photos: list[Path]) -> None:
+    data = photos[0].read_bytes()
+    exact, fast = (ImageDecoder(fast=fast)(data).astype(int) for fast in (False, True))
+    assert 0 < np.abs(exact - fast).mean() < SCALED_TOLERANCE
+
+
+def test_layout_type_and_normalisation_are_torchvisions(photo: Image.Image, encode: Encode) -> None:
+    import torch
+
+    data = encode(photo)
+    plain = torch.from_numpy(AS_STORED(data)).permute(2, 0, 1)
+    assert torch.equal(plain, torch.from_numpy(ImageDecoder()(data)))
+    unit = plain.to(torch.float32).div(255)
+    assert torch.equal(unit, torch.from_numpy(ImageDecoder(dtype="float32")(data)))
+    mean, deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    expected = unit.sub(torch.tensor(mean)[:, None, None]).div(torch.tensor(deviation)[:, None, None])
+    assert torch.equal(expected, torch.from_numpy(ImageDecoder(normalise=(mean, deviation))(data)))
+    assert torch.equal(
+        expected.permute(1, 2, 0), torch.from_numpy(ImageDecoder(normalise=(mean, deviation), layout="HWC")(data))
+    )
+
+
+def test_flips_come_as_often_as_they_are_to(photo: Image.Image, encode: Encode) -> None:
+    data = encode(photo.crop((0, 0, 9, 8)))
+    stored = ImageDecoder()(data)
+    random.seed(1)
+    found = [ImageDecoder(flip=0.25)(data) for _ in range(400)]
+    flipped = sum(np.array_equal(stored[:, :, ::-1], each) for each in found)
+    assert flipped + sum(np.array_equal(stored, each) for each in found) == 400
+    assert 70 < flipped < 130
+    assert np.array_equal(stored[:, :, ::-1], ImageDecoder(flip=1)(data))
+
+
+def test_the_spec_says_what_comes(photo: Image.Image, encode: Encode) -> None:
+    assert ImageDecoder(Resize((5, 6))).spec == ("uint8", (3, 5, 6))
+    assert ImageDecoder(Resize((5, 6)), layout="HWC", dtype="float32").spec == ("float32", (5, 6, 3))
+    assert ("uint8", (3, None, None)) == ImageDecoder().spec == ImageDecoder(Resize(5)).spec
+    found = ImageDecoder(Resize((5, 6)), layout="HWC", dtype="float32")(encode(photo))
+    assert (found.dtype.name, found.shape) == (("float32", (5, 6, 3)))
+
+
+def test_a_place_with_gaps_is_written_too(photo: Image.Image, encode: Encode) -> None:
+    data, decoder = encode(photo), ImageDecoder(Resize((5, 6)))
+    wide = np.zeros((3, 5, 12), np.uint8)
+    decoder.decode(data, lambda shape: wide[:, :, ::2])
+    assert np.array_equal(decoder(data), wide[:, :, ::2])
+    assert not wide[:, :, 1::2].any()
+
+
+def test_a_decoder_is_a_value_that_threads_share(photo: Image.Image, encode: Encode) -> None:
+    decoder = ImageDecoder(Resize((15, 16)), flip=0.5)
+    assert pickle.loads(pickle.dumps(decoder)) == decoder == ImageDecoder(Resize((15, 16)), flip=0.5)
+    files = [encode(photo.rotate(10 * n)) for n in range(24)]
+    still = ImageDecoder(Resize((15, 16)))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(still, files))
+    assert all(np.array_equal(still(data), each) for data, each in zip(files, found, strict=True))
+
+
+@pytest.mark.parametrize("decoder", ["simplejpeg", "pillow", "opencv"])
+def test_a_jpeg_cut_off_anywhere_is_refused(photo: Image.Image, encode: Encode, decoder: Any) -> None:
+    data = encode(photo)
+    for end in [0, 1, 2, 3, 10, *range(20, len(data), 97), len(data) - 1]:
+        with pytest.raises(ValueError, match=r"\S"):
+            ImageDecoder(Resize((4, 4)), decoder=decoder)(data[:end])
+
+
+def test_damage_within_a_scan_is_refused_unless_asked_for(photo: Image.Image, encode: Encode) -> None:
+    data = bytearray(encode(photo))
+    middle = len(data) // 2
+    data[middle : middle + 2] = b"\xff\xd3"  # a restart, where none may be
+    with pytest.raises(ValueError, match="Corrupt JPEG data"):
+        AS_STORED(bytes(data))
+    assert ImageDecoder(layout="HWC", strict=False)(bytes(data)).shape == (90, 120, 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "an empty file"),
+        (
+            b"GIF89a",
+            "no image that Pillow knows: 6 bytes, the first are b'GIF89a'|UnidentifiedImageError|truncated|index",
+        ),
+        (b"Hello, world", "no image that Pillow knows: 12 bytes, the first are b'Hello, w'"),
+        (b"\xff\xd8\xff\xd9", "a JPEG that ends at byte 4, before its image begins"),
+    ],
+)
+def test_what_is_no_image_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AS_STORED(data)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_larger_image_than_allowed_is_refused_before_it_is_decoded(
+    photo: Image.Image, encode: Encode, kind: str
+) -> None:
+    data = encode(photo, kind)
+    with pytest.raises(
+        ValueError, match="90 x 120 pixels are more than max_pixels=10799; give a larger one if the file is"
+    ):
+        ImageDecoder(max_pixels=10799)(data)
+    assert ImageDecoder(max_pixels=10800)(data).shape == (3, 90, 120)
+
+
+def test_a_bomb_costs_nothing(encode: Encode, photo: Image.Image) -> None:
+    data = bytearray(encode(photo))
+    at = data.index(b"\xff\xc0")
+    data[at + 5 : at + 9] = b"\xff\xff\xff\xff"
+    with pytest.raises(ValueError, match="65535 x 65535 pixels are more than max_pixels"):
+        AS_STORED(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"flip": 1.5}, "flip is a probability and needs to be 0 to 1; got 1.5"),
+        ({"layout": "NCHW"}, r"layout needs to be one of \('CHW', 'HWC'\); got 'NCHW'"),
+        ({"dtype": "float16"}, "dtype needs to be one of"),
+        ({"decoder": "magick"}, "decoder needs to be one of"),
+        ({"dtype": "uint8", "normalise": ((0,) * 3, (1,) * 3)}, "normalise makes float32; leave dtype away"),
+        ({"normalise": ((0, 0), (1, 1))}, "normalise needs three means and three standard deviations above 0; got"),
+        ({"normalise": ((0, 0, 0), (1, 1, 0))}, "normalise needs three means"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ImageDecoder(**options)
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes as if some modules were not installed."""
+    real = builtins.__import__
+
+    def hide(*names: str) -> None:
+        def importer(name: str, *rest: Any) -> Any:
+            if name.split(".")[0] in names:
+                raise ImportError(f"No module named {name!r}")
+            return real(name, *rest)
+
+        monkeypatch.setattr(builtins, "__import__", importer)
+
+    return hide
+
+
+def test_without_simplejpeg_pillow_decodes(photo: Image.Image, encode: Encode, without: Callable[..., None]) -> None:
+    data = encode(photo)
+    expected = AS_STORED(data)
+    without("simplejpeg")
+    assert np.array_equal(expected, AS_STORED(data))
+
+
+def test_a_library_that_is_not_there_is_named(photo: Image.Image, encode: Encode, without: Callable[..., None]) -> None:
+    data = encode(photo)
+    without("simplejpeg", "PIL", "cv2")
+    with pytest.raises(ImportError, match=r"decoding this image needs Pillow: pip install 'shmload\[images\]'"):
+        AS_STORED(data)
+    with pytest.raises(ImportError, match=r"decoder='opencv' needs OpenCV: pip install 'shmload\[images\]'"):
+        ImageDecoder(decoder="opencv")(data)
+    with pytest.raises(ImportError, match=r"decoder='simplejpeg' needs simplejpeg: pip install 'shmload\[images\]'"):
+        ImageDecoder(decoder="simplejpeg")(data)

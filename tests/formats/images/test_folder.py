@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import shmload
+from shmload import ShardCorrupt, SharedIndex, ShmLoader
+from shmload.formats import ImageDecoder, ImageFolder, RandomResizedCrop, Resize, TarDataset, TarWriter
+from shmload.formats.images import folder as folder_module
+
+Encode = Callable[..., bytes]
+SMALL = ImageDecoder(Resize((12, 10)))
+
+
+@pytest.fixture
+def root(tmp_path: Path, photo: Image.Image, encode: Encode) -> Path:
+    """Seven images of two classes, one of them in a folder further down, and a file that is none."""
+    for number, name in enumerate(
+        ("dog/b.png", "cat/2.jpg", "cat/10.JPEG", "cat/a/0.jpg", "dog/A.jpg", "cat/1.jpg", "dog/c.bmp")
+    ):
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(photo.rotate(5 * number), {"png": "PNG", "bmp": "BMP"}.get(name[-3:], "JPEG")))
+    (tmp_path / "images" / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / "images" / "LICENCE").write_text("beside the classes")
+    return tmp_path / "images"
+
+
+def test_folders_are_read_as_torchvision_reads_them(root: Path) -> None:
+    dataset = ImageFolder(root)
+    names = ["cat/1.jpg", "cat/10.JPEG", "cat/2.jpg", "cat/a/0.jpg", "dog/A.jpg", "dog/b.png", "dog/c.bmp"]
+    assert dataset.classes == ["cat", "dog"]
+    assert dataset.class_to_idx == {"cat": 0, "dog": 1}
+    assert [(f"{root}/{name}", int(name[0] == "d")) for name in names] == list(dataset.samples)
+    assert dataset.targets.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert repr(dataset) == "<ImageFolder of 7 images, 2 classes>"
+
+
+def test_a_folder_without_classes_or_images_is_an_error(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="empty: one folder for each class is needed; there is none"):
+        ImageFolder(tmp_path / "empty")
+    (root / "bird").mkdir()
+    (root / "ant").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"images: no image \(\.jpg, .*\.webp\) of ant, bird"):
+        ImageFolder(root)
+
+
+def test_indices_are_as_a_lists(root: Path) -> None:
+    dataset = ImageFolder(root, SMALL)
+    assert np.array_equal(dataset[6]["image"], dataset[-1]["image"])
+    assert dataset[-1]["label"] == 1
+    for index in (7, -8):
+        with pytest.raises(IndexError, match=f"index {index} is out of range: the dataset has 7 samples"):
+            dataset[index]
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_batch_holds_what_samples_hold(root: Path, num_workers: int) -> None:
+    dataset = ImageFolder(root, SMALL)
+    with ShmLoader(dataset, batch_size=4, num_workers=num_workers) as loader:
+        found = [{name: values.clone() for name, values in batch.items()} for batch in loader]
+    assert torch.equal(
+        torch.cat([b["image"] for b in found]), torch.from_numpy(np.stack([dataset[i]["image"] for i in range(7)]))
+    )
+    assert dataset.targets.tolist() == torch.cat([b["label"] for b in found]).tolist()
+
+
+def test_images_of_their_own_sizes_make_ragged_batches(root: Path) -> None:
+    for layout in ("CHW", "HWC"):
+        dataset = ImageFolder(root, ImageDecoder(layout=layout))
+        with ShmLoader(dataset, batch_size=7) as loader:
+            (batch,) = loader
+        for index, image in enumerate(batch["image"]):
+            assert torch.equal(torch.from_numpy(dataset[index]["image"]), image)
+
+
+def images_of(dataset: Any, num_workers: int, seed: int, epochs: int = 1) -> list[torch.Tensor]:
+    with ShmLoader(dataset, batch_size=3, num_workers=num_workers, seed=seed, shuffle=False) as loader:
+        return [torch.cat([next(iter(batch.values())).clone() for batch in loader]) for _ in range(epochs)]
+
+
+@pytest.mark.slow
+def test_random_crops_are_the_samples_own_whoever_decodes_them(root: Path, tmp_path: Path) -> None:
+    decoder = ImageDecoder(RandomResizedCrop(9), flip=0.5)
+    dataset = ImageFolder(root, decoder)
+    with TarWriter(tmp_path / "a.tar") as writer:
+        for number, (path, _) in enumerate(dataset.samples):
+            writer.write({"__key__": f"{number:04d}", "jpg": Path(path).read_bytes(), "cls": number})
+    shards = TarDataset(tmp_path / "a.tar", decode={"jpg": decoder}, schema={"jpg": decoder.spec, "cls": "int64"})
+    first, second = images_of(dataset, 0, 1, epochs=2)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, images_of(dataset, 0, 2)[0])
+    for num_workers in (1, 2):
+        assert torch.equal(first, images_of(dataset, num_workers, 1)[0])
+    for num_workers in (0, 2):
+        assert torch.equal(first, images_of(shards, num_workers, 1)[0])
+
+
+def test_ragged_images_come_out_of_tar_shards_too(root: Path, tmp_path: Path) -> None:
+    decoder = ImageDecoder(Resize(20))
+    dataset = ImageFolder(root, decoder)
+    with TarWriter(tmp_path / "a.tar") as writer:
+        for number, (path, label) in enumerate(dataset.samples):
+            writer.write({"__key__": f"{number:04d}", "jpg": Path(path).read_bytes(), "cls": label})
+    schema = {"jpg": decoder.spec, "cls": "int64", "__key__": str}
+    with ShmLoader(TarDataset(tmp_path / "a.tar", decode={"jpg": decoder}, schema=schema), batch_size=7) as loader:
+        (batch,) = loader
+    assert dataset.targets.tolist() == batch["cls"].tolist()
+    assert [f"{n:04d}" for n in range(7)] == batch["__key__"]
+    assert all(torch.equal(torch.from_numpy(dataset[i]["image"]), image) for i, image in enumerate(batch["jpg"]))
+
+
+def test_a_damaged_image_in_a_shard_is_named_with_its_place(tmp_path: Path) -> None:
+    with TarWriter(tmp_path / "a.tar") as writer:
+        writer.write({"__key__": "x", "jpg": b"\xff\xd8\xff\xe0"})
+    dataset = TarDataset(tmp_path / "a.tar", decode={"jpg": SMALL}, schema={"jpg": SMALL.spec})
+    with pytest.raises(ShardCorrupt, match=r"a.tar: field 'jpg' of sample 'x' at byte 512: a JPEG that ends at byte 4"):
+        dataset[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (b"", "an empty file"),
+        (b"\xff\xd8\xff\xe0\xff\xff", "a damaged JPEG: the segment at byte 2"),
+        (b"text", "no image that Pillow"),
+    ],
+)
+@pytest.mark.parametrize("options", [{"image": SMALL}, {"transform": np.asarray}])
+def test_a_file_that_is_no_image_is_named(root: Path, content: bytes, cause: str, options: dict[str, Any]) -> None:
+    (root / "cat" / "2.jpg").write_bytes(content)
+    with pytest.raises(ShardCorrupt, match=f"cat/2.jpg: {cause}"):
+        ImageFolder(root, **options)[2]
+
+
+def test_bad_images_can_be_skipped(root: Path) -> None:
+    (root / "cat" / "2.jpg").write_bytes(b"")
+    dataset = ImageFolder(root, SMALL)
+    with ShmLoader(dataset, batch_size=7, seed=0, num_workers=1, on_error="skip") as loader:
+        (batch,) = loader
+    assert batch["label"].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_transform_takes_pillows_image_in_rgb(root: Path) -> None:
+    def grey(picture: Image.Image) -> np.ndarray[Any, Any]:
+        assert picture.mode == "RGB"
+        return np.array(picture.convert("L").resize((6, 5)))
+
+    dataset = ImageFolder(root, transform=grey)
+    with ShmLoader(dataset, batch_size=7) as loader:
+        (batch,) = loader
+    assert batch["image"].shape == (7, 5, 6)
+    assert torch.equal(torch.from_numpy(dataset[3]["image"]), batch["image"][3])
+
+
+def test_a_list_of_paths_has_the_labels_it_is_given(root: Path) -> None:
+    paths = [root / "dog" / "b.png", root / "cat" / "1.jpg"]
+    dataset = ImageFolder(paths, SMALL, labels=[7, 3])
+    assert [7, 3] == dataset.targets.tolist() == [sample["label"] for sample in (dataset[0], dataset[1])]
+    without = ImageFolder(paths, SMALL)
+    assert list(without[1]) == ["image"]
+    with ShmLoader(without, batch_size=2) as loader:
+        (batch,) = loader
+    assert list(batch) == ["image"]
+    assert torch.equal(torch.from_numpy(without[1]["image"]), batch["image"][1])
+
+
+@pytest.mark.parametrize("shared_from", [1, 1000])
+def test_a_pickled_dataset_reads_the_same(root: Path, monkeypatch: pytest.MonkeyPatch, shared_from: int) -> None:
+    monkeypatch.setattr(folder_module, "SHARED_FROM", shared_from)
+    dataset = ImageFolder(root, SMALL)
+    assert (shared_from == 1) == isinstance(dataset.samples, SharedIndex)
+    again = pickle.loads(pickle.dumps(dataset))
+    assert dataset.targets.tolist() == again.targets.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert np.array_equal(dataset[4]["image"], again[-3]["image"])
+    listed = ImageFolder([path for path, _ in dataset.samples], SMALL)
+    assert np.array_equal(listed[4]["image"], again[4]["image"])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda root: ImageFolder(root, SMALL, transform=np.asarray),
+            "transform does it all in its place: give one of them",
+        ),
+        (
+            lambda root: ImageFolder(root, labels=[1]),
+            "labels go with a list of paths; in a folder the classes' folders give them",
+        ),
+        (lambda root: ImageFolder(["a", "b"], labels=[1]), "one label for each path is needed; got 1 for 2"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(root: Path, make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(root)
+
+
+def test_targets_need_labels(root: Path) -> None:
+    with pytest.raises(ValueError, match="these images have no labels; give labels="):
+        _ = ImageFolder([root / "dog" / "b.png"]).targets
+
+
+def test_the_names_are_public() -> None:
+    for name in ("CenterCrop", "ImageDecoder", "ImageFolder", "RandomResizedCrop", "Resize"):
+        assert name == getattr(shmload.formats, name).__name__

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from shmload._core.resample import resample
+from shmload.formats.images.crops import Window
+
+
+def resampled(image: np.ndarray[Any, Any], window: Window, **options: Any) -> np.ndarray[Any, Any]:
+    planar, levels = options.get("is_planar", False), options.get("levels")
+    shape = (3, *window.size) if planar else (*window.size, 3)
+    out = np.full(shape, 7, np.uint8 if levels is None else np.float32)
+    resample(image, out, *window, **options)
+    return out
+
+
+def whole(image: np.ndarray[Any, Any], size: tuple[int, int]) -> Window:
+    height, width = image.shape[:2]
+    return Window(size, (0.0, 0.0, float(height), float(width)), (0, 0, height, width))
+
+
+@st.composite
+def images_and_windows(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], Window]:
+    height, width = draw(st.integers(1, 160)), draw(st.integers(1, 160))
+    size = (draw(st.integers(1, 90)), draw(st.integers(1, 90)))
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    image = rng.integers(0, 256, (height, width, 3), np.uint8)
+    if draw(st.booleans()):
+        image = (image > 127).astype(np.uint8) * 255  # the sharpest there can be
+    top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
+    bottom, right = draw(st.integers(top + 1, height)), draw(st.integers(left + 1, width))
+    shares = [draw(st.sampled_from((0.0, 0.1, 0.37))) for _ in range(4)]
+    y, x = top + shares[0] * (bottom - top), left + shares[1] * (right - left)
+    box = (y, x, (bottom - y) * (1 - shares[2]), (right - x) * (1 - shares[3]))
+    return image, Window(size, box, (top, left, bottom, right))
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(images_and_windows())
+def test_no_level_is_further_than_one_from_pillows(
+    by_pillow: Callable[[Image.Image, Window], Any], case: tuple[np.ndarray[Any, Any], Window]
+) -> None:
+    image, window = case
+    expected = by_pillow(Image.fromarray(image), window).astype(int)
+    assert np.abs(expected - resampled(image, window)).max() <= 1
+
+
+@settings(max_examples=35, deadline=None)
+@given(images_and_windows(), st.booleans(), st.booleans())
+def test_every_kind_of_instructions_gives_the_same_bytes(
+    case: tuple[np.ndarray[Any, Any], Window], is_planar: bool, is_flipped: bool
+) -> None:
+    image, window = case
+    found = [resampled(image, window, is_planar=is_planar, is_flipped=is_flipped, vectors=v) for v in range(3)]
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
+@settings(max_examples=30, deadline=None)
+@given(images_and_windows())
+def test_layouts_mirror_and_levels_are_of_the_same_pixels(case: tuple[np.ndarray[Any, Any], Window]) -> None:
+    image, window = case
+    plain = resampled(image, window)
+    levels = np.random.default_rng(0).random((3, 256), np.float32)
+    planes = plain.transpose(2, 0, 1)
+    assert np.array_equal(planes, resampled(image, window, is_planar=True))
+    assert np.array_equal(plain[:, ::-1], resampled(image, window, is_flipped=True))
+    expected = np.stack([levels[c][planes[c]] for c in range(3)])
+    assert np.array_equal(expected, resampled(image, window, is_planar=True, levels=levels))
+    assert np.array_equal(
+        expected.transpose(1, 2, 0)[:, ::-1], resampled(image, window, is_flipped=True, levels=levels)
+    )
+
+
+def test_what_is_not_resized_stays_as_it_is(photo: Image.Image) -> None:
+    image = np.asarray(photo)
+    assert np.array_equal(image, resampled(image, whole(image, image.shape[:2])))
+
+
+@pytest.mark.parametrize("level", [0, 1, 127, 254, 255])
+def test_one_colour_stays_that_colour(level: int) -> None:
+    image = np.full((301, 407, 3), level, np.uint8)
+    for size in ((1, 1), (7, 400), (500, 3)):
+        assert set(resampled(image, whole(image, size)).ravel().tolist()) == {level}
+
+
+def test_a_reduction_by_thousands_is_the_mean() -> None:
+    image = np.random.default_rng(3).integers(0, 256, (4, 20_000, 3), np.uint8)
+    found = resampled(image, whole(image, (1, 2)))
+    expected = np.asarray(Image.fromarray(image).resize((2, 1), Image.Resampling.BILINEAR)).astype(int)
+    assert np.abs(found - expected).max() <= 1
+
+
+def test_pixels_beside_the_clip_leave_no_trace() -> None:
+    image = np.random.default_rng(4).integers(0, 256, (40, 40, 3), np.uint8)
+    window = Window((5, 5), (10.0, 12.0, 20.0, 18.0), (10, 12, 30, 30))
+    before = resampled(image, window)
+    image[:10] = image[30:] = image[:, :12] = image[:, 30:] = 0
+    assert np.array_equal(before, resampled(image, window))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": (0, 3)}, "size .* both sides need to be 1 to"),
+        ({"clip": (0, 0, 11, 10)}, r"clip \(0, 0, 11, 10\) is no part of an image of 10 x 10"),
+        ({"clip": (5, 0, 5, 10)}, "is no part of an image"),
+        ({"box": (0.0, 0.0, 10.1, 10.0)}, r"box .* is no part of clip"),
+        ({"box": (0.0, float("nan"), 5.0, 5.0)}, "is no part of clip"),
+        ({"box": (0.0, 0.0, 0.0, 5.0)}, "is no part of clip"),
+        ({"out": np.empty(26, np.uint8)}, r"out has 26 bytes; \(3, 3\) needs 27"),
+        ({"image": np.empty((10, 10, 4), np.uint8)}, r"shape \(height, width, 3\) is needed; got \(10, 10, 4\)"),
+        ({"levels": np.empty((3, 255), np.float32)}, r"levels of shape \(3, 256\) are needed; got \(3, 255\)"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(change: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {
+        "image": np.zeros((10, 10, 3), np.uint8),
+        "out": np.empty(27, np.uint8),
+        "size": (3, 3),
+        "box": (0.0, 0.0, 10.0, 10.0),
+        "clip": (0, 0, 10, 10),
+    }
+    with pytest.raises(ValueError, match=message):
+        resample(**{**given, **change})
+
+
+def test_windows_of_all_sorts_are_resampled_or_refused(fuzz: ModuleType) -> None:
+    rng = np.random.default_rng(1)
+    found = [fuzz.resample_at_random(rng) for _ in range(150)]
+    assert True in found
+    assert False in found
+
+
+def test_damaged_files_are_decoded_or_refused(fuzz: ModuleType) -> None:
+    found = [fuzz.decode(data, fuzz.DECODERS[n % 3]) for n, data in enumerate(islice(fuzz.mutations(1), 300))]
+    assert True in found
+    assert False in found
+
+
+def test_the_corpus_is_sound(fuzz: ModuleType) -> None:
+    assert all(fuzz.decode(data, decoder) for data in fuzz.corpus() for decoder in fuzz.DECODERS)

@@ -41,6 +41,7 @@ FLOORS = {
     "loader": 4,
     "observe": 4,
     "cli": 5,
+    "formats": 3,
 }
 
 

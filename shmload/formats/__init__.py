@@ -1,0 +1,29 @@
+"""Formats that samples are stored in: read in place, write, index. Names are imported at first use."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shmload.formats.arrays.dataset import ArrayDataset
+    from shmload.formats.tokens.dataset import TokenDataset
+
+_PLACES = {
+    "ArrayDataset": "shmload.formats.arrays.dataset",
+    "TokenDataset": "shmload.formats.tokens.dataset",
+}
+
+__all__ = ["ArrayDataset", "TokenDataset"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'shmload.formats' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PLACES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -186,6 +186,8 @@ def cut(const int64_t[::1] offsets, const int64_t[::1] order, int64_t window, in
     """Pieces of documents, in that order: at most a window long, `stride` apart, none that begins where another has reached the end."""
     cdef Py_ssize_t i, k = 0, count = 0
     cdef int64_t at, end
+    if not 0 < stride <= window:
+        raise ValueError(f"windows of {window} tokens cover documents at strides from 1 to {window}; got {stride}")
     for i in range(order.shape[0]):
         if not 0 <= order[i] < offsets.shape[0] - 1:
             raise IndexError(f"document {order[i]} of {offsets.shape[0] - 1}")
@@ -308,4 +310,4 @@ def by_window(const int64_t[::1] window_of, int64_t num_windows, const int64_t[:
             to_starts[ends[window_of[i]]] = starts[i]
             to_lengths[ends[window_of[i]]] = lengths[i]
             ends[window_of[i]] += 1
-    return ends_made[:-1], starts_made, lengths_made
+    return ends_made[:num_windows], starts_made, lengths_made

@@ -84,6 +84,10 @@ class HeldArrays:
         self._memory: Memory | None = None
         self._places: dict[str, Place] = {}
         self.arrays: dict[str, TypedArray] = {}
+        self.add(values)
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Holds more of them; before any are shared."""
         for name, value in values.items():
             place = npy_place(value) if isinstance(value, (str, os.PathLike)) else _place_in_file(value)
             self.arrays[name] = typed_array(name, value if place is None or place.path is None else mapped(place))
@@ -128,7 +132,9 @@ class HeldArrays:
 
     def __getstate__(self) -> tuple[Reference | None, dict[str, Place]]:
         self.share()
-        return self._memory and self._memory.reference, {name: self._places[name] for name in self.arrays}
+        return self._memory.reference if self._memory is not None else None, {
+            name: self._places[name] for name in self.arrays
+        }
 
     def __setstate__(self, state: tuple[Reference | None, dict[str, Place]]) -> None:
         reference, self._places = state

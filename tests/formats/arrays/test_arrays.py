@@ -51,7 +51,7 @@ def test_a_batch_has_the_structure_of_the_input(kind: str) -> None:
     assert kind == "single" or torch.equal(y, parts[1])
     sample = dataset[-1]
     first = {"dict": lambda: sample["x"], "single": lambda: sample}.get(kind, lambda: sample[0])()
-    assert [10, 11] == first.tolist()
+    assert first.tolist() == [10, 11]
 
 
 def test_files_and_parts_of_maps_travel_by_their_path(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_an_index_beyond_the_rows_writes_nothing() -> None:
     out = np.full(2, 9)
     with pytest.raises(IndexError, match="index 4 is out of range for 4 samples"):
         dataset.read_batch_into([0, 4], {"data": out})
-    assert [9, 9] == out.tolist()
+    assert out.tolist() == [9, 9]
     with pytest.raises(IndexError, match="index -5 is out of range for 4 samples"):
         dataset[-5]
 
@@ -166,10 +166,10 @@ def test_a_tensor_dataset_given_other_tensors_reads_those() -> None:
     dataset = TensorDataset(torch.zeros(4))
     loader = ShmLoader(dataset, batch_size=4)
     ((first,),) = loader
-    assert [0, 0, 0, 0] == first.tolist()
+    assert first.tolist() == [0, 0, 0, 0]
     dataset.tensors = (torch.ones(4),)
     ((second,),) = loader
-    assert [1, 1, 1, 1] == second.tolist()
+    assert second.tolist() == [1, 1, 1, 1]
 
 
 def test_tensors_that_are_not_plain_memory_are_left_to_torch() -> None:

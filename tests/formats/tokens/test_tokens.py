@@ -63,9 +63,9 @@ def test_packing_takes_the_tightest_fit() -> None:
 def test_a_separator_ends_its_document_and_windows_are_padded() -> None:
     tokens = np.array([5, 6, 0, 7, 0, 8, 9, 1, 2], np.uint16)
     dataset = TokenDataset(tokens, 3, separator=0, pad=-1)
-    assert [[5, 6, 0], [7, 0, -1], [8, 9, 1], [2, -1, -1]] == [dataset[i]["tokens"].tolist() for i in range(4)]
+    assert [dataset[i]["tokens"].tolist() for i in range(4)] == [[5, 6, 0], [7, 0, -1], [8, 9, 1], [2, -1, -1]]
     overlapping = TokenDataset(tokens, 3, stride=1, separator=0, pad=-1)
-    assert [[5, 6, 0], [7, 0, -1], [8, 9, 1], [9, 1, 2]] == [overlapping[i]["tokens"].tolist() for i in range(4)]
+    assert [overlapping[i]["tokens"].tolist() for i in range(4)] == [[5, 6, 0], [7, 0, -1], [8, 9, 1], [9, 1, 2]]
 
 
 def test_a_raw_file_is_read_through_workers_and_pickles(tmp_path: Path) -> None:

@@ -6,10 +6,13 @@ from benchmarks import (
     audit,
     first_batch,
     high_latency,
+    huggingface,
+    mix,
     photos,
     python_dataset,
     resume,
     shared_index,
+    tar,
     text,
     tiny_rows,
     trainer_cpu,
@@ -27,8 +30,11 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "resume": resume.measure,
     "variable_length": variable_length.measure,
     "text": text.measure,
+    "mix": mix.measure,
+    "huggingface": huggingface.measure,
     "audit": audit.measure,
     "shared_index": shared_index.measure,
+    "tar": tar.measure,
 }
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from shmload.index.shared_index import SharedIndex
     from shmload.loader import ShmLoader
+    from shmload.mix import Mix
     from shmload.schedule.block_shuffle import BlockShuffle
     from shmload.schedule.length_buckets import LengthBuckets
     from shmload.schedule.permutation import Permutation
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 _PLACES = {
     "BlockShuffle": "shmload.schedule.block_shuffle",
     "Jagged": "shmload.batch.delivered",
+    "Mix": "shmload.mix",
     "LengthBuckets": "shmload.schedule.length_buckets",
     "Padded": "shmload.batch.delivered",
     "Permutation": "shmload.schedule.permutation",
@@ -57,6 +59,7 @@ __all__ = [
     "BlockShuffle",
     "Jagged",
     "LengthBuckets",
+    "Mix",
     "Padded",
     "Permutation",
     "RingTooSmall",

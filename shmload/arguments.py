@@ -41,6 +41,12 @@ def _check_seed(given: Mapping[str, Any]) -> None:
     seed = given["seed"]
     if given["uneven"] not in ("pad", "drop", "exact"):
         raise ValueError(f'uneven is "pad", "drop" or "exact"; got {given["uneven"]!r}')
+    has_order = hasattr(given["dataset"], "keyed_order")
+    if seed is None and has_order and given["sampler"] is None and given["batch_sampler"] is None:
+        raise ValueError(
+            f"a {type(given['dataset']).__name__} says in which order it is read, which only seed mode asks for: give ShmLoader a "
+            "seed, or a sampler of your own"
+        )
     if seed is None:
         if given["seed_samples"]:
             raise ValueError("seed_samples=True needs a seed: without one randomness is torch's, per worker")

@@ -53,7 +53,7 @@ from shmload.worker.spec import Job
 log = logging.getLogger("shmload")
 
 WAIT_S = 0.02  # the longest sleep between looks at deaths and lost bells
-DEATH_LOOK_S = 0.05  # how often deaths are looked for while batches keep coming
+DEATH_LOOK_S = 0.01  # how often deaths are looked for while batches keep coming
 TEXT_CAPACITY = 16384
 LAYOUT_CAPACITY = 65536
 ORDER_CAPACITY = 4096

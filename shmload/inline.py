@@ -31,7 +31,8 @@ class InlineReader:
     def __init__(self, job: Job, bad_samples: BadSamples) -> None:
         self._job = job
         self._bad_samples = bad_samples
-        self._in_place = in_place_of(job.dataset) if job.collate_fn is None and job.auto_collation else None
+        is_default = job.collate_fn is None and job.auto_collation
+        self._in_place = in_place_of(job.dataset, job.ragged) if is_default else None
         self._arenas = Arenas()
         self._row = -1
 

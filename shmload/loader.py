@@ -152,7 +152,8 @@ class ShmLoader(DataLoader[T]):
         self.on_error: OnError = on_error
         self.max_bad = max_bad
         self.ragged = ragged
-        schema = getattr(in_place_of(dataset) or dataset, "schema", None)
+        asked = ragged_of(ragged, None, is_torch_mode=seed is None)
+        schema = getattr(in_place_of(dataset, asked) or dataset, "schema", None)
         self.ragged_rule = ragged_of(
             ragged, schema if isinstance(schema, Mapping) else None, is_torch_mode=seed is None
         )
@@ -212,13 +213,17 @@ class ShmLoader(DataLoader[T]):
 
     def __len__(self) -> int:
         if self._stream is not None and not self._has_own_order:
+            if self._stream.is_endless:
+                raise TypeError('a Mix with stop="repeat" never ends: this loader has no len()')
             return self._stream.num_steps
         return super().__len__()
 
     @property
     def in_place(self) -> Any:
         """The dataset's way of decoding into rows, if it has one that is used."""
-        return None if self.custom_collate_fn or not self._auto_collation else in_place_of(self.dataset)
+        if self.custom_collate_fn or not self._auto_collation:
+            return None
+        return in_place_of(self.dataset, self.ragged_rule)
 
     @property
     def custom_collate_fn(self) -> Callable[[Any], Any] | None:
@@ -371,7 +376,7 @@ class ShmLoader(DataLoader[T]):
 
     def __repr__(self) -> str:
         mode = "torch mode" if self.seed is None else f"seed {self.seed}"
-        path = read_path(self.dataset, self.custom_collate_fn is not None, self._auto_collation)
+        path = read_path(self.dataset, self.custom_collate_fn is not None, self._auto_collation, self.ragged_rule)
         engine = self._last_engine
         ring = "no ring yet" if engine is None else f"{engine.num_slots} slots, {engine.layout or 'packed batches'}"
         return (

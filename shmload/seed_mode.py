@@ -100,7 +100,8 @@ class SeedStream:
         ranks = rank_and_world_size(loader.rank, loader.world_size)
         order = self._keyed_order((loader.batch_size or 1) * ranks[1])
         n = len(loader.dataset) if order is None else order.n  # type: ignore[arg-type]  # map-style: the constructor has checked
-        if self._schedule is None or self._schedule.n != n or ranks != (self._rank, self._world_size):
+        made_for = None if self._schedule is None else (self._schedule.n, getattr(self._schedule, "order", None))
+        if made_for != (n, order) or ranks != (self._rank, self._world_size):
             self.close()  # what workers were sent is of another order, and their dataset perhaps an older one
             self._rank, self._world_size = ranks
             self._schedule = Schedule(
@@ -114,6 +115,7 @@ class SeedStream:
                 order=order,
             )
             self._num_steps = self._schedule.num_steps_of(self._rank)
+        assert self._schedule is not None
         return self._schedule
 
     def _schedule_of(self, batches: KeyedBatches) -> BatchSchedule:
@@ -141,6 +143,12 @@ class SeedStream:
     def num_steps(self) -> int:
         """Batches of the epoch that is being read, or comes next."""
         return -(-self._end_of(self._position()[0]) // self._stride)
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether an epoch has no end."""
+        order = getattr(self._schedule, "order", None)
+        return isinstance(order, KeyedOrder) and order.is_endless
 
     def step_number(self, step: int) -> int:
         """How many steps came before it, for a record of them."""

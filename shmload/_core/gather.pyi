@@ -1,20 +1,11 @@
+"""Rows that lie anywhere in memory, copied to stand one after the other: how columns of arrow files get into a batch."""
+
 from typing import Any
 
 from numpy.typing import NDArray
 
-class RowGather:
-    num_rows: int
-    row_nbytes: int
-    def __new__(
-        cls,
-        address: int,
-        num_rows: int,
-        row_stride: int,
-        runs: NDArray[Any],
-        count: int,
-        item_nbytes: int,
-        item_stride: int,
-        swap: int,
-        keeper: object,
-    ) -> RowGather: ...
-    def into(self, to: int, nbytes: int, indices: NDArray[Any]) -> None: ...
+def gather_rows(addresses: NDArray[Any], nbytes: int, out: NDArray[Any]) -> None:
+    """Copies rows of `nbytes` each."""
+
+def gather_runs(addresses: NDArray[Any], nbytes: NDArray[Any], out: NDArray[Any]) -> None:
+    """Copies runs of different lengths, end to end."""

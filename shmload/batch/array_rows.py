@@ -1,4 +1,4 @@
-"""Arrays whose first axis counts samples, gathered row by row into a batch (src/gather.pyx).
+"""Arrays whose first axis counts samples, gathered row by row into a batch (src/array_rows.pyx).
 
 An array here is numpy's, or a torch tensor's memory seen as numbers of the same width: which type they are matters only
 for the batch.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload._core.gather import RowGather
+from shmload._core.array_rows import RowGather
 from shmload.batch.dtypes import of_numpy, of_torch
 from shmload.batch.layout import is_plain_tensor
 

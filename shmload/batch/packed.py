@@ -34,6 +34,7 @@ from shmload._core.rows import copy_from
 from shmload._core.text import TextColumn
 from shmload.batch.dtypes import of_numpy, of_torch
 from shmload.batch.layout import ALIGNMENT, is_plain_tensor
+from shmload.batch.text_runs import TextRuns
 from shmload.errors import SampleError
 
 VALUE, TEXT, TUPLED, LIST, TUPLE, DICT, NAMED, RECORD, TENSOR, ARRAY, ROWS, PADDED, JAGGED, NESTED, FOREIGN = range(15)
@@ -122,9 +123,9 @@ class Packer:
             return self.text(values)
         return (VALUE, values) if kinds <= ATOMS else None
 
-    def text(self, values: list[Any]) -> Node:
+    def text(self, values: list[Any] | TextRuns) -> Node:
         """The node of a list of str or of bytes, which is not empty."""
-        column = TextColumn(values)
+        column = values if isinstance(values, TextRuns) else TextColumn(values)
         return TEXT, len(values), column.nbytes, self.place(column), column.kind
 
     def tensor(self, array: np.ndarray[Any, Any]) -> Node:

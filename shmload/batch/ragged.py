@@ -84,7 +84,8 @@ def ragged_of(
                 f'ragged="{mode}" needs the first dimension to be the ragged one, and no other; field {name!r} of the schema has '
                 f'shape {shapes[name]}. Use "list" or "pad" for it: ragged={{{name!r}: "pad"}}'
             )
-    if isinstance(asked, AsTorchOrList) and is_torch_mode and not dims:
+    has_text = any(_is_text(spec) for spec in (schema or {}).values())
+    if isinstance(asked, AsTorchOrList) and is_torch_mode and not dims and not has_text:
         return None
     of_arrays = str(asked) if isinstance(asked, str) and asked != "list" and not dims else None
     return Ragged(of_field, of_arrays, dims)
@@ -92,6 +93,10 @@ def ragged_of(
 
 def _shape_of(spec: Any) -> tuple[int | None, ...]:
     return tuple(spec[1]) if isinstance(spec, tuple) else ()
+
+
+def _is_text(spec: Any) -> bool:
+    return (spec[0] if isinstance(spec, tuple) else spec) in (str, bytes)
 
 
 class Rows:

@@ -13,6 +13,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from shmload.batch.layout import Field, Layout
 from shmload.batch.packed import DICT, LIST, NAMED, PIECES_AT, TENSOR, TUPLE, Node, PackedBatch, Packer, Room, aligned
 from shmload.batch.ragged import Ragged, Rows, over, ragged_node
+from shmload.batch.text_runs import TextRuns
 from shmload.errors import SampleError
 
 ROOM_FOR_MORE = 1.25  # an arena is this much larger than the most that a batch has taken so far
@@ -74,6 +76,7 @@ class RaggedRows:
             f.name: _array(f, room[at : at + nrows * f.row_nbytes], (nrows, *f.shape))
             for f, at in zip(layout.fixed.fields, self._fixed_at.values(), strict=True)
         }
+        self.text_runs: dict[str, TextRuns] = {}  # whole columns, in place of what `texts` has
         self.texts: dict[str, list[Any]] = {f.name: [] for f in layout.fields if f.kind == "text"}
         self.arenas = {
             f.name: _Arena(f, room, places.get(f.name, -1), arenas.nbytes(f.name, nrows), zero_fill=layout.zero_fill)
@@ -96,7 +99,8 @@ class RaggedRows:
         Raises:
             SampleError: a ragged field was not written, or more than once.
         """
-        for name, rows in self._written:
+        for name, written in self._written:
+            rows = self.text_runs.get(name, written)
             if len(rows) != num_rows:
                 often = "did not write" if len(rows) < num_rows else "wrote more than once"
                 raise SampleError(
@@ -135,7 +139,7 @@ class RaggedRows:
     def _node(self, field: Field, packer: Packer, *, is_there: bool) -> Node:
         name = field.name
         if field.kind == "text":
-            return packer.text(self.texts[name])
+            return packer.text(self.text_runs.get(name, self.texts[name]))
         if name in self.fixed:
             if is_there:
                 return TENSOR, field.dtype, (self._nrows, *field.shape), None, self._fixed_at[name]
@@ -187,6 +191,8 @@ class RaggedOut(Mapping[str, Any]):
         rows, is_row = self._rows, type(self._row) is int
         if name in rows.fixed:
             rows.fixed[name][self._row] = value
+        elif isinstance(value, TextRuns):
+            rows.text_runs[name] = value
         elif name in rows.texts:
             rows.texts[name].extend([value] if is_row else value)
         else:
@@ -235,17 +241,20 @@ class _Arena:
 
     def reserve_many(self, extents: Any, count: int) -> Any:
         """The view of all rows, end to end."""
-        shapes = [self._shape(e.tolist() if hasattr(e, "tolist") else e) for e in extents]
-        if len(shapes) != count or self.rows:
+        numels = extents.tolist() if hasattr(extents, "tolist") else list(extents)
+        is_flat = self._has_one_dimension and set(map(type, numels)) <= {int} and min(numels, default=0) >= 0
+        shapes = [] if is_flat else [self._shape(e.tolist() if hasattr(e, "tolist") else e) for e in extents]
+        if len(numels) != count or self.rows:
             raise ValueError(
                 f"out.reserve({self._field.name!r}, ...) of a batch needs one length for each of its {count} rows, once"
             )
-        numels = [math.prod(shape) for shape in shapes]
+        if not is_flat:
+            numels = [math.prod(shape) for shape in shapes]
         values = self._take(sum(numels))
-        start = 0
-        for numel, shape in zip(numels, shapes, strict=True):
-            self.rows.append(values[start : start + numel].reshape(shape))
-            start += numel
+        ends = [0, *accumulate(numels)]
+        self.rows += [values[start:end] for start, end in pairwise(ends)]
+        if not is_flat:
+            self.rows[:] = [row.reshape(shape) for row, shape in zip(self.rows, shapes, strict=True)]
         return values
 
     def put(self, value: Any) -> None:

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shmload.formats.arrays.dataset import ArrayDataset
+    from shmload.formats.tar.dataset import TarDataset
+    from shmload.formats.tar.stream import TarStream
+    from shmload.formats.tar.writer import TarWriter
     from shmload.formats.tokens.dataset import TokenDataset
 
 _PLACES = {
     "ArrayDataset": "shmload.formats.arrays.dataset",
+    "TarDataset": "shmload.formats.tar.dataset",
+    "TarStream": "shmload.formats.tar.stream",
+    "TarWriter": "shmload.formats.tar.writer",
     "TokenDataset": "shmload.formats.tokens.dataset",
 }
 
-__all__ = ["ArrayDataset", "TokenDataset"]
+__all__ = ["ArrayDataset", "TarDataset", "TarStream", "TarWriter", "TokenDataset"]
 
 
 def __getattr__(name: str) -> Any:

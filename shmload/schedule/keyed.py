@@ -36,6 +36,11 @@ class KeyedOrder(ABC):
     def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
         """The indices at positions [start, stop), as a new array; 0 <= start <= stop <= n."""
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether an epoch has no end: then a loader has no len()."""
+        return False
+
     def counters_at(self, position: int, *, seed: int, epoch: int) -> list[int] | None:
         """What a resume at that position needs besides it; None: nothing."""
         return None

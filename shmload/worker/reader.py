@@ -25,7 +25,12 @@ def no_room(nbytes: int) -> NDArray[np.uint8]:
 
 
 class InPlace:
-    """A dataset that decodes into rows: its schema and its `read_into` or `read_batch_into`, through any wrappers."""
+    """A dataset that decodes into rows: its schema and its `read_into` or `read_batch_into`, through any wrappers.
+
+    `reads_rows_alike`: a row read by itself is as it is in a batch.
+    """
+
+    reads_rows_alike = True
 
     def __init__(self, dataset: Any) -> None:
         self.schema = dataset.schema
@@ -72,6 +77,7 @@ class _InPlaceSubset(InPlace):
 
     def __init__(self, inner: InPlace, indices: Sequence[int]) -> None:
         self.schema, self.batch_type = inner.schema, inner.batch_type
+        self.reads_rows_alike = inner.reads_rows_alike
         read_into, read_batch_into = inner.read_into, inner.read_batch_into
         self.read_into = read_into and (lambda index, out: read_into(indices[index], out))
         self.read_batch_into = read_batch_into and (
@@ -145,20 +151,29 @@ def _row_reader(member: InPlace) -> Callable[[int, Any], None]:
     return lambda index, out: read_batch_into([index], _SingleRow(out))
 
 
-def in_place_of(dataset: Any) -> InPlace | None:
-    """The dataset's way of decoding into rows, found through Subset and ConcatDataset; None if it has none."""
+def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
+    """The dataset's way of decoding into rows, found through Subset, ConcatDataset and Mix; None if it has none.
+
+    Args:
+        ragged: the loader's rule, which decides what lists of different lengths are in datasets without a schema of their own.
+    """
     kind = type(dataset)
-    if kind.__module__ == "torch.utils.data.dataset":
-        if kind.__name__ == "Subset":
-            inner = in_place_of(dataset.dataset)
-            return inner and _InPlaceSubset(inner, dataset.indices)
-        if kind.__name__ == "ConcatDataset":
-            members = [in_place_of(d) for d in dataset.datasets]
-            if all(m is not None for m in members) and len({str(dict(m.schema)) for m in members if m}) == 1:
-                return _InPlaceConcat([m for m in members if m], dataset.cumulative_sizes)
-            return None
-        if kind.__name__ == "TensorDataset":
-            return _tensors_in_place(dataset)
+    if kind.__module__ in ("datasets.arrow_dataset", "datasets.dataset_dict"):
+        from shmload.worker.arrow import arrow_in_place
+
+        return arrow_in_place(dataset, ragged)
+    is_torchs = kind.__module__ == "torch.utils.data.dataset"
+    if is_torchs and kind.__name__ == "Subset":
+        inner = in_place_of(dataset.dataset, ragged)
+        return inner and _InPlaceSubset(inner, dataset.indices)
+    if is_torchs and kind.__name__ == "TensorDataset":
+        return _tensors_in_place(dataset)
+    if (is_torchs and kind.__name__ == "ConcatDataset") or getattr(kind, "is_concatenation", False):
+        found = [in_place_of(d, ragged) for d in dataset.datasets]
+        members = [m for m in found if m is not None and m.reads_rows_alike]
+        if len(members) == len(found) and len({str(dict(m.schema)) for m in members}) == 1:
+            return _InPlaceConcat(members, dataset.cumulative_sizes)
+        return None
     if getattr(dataset, "schema", None) is not None and (
         getattr(dataset, "read_into", None) is not None or getattr(dataset, "read_batch_into", None) is not None
     ):
@@ -181,11 +196,11 @@ def read_alone(dataset: Any, in_place: InPlace | None, ragged: Ragged | None, ke
         dataset.__getitems__([key])
 
 
-def read_path(dataset: Any, has_collate_fn: bool, auto_collation: bool) -> str:
+def read_path(dataset: Any, has_collate_fn: bool, auto_collation: bool, ragged: Ragged | None = None) -> str:
     """Which of its abilities the dataset is read by: the name of the method, or "collate_fn"."""
     if has_collate_fn or not auto_collation:
         return "collate_fn" if has_collate_fn else "__getitem__"
-    in_place = in_place_of(dataset)
+    in_place = in_place_of(dataset, ragged)
     if in_place is not None:
         return "read_batch_into" if in_place.read_batch_into is not None else "read_into"
     return "__getitems__" if getattr(dataset, "__getitems__", None) else "__getitem__"

@@ -108,7 +108,7 @@ def test_no_bytes_whatever_raise(tmp_path: Path, recorded: bytes, noise: bytes) 
         (b"something else\n", "offset 0: this is no audit file"),
         (b"shmaudit 9 00000000 {}\n", "format version 9, this shmload reads up to 1: install a newer one"),
         (b"shmaudit 1 00000000 {}\n", "offset 0: the header line is damaged: its checksum differs"),
-        (header_line([]), "offset 0: the header line holds no JSON object"),  # type: ignore[arg-type]
+        (header_line([]), "offset 0: the header line holds no JSON object"),  # type: ignore[arg-type]  # no mapping: that is the point
     ],
 )
 def test_a_header_that_cannot_be_used_says_why(tmp_path: Path, content: bytes, words: str) -> None:

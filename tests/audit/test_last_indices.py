@@ -47,7 +47,7 @@ def test_keys_of_a_sampler_are_given_as_they_are(seed: int | None, num_workers: 
 @BOTH_MODES
 def test_a_sample_without_a_batch_is_a_list_of_one_key(seed: int | None) -> None:
     loader = ShmLoader(PAIRS[:2], None, seed=seed)
-    assert [list(loader.last_indices) for _ in loader] == [[0], [1]]  # type: ignore[arg-type]
+    assert [list(loader.last_indices) for _ in loader] == [[0], [1]]  # type: ignore[arg-type]  # not None once a batch has come
 
 
 class Stream(IterableDataset):

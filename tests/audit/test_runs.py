@@ -100,7 +100,7 @@ def test_torch_mode_resumed_in_another_process_is_proven(tmp_path: Path, num_wor
 
 def test_a_distributed_sampler_is_judged_over_all_ranks(tmp_path: Path) -> None:
     loaders = [
-        ShmLoader(PAIRS, 2, sampler=DistributedSampler(range(11), 2, rank), audit=tmp_path)  # type: ignore[arg-type]
+        ShmLoader(PAIRS, 2, sampler=DistributedSampler(range(11), 2, rank), audit=tmp_path)  # type: ignore[arg-type]  # a range is a dataset
         for rank in range(2)
     ]
     run(loaders)

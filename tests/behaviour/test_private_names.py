@@ -119,7 +119,7 @@ def test_after_a_shutdown_nothing_more_comes() -> None:
 
 @KINDS
 def test_the_iterator_may_be_replaced_by_a_subclass_hook(kind: Any) -> None:
-    class Hooked(kind):  # type: ignore[misc,valid-type]
+    class Hooked(kind):  # type: ignore[misc,valid-type]  # a class known at run time only
         num_made = 0
 
         def _get_iterator(self) -> Any:
@@ -133,7 +133,7 @@ def test_the_iterator_may_be_replaced_by_a_subclass_hook(kind: Any) -> None:
 
 @KINDS
 def test_a_subclass_may_wrap_each_batch(kind: Any) -> None:
-    class Doubling(kind):  # type: ignore[misc,valid-type]
+    class Doubling(kind):  # type: ignore[misc,valid-type]  # a class known at run time only
         def __iter__(self) -> Any:
             for batch in super().__iter__():
                 yield 2 * batch

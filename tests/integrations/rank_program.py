@@ -71,7 +71,7 @@ def lightning_ddp() -> Any:
     """Trainer and Fabric over two ranks: their DistributedSampler injected, or seed mode's own division; two epochs each."""
     import lightning
 
-    class Module(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
+    class Module(lightning.LightningModule):  # type: ignore[misc, unused-ignore]  # lightning may be without types
         def __init__(self) -> None:
             super().__init__()
             self.net, self.seen = Tiny(), []

@@ -203,7 +203,7 @@ def test_what_does_not_go_together_is_refused(make_loader: Make) -> None:
 
 
 def test_an_iterable_dataset_is_refused() -> None:
-    class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg, unused-ignore]
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg, unused-ignore]  # what it yields does not matter here
         def __iter__(self) -> Iterator[int]:
             return iter(range(3))
 

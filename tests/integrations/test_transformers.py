@@ -34,7 +34,7 @@ class Model(torch.nn.Module):
         return {"loss": self.net(x), "logits": index}
 
 
-class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
+class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]  # transformers may be without types
     """As the documentation shows it."""
 
     def __init__(self, loader: ShmLoader[Any], validation: ShmLoader[Any], **options: Any) -> None:
@@ -83,7 +83,7 @@ def test_trainer_trains_on_the_loaders_batches(tmp_path: Path) -> None:
     assert model.seen == expected_facts(2)
 
 
-class KeepState(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
+class KeepState(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]  # transformers may be without types
     """Saves the loader's state beside each of the Trainer's checkpoints."""
 
     def on_save(self, args: Any, state: Any, control: Any, *, train_dataloader: Any, **_: Any) -> None:

@@ -381,3 +381,19 @@ def test_text_that_no_longer_fits_behind_the_arenas_moves_the_batch() -> None:
         for i, batch in enumerate(loader):
             assert batch["values"].values[:, 0].tolist() == [2 * i] * 3 + [2 * i + 1] * 3
             assert [len(text) for text in batch["text"]] == [k * k * 40 for k in (2 * i, 2 * i + 1)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_schema_with_text_and_nothing_ragged_needs_no_rule(num_workers: int) -> None:
+    class Captions:
+        schema: ClassVar = {"caption": str, "x": ("float32", (2,))}
+
+        def __len__(self) -> int:
+            return 4
+
+        def read_into(self, index: int, out: Any) -> None:
+            out["caption"] = f"№ {index}"
+            out["x"][:] = index
+
+    with ShmLoader(Captions(), 2, num_workers=num_workers) as loader:  # type: ignore[arg-type]  # a duck-typed dataset
+        assert [batch["caption"] for batch in loader] == [["№ 0", "№ 1"], ["№ 2", "№ 3"]]

@@ -41,7 +41,7 @@ class Backwards(KeyedOrder):
 
 
 def schedule_of(n: int = 11, **options: int) -> Schedule:
-    return Schedule(n, **{"batch_size": 2, "seed": 7, **options}, shuffle=False, order=Backwards(n))  # type: ignore[arg-type]
+    return Schedule(n, **{"batch_size": 2, "seed": 7, **options}, shuffle=False, order=Backwards(n))  # type: ignore[arg-type]  # options are of several types
 
 
 def test_the_schedule_cuts_it_into_batches_and_ranks() -> None:

@@ -27,7 +27,14 @@ def run_jobs(jobs: Sequence[Job], done: Callable[[Outcome], None] = lambda outco
     outcomes: list[Outcome] = []
     with tempfile.TemporaryFile("w+") as output, os.fdopen(read_fd, "rb", buffering=0) as events:
         process = subprocess.Popen(
-            [sys.executable, "-c", BOOT, PACKAGE_PARENT, str(write_fd)],
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                BOOT,
+                PACKAGE_PARENT,
+                str(write_fd),
+            ],  # -P: a source tree here is not the package
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,

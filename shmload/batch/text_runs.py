@@ -1,0 +1,38 @@
+"""A column of text whose values lie in memory already, as UTF-8 or bytes: copied to the slot, never made objects of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload._core.gather import gather_runs
+from shmload._core.text import BYTES, UTF8
+
+
+class TextRuns:
+    """Values ready to be written, in the form that TextColumn gives its own (src/text.pyx).
+
+    Args:
+        addresses: where each value begins.
+        lengths: bytes of each.
+        is_bytes: bytes, not str.
+        owner: what keeps the memory.
+    """
+
+    def __init__(self, addresses: NDArray[np.int64], lengths: NDArray[np.int64], *, is_bytes: bool, owner: Any) -> None:
+        self._addresses = addresses
+        self._lengths = lengths
+        self._owner = owner
+        self.kind = BYTES if is_bytes else UTF8
+        self.nbytes = 8 * len(lengths) + int(lengths.sum())
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def write(self, room: NDArray[np.uint8]) -> None:
+        """Writes them at the start of `room`, which has `nbytes`."""
+        ends = 8 * len(self)
+        room[:ends].view(np.int64)[:] = np.cumsum(self._lengths)
+        gather_runs(self._addresses, self._lengths, room[ends : self.nbytes])

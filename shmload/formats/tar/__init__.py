@@ -1,0 +1,1 @@
+"""WebDataset shards: samples in tar files."""

@@ -1,0 +1,249 @@
+"""TarDataset: the samples of WebDataset shards on this machine, each reached by its index."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload._core.tar_rows import TarRows
+from shmload.errors import ShardCorrupt
+from shmload.formats.tar.braces import shard_paths
+from shmload.formats.tar.columns import KEY, Column
+from shmload.formats.tar.decoders import INTEGERS, TEXTS, Decode, Decoders
+from shmload.formats.tar.shard import ShardIndex, load_index, map_shard
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+_MOST_ALTERNATIVES = 254  # of a field: they are ranked in 8 bits
+
+
+class _Samples:
+    """Shards as they are open in this process: their indexes, and those mapped so far."""
+
+    def __init__(self, indexes: Sequence[ShardIndex], alternatives: Sequence[Sequence[str]]) -> None:
+        self.indexes = indexes
+        self.starts = np.concatenate([[0], np.cumsum([i.num_samples for i in indexes])]).astype(np.int64)
+        self.rows = TarRows(self.starts)
+        self._begin: list[int] = self.starts.tolist()
+        self._alternatives = alternatives
+        self._mapped: dict[int, NDArray[np.uint8]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._begin[-1]
+
+    def at(self, index: int) -> tuple[int, int]:
+        """(shard, sample within it)."""
+        shard = bisect_right(self._begin, index) - 1
+        return shard, index - self._begin[shard]
+
+    def data(self, shard: int) -> NDArray[np.uint8]:
+        """A shard's bytes."""
+        found = self._mapped.get(shard)
+        return self._open(shard) if found is None else found
+
+    def open_all(self, indices: NDArray[np.int64]) -> None:
+        """Maps the shards of these samples."""
+        while (shard := self.rows.unopened(indices)) >= 0:
+            self._open(shard)
+
+    def _open(self, shard: int) -> NDArray[np.uint8]:
+        with self._lock:
+            if shard not in self._mapped:
+                index = self.indexes[shard]
+                data = map_shard(index.path, index.nbytes)
+                ranks = np.full((len(self._alternatives), len(index.extensions)), 255, np.uint8)
+                for field, names in enumerate(self._alternatives):
+                    for number, extension in enumerate(index.extensions):
+                        if extension in names:
+                            ranks[field, number] = names.index(extension)
+                self.rows.open(shard, data, index.offsets, index.sizes, index.member_extensions, index.first, ranks)
+                self._mapped[shard] = data
+            return self._mapped[shard]
+
+
+class TarDataset:
+    """The samples of tar shards: dicts of decoded members by extension, and `__key__`.
+
+    The first use reads all headers, some shards at a time, and keeps an index beside each shard (`x.tar.index`); after that opening
+    costs next to nothing and any sample is as near as any other. Payloads are read from the mapped file. A pickled dataset
+    holds names only; every process maps the shards it reads. Shards must not be changed or shortened while they are in use.
+
+    With a `schema` whole batches are decoded into the rows they are delivered in: .npy, numbers, raw bytes and text natively.
+
+    Args:
+        shards: paths, in which braces expand: "train-{000..099}.tar".
+        fields: what a sample holds: extensions, or names with alternatives, {"image": "jpg;png"}. Default: every member.
+        schema: type and shape of each field, {"npy": ("float32", (1024,)), "cls": "int64", "txt": str}; it names the fields, or
+            some of those that `fields` names. "__key__": str gives the key.
+        decode: True, by extension, what is safe; False, bytes; an image spec ("pil", "rgb8", "torchrgb"), images too; or
+            {extension: function}.
+        allow_pickle: decode pickles and what torch.load reads, which can run any code.
+        cache: keep the indexes beside the shards.
+    Raises:
+        ValueError: names that stand for no shard; a compressed shard (at first use).
+        ShardCorrupt: a shard is no sound tar file, or a member not what its extension or the schema says.
+    Thread/process safety: any number of readers.
+    """
+
+    def __init__(
+        self,
+        shards: Paths,
+        *,
+        fields: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        schema: Mapping[str, Any] | None = None,
+        decode: Decode = True,
+        allow_pickle: bool = False,
+        cache: bool = True,
+    ) -> None:
+        self.paths = shard_paths(shards)
+        self.schema = None if schema is None else dict(schema)
+        self._fields = _fields(fields, self.schema)
+        self._decoders = Decoders(decode, allow_pickle=allow_pickle)
+        self._cache = cache
+        names = list(self._fields or ())
+        self._columns = [
+            Column.of(name, names.index(name), spec, {self._kind(e) for e in self._fields[name]})
+            for name, spec in (self.schema or {}).items()
+            if self._fields is not None and name != KEY
+        ]
+        self._samples: _Samples | None = None
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._opened())
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        samples = self._opened()
+        number = operator.index(index)
+        if number < 0:
+            number += len(samples)
+        if not 0 <= number < len(samples):
+            raise IndexError(f"index {index} is out of range: the dataset has {len(samples)} samples")
+        shard, sample = samples.at(number)
+        members = samples.indexes[shard].members(sample)
+        if self._fields is None:
+            found = {e: self._decoded(shard, sample, e, e, offset, size) for e, offset, size in members}
+            return {KEY: samples.indexes[shard].key(sample), **found}
+        names = self._fields if self.schema is None else self.schema
+        given = {name: self._value(number, name) for name in names if name != KEY}
+        for column in self._columns:
+            if column.dtype is not None:
+                given[column.name] = self._checked(number, column, given[column.name])[()]
+        if self.schema is not None and KEY not in self.schema:
+            return given
+        return {KEY: samples.indexes[shard].key(sample), **given}
+
+    def read_batch_into(self, indices: Sequence[int], out: Any) -> None:
+        """Decodes samples into the rows of a batch."""
+        samples = self._opened()
+        numbers = np.array(indices, np.int64)
+        numbers[numbers < 0] += len(samples)
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(samples)):
+            raise IndexError(f"an index of {list(indices)} is out of range: the dataset has {len(samples)} samples")
+        samples.open_all(numbers)
+        for column in self._columns:
+            members = samples.rows.find(numbers, column.number)
+            column.read(members, out, partial(self._row, numbers, column))
+        if self.schema is not None and KEY in self.schema:
+            places = [samples.at(number) for number in numbers.tolist()]
+            out[KEY] = [samples.indexes[shard].key(sample) for shard, sample in places]
+
+    def _row(self, numbers: NDArray[np.int64], column: Column, row: int) -> Any:
+        number = int(numbers[row])
+        value = self._value(number, column.name)
+        return value if column.dtype is None else self._checked(number, column, value)
+
+    def _checked(self, number: int, column: Column, value: Any) -> Any:
+        try:
+            return column.checked(value)
+        except (ValueError, TypeError) as error:
+            shard, sample = self._opened().at(number)
+            raise self._corrupt(shard, sample, column.name, error) from error
+
+    def _value(self, number: int, name: str) -> Any:
+        """A field of a sample, decoded."""
+        assert self._fields is not None
+        samples = self._opened()
+        shard, sample = samples.at(number)
+        members = {extension: (offset, size) for extension, offset, size in samples.indexes[shard].members(sample)}
+        for extension in self._fields[name]:
+            if extension in members:
+                return self._decoded(shard, sample, name, extension, *members[extension])
+        wanted, there = " or ".join(self._fields[name]), ", ".join(members)
+        raise self._corrupt(shard, sample, name, ValueError(f"there is no member {wanted}, only {there}"))
+
+    def _decoded(self, shard: int, sample: int, name: str, extension: str, offset: int, size: int) -> Any:
+        data = self._opened().data(shard)[offset : offset + size].tobytes()
+        decoder = self._decoders.of(extension)
+        if decoder is None:
+            return data
+        try:
+            return decoder(data)
+        except Exception as error:  # of a library or of the user's own decoder: whichever it is, the member is at fault
+            raise self._corrupt(shard, sample, name, error, f" at byte {offset}") from error
+
+    def _corrupt(self, shard: int, sample: int, name: str, error: Exception, where: str = "") -> ShardCorrupt:
+        index = self._opened().indexes[shard]
+        at = where or f" at byte {index.members(sample)[0][1]}"
+        return ShardCorrupt(f"{index.path}: field {name!r} of sample {index.key(sample)!r}{at}: {error}")
+
+    def _kind(self, extension: str) -> str:
+        """How a schema's members of this extension can be read natively."""
+        last = extension.rpartition(".")[2]
+        if self._decoders.of(extension) is None:
+            return "raw"
+        if self._decoders.is_plain(extension):
+            return "npy" if last == "npy" else "int" if last in INTEGERS else "str" if last in TEXTS else "decode"
+        return "decode"
+
+    def _opened(self) -> _Samples:
+        if self._samples is None:
+            with self._lock:
+                if self._samples is None:
+                    self._samples = _Samples(self._indexes(), list((self._fields or {}).values()))
+        return self._samples
+
+    def _indexes(self) -> list[ShardIndex]:
+        if len(self.paths) == 1:
+            return [load_index(self.paths[0], cache=self._cache)]
+        with ThreadPoolExecutor(min(len(self.paths), os.cpu_count() or 1), "shmload-tar-index") as pool:
+            return list(pool.map(lambda path: load_index(path, cache=self._cache), self.paths))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_samples": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        count = "not indexed yet" if self._samples is None else f"{len(self._samples)} samples"
+        return f"<TarDataset of {len(self.paths)} shards, {count}>"
+
+
+def _fields(given: Any, schema: Mapping[str, Any] | None) -> dict[str, list[str]] | None:
+    """Alternatives of extensions by field; None if a sample holds all its members."""
+    if given is None:
+        return None if schema is None else {name: [name.lower()] for name in schema if name != KEY}
+    pairs = given.items() if isinstance(given, Mapping) else [(name, name) for name in given]
+    found = {
+        name: [e.strip().lower() for e in (names.split(";") if isinstance(names, str) else names)]
+        for name, names in pairs
+        if name != KEY
+    }
+    for name, names in found.items():
+        if not 0 < len(names) <= _MOST_ALTERNATIVES:
+            raise ValueError(f"fields[{name!r}] needs 1 to {_MOST_ALTERNATIVES} extensions; got {len(names)}")
+    unknown = [name for name in schema or () if name not in found and name != KEY]
+    if unknown:
+        raise ValueError(f"the schema names {unknown}, which fields does not; it has {list(found)}")
+    return found

@@ -1,0 +1,131 @@
+"""TarStream: samples of tar shards one after another, for those that are compressed.
+
+Each worker reads shards of its own, and of ranks each reads its share, so there should be as many shards as workers in all, or a
+multiple. What a sample is, and what is an error, is as in TarDataset.
+"""
+
+from __future__ import annotations
+
+import lzma
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any, cast
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from shmload._core import tar
+from shmload.errors import ShardCorrupt
+from shmload.formats.tar.braces import shard_paths
+from shmload.formats.tar.columns import KEY
+from shmload.formats.tar.dataset import Paths
+from shmload.formats.tar.decoders import Decode, Decoders
+from shmload.formats.tar.shard import COMPRESSED
+from shmload.world import rank_and_world_size
+
+_BLOCK = 512
+_PIECE = 1 << 20  # bytes read at once: a size in a header makes no more room than there are bytes
+_META_LIMIT = 1 << 20  # bytes of a long name or PAX header
+
+
+class TarStream(IterableDataset[dict[str, Any]]):
+    """The samples of tar shards, plain or compressed by gzip, bzip2 or xz, in order.
+
+    Args:
+        shards: paths, in which braces expand.
+        decode, allow_pickle: as in TarDataset.
+        rank, world_size: which share of the shards is read; by default as torch.distributed or the environment say.
+    Raises:
+        ShardCorrupt: a shard is no sound tar file or its compression is damaged.
+    """
+
+    def __init__(
+        self,
+        shards: Paths,
+        *,
+        decode: Decode = True,
+        allow_pickle: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        self.paths = shard_paths(shards)
+        self._decoders = Decoders(decode, allow_pickle=allow_pickle)
+        self._rank, self._world_size = rank, world_size
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        rank, world_size = rank_and_world_size(self._rank, self._world_size)
+        mine = self.paths[rank::world_size]
+        worker = get_worker_info()
+        for path in mine if worker is None else mine[worker.id :: worker.num_workers]:
+            yield from self._samples(path)
+
+    def _samples(self, path: str) -> Iterator[dict[str, Any]]:
+        sample: dict[str, Any] = {}
+        for key, extension, offset, data in _members(path):
+            if sample and sample[KEY] != key:
+                yield sample
+                sample = {}
+            sample.setdefault(KEY, key)
+            if extension in sample:
+                raise ShardCorrupt(
+                    f"{path}: at byte {offset}: sample {key!r} has two members of extension {extension!r}"
+                )
+            decoder = self._decoders.of(extension)
+            try:
+                sample[extension] = data if decoder is None else decoder(data)
+            except (
+                Exception
+            ) as error:  # of a library or of the user's own decoder: whichever it is, the member is at fault
+                raise ShardCorrupt(
+                    f"{path}: field {extension!r} of sample {key!r} at byte {offset}: {error}"
+                ) from error
+        if sample:
+            yield sample
+
+
+def _members(path: str) -> Iterator[tuple[str, str, int, bytes]]:
+    """(key, extension, offset of the header, payload) of every member that belongs to a sample."""
+    headers = tar.TarHeaders()
+    with open(path, "rb") as raw:
+        magic = raw.read(6)
+        raw.seek(0)
+        opener = next((o for m, o in COMPRESSED.items() if magic.startswith(m)), None)
+        file = raw if opener is None else cast(IO[bytes], opener(raw))
+        at = 0
+        while (kind := headers.read_header(_exactly(file, _BLOCK, path, at))) != tar.END:
+            if kind < 0:
+                raise ShardCorrupt(f"{path}: at byte {at}: {headers.cause}")
+            size = headers.size
+            if kind not in (tar.FILE, tar.OTHER) and size > _META_LIMIT:
+                raise ShardCorrupt(f"{path}: at byte {at}: a name of {size} bytes; at most {_META_LIMIT} are read")
+            payload = _exactly(file, -(-size // _BLOCK) * _BLOCK, path, at, keep=kind != tar.OTHER)[:size]
+            if kind == tar.FILE:
+                if (split := tar.split_name(headers.name)) is not None:
+                    key, extension = (part.decode("utf-8", "surrogateescape") for part in split)
+                    yield key, extension, at, payload
+            elif kind != tar.OTHER and not headers.read_payload(kind, payload):
+                raise ShardCorrupt(f"{path}: at byte {at}: {headers.cause}")
+            at += _BLOCK + -(-size // _BLOCK) * _BLOCK
+        while rest := _read(file, _PIECE, path, at):
+            if rest.strip(b"\0"):
+                raise ShardCorrupt(f"{path}: at byte {at}: there is data behind the end marker")
+
+
+def _read(file: IO[bytes], nbytes: int, path: str, at: int) -> bytes:
+    try:
+        return file.read(nbytes)
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        raise ShardCorrupt(f"{path}: at byte {at} of what it expands to: {error}") from error
+
+
+def _exactly(file: IO[bytes], nbytes: int, path: str, at: int, *, keep: bool = True) -> bytes:
+    pieces = []
+    while nbytes:
+        piece = _read(file, min(nbytes, _PIECE), path, at)
+        if not piece:
+            raise ShardCorrupt(
+                f"{path}: at byte {at}: the file ends within a member or without the end marker: it is truncated"
+            )
+        nbytes -= len(piece)
+        if keep:
+            pieces.append(piece)
+    return b"".join(pieces)

@@ -1,0 +1,223 @@
+"""TarWriter: samples to shards, the same bytes every time.
+
+A member takes 512 bytes beside its payload: a ustar header, whose prefix holds what of a path does not fit its name. Longer names
+get a PAX header, payloads from 8 GiB on a size in base 256. Owners, times and modes are fixed; a sample's members stand in the
+order of their extensions.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from typing import IO, Any, Self
+
+from shmload._core.tar import split_name
+from shmload.formats.tar.columns import KEY
+from shmload.formats.tar.encoders import encode
+
+_BLOCK = 512
+_RECORD = 20 * _BLOCK  # what tar programs fill an archive up to
+_NUMBER = re.compile(r"%0?\d*d")
+
+
+class TarWriter:
+    """Writes samples: dicts of values by extension, and `__key__`.
+
+    A shard appears under its name when it is complete; one that an error interrupts never does. Values are encoded by
+    extension; bytes and str are written as they are.
+
+    Args:
+        path: of the one shard; or a pattern with a number, "train-%06d.tar", of several. `.tar.gz`, `.tgz`, `.tar.bz2`, `.tar.xz`
+            are compressed, and can be read in order only.
+        maxcount: samples in a shard.
+        maxsize: bytes of a shard before compression, never exceeded.
+        mtime: of all members, seconds since 1970.
+        start_shard: number of the first shard.
+    Raises:
+        ValueError: limits without a pattern; a key or an extension that would be read back as another.
+    Cost: one copy of each payload.
+    Example:
+        >>> with TarWriter("train-%06d.tar", maxcount=1000) as writer:  # doctest: +SKIP
+        ...     writer.write({"__key__": "0001", "npy": array, "cls": 3})
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        maxcount: int | None = None,
+        maxsize: int | None = None,
+        mtime: int = 0,
+        start_shard: int = 0,
+    ) -> None:
+        self._pattern = os.fspath(path)
+        self._is_pattern = _NUMBER.search(self._pattern) is not None
+        if not self._is_pattern and (maxcount is not None or maxsize is not None):
+            raise ValueError(
+                f"maxcount and maxsize need a pattern for several shards, like train-%06d.tar; got {path!r}"
+            )
+        if (maxcount is not None and maxcount < 1) or (maxsize is not None and maxsize < _RECORD):
+            raise ValueError(f"maxcount is at least 1, maxsize {_RECORD}; got {maxcount}, {maxsize}")
+        self._maxcount, self._maxsize, self._mtime = maxcount, maxsize, mtime
+        self._shard = start_shard
+        self._file: IO[bytes] | _Both | None = None
+        self._temporary = self._last_key = ""
+        self._nbytes = self._count = 0
+        self.paths: list[str] = []  # of complete shards
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Adds a sample.
+
+        Raises:
+            ValueError: its key or an extension would be read back as another, it has no members, or is larger than a shard.
+        """
+        key = sample.get(KEY)
+        if not isinstance(key, str):
+            raise ValueError(f"a sample needs its name under {KEY!r}, a str; got {key!r}")
+        pieces = [self._member(key, name, sample[name]) for name in sorted(sample) if not name.startswith("__")]
+        if not pieces:
+            raise ValueError(f"sample {key!r} has no members; give at least one extension")
+        nbytes = sum(len(piece) for piece in pieces)
+        if self._maxsize is not None and _whole(nbytes + 2 * _BLOCK, _RECORD) > self._maxsize:
+            raise ValueError(f"sample {key!r} takes {nbytes} bytes, and a shard has at most maxsize={self._maxsize}")
+        if self._is_full(nbytes):
+            self._finish()
+        if self._file is None:
+            self._begin()
+        elif key == self._last_key:
+            raise ValueError(f"two samples in a row are called {key!r}: they would be read back as one")
+        assert self._file is not None
+        for piece in pieces:
+            self._file.write(piece)
+        self._nbytes += nbytes
+        self._count += 1
+        self._last_key = key
+
+    def close(self) -> None:
+        """Completes the last shard. Without any sample one empty shard is written."""
+        if self._file is None and not self.paths:
+            self._begin()
+        if self._file is not None:
+            self._finish()
+
+    def _is_full(self, nbytes: int) -> bool:
+        if self._file is None or not self._is_pattern:
+            return False
+        is_full = self._maxcount is not None and self._count >= self._maxcount
+        return is_full or (
+            self._maxsize is not None and _whole(self._nbytes + nbytes + 2 * _BLOCK, _RECORD) > self._maxsize
+        )
+
+    def _member(self, key: str, extension: str, value: Any) -> bytes:
+        name = f"{key}.{extension}".encode("utf-8", "surrogateescape")
+        wanted = (key.encode("utf-8", "surrogateescape"), extension.encode("utf-8", "surrogateescape"))
+        if split_name(name) != wanted or b"\0" in name or len(name) >= 1 << 16:
+            raise ValueError(
+                f"key {key!r} and extension {extension!r} cannot be told apart again: the last part of a key has no dot and "
+                "is not empty, an extension is in lower case without a slash, a key does not begin with __meta__"
+            )
+        payload = encode(extension, value)
+        return self._header(name, len(payload)) + payload + bytes(-len(payload) % _BLOCK)
+
+    def _header(self, name: bytes, nbytes: int, flag: bytes = b"0") -> bytes:
+        split = _split(name)
+        before = b""
+        if split is None:
+            record = _pax_record(b"path", name)
+            before = self._header(b"././@PaxHeader", len(record), b"x") + record + bytes(-len(record) % _BLOCK)
+            split = b"", name[:100]
+        prefix, rest = split
+        size = b"%011o\0" % nbytes if nbytes < 1 << 33 else b"\x80" + nbytes.to_bytes(11, "big")
+        fields = (
+            rest.ljust(100, b"\0"),
+            b"0000644\0" + 2 * b"0000000\0",  # mode, uid, gid
+            size,
+            b"%011o\0" % self._mtime,
+            8 * b" ",  # the checksum, as it counts itself
+            flag + bytes(100) + b"ustar\x0000" + bytes(64) + 2 * b"0000000\0",  # no link, no names of owners, no device
+            prefix.ljust(155, b"\0") + bytes(12),
+        )
+        block = b"".join(fields)
+        return before + block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+    def _begin(self) -> None:
+        path = self._path()
+        folder, name = os.path.split(path)
+        fd, self._temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder or ".")
+        os.fchmod(fd, 0o644)
+        raw = open(fd, "wb", buffering=1 << 20)  # noqa: SIM115  # closed with the shard
+        if path.endswith((".gz", ".tgz")):
+            self._file = _Both(gzip.GzipFile("", "wb", 6, raw, 0), raw)
+        elif path.endswith(".bz2"):
+            self._file = _Both(bz2.BZ2File(raw, "wb"), raw)
+        elif path.endswith(".xz"):
+            self._file = _Both(lzma.LZMAFile(raw, "wb"), raw)  # noqa: SIM115  # closed with the shard
+        else:
+            self._file = raw
+        self._nbytes = self._count = 0
+
+    def _path(self) -> str:
+        return _NUMBER.sub(lambda match: match[0] % self._shard, self._pattern)
+
+    def _finish(self) -> None:
+        assert self._file is not None
+        self._file.write(bytes(_whole(self._nbytes + 2 * _BLOCK, _RECORD) - self._nbytes))
+        self._file.close()
+        self._file = None
+        os.replace(self._temporary, self._path())
+        self.paths.append(self._path())
+        self._shard += 1
+
+    def _abandon(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            os.unlink(self._temporary)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+
+
+class _Both:
+    """A compressing file and the one below it, which it does not close."""
+
+    def __init__(self, file: Any, raw: IO[bytes]) -> None:
+        self._file, self._raw = file, raw
+        self.write = file.write
+
+    def close(self) -> None:
+        self._file.close()
+        self._raw.close()
+
+
+def _whole(nbytes: int, of: int) -> int:
+    return -(-nbytes // of) * of
+
+
+def _split(name: bytes) -> tuple[bytes, bytes] | None:
+    """(prefix, name) of a ustar header; None if there is no slash in the right place."""
+    if len(name) <= 100:
+        return b"", name
+    at = name.rfind(b"/", 0, 156)
+    if at > 0 and 0 < len(name) - at - 1 <= 100:
+        return name[:at], name[at + 1 :]
+    return None
+
+
+def _pax_record(keyword: bytes, value: bytes) -> bytes:
+    """ "<length of it all> keyword=value\\n", whose length counts its own digits."""
+    length = len(keyword) + len(value) + 3
+    while len(b"%d" % length) + len(keyword) + len(value) + 3 != length:
+        length = len(b"%d" % length) + len(keyword) + len(value) + 3
+    return b"%d %b=%b\n" % (length, keyword, value)

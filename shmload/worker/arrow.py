@@ -1,0 +1,200 @@
+"""Hugging Face's datasets, read from their arrow table straight into the batch.
+
+`datasets` makes a Python object, or a little array, of every value, and torch's collate joins these again. Where it is certain what
+comes out, this copies the bytes instead, from the mapped file to the slot: numbers, fixed lists and arrays of them, text, and lists
+of different lengths if the loader has a rule for these. What a format does to a column is written down in `_field_of`, and the
+tests compare every batch with torch's DataLoader. Anything else, a single column with a null in it even, goes the plain way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from shmload.batch.dtypes import of_any, of_numpy
+from shmload.batch.ragged import Ragged
+from shmload.worker.arrow_columns import Column, Indices, column_of
+from shmload.worker.reader import InPlace
+
+_FORMATTERS = {  # the only ones whose results are known here
+    None: "datasets.formatting.formatting.PythonFormatter",
+    "torch": "datasets.formatting.torch_formatter.TorchFormatter",
+    "numpy": "datasets.formatting.np_formatter.NumpyFormatter",
+}
+Read = Callable[[Indices, Any], None]
+
+
+class _View:
+    """What of a dataset decides how it is read; its columns are looked at once."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.format = dataset.format
+        self.data, self.indices = dataset._data, dataset._indices
+        self.columns = self._known_columns(dataset)
+
+    def is_of(self, dataset: Any) -> bool:
+        """Whether the dataset is still as it was."""
+        return dataset._data is self.data and dataset._indices is self.indices and bool(dataset.format == self.format)
+
+    def _known_columns(self, dataset: Any) -> list[Column] | None:
+        """The columns that samples have, in their order; None if they are not all known."""
+        kind, kwargs = self.format["type"], self.format["format_kwargs"]
+        if not len(dataset) or kind not in _FORMATTERS or set(kwargs) - ({"dtype"} if kind else set()):
+            return None
+        if self.format["output_all_columns"] and set(self.format["columns"]) != set(dataset.column_names):
+            return None
+        from datasets.formatting import get_formatter
+
+        formatter = type(get_formatter(kind, features=dataset.features, **kwargs))
+        if f"{formatter.__module__}.{formatter.__qualname__}" != _FORMATTERS[kind]:
+            return None
+        columns = []
+        for name in dataset.column_names:
+            if name not in self.format["columns"]:
+                continue
+            column = column_of(name, self.data.table.column(name))
+            if column is None or dataset.features._column_requires_decoding.get(name, True):
+                return None
+            columns.append(column)
+        return columns or None
+
+
+_VIEWS: WeakKeyDictionary[Any, _View] = WeakKeyDictionary()
+
+
+def arrow_in_place(dataset: Any, ragged: Ragged | None) -> InPlace | None:
+    """The way of a Hugging Face dataset into rows; None if it has to go the plain way.
+
+    Raises:
+        TypeError: it is a dict of datasets.
+    """
+    kind = type(dataset).__name__
+    if kind.endswith("DatasetDict"):
+        splits = ", ".join(map(repr, dataset))
+        raise TypeError(
+            f"a loader reads one split of a dataset; got a {kind} with {splits or 'no split'}. Pick one: "
+            f"ShmLoader(dataset[{next(iter(dataset), 'train')!r}], ...)"
+        )
+    if kind != "Dataset":
+        return None
+    view = _VIEWS.get(dataset)
+    if view is None or not view.is_of(dataset):
+        view = _VIEWS[dataset] = _View(dataset)
+    if view.columns is None:
+        return None
+    if ragged is not None and not set(ragged.of_field) <= {c.name for c in view.columns if c.extents}:
+        return None  # the plain way says which name it does not know
+    fields = [_field_of(column, view.format, ragged) for column in view.columns]
+    if any(field is None for field in fields):
+        return None
+    return ArrowRows(view, dict(field for field in fields if field))
+
+
+class ArrowRows(InPlace):
+    """The rows of a dataset's table.
+
+    A batch of datasets' own has other types than a row has by itself (numpy's scalars keep their width there), so these do not join
+    a ConcatDataset, which reads row by row.
+    """
+
+    reads_rows_alike = False
+
+    def __init__(self, view: _View, schema: dict[str, Any]) -> None:
+        assert view.columns is not None
+        self.schema = schema
+        self.batch_type = None
+        self.read_into = None
+        self.read_batch_into = self._read
+        self._mapping = None if view.indices is None else column_of("indices", view.indices.table.column(0))
+        self._num_stored = view.data.num_rows
+        self._num_rows = self._num_stored if view.indices is None else view.indices.num_rows
+        self._readers = [_reader(column, schema[column.name], view.format["type"]) for column in view.columns]
+
+    def _read(self, indices: Any, out: Any) -> None:
+        rows = self._stored(np.asarray(indices, np.int64))
+        for read in self._readers:
+            read(rows, out)
+
+    def _stored(self, rows: Indices) -> Indices:
+        """Which rows of the table these are."""
+        _check_indices(rows, self._num_rows)
+        rows = np.where(rows < 0, rows + self._num_rows, rows)
+        if self._mapping is None:
+            return rows
+        chosen = np.empty(len(rows), np.uint64)
+        self._mapping.read(rows, chosen)
+        stored = chosen.view(np.int64)
+        _check_indices(stored, self._num_stored)
+        return stored
+
+
+def _check_indices(rows: Indices, size: int) -> None:
+    for index in (int(rows.max()), int(rows.min())):
+        if not -size <= index < size:  # as datasets says it
+            raise IndexError(f"Invalid key: {index} is out of bounds for size {size}")
+
+
+def _reader(column: Column, spec: tuple[Any, tuple[int | None, ...]], kind: str | None) -> Read:
+    """What writes a column's rows into a batch."""
+    name, (dtype, shape) = column.name, spec
+    if dtype in (str, bytes):
+
+        def read_text(rows: Indices, out: Any) -> None:
+            out[name] = column.text(rows, strips_nul=kind == "torch")  # whose formatter takes text through an array
+
+        return read_text
+    if shape and shape[0] is None:
+        return column.read_ragged
+    return lambda rows, out: column.read(rows, out[name])
+
+
+def _field_of(column: Column, form: dict[str, Any], ragged: Ragged | None) -> tuple[str, tuple[Any, Any]] | None:
+    """The field that a format and torch's collate make of a column: (name, (dtype, shape)); None if that is not certain."""
+    dtype = _dtype_in(column.dtype, form["type"], form["format_kwargs"].get("dtype"))
+    if dtype is None:
+        return None
+    if not column.extents:
+        return column.name, (dtype, ())
+    if _is_ragged(column, ragged, is_python=form["type"] is None):
+        is_flat = len(column.extents) == 1
+        return (column.name, (dtype, (None, *column.extents[1:]))) if is_flat or form["type"] else None
+    if form["type"] is None or None in column.extents or 0 in column.extents:
+        return None  # lists become lists of columns; or there is no rule
+    return column.name, (dtype, column.extents)
+
+
+def _is_ragged(column: Column, ragged: Ragged | None, *, is_python: bool) -> bool:
+    """Whether a column of lists is delivered by the rule: named in it, of lists without a length, or of different ones."""
+    if ragged is None:
+        return False
+    if column.name in ragged.of_field or column.extents[0] is None:
+        return True
+    return ragged.of_arrays is not None and (column.is_variable or is_python)
+
+
+def _dtype_in(stored: Any, kind: str | None, asked: Any) -> Any:
+    """The dtype that a format gives values; None if that is not certain.
+
+    Python's numbers become int64 and float64 in torch's collate. The formatters of datasets make int64 and float32 of them unless
+    they were given a dtype. Text stays text, but for numpy's, whose samples hold numpy's own str.
+    """
+    if stored in (str, bytes):
+        return None if kind == "numpy" else stored
+    if stored == np.uint64 or (stored == np.float16 and kind is None):
+        return None
+    default = {"i": np.int64, "u": np.int64, "f": np.float32 if kind else np.float64, "b": np.bool_}[stored.kind]
+    if asked is None:
+        return np.dtype(default)
+    if (type(asked).__module__ == "torch") != (kind == "torch"):  # torch takes no other's name for a dtype
+        return None
+    try:
+        wanted = of_any(asked).numpy
+    except TypeError:
+        return None
+    if wanted is None or of_numpy(wanted) is None:
+        return None
+    is_certain = wanted in (np.float32, np.float64) or np.can_cast(stored, wanted, "safe")
+    return wanted if is_certain else None

@@ -1,0 +1,148 @@
+"""Reading the samples of the claimed rows: one by one, all at once, or by several threads; and who is to blame while it lasts."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from shmload import faults
+from shmload._core.filler import WorkerRing
+from shmload._core.mapping import Mapping
+from shmload.worker.reader import InPlace, read_alone
+from shmload.worker.sample_rng import begin_sample, end_samples
+from shmload.worker.spec import Job
+from shmload.worker.threads import ReadingThreads
+
+
+class SampleReader:
+    """One worker's way to its dataset.
+
+    Args:
+        path: which of its abilities the dataset is read by (`reader.read_path`).
+        open_memory: (path) -> mapping of a segment the trainer has made.
+
+    Attributes:
+        key, row: of the sample being read; None and -1 while no one sample is.
+        threads: what reads several samples at once, if the loader wants that.
+    """
+
+    def __init__(
+        self, ring: WorkerRing, job: Job, in_place: InPlace | None, path: str, open_memory: Callable[[str], Mapping]
+    ) -> None:
+        self._ring = ring
+        self._job = job
+        self._in_place = in_place
+        self._path = path
+        self._open = open_memory
+        self._has_getitems = (
+            path in ("__getitems__", "collate_fn")
+            and job.auto_collation
+            and bool(getattr(job.dataset, "__getitems__", None))
+        )
+        self._kept: tuple[Any, Any] | None = None  # (key, sample) decoded to learn the layout, not to be read twice
+        self._given: Any = None  # the batch sampler's own object, if it is no list of int
+        self.threads = ReadingThreads(job.num_threads) if job.num_threads > 1 else None
+        self.key: Any = None
+        self.row = -1
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether a batch's samples come together, not one by one."""
+        return self._path == "__getitems__" or self.threads is not None
+
+    def keys(self) -> Any:
+        """What the order asks for: the whole batch's indices (an array for `read_batch_into`), or the sampler's keys."""
+        ring = self._ring
+        path = ring.order_path
+        raw = bytes(memoryview(self._open(path.decode()))[: ring.order_nbytes]) if path else ring.order_bytes()
+        self._given = None
+        if ring.is_pickled:
+            keys = self._given = pickle.loads(raw)  # written by the trainer
+            return keys if type(keys) is list else list(keys)
+        indices = np.frombuffer(raw, np.int64)
+        return indices if self._path == "read_batch_into" else indices.tolist()
+
+    def begin(self, row: int, key: Any) -> None:
+        """Says which sample is read next, and seeds its randomness."""
+        self.key, self.row = key, row
+        index = _index_of(key)
+        self._ring.begin_row(row, index)
+        job = self._job
+        begin_sample(job.seed, self._ring.epoch, index, self._ring.worker_id, reseed=job.seed_samples)
+        if faults.armed:
+            faults.hit("mid_decode")
+
+    def begin_all(self, row: int, key: Any) -> None:
+        """Says that many samples are read at once, from this one on."""
+        self.begin(row, key.item() if isinstance(key, np.integer) else key)
+        self.end()
+
+    def end(self) -> None:
+        """Says that no one sample is being read."""
+        self.key, self.row = None, -1
+
+    def one(self, row: int, key: Any) -> Any:
+        """Reads one sample."""
+        self.begin(row, key)
+        if self._kept is not None and self._kept[0] == (self._ring.epoch, key):
+            sample, self._kept = self._kept[1], None
+            return sample
+        return self._job.dataset[key]
+
+    def keep(self, key: Any, sample: Any) -> None:
+        """Keeps a sample that was read in vain, so that it need not be read twice."""
+        if not self.reads_all:
+            self._kept = ((self._ring.epoch, key), sample)
+
+    def many(self, keys: list[Any], first: int, end: int) -> list[Any]:
+        """Reads rows `first` to `end` into a list, by `__getitems__` if the dataset has it."""
+        if first >= end:
+            return []
+        dataset = self._job.dataset
+        if self._has_getitems:
+            self.begin_all(first, keys[first])
+            is_whole = self._given is not None and end - first == len(keys)
+            samples = dataset.__getitems__(self._given if is_whole else keys[first:end])
+            return samples if type(samples) is list else list(samples)
+        if self.threads is None:
+            samples = [self.one(row, keys[row]) for row in range(first, end)]
+        else:
+            samples = list(self.by_threads(lambda row: dataset[keys[row]], keys, first, end))
+        self.end()
+        return samples
+
+    def by_threads(self, read: Callable[[int], Any], keys: list[Any], first: int, end: int) -> Iterator[Any]:
+        """What `read` gives for each row, several at a time."""
+        assert self.threads is not None
+        job, epoch, worker = self._job, self._ring.epoch, self._ring.worker_id
+
+        def read_row(row: int) -> Any:
+            begin_sample(job.seed, epoch, _index_of(keys[row]), worker, reseed=False)
+            try:
+                return read(row)
+            finally:
+                end_samples()
+
+        return self.threads.results(read_row, range(first, end), lambda row: self.begin(row, keys[row]))
+
+    def bad_rows(self) -> tuple[int, ...]:
+        """The claimed rows that cannot be read, one of which has just shown itself; none if it is the batch that failed."""
+        ring = self._ring
+        first, end = (0, ring.nrows) if ring.is_packed else (ring.first_row, ring.end_row)
+        keys = self.keys()
+        bad = [] if self.row < 0 else [self.row]
+        for row in range(first if self.row < 0 else self.row + 1, end):
+            try:
+                self.begin(row, keys[row] if type(keys) is list else keys[row].item())
+                read_alone(self._job.dataset, self._in_place, self._job.ragged, keys[row])
+            except Exception:
+                bad.append(row)
+        return tuple(bad)
+
+
+def _index_of(key: Any) -> int:
+    """The sample's index; -1 if the sampler's key is no integer."""
+    return key if type(key) is int and -(1 << 63) <= key < 1 << 63 else -1

@@ -1,0 +1,426 @@
+"""From the members of mapped tar shards into rows of a batch: .npy payloads, numbers in ASCII, raw bytes, text.
+
+`TarRows` knows where the shards are mapped and finds a field's member for each index of a batch; the `Members` it gives copy
+them. Each method does what it can without the GIL and answers the first row that it cannot do: a missing member, a byte order or
+an array order that needs a conversion, a damaged payload. Python reads that row, or says what is wrong with it, and goes on.
+
+The header of a .npy payload that equals the last accepted one byte for byte is not parsed again: within a shard all rows of a
+fixed field have the same.
+"""
+
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int64_t, uint16_t, uint64_t, uint8_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memchr, memcmp, memcpy
+
+cdef enum:
+    MAX_DIMENSIONS = 32
+    NO_RANK = 255
+
+cdef struct Shard:
+    const uint8_t *base  # of the mapped file; NULL until it is opened
+    const uint64_t *offsets  # of the members' payloads
+    const uint64_t *sizes
+    const uint16_t *extensions  # number of each member's
+    const uint64_t *first  # member of each sample
+    const uint8_t *ranks  # (field, extension) -> which of the field's alternatives it is, NO_RANK: none
+    uint64_t num_extensions
+
+cdef struct Npy:
+    const uint8_t *data
+    uint64_t nbytes  # of the data
+    uint64_t header_nbytes
+    int ndim
+    int64_t shape[MAX_DIMENSIONS]
+
+
+cdef inline const uint8_t *_blanks(const uint8_t *at, const uint8_t *end) noexcept nogil:
+    while at < end and (at[0] == c' ' or at[0] == c'\n'):
+        at += 1
+    return at
+
+
+cdef const uint8_t *_shape(const uint8_t *at, const uint8_t *end, Npy *npy) noexcept nogil:
+    """Behind the tuple of a header's shape; NULL if it is none."""
+    cdef int64_t number
+    npy.ndim = 0
+    if at >= end or at[0] != c'(':
+        return NULL
+    at = _blanks(at + 1, end)
+    while at < end and at[0] != c')':
+        if not c'0' <= at[0] <= c'9' or npy.ndim == MAX_DIMENSIONS:
+            return NULL
+        number = 0
+        while at < end and c'0' <= at[0] <= c'9':
+            if number >> 56:
+                return NULL
+            number = 10 * number + (at[0] - c'0')
+            at += 1
+        npy.shape[npy.ndim] = number
+        npy.ndim += 1
+        at = _blanks(at, end)
+        if at < end and at[0] == c',':
+            at = _blanks(at + 1, end)
+        elif at < end and at[0] != c')':
+            return NULL
+    return at + 1 if at < end else NULL
+
+
+cdef bint _parse(const uint8_t *at, uint64_t size, const uint8_t *descr, Py_ssize_t descr_nbytes, Npy *npy) noexcept nogil:
+    """Reads the header of a C-order array of type `descr`; whether it is one, and as plain as numpy writes it."""
+    cdef const uint8_t *end
+    cdef const uint8_t *key
+    cdef int found = 0
+    cdef bint is_fortran = False
+    cdef uint64_t head
+    if size < 12 or memcmp(at, b"\x93NUMPY", 6) != 0 or not 1 <= at[6] <= 3:
+        return False
+    head = at[8] | <uint64_t>at[9] << 8
+    if at[6] > 1:
+        head |= <uint64_t>at[10] << 16 | <uint64_t>at[11] << 24
+    npy.header_nbytes = head + (10 if at[6] == 1 else 12)
+    if npy.header_nbytes > size:
+        return False
+    npy.data, npy.nbytes = at + npy.header_nbytes, size - npy.header_nbytes
+    end = npy.data
+    at = _blanks(at + (10 if at[6] == 1 else 12), end)
+    if at >= end or at[0] != c'{':
+        return False
+    at = _blanks(at + 1, end)
+    while at < end and at[0] == c"'":
+        key = at + 1
+        at = <const uint8_t *>memchr(key, c"'", end - key)
+        if at == NULL:
+            return False
+        head = at - key
+        at = _blanks(at + 1, end)
+        if at >= end or at[0] != c':':
+            return False
+        at = _blanks(at + 1, end)
+        if head == 5 and memcmp(key, b"descr", 5) == 0:
+            if end - at < descr_nbytes + 2 or at[0] != c"'" or at[descr_nbytes + 1] != c"'":
+                return False
+            if memcmp(at + 1, descr, descr_nbytes) != 0:
+                return False
+            at += descr_nbytes + 2
+            found |= 1
+        elif head == 13 and memcmp(key, b"fortran_order", 13) == 0:
+            if end - at >= 4 and memcmp(at, b"True", 4) == 0:
+                is_fortran = True
+                at += 4
+            elif end - at >= 5 and memcmp(at, b"False", 5) == 0:
+                at += 5
+            else:
+                return False
+            found |= 2
+        elif head == 5 and memcmp(key, b"shape", 5) == 0:
+            at = _shape(at, end, npy)
+            if at == NULL:
+                return False
+            found |= 4
+        else:
+            return False
+        at = _blanks(at, end)
+        if at < end and at[0] == c',':
+            at = _blanks(at + 1, end)
+    if at >= end or at[0] != c'}' or _blanks(at + 1, end) != end:
+        return False
+    return found == 7 and not (is_fortran and npy.ndim > 1)
+
+
+cdef bint _number(const uint8_t *at, uint64_t size, int64_t *number) noexcept nogil:
+    """A decimal number between blanks that fits 63 bits."""
+    cdef const uint8_t *end
+    cdef uint64_t found = 0
+    cdef bint is_negative
+    while size and (at[size - 1] == c' ' or 9 <= at[size - 1] <= 13):
+        size -= 1
+    end = at + size
+    while at < end and (at[0] == c' ' or 9 <= at[0] <= 13):
+        at += 1
+    is_negative = at < end and at[0] == c'-'
+    if is_negative:
+        at += 1
+    if at == end or end - at > 18:
+        return False
+    while at < end:
+        if not c'0' <= at[0] <= c'9':
+            return False
+        found = 10 * found + (at[0] - c'0')
+        at += 1
+    number[0] = -<int64_t>found if is_negative else <int64_t>found
+    return True
+
+
+cdef class TarRows:
+    """The shards of a dataset, as far as they are mapped.
+
+    Args:
+        starts: index of each shard's first sample, and one for the end.
+    """
+
+    cdef Shard *_shards
+    cdef const int64_t[::1] _starts
+    cdef list _keepers
+    cdef Py_ssize_t _num_shards
+
+    def __cinit__(self, const int64_t[::1] starts not None):
+        self._starts = starts
+        self._num_shards = starts.shape[0] - 1
+        self._shards = <Shard *>calloc(max(self._num_shards, 1), sizeof(Shard))
+        self._keepers = []
+        if self._shards == NULL:
+            raise MemoryError("no memory for the shards' addresses")
+
+    def __dealloc__(self):
+        free(self._shards)
+
+    def open(
+        self,
+        Py_ssize_t shard,
+        const uint8_t[::1] data not None,
+        const uint64_t[::1] offsets not None,
+        const uint64_t[::1] sizes not None,
+        const uint16_t[::1] extensions not None,
+        const uint64_t[::1] first not None,
+        const uint8_t[:, ::1] ranks not None,
+    ):
+        """Takes a mapped shard and its index, whose numbers the caller has checked."""
+        if not 0 <= shard < self._num_shards or data.shape[0] == 0 or first.shape[0] < 1:
+            raise ValueError(f"no shard {shard} of {data.shape[0]} bytes among {self._num_shards}")
+        self._keepers.append((data, offsets, sizes, extensions, first, ranks))
+        cdef Shard *opened = self._shards + shard
+        opened.num_extensions = ranks.shape[1]
+        opened.ranks = &ranks[0, 0] if ranks.shape[0] and ranks.shape[1] else NULL
+        opened.first = &first[0]
+        if offsets.shape[0]:
+            opened.offsets, opened.sizes, opened.extensions = &offsets[0], &sizes[0], &extensions[0]
+        opened.base = &data[0]
+
+    def unopened(self, const int64_t[::1] indices not None):
+        """The number of a shard that these samples need and that is not open; -1 if there is none."""
+        cdef Py_ssize_t i, shard, found = -1
+        with nogil:
+            for i in range(indices.shape[0]):
+                shard = self._shard_of(indices[i])
+                if self._shards[shard].base == NULL:
+                    found = shard
+                    break
+        return found
+
+    def find(self, const int64_t[::1] indices not None, int field):
+        """A field's members of these samples, whose shards are open."""
+        cdef Members found = Members.__new__(Members, self, indices.shape[0])
+        cdef Py_ssize_t i
+        with nogil:
+            for i in range(indices.shape[0]):
+                self._find(indices[i], field, found, i)
+        return found
+
+    cdef Py_ssize_t _shard_of(self, int64_t index) noexcept nogil:
+        cdef Py_ssize_t low = 0, high = self._num_shards, middle
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._starts[middle] <= index:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    cdef void _find(self, int64_t index, int field, Members found, Py_ssize_t row) noexcept nogil:
+        cdef Py_ssize_t number = self._shard_of(index)
+        cdef Shard *shard = self._shards + number
+        cdef uint64_t sample = index - self._starts[number], member
+        cdef uint8_t rank, best = NO_RANK
+        for member in range(shard.first[sample], shard.first[sample + 1]):
+            rank = shard.ranks[field * shard.num_extensions + shard.extensions[member]]
+            if rank < best:
+                best = rank
+                found.at[row] = shard.base + shard.offsets[member]
+                found.sizes[row] = shard.sizes[member]
+
+
+cdef class Members:
+    """One field's members in a batch; a missing one has no address."""
+
+    cdef const uint8_t **at
+    cdef uint64_t *sizes
+    cdef const uint8_t **_data  # of .npy payloads that `extents` has accepted
+    cdef readonly Py_ssize_t count
+    cdef object _keeper
+
+    def __cinit__(self, keeper, Py_ssize_t count):
+        self._keeper = keeper
+        self.count = count
+        self.at = <const uint8_t **>calloc(max(count, 1), sizeof(void *))
+        self.sizes = <uint64_t *>calloc(max(count, 1), sizeof(uint64_t))
+        self._data = <const uint8_t **>calloc(max(count, 1), sizeof(void *))
+        if self.at == NULL or self.sizes == NULL or self._data == NULL:
+            raise MemoryError(f"no memory for the places of {count} members")
+
+    def __dealloc__(self):
+        free(self.at)
+        free(self.sizes)
+        free(self._data)
+
+    def read_npy(self, rows, Py_ssize_t row, bytes descr not None, const int64_t[::1] shape not None):
+        """Copies the arrays of one type and shape to `rows` from `row` on, as far as they are that; the row it stops at."""
+        cdef Py_buffer out
+        cdef Npy npy
+        cdef const uint8_t *accepted = NULL
+        cdef const uint8_t *wanted = descr
+        cdef Py_ssize_t descr_nbytes = len(descr)
+        cdef uint64_t nbytes, header = 0
+        PyObject_GetBuffer(rows, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        try:
+            if self.count == 0 or out.len % self.count or row < 0:
+                raise ValueError(f"{out.len} bytes are no {self.count} rows")
+            nbytes = out.len // self.count
+            with nogil:
+                while row < self.count and self.at[row] != NULL:
+                    if accepted == NULL or self.sizes[row] != header + nbytes or memcmp(self.at[row], accepted, header) != 0:
+                        if not _parse(self.at[row], self.sizes[row], wanted, descr_nbytes, &npy) or npy.nbytes != nbytes:
+                            break
+                        if npy.ndim != shape.shape[0]:
+                            break
+                        if npy.ndim and memcmp(npy.shape, &shape[0], npy.ndim * sizeof(int64_t)) != 0:
+                            break
+                        accepted, header = self.at[row], npy.header_nbytes
+                    memcpy(<uint8_t *>out.buf + row * nbytes, self.at[row] + header, nbytes)
+                    row += 1
+        finally:
+            PyBuffer_Release(&out)
+        return row
+
+    def extents(
+        self,
+        int64_t[:, ::1] found not None,
+        Py_ssize_t row,
+        bytes descr not None,
+        const int64_t[::1] shape not None,
+        uint64_t itemsize,
+    ):
+        """Writes the ragged extents (-1 in `shape`) of the arrays from `row` on to `found`; the row it stops at."""
+        cdef Npy npy
+        cdef const uint8_t *wanted = descr
+        cdef Py_ssize_t descr_nbytes = len(descr)
+        if found.shape[0] != self.count or row < 0:
+            raise ValueError(f"{found.shape[0]} rows of extents do not go with {self.count} members")
+        with nogil:
+            while row < self.count and self.at[row] != NULL:
+                if not _parse(self.at[row], self.sizes[row], wanted, descr_nbytes, &npy):
+                    break
+                if not _fits(&npy, shape, itemsize, &found[row, 0], found.shape[1]):
+                    break
+                self._data[row] = npy.data
+                row += 1
+        return row
+
+    def raw_extents(self, int64_t[:, ::1] found not None, Py_ssize_t row, uint64_t itemsize):
+        """The same for members that are nothing but values end to end."""
+        if found.shape[0] != self.count or found.shape[1] != 1 or row < 0:
+            raise ValueError(f"{found.shape[0]} rows of extents do not go with {self.count} members")
+        with nogil:
+            while row < self.count and self.at[row] != NULL and self.sizes[row] % itemsize == 0:
+                found[row, 0] = self.sizes[row] // itemsize
+                self._data[row] = self.at[row]
+                row += 1
+        return row
+
+    def copy_ragged(self, values, const uint64_t[::1] ends not None):
+        """Copies what `extents` has accepted to `values`, row after row; each ends at the byte that `ends` says."""
+        cdef Py_buffer out
+        cdef Py_ssize_t row
+        cdef uint64_t begin = 0
+        PyObject_GetBuffer(values, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        try:
+            if ends.shape[0] != self.count or (self.count and ends[self.count - 1] != <uint64_t>out.len):
+                raise ValueError(f"{out.len} bytes do not hold the rows of {self.count} members")
+            with nogil:
+                for row in range(self.count):
+                    if self._data[row] != NULL:
+                        memcpy(<uint8_t *>out.buf + begin, self._data[row], ends[row] - begin)
+                    begin = ends[row]
+        finally:
+            PyBuffer_Release(&out)
+
+    def read_ints(self, rows, Py_ssize_t row, int itemsize, bint is_signed):
+        """Parses numbers into `rows` from `row` on, as far as they are numbers that fit; the row it stops at."""
+        cdef Py_buffer out
+        cdef int64_t number, low, high
+        PyObject_GetBuffer(rows, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        try:
+            if out.len != self.count * itemsize or row < 0:
+                raise ValueError(f"{out.len} bytes are no {self.count} rows of {itemsize}")
+            low, high = -<int64_t>9223372036854775807, 9223372036854775807
+            if itemsize < 8:
+                high = (<int64_t>1 << (8 * itemsize - is_signed)) - 1
+                low = -high - 1
+            if not is_signed:
+                low = 0
+            with nogil:
+                while row < self.count and self.at[row] != NULL:
+                    if not _number(self.at[row], self.sizes[row], &number) or not low <= number <= high:
+                        break
+                    memcpy(<uint8_t *>out.buf + row * itemsize, &number, itemsize)  # the low bytes: little-endian
+                    row += 1
+        finally:
+            PyBuffer_Release(&out)
+        return row
+
+    def read_raw(self, rows, Py_ssize_t row):
+        """Copies members as large as a row; the row it stops at."""
+        cdef Py_buffer out
+        cdef uint64_t nbytes
+        PyObject_GetBuffer(rows, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        try:
+            if self.count == 0 or out.len % self.count or row < 0:
+                raise ValueError(f"{out.len} bytes are no {self.count} rows")
+            nbytes = out.len // self.count
+            with nogil:
+                while row < self.count and self.at[row] != NULL and self.sizes[row] == nbytes:
+                    memcpy(<uint8_t *>out.buf + row * nbytes, self.at[row], nbytes)
+                    row += 1
+        finally:
+            PyBuffer_Release(&out)
+        return row
+
+    def payloads(self, bint is_text):
+        """The members as a list of bytes, or of str; None where one is missing or not UTF-8."""
+        found = []
+        cdef Py_ssize_t row
+        for row in range(self.count):
+            if self.at[row] == NULL:
+                found.append(None)
+            elif is_text:
+                try:
+                    found.append(PyUnicode_DecodeUTF8(<const char *>self.at[row], self.sizes[row], NULL))
+                except UnicodeDecodeError:
+                    found.append(None)
+            else:
+                found.append(PyBytes_FromStringAndSize(<const char *>self.at[row], self.sizes[row]))
+        return found
+
+
+cdef bint _fits(
+    Npy *npy, const int64_t[::1] shape, uint64_t itemsize, int64_t *extents, Py_ssize_t num_extents
+) noexcept nogil:
+    """Whether an array has the shape and as many bytes as that takes; notes the ragged extents."""
+    cdef uint64_t numel = 1
+    cdef Py_ssize_t i, k = 0
+    if npy.ndim != shape.shape[0]:
+        return False
+    for i in range(npy.ndim):
+        if numel and npy.shape[i] and numel > npy.nbytes // <uint64_t>npy.shape[i]:
+            return False  # more values than bytes; and the product cannot overflow
+        numel *= npy.shape[i]
+        if shape[i] == -1:
+            if k == num_extents:
+                return False
+            extents[k] = npy.shape[i]
+            k += 1
+        elif shape[i] != npy.shape[i]:
+            return False
+    return numel <= npy.nbytes and numel * itemsize == npy.nbytes

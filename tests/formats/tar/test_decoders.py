@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import gzip
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import webdataset.tenbin
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from shmload.formats.tar import decoders
+from shmload.formats.tar.decoders import Decoders
+from shmload.formats.tar.encoders import encode
+from shmload.formats.tar.tenbin import decode_tenbin, encode_tenbin
+
+PICTURE = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+
+
+def decoded(extension: str, data: bytes, decode: Any = True, **options: Any) -> Any:
+    decoder = Decoders(decode, **options).of(extension)
+    return data if decoder is None else decoder(data)
+
+
+@pytest.mark.parametrize(
+    ("extension", "value"),
+    [
+        ("txt", "é"),
+        ("html", "<p>"),
+        ("cls", 3),
+        ("class", 4),
+        ("count", -5),
+        ("json", {"a": [1]}),
+        ("seg.json.gz", [2]),
+    ],
+)
+def test_values_survive_their_extension(extension: str, value: Any) -> None:
+    assert value == decoded(extension, encode(extension, value))
+
+
+@pytest.mark.parametrize("extension", ["npy", "a.npy", "npy.gz"])
+def test_arrays_survive(extension: str) -> None:
+    for value in (np.arange(6).reshape(2, 3).T, np.float16(3), np.empty((0, 4)), np.array(["ab"])):
+        np.testing.assert_array_equal(value, decoded(extension, encode(extension, value)))
+    np.testing.assert_equal({"x": np.ones(2)}, decoded("npz", encode("npz", {"x": np.ones(2)})))
+
+
+@given(
+    st.lists(
+        hnp.arrays(st.sampled_from(["f4", "f8", "i1", "u2", "i8"]), hnp.array_shapes(min_dims=0, min_side=0)),
+        max_size=3,
+    )
+)
+def test_tenbin_survives(arrays: list[Any]) -> None:
+    data = encode_tenbin(arrays)
+    assert data == bytes(webdataset.tenbin.encode_buffer(arrays))
+    np.testing.assert_equal(arrays, decode_tenbin(data))
+
+
+@given(st.binary(max_size=200), st.integers(0, 199), st.integers(0, 255))
+def test_damaged_tenbin_is_a_value_error_or_sound(noise: bytes, at: int, value: int) -> None:
+    data = bytearray(encode_tenbin([np.arange(5)]) + noise)
+    data[at % len(data)] = value
+    try:
+        found = decode_tenbin(bytes(data))
+    except ValueError:
+        return
+    assert sum(array.nbytes for array in found) <= len(data)
+
+
+def test_tenbin_refuses_what_it_cannot_hold() -> None:
+    with pytest.raises(ValueError, match=r"tenbin holds arrays of f2, .*; got complex64"):
+        encode_tenbin([np.ones(1, np.complex64)])
+
+
+@pytest.mark.parametrize("extension", ["pkl", "pickle", "pyd", "pth"])
+def test_what_could_run_code_stays_bytes_until_asked_for(extension: str) -> None:
+    data = encode(extension, {"a": 1})
+    assert data == decoded(extension, data)
+    assert decoded(extension, data, allow_pickle=True) == {"a": 1}
+
+
+def test_an_npy_of_objects_is_refused() -> None:
+    import io
+
+    file = io.BytesIO()
+    np.save(file, np.array([{}], object), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"an \.npy of objects is a pickle"):
+        decoded("npy", file.getvalue())
+
+
+def test_what_gzip_expands_to_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoders, "GUNZIP_LIMIT", 1000)
+    with pytest.raises(ValueError, match="gzip: expands to more than 1000 bytes"):
+        decoded("bin.gz", gzip.compress(bytes(2000)))
+    with pytest.raises(ValueError, match="gzip: truncated"):
+        decoded("bin.gz", gzip.compress(b"abc")[:-4])
+    with pytest.raises(ValueError, match="gzip: "):
+        decoded("bin.gz", b"nothing")
+
+
+def test_unknown_extensions_and_images_not_asked_for_are_bytes() -> None:
+    assert (decoded("bin", b"x"), decoded("png", b"x")) == (b"x", b"x")
+    assert decoded("cls", b"3", decode=False) == b"3"
+
+
+def test_own_decoders_go_first_and_travel() -> None:
+    mine = pickle.loads(pickle.dumps(Decoders({"cls": float})))
+    assert [mine.of("cls")(b"2"), mine.of("id")(b"3")] == [2.0, 3]
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "dtype"),
+    [
+        ("l8", (4, 6), "uint8"),
+        ("rgb8", (4, 6, 3), "uint8"),
+        ("rgb", (4, 6, 3), "float32"),
+        ("rgba", (4, 6, 4), "float32"),
+    ],
+)
+def test_images_as_arrays(spec: str, shape: Any, dtype: str) -> None:
+    found = decoded("png", encode("png", PICTURE), spec)
+    assert (shape, dtype) == (found.shape, found.dtype)
+    if spec.startswith("rgb8"):
+        np.testing.assert_array_equal(PICTURE, found)
+
+
+@pytest.mark.parametrize(("spec", "shape"), [("torchrgb8", (3, 4, 6)), ("torch", (3, 4, 6)), ("torchl", (4, 6))])
+def test_images_as_tensors(spec: str, shape: Any) -> None:
+    found = decoded("png", encode("png", PICTURE), spec)
+    assert shape == found.shape
+    assert (torch.uint8 if spec.endswith("8") else torch.float32) == found.dtype
+
+
+@pytest.mark.parametrize(("spec", "mode"), [("pil", "RGB"), ("pill", "L"), ("pilrgba", "RGBA")])
+def test_images_as_pictures(spec: str, mode: str) -> None:
+    assert mode == decoded("jpg", encode("jpg", PICTURE), spec).mode
+
+
+@pytest.mark.parametrize("spec", ["", "8", "pil8", "jpeg", "torch8"])
+def test_an_unknown_image_spec_is_an_error(spec: str) -> None:
+    with pytest.raises(ValueError, match="no image spec; those are"):
+        Decoders(spec)

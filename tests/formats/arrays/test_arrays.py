@@ -141,39 +141,3 @@ def test_any_damage_to_a_head_is_an_error_or_another_array(tmp_path: Path) -> No
     path.write_bytes(whole[:-1])
     with pytest.raises(ShardCorrupt, match=r"x.npy, offset 128: shape \(5, 4\) of int64 needs 160 bytes, 159 are left"):
         ArrayDataset(path)
-
-
-def equal(mine: Any, torchs: Any) -> bool:
-    return type(mine) is type(torchs) and all(
-        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(mine, torchs, strict=True)
-    )
-
-
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_tensor_dataset_is_gathered_and_equals_torchs(num_workers: int) -> None:
-    tensors = torch.randn(50, 3), torch.arange(50), torch.randn(50, 4).bfloat16(), torch.randn(50, 4, 6)[:, ::2, 1:5]
-    dataset = TensorDataset(*tensors)
-    for data in (dataset, torch.utils.data.Subset(dataset, [3, -1, 7]), ConcatDataset([dataset, dataset])):
-        loader = ShmLoader(data, batch_size=8, shuffle=True, num_workers=num_workers)
-        torch.manual_seed(1)
-        mine = [[t.clone() for t in batch] for batch in loader]
-        torch.manual_seed(1)
-        assert all(equal(a, b) for a, b in zip(mine, DataLoader(data, batch_size=8, shuffle=True), strict=True))
-        assert loader.in_place is not None
-
-
-def test_a_tensor_dataset_given_other_tensors_reads_those() -> None:
-    dataset = TensorDataset(torch.zeros(4))
-    loader = ShmLoader(dataset, batch_size=4)
-    ((first,),) = loader
-    assert first.tolist() == [0, 0, 0, 0]
-    dataset.tensors = (torch.ones(4),)
-    ((second,),) = loader
-    assert second.tolist() == [1, 1, 1, 1]
-
-
-def test_tensors_that_are_not_plain_memory_are_left_to_torch() -> None:
-    class Odd(torch.Tensor): ...
-
-    for tensor in (torch.zeros(4, requires_grad=True), torch.zeros(4).as_subclass(Odd), torch.eye(4).to_sparse()):
-        assert ShmLoader(TensorDataset(tensor)).in_place is None

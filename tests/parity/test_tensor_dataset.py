@@ -177,9 +177,9 @@ def test_a_dataset_given_other_tensors_reads_those_at_once() -> None:
     ((first,), expected) = next(batches), [0.0, 0.0]
     assert expected == first.tolist()
     dataset.tensors = (torch.ones(6),)
-    assert [1.0, 1.0] == next(batches)[0].tolist()
+    assert next(batches)[0].tolist() == [1.0, 1.0]
     dataset.tensors[0].data = torch.full((6,), 2.0)
-    assert [2.0, 2.0] == next(batches)[0].tolist()
+    assert next(batches)[0].tolist() == [2.0, 2.0]
     batches = iter(ShmLoader(dataset, batch_size=2))
     dataset.tensors = (torch.eye(6).to_sparse(),)
     with pytest.raises(RuntimeError, match="Batches of sparse tensors are not currently supported"):
@@ -190,4 +190,4 @@ def test_a_dataset_given_other_tensors_reads_those_at_once() -> None:
 def test_a_bad_index_of_a_gathered_batch_is_skipped_alone() -> None:
     dataset = TensorDataset(torch.arange(4))
     with ShmLoader(dataset, batch_sampler=Keys([0, 9, 2], ["a", 3]), num_workers=1, on_error="skip") as loader:
-        assert [[0, 2], [3]] == [batch.tolist() for (batch,) in loader]
+        assert [batch.tolist() for (batch,) in loader] == [[0, 2], [3]]

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from shmload import ShardCorrupt, ShmLoader
 from shmload.formats import ArrayDataset

@@ -42,6 +42,8 @@ def npy_place(path: str | os.PathLike[str]) -> Place:
     with open(path, "rb") as file:
         try:
             version = np.lib.format.read_magic(file)
+            if version not in ((1, 0), (2, 0), (3, 0)):
+                raise ValueError(f"its version {version} is none of 1.0, 2.0 and 3.0")
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, is_fortran, dtype = read(file)
         except Exception as error:  # a hostile head fails in many ways inside numpy's parser

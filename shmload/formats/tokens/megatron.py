@@ -1,8 +1,8 @@
 """Megatron-LM's index of a .bin file of tokens: a .idx file beside it says their type and where documents begin.
 
 Little-endian, without padding: `MMIDIDX\\0\\0`, u64 version 1, u8 type of the tokens, u64 number of sequences, u64 number of
-document boundaries; then i32 tokens of each sequence, i64 its byte offset in the .bin, i64 sequences before each boundary (from 0 to all),
-and in multimodal sets i8 a sequence.
+document boundaries; then i32 tokens of each sequence, i64 its byte offset in the .bin, i64 sequences before each boundary (from 0
+to all), and in multimodal sets i8 a sequence.
 
 Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 """

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from benchmarks import (
+    arrays,
     audit,
     first_batch,
     high_latency,
@@ -15,6 +16,7 @@ from benchmarks import (
     tar,
     text,
     tiny_rows,
+    tokens,
     trainer_cpu,
     variable_length,
 )
@@ -35,6 +37,8 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "audit": audit.measure,
     "shared_index": shared_index.measure,
     "tar": tar.measure,
+    "arrays": arrays.measure,
+    "tokens": tokens.measure,
 }
 
 

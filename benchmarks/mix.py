@@ -6,10 +6,10 @@ not which, and keep to the weights on average only. Median of the rounds.
 
 How to read: the plain shuffle's permutation is about 10 ns in batches of 64; the rest is whose draw it is, and sorting by member.
 
-Predicted: 45 ns with 10 members in bulk: 25 to find the earliest deadline, 5 to sort, 10 to permute, 5 to put in place; 20 more in
-batches of 64, for the call.
+Predicted: 32 ns with 10 members in bulk: 17 to find the earliest deadline, 3 to sort, 10 to permute, 2 to put in place; 8 more in
+batches of 64, for the call. (Deadlines compared with branches took 47 by themselves: nobody can predict them.)
 
-Result (2 cores): with 10 members 42.7 ns in bulk and 50.5 in batches of 64; with 50 members 100 and 103, with 200 208 and 228.
+Result (2 cores): with 10 members 29.8 ns in bulk and 38 in batches of 64; with 50 members 73 and 79, with 200 102 and 114.
 """
 
 from collections.abc import Callable

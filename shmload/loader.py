@@ -213,9 +213,7 @@ class ShmLoader(DataLoader[T]):
 
     def __len__(self) -> int:
         if self._stream is not None and not self._has_own_order:
-            if self._stream.is_endless:
-                raise TypeError('a Mix with stop="repeat" never ends: this loader has no len()')
-            return self._stream.num_steps
+            return len(self._stream)
         return super().__len__()
 
     @property

@@ -60,7 +60,7 @@ class SeedIterator:
         return batch
 
     def __len__(self) -> int:
-        return self._stream.num_steps
+        return len(self._stream)
 
 
 class SeedStream:
@@ -144,11 +144,11 @@ class SeedStream:
         """Batches of the epoch that is being read, or comes next."""
         return -(-self._end_of(self._position()[0]) // self._stride)
 
-    @property
-    def is_endless(self) -> bool:
-        """Whether an epoch has no end."""
+    def __len__(self) -> int:
         order = getattr(self._schedule, "order", None)
-        return isinstance(order, KeyedOrder) and order.is_endless
+        if isinstance(order, KeyedOrder) and order.is_endless:
+            raise TypeError('a Mix with stop="repeat" never ends: this loader has no len()')
+        return self.num_steps
 
     def step_number(self, step: int) -> int:
         """How many steps came before it, for a record of them."""

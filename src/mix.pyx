@@ -1,191 +1,239 @@
-"""Which member of a mixture each draw goes to, so that every prefix keeps to the weights within one sample.
+"""The draws of a mixture, and the orders of its members, round after round. mix.h says how members are drawn, and whence.
 
-Tijdeman's chairman assignment as earliest deadline first. Member i's share of the first n draws is Lambda_i(n) = L_i(n) / D, with
-whole numbers L and D. With K members and c = 1 - 1/(2K - 2), its j-th draw may come from the first n on at which j - Lambda_i(n) <= c,
-and must come by the first n at which Lambda_i(n) - (j - 1) > c. Among the members whose window is open the one takes the draw that must
-come first. That this always works out, also for shares that change on the way, is Tijdeman's theorem; so |x_i(n) - Lambda_i(n)| <= c.
-
-Windows are closed forms of (i, j), so the counters x are all there is to keep.
-
-Source: R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980.
+A run begins with any counters at their position: there is nothing else to keep between two runs.
 """
 
-from libc.stdint cimport INT64_MAX, int64_t, uint16_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+
+cdef extern from "mix.h" nogil:
+    const int SHML_SCAN_MAX
+    const uint64_t SHML_LAST_POSITION
+    ctypedef struct shml_wide:
+        pass
+    ctypedef struct shml_edge:
+        pass
+    ctypedef struct shml_shares:
+        uint32_t num_members, num_pieces
+        uint64_t total
+        const uint64_t *starts
+        const uint64_t *shares
+    ctypedef struct shml_run:
+        shml_edge *open
+        shml_edge *late
+        int64_t *open_at
+        int64_t *late_at
+        uint32_t num_leaves
+        int64_t *waiting
+        int64_t *ready
+        uint32_t *waiting_of
+        uint32_t *ready_of
+    void shml_run_begin(const shml_shares *shares, shml_run *run, const int64_t *counters)
+    size_t shml_run_draws(const shml_shares *shares, shml_run *run, uint64_t position, int64_t *counters, uint16_t *out,
+                          size_t count)
 
 cdef extern from *:
     """
-    typedef __int128 shml_i128;
+    #include <stdlib.h>
+    /* What a piece begins with, and the two edges of a window; Cython has no 128-bit numbers. */
+    static int shml_shares_finish(shml_shares *shares) {
+        const uint32_t k = shares->num_members;
+        uint32_t num_drawn = 0;
+        shml_wide *before = calloc((size_t)shares->num_pieces * k, sizeof(shml_wide));
+        if (before == NULL) return 0;
+        for (uint32_t i = 0; i < k; i++) {
+            int is_drawn = 0;
+            for (uint32_t piece = 0; piece < shares->num_pieces; piece++) {
+                const size_t here = (size_t)piece * k + i;
+                is_drawn |= shares->shares[here] > 0;
+                if (piece + 1 < shares->num_pieces)
+                    before[here + k] =
+                        before[here] + (shml_wide)shares->shares[here] * (shares->starts[piece + 1] - shares->starts[piece]);
+            }
+            num_drawn += (uint32_t)is_drawn;
+        }
+        const uint64_t parts = num_drawn > 2 ? 2 * (uint64_t)num_drawn - 2 : 2; /* one member alone has windows of one draw */
+        shares->before = before;
+        shares->open = (shares->total + parts - 1) / parts;
+        shares->late = (shml_wide)shares->total * (parts - 1) / parts + 1;
+        return 1;
+    }
+    static void shml_shares_free(shml_shares *shares) {
+        free((void *)shares->before);
+        free((void *)shares->starts);
+        free((void *)shares->shares);
+    }
     """
-    ctypedef long long shml_i128  # wider than that
+    int shml_shares_finish(shml_shares *shares)
+    void shml_shares_free(shml_shares *shares)
+
+cdef extern from "permutation.h" nogil:
+    ctypedef struct shml_key:
+        uint64_t seed, n, epoch, stream
+    ctypedef struct shml_feistel:
+        pass
+    ctypedef void (*shml_network)(const shml_feistel *, uint64_t *, int)
+    const int SHML_MAX_ROUNDS
+    void shml_shuffle(const shml_key *key, uint16_t *table)
+    void shml_feistel_init(shml_feistel *feistel, const shml_key *key, int num_rounds)
+    int shml_best_isa()
+    shml_network shml_network_for(int isa, int is_inverse)
+    void shml_map_values(const shml_feistel *feistel, shml_network network, uint64_t *values, size_t count)
+
+SCAN_MAX = SHML_SCAN_MAX
+MAX_MEMBERS = (1 << 16) - 1
+cdef uint64_t TABLE_MAX_N = 1 << 16
 
 
-cdef struct shml_window:  # of a member's next draw
-    int64_t release         # the first draw that may be it
-    int64_t deadline        # the last
-    int64_t stride          # D // weight
-    int64_t stride_rest     # D % weight
-    int64_t release_rest    # weight * release less what it had to reach; below weight
-    int64_t deadline_rest   # the same of the deadline
-
-
-cdef class Apportionment:
-    """The draws of K members over pieces of constant weights.
+cdef class Draws:
+    """Draws members by their shares, from any position whose counters are known.
 
     Args:
-        starts: where each piece begins: positions from 0 up, ascending.
-        weights: whole numbers by piece and member, at least 0; each piece's sum is `denominator`, at most 2^52.
-    Raises:
-        ValueError: they are not.
+        starts: first position of each piece, rising from 0.
+        shares: of each member in each piece, in units of 1/total; each piece adds up to total, which is at most 2^60.
+        scan_max: most members that are looked at one by one. Another than the default only for tests; draws do not depend on it.
     """
 
-    cdef readonly int num_members
-    cdef readonly int64_t denominator
-    cdef int _num_pieces
-    cdef int64_t _margin      # ceil(D / (2K - 2))
-    cdef int64_t *_starts     # [piece]
-    cdef int64_t *_weights    # [piece * K + member]
-    cdef shml_i128 *_bases    # [piece * K + member]: D times the member's share of all draws before the piece
+    cdef shml_shares _shares
+    cdef uint32_t _num_leaves
 
-    def __cinit__(self, const int64_t[::1] starts, const int64_t[:, ::1] weights, int64_t denominator):
-        cdef int piece, member
-        cdef int64_t total
-        cdef int num_pieces = <int>starts.shape[0], num_members = <int>weights.shape[1]
-        if num_pieces < 1 or weights.shape[0] != num_pieces or not 1 <= num_members <= 65536:
-            raise ValueError(f"weights for {num_pieces} pieces and 1 to 65536 members are needed, got {weights.shape[0]} x {num_members}")
-        if not 0 < denominator <= <int64_t>1 << 52:
-            raise ValueError(f"the weights of a piece must add up to 1 to 2^52, got {denominator}")
-        self.num_members, self._num_pieces, self.denominator = num_members, num_pieces, denominator
-        self._margin = 0 if num_members == 1 else (denominator + 2 * num_members - 3) // (2 * num_members - 2)
-        self._starts = <int64_t *>malloc(num_pieces * sizeof(int64_t))
-        self._weights = <int64_t *>malloc(num_pieces * num_members * sizeof(int64_t))
-        self._bases = <shml_i128 *>malloc(num_pieces * num_members * sizeof(shml_i128))
-        if self._starts == NULL or self._weights == NULL or self._bases == NULL:
+    def __cinit__(self, const uint64_t[::1] starts, const uint64_t[:, ::1] shares, *, uint32_t scan_max=SHML_SCAN_MAX):
+        cdef uint32_t num_pieces = shares.shape[0], num_members = shares.shape[1], piece, i
+        cdef uint64_t total = 0, sum_of_piece
+        cdef uint64_t *own_starts
+        cdef uint64_t *own_shares
+        if not (1 <= num_members <= MAX_MEMBERS and num_pieces >= 1 and starts.shape[0] == num_pieces and starts[0] == 0):
+            raise ValueError(f"shares of 1 to {MAX_MEMBERS} members are needed for each of {starts.shape[0]} pieces from 0 on, "
+                             f"got {num_pieces} pieces of {num_members} members")
+        own_starts = <uint64_t *>malloc(num_pieces * sizeof(uint64_t))
+        own_shares = <uint64_t *>malloc(<size_t>num_pieces * num_members * sizeof(uint64_t))
+        self._shares.starts = own_starts
+        self._shares.shares = own_shares
+        if own_starts == NULL or own_shares == NULL:
             raise MemoryError
         for piece in range(num_pieces):
-            if starts[piece] < 0 or (starts[piece] <= starts[piece - 1] if piece else starts[piece] != 0):
-                raise ValueError("pieces begin at 0 and ascend")
-            self._starts[piece] = starts[piece]
-            total = 0
-            for member in range(num_members):
-                if not 0 <= weights[piece, member] <= denominator:
-                    raise ValueError(f"weight {weights[piece, member]} is outside 0 to {denominator}")
-                total += weights[piece, member]
-                self._weights[piece * num_members + member] = weights[piece, member]
-                self._bases[piece * num_members + member] = 0 if piece == 0 else (
-                    self._bases[(piece - 1) * num_members + member]
-                    + <shml_i128>self._weights[(piece - 1) * num_members + member] * (starts[piece] - starts[piece - 1])
-                )
-            if total != denominator:
-                raise ValueError(f"the weights of piece {piece} add up to {total}, not {denominator}")
+            sum_of_piece = 0
+            own_starts[piece] = starts[piece]
+            for i in range(num_members):
+                own_shares[<size_t>piece * num_members + i] = shares[piece, i]
+                if shares[piece, i] > (<uint64_t>1 << 60) - sum_of_piece:
+                    raise ValueError(f"shares of a piece add up to at most 2^60, got more in piece {piece}")
+                sum_of_piece += shares[piece, i]
+            if piece == 0:
+                total = sum_of_piece
+            if sum_of_piece == 0 or sum_of_piece != total:
+                raise ValueError(f"shares of every piece add up to one total above 0, got {total} and {sum_of_piece}")
+            if piece and not starts[piece - 1] < starts[piece] <= SHML_LAST_POSITION:
+                raise ValueError(f"pieces start at rising positions up to 2^62, got {starts[piece]} after {starts[piece - 1]}")
+        self._shares.num_pieces = num_pieces
+        self._shares.num_members = num_members
+        self._shares.total = total
+        if not shml_shares_finish(&self._shares):
+            raise MemoryError
+        if num_members > scan_max:
+            self._num_leaves = 1
+            while self._num_leaves < num_members:
+                self._num_leaves *= 2
 
     def __dealloc__(self):
-        free(self._starts)
-        free(self._weights)
-        free(self._bases)
+        shml_shares_free(&self._shares)
 
-    def draw(self, int64_t position, int64_t[::1] counters not None, uint16_t[::1] members not None):
-        """Writes whose the draws from `position` on are into `members`, and what the counters are after them into `counters`.
+    def run(self, uint64_t position, int64_t[::1] counters, uint16_t[::1] out):
+        """Write the members drawn at positions [position, position + len(out)) into out, and move the counters on.
 
         Args:
             counters: draws of each member before `position`.
         Raises:
-            ValueError: the counters are not those of that position.
+            ValueError: the counters are not of this position: no member may be drawn.
         """
-        cdef int member, chosen, num_members = self.num_members
-        cdef int64_t n, earliest, total = 0
-        cdef Py_ssize_t i
-        cdef shml_window *windows
-        cdef shml_window *window
-        if counters.shape[0] != num_members:
-            raise ValueError(f"{num_members} counters are needed, got {counters.shape[0]}")
-        for member in range(num_members):
-            total += counters[member]
-        if total != position:
-            raise ValueError(f"the counters add up to {total}, at position {position}")
-        windows = <shml_window *>malloc(num_members * sizeof(shml_window))
-        if windows == NULL:
-            raise MemoryError
-        chosen = 0
-        with nogil:
-            for member in range(num_members):
-                self._open(member, counters[member] + 1, &windows[member])
-            for i in range(members.shape[0]):
-                n = position + i + 1  # this draw is the n-th
-                earliest, chosen = INT64_MAX, -1
-                for member in range(num_members):
-                    if windows[member].deadline < earliest and windows[member].release <= n:
-                        earliest, chosen = windows[member].deadline, member
-                if chosen < 0 or earliest < n:
-                    chosen = -1
-                    break
-                members[i] = <uint16_t>chosen
-                counters[chosen] += 1
-                window = &windows[chosen]
-                if self._num_pieces > 1 or num_members == 1 or window.deadline >= INT64_MAX - 1:
-                    self._open(chosen, counters[chosen] + 1, window)
-                    continue
-                # the next window by addition: both ends move on by D / weight, rounded so that what is left over stays below it
-                window.release += window.stride
-                window.release_rest -= window.stride_rest
-                if window.release_rest < 0:
-                    window.release += 1
-                    window.release_rest += self._weights[chosen]
-                window.deadline += window.stride
-                window.deadline_rest -= window.stride_rest
-                if window.deadline_rest < 0:
-                    window.deadline += 1
-                    window.deadline_rest += self._weights[chosen]
-        free(windows)
-        if chosen < 0 and members.shape[0]:
-            raise ValueError("the counters are not those of the weights at that position")
-
-    cdef void _open(self, int member, int64_t j, shml_window *window) noexcept nogil:
-        """When the member's j-th draw may come first, and when at the latest."""
-        cdef shml_i128 whole = <shml_i128>j * self.denominator
-        cdef shml_i128 first = whole - self.denominator + self._margin, last = whole - self._margin + 1
-        cdef int64_t weight = self._weights[member]
-        if self.num_members == 1:
-            window.release = window.deadline = j
+        cdef shml_run run
+        cdef size_t k = self._shares.num_members, leaves = 2 * <size_t>self._num_leaves, done, count = out.shape[0]
+        cdef char *memory
+        if <size_t>counters.shape[0] != k or position > SHML_LAST_POSITION or count > SHML_LAST_POSITION:
+            raise ValueError(f"{k} counters and a position up to 2^62 are needed, got {counters.shape[0]} and {position}")
+        if count == 0:
             return
-        window.release = self._first_at(member, first)
-        window.deadline = self._first_at(member, last)
-        if window.deadline == INT64_MAX and window.release != INT64_MAX:
-            window.deadline = INT64_MAX - 1  # it may be drawn, and need not
-        if self._num_pieces == 1 and window.deadline < INT64_MAX - 1:
-            window.stride = self.denominator // weight
-            window.stride_rest = self.denominator % weight
-            window.release_rest = <int64_t>(<shml_i128>window.release * weight - first)
-            window.deadline_rest = <int64_t>(<shml_i128>window.deadline * weight - last)
+        memory = <char *>calloc(1, k * (2 * sizeof(shml_edge) + 2 * sizeof(int64_t)) + leaves * 2 * (sizeof(int64_t) + sizeof(uint32_t)))
+        if memory == NULL:
+            raise MemoryError
+        run.open = <shml_edge *>memory
+        run.late = run.open + k
+        run.open_at = <int64_t *>(run.late + k)
+        run.late_at = run.open_at + k
+        run.num_leaves = self._num_leaves
+        run.waiting = run.late_at + k
+        run.ready = run.waiting + leaves
+        run.waiting_of = <uint32_t *>(run.ready + leaves)
+        run.ready_of = run.waiting_of + leaves
+        with nogil:
+            shml_run_begin(&self._shares, &run, &counters[0])
+            done = shml_run_draws(&self._shares, &run, position, &counters[0], &out[0], count)
+        free(memory)
+        if done < count:
+            raise ValueError(f"the counters are not those of position {position}: at {position + done} no member may be drawn")
 
-    cdef int64_t _first_at(self, int member, shml_i128 target) noexcept nogil:
-        """The first n at which L_member(n) >= target; INT64_MAX if there is none."""
-        cdef int piece = self._num_pieces - 1, at
-        while piece > 0 and self._bases[piece * self.num_members + member] >= target:
-            piece -= 1
-        at = piece * self.num_members + member
-        cdef shml_i128 missing = target - self._bases[at]
-        cdef int64_t weight = self._weights[at]
-        if missing <= 0:
-            return self._starts[piece]
-        if weight == 0:
-            return INT64_MAX
-        cdef shml_i128 n
-        if missing <= INT64_MAX:
-            n = (<uint64_t>missing + <uint64_t>weight - 1) // <uint64_t>weight
+
+cdef class Rounds:
+    """A member's samples round after round: round r is the permutation of (seed, epoch, stream + r), or the samples' own order.
+
+    Args:
+        size: of the member, at least 1.
+        stream: of round 0.
+        num_streams: after so many rounds the orders come again.
+    """
+
+    cdef shml_key _key
+    cdef shml_feistel _feistel
+    cdef shml_network _network
+    cdef uint16_t *_table            # NULL where the network does the work, or the order is the samples' own
+    cdef uint64_t _stream, _num_streams
+    cdef bint _shuffled, _is_set
+
+    def __cinit__(self, uint64_t size, *, bint shuffle, uint64_t seed, uint64_t epoch, uint64_t stream, uint64_t num_streams):
+        if not 1 <= size <= SHML_LAST_POSITION or num_streams == 0:
+            raise ValueError(f"a member has 1 to 2^62 samples and at least one stream, got {size} and {num_streams}")
+        self._key = shml_key(seed=seed, n=size, epoch=epoch, stream=stream)
+        self._stream, self._num_streams = stream, num_streams
+        self._shuffled = shuffle
+        self._network = shml_network_for(shml_best_isa(), 0)
+        if shuffle and size <= TABLE_MAX_N:
+            self._table = <uint16_t *>malloc(size * sizeof(uint16_t))
+            if self._table == NULL:
+                raise MemoryError
+
+    def __dealloc__(self):
+        free(self._table)
+
+    def fill(self, uint64_t first, int64_t[::1] out, *, int64_t offset, uint64_t lap, uint64_t num_laps):
+        """Write draws [first, first + len(out)) of the member into out: offset + its sample + lap * (round % num_laps)."""
+        cdef size_t count = out.shape[0], done = 0, i, length
+        cdef uint64_t size = self._key.n, turn, place
+        cdef int64_t base
+        with nogil:
+            while done < count:
+                turn, place = (first + done) // size, (first + done) % size
+                length = min(count - done, size - place)
+                base = offset + <int64_t>(lap * (turn % num_laps))
+                if self._shuffled:
+                    self._set_round(self._stream + turn % self._num_streams)
+                if self._table != NULL:
+                    for i in range(length):
+                        out[done + i] = base + self._table[place + i]
+                else:
+                    for i in range(length):
+                        out[done + i] = <int64_t>(place + i)
+                    if self._shuffled:
+                        shml_map_values(&self._feistel, self._network, <uint64_t *>&out[done], length)
+                    for i in range(length):
+                        out[done + i] += base
+                done += length
+
+    cdef void _set_round(self, uint64_t stream) noexcept nogil:
+        if self._is_set and self._key.stream == stream:
+            return
+        self._key.stream = stream
+        self._is_set = True
+        if self._table != NULL:
+            shml_shuffle(&self._key, self._table)
         else:
-            n = (missing + weight - 1) // weight
-        n += self._starts[piece]
-        return INT64_MAX - 1 if n >= INT64_MAX else <int64_t>n
-
-    def first_at(self, int member, target):
-        """The first number of draws of which the member's share, times the denominator, is `target` or more; None if never."""
-        cdef int64_t n = self._first_at(member, _as_128(target))
-        return None if n >= INT64_MAX - 1 else n
-
-
-cdef shml_i128 _as_128(target):
-    """A Python int of up to 126 bits."""
-    cdef uint64_t low = target & 0xFFFFFFFFFFFFFFFF
-    cdef int64_t high = target >> 64
-    return (<shml_i128>high << 64) | <shml_i128>low
+            shml_feistel_init(&self._feistel, &self._key, SHML_MAX_ROUNDS)

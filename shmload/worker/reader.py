@@ -98,12 +98,16 @@ class _InPlaceSubset(InPlace):
 
 
 class _InPlaceConcat(InPlace):
-    """torch's ConcatDataset of several with equal schemas. Whole batches are read row by row, each from its member."""
+    """Several with equal schemas, end to end. Whole batches are read row by row, each from its member.
 
-    def __init__(self, members: list[InPlace], ends: Sequence[int]) -> None:
+    Args:
+        is_cyclic: indices go on behind the last one, from the first: a Mix gives such where a member begins again.
+    """
+
+    def __init__(self, members: list[InPlace], ends: Sequence[int], *, is_cyclic: bool) -> None:
         self.schema, self.batch_type = members[0].schema, members[0].batch_type
         self.takes_all = all(m.takes_all for m in members)
-        self._members, self._ends = members, ends
+        self._members, self._ends, self._is_cyclic = members, ends, is_cyclic
         readers = [_row_reader(m) for m in members]
 
         def read_into(index: int, out: Any) -> None:
@@ -121,7 +125,9 @@ class _InPlaceConcat(InPlace):
 
     def _place(self, index: int) -> tuple[int, int]:
         ends = self._ends
-        if index < 0:
+        if self._is_cyclic:
+            index %= ends[-1]
+        elif index < 0:
             if -index > ends[-1]:
                 raise ValueError("absolute value of index should not exceed dataset length")  # torch's words
             index += ends[-1]
@@ -183,11 +189,12 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
         from shmload.worker.tensors import tensors_in_place
 
         return tensors_in_place(dataset)
-    if (is_torchs and kind.__name__ == "ConcatDataset") or getattr(kind, "is_concatenation", False):
+    is_mix = getattr(kind, "is_concatenation", False)
+    if (is_torchs and kind.__name__ == "ConcatDataset") or is_mix:
         found = [in_place_of(d, ragged) for d in dataset.datasets]
         members = [m for m in found if m is not None and m.reads_rows_alike]
         if len(members) == len(found) and len({str(dict(m.schema)) for m in members}) == 1:
-            return _InPlaceConcat(members, dataset.cumulative_sizes)
+            return _InPlaceConcat(members, dataset.cumulative_sizes, is_cyclic=is_mix)
         return None
     if getattr(dataset, "schema", None) is not None and (
         getattr(dataset, "read_into", None) is not None or getattr(dataset, "read_batch_into", None) is not None

@@ -88,3 +88,12 @@ def test_cpu_and_memory_of_a_child_count_in_its_tree():
         assert procfs.tree_pss_bytes(child.pid) > 1 << 20
         child.communicate()
     assert procfs.tree_cpu_s() - before_s >= 0.08  # the dead count too, in ticks
+
+
+def test_a_source_tree_in_the_working_directory_is_not_what_is_measured(monkeypatch, tmp_path):
+    """As after a clone and an install, before anything is built in the tree."""
+    (tmp_path / "shmload").mkdir()
+    (tmp_path / "shmload" / "__init__.py").write_text("raise ImportError('this is the unbuilt tree')")
+    monkeypatch.chdir(tmp_path)
+    report = rounds.benchmark(Options(workloads=("rows",), loaders=("shmload",), rounds=1, quick=True), Silent())
+    assert report.workloads[0].loaders["shmload"].error is None

@@ -7,12 +7,14 @@ import pytest
 
 import shmload
 from shmload.schedule.keyed import KeyedOrder
+from shmload.schedule.mix_order import MixOrder
 from shmload.schedule.permutation import sample_key, sample_key_pair
 from shmload.schedule.schedule import Schedule
 
 FOLDER = Path(__file__).parent / "golden"
 GOLDEN = [json.loads(line) for line in (FOLDER / "schedule-1.jsonl").read_text().splitlines()]
 ORDERS = [json.loads(line) for line in (FOLDER / "orders-1.jsonl").read_text().splitlines()]
+MIXES = [json.loads(line) for line in (FOLDER / "mix-1.jsonl").read_text().splitlines()]
 BUMP = "the order of schedule version 1 changed: bump the version (SCHEDULE_VERSION) and keep the old order repeatable"
 
 
@@ -34,6 +36,16 @@ def test_other_orders_of_version_1_are_what_they_were(golden):
     else:
         got = [order.batch(number, **key).tolist() for number in range(order.num_batches(**key))]
     assert golden["indices"] == got, BUMP
+
+
+@pytest.mark.parametrize("golden", MIXES, ids=lambda golden: golden["what"])
+def test_mixtures_of_version_1_are_what_they_were(golden):
+    weights = {int(start): of_piece for start, of_piece in golden["weights"].items()}
+    order = MixOrder(golden["sizes"], weights, stop=golden["stop"], shuffle=golden["shuffle"])
+    assert (golden["identity"], golden["n"]) == (order.identity, order.n), BUMP
+    key = {"seed": golden["seed"], "epoch": golden["epoch"]}
+    assert golden["indices"] == order.take(0, min(order.n, 200), **key).tolist(), BUMP
+    assert golden["counters"] == order.counters_at(min(order.n, 200), **key), BUMP
 
 
 def test_sample_keys_are_what_they_were():

@@ -1,247 +1,294 @@
-"""Mixtures: every prefix keeps to the weights, samples come as rounds of permutations, and counters are all the state there is."""
+"""The order of a mixture: when an epoch ends, which sample each draw stands for, and that no place depends on how it was reached."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import math
-from fractions import Fraction
-from pathlib import Path
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from mix_kit import Wanted, draws_of
 
-from shmload import Schedule, StateMismatch
-from shmload._core.mix import Apportionment
-from shmload.schedule.mix_order import RUN, MixOrder
+from shmload import Permutation, Schedule, StateMismatch
+from shmload.schedule import drawn as drawn_module
+from shmload.schedule import mix_order as order_module
+from shmload.schedule.drawn import BLOCK, Drawn
+from shmload.schedule.mix_order import MixOrder
+from shmload.schedule.shares import Shares
 from shmload.schedule.state import make_state, resume
 
-AWKWARD: dict[str, list[float]] = {
-    "one": [5],
-    "two alike": [1, 1],
-    "two unlike": [1e-300, 1],
-    "greedy's worst": [7, 1, 1, 1],
-    "thirds": [1 / 3, 1 / 3, 1 / 3],
-    "one that rules": [1000, *[1] * 9],
-    "one that waits": [*[1] * 9, 1e-9],
-    "pi": [math.pi, math.e, math.sqrt(2), 1, 1e-6],
-    "powers": [2.0**-k for k in range(40)],
-    "alike, 200": [1] * 200,
-    "ascending, 200": list(range(1, 201)),
-    "random, 200": np.random.default_rng(1).random(200).tolist(),
-    "spread, 57": (10.0 ** np.random.default_rng(2).uniform(-12, 3, 57)).tolist(),
-    "some never": [0, 3, 0, 1],
-}
-
-
-def members_of(order: MixOrder, stop: int) -> np.ndarray[Any, Any]:
-    """Whose each draw is, from the order's indices."""
-    indices = np.concatenate([order.take(at, min(at + 1000, stop), seed=0, epoch=0) for at in range(0, stop, 1000)])
-    return np.searchsorted(order._offsets, indices, side="right") - 1
-
-
-def assert_within_bound(members: np.ndarray[Any, Any], weights: list[float]) -> None:
-    """Every prefix's counts against exact shares: nowhere further apart than Tijdeman's bound."""
-    weights = [Fraction(repr(float(weight))) for weight in weights]  # type: ignore[misc]  # as they are written
-    total = sum(weights)
-    bound = 1 - 1 / Fraction(max(2 * len(weights) - 2, 1))
-    for member, weight in enumerate(weights):
-        drawn = np.cumsum(members == member)
-        share = float(weight / total) * np.arange(1, len(members) + 1)
-        off = np.abs(drawn - share)
-        worst = int(off.argmax())
-        exact = abs(int(drawn[worst]) - weight / total * (worst + 1))
-        assert exact <= bound + Fraction(1, 10**6), (member, worst + 1, float(exact))
-
-
-@pytest.mark.parametrize("name", AWKWARD)
-def test_every_prefix_is_within_the_bound(name: str) -> None:
-    weights = AWKWARD[name]
-    order = MixOrder([10**9] * len(weights), {0: weights}, stop="repeat", shuffle=False)
-    assert_within_bound(members_of(order, 6000), weights)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.one_of(
-        st.lists(st.floats(1e-12, 1e12), min_size=2, max_size=30),
-        st.lists(st.integers(1, 10**9), min_size=2, max_size=30),
-    )
+KEY = {"seed": 7, "epoch": 2}
+members = st.lists(
+    st.tuples(st.integers(1, 40), st.sampled_from([1, 2, 3, 10, 0.1, 0.7, 3.14])), min_size=1, max_size=6
 )
-def test_any_weights_keep_it(weights: list[float]) -> None:
-    order = MixOrder([10**9] * len(weights), {0: weights}, stop="repeat", shuffle=False)
-    assert_within_bound(members_of(order, 1500), weights)
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    st.integers(2, 12).flatmap(
-        lambda k: st.lists(
-            st.tuples(st.integers(1, 400), st.lists(st.integers(0, 50), min_size=k, max_size=k).filter(any)), max_size=4
-        ).map(lambda rest: [(0, list(range(1, k + 1))), *rest])
-    )
-)
-def test_changing_weights_keep_it_too(steps: list[tuple[int, list[int]]]) -> None:
-    starts = list(itertools.accumulate(length for length, _ in steps))
-    pieces = dict(zip(starts, (weights for _, weights in steps), strict=True))
-    num_members = len(steps[0][1])
-    order = MixOrder([10**9] * num_members, pieces, stop="repeat", shuffle=False)
-    members = members_of(order, 2000)
-    targets = np.zeros((2001, num_members))
-    ends = [*starts[1:], 2000]
-    for start, end, weights in zip(starts, ends, pieces.values(), strict=True):
-        share = np.array(weights) / sum(weights)
-        targets[start : end + 1] = targets[start] + share * np.arange(max(end - start, -1) + 1)[:, None]
-    drawn = np.cumsum(np.eye(num_members)[members], axis=0)
-    assert np.abs(drawn - targets[1:]).max() <= 1 - 1 / (2 * num_members - 2) + 1e-9
+def order_of(pairs: list[tuple[int, Any]], *, stop: Any = "first", shuffle: bool = True) -> MixOrder:
+    return MixOrder([size for size, _ in pairs], {0: [weight for _, weight in pairs]}, stop=stop, shuffle=shuffle)
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=8), st.booleans())
-def test_sizes_as_weights_read_each_sample_once(sizes: list[int], shuffle: bool) -> None:
-    for stop in ("first", "all"):
-        order = MixOrder(sizes, {0: sizes}, stop=stop, shuffle=shuffle)  # type: ignore[arg-type]  # one of the rules
-        assert order.n == sum(sizes)
-        assert sorted(order.take(0, order.n, seed=3, epoch=1).tolist()) == list(range(sum(sizes)))
+def whole(order: MixOrder, *, stop: int | None = None, seed: int = 7, epoch: int = 2) -> list[int]:
+    return order.take(0, order.n if stop is None else stop, seed=seed, epoch=epoch).tolist()
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 60), st.floats(0.01, 100)), min_size=1, max_size=6))
-@example([(1, 1.0), (60, 0.011)])
-def test_the_rules_for_an_epochs_end_hold(members: list[tuple[int, float]]) -> None:
-    sizes, weights = [size for size, _ in members], [weight for _, weight in members]
-    first = MixOrder(sizes, {0: weights}, stop="first", shuffle=True)
-    once = first.take(0, first.n, seed=0, epoch=0)
-    assert len(set(once.tolist())) == len(once), "a sample was repeated"
-    total = sum(map(Fraction, weights))
-    assert any(Fraction(w) / total * (first.n + 1) > s - Fraction(1, 10**6) for s, w in members), (
-        "it could have gone on"
-    )
-    whole = MixOrder(sizes, {0: weights}, stop="all", shuffle=True)
-    if whole.n < 200_000:
-        assert set(whole.take(0, whole.n, seed=0, epoch=0).tolist()) == set(range(sum(sizes)))
+def by_member(order: MixOrder, indices: list[int]) -> list[list[int]]:
+    """The members' own indices in the order they came, rounds taken off."""
+    total, ends = sum(order.sizes), np.cumsum(order.sizes)
+    found: list[list[int]] = [[] for _ in order.sizes]
+    for index in indices:
+        member = int(np.searchsorted(ends, index % total, side="right"))
+        found[member].append(index % total - int(ends[member] - order.sizes[member]))
+    return found
 
 
-def test_numpys_numbers_are_weights() -> None:
-    expected = MixOrder([100, 100], {0: [0.25, 0.75]}, stop="first", shuffle=False).take(0, 100, seed=0, epoch=0)
-    for kind in (np.float32, np.float64):
-        order = MixOrder([100, 100], {0: [kind(0.25), kind(0.75)]}, stop="first", shuffle=False)
-        assert np.array_equal(expected, order.take(0, 100, seed=0, epoch=0))
-    order = MixOrder([100, 100], {0: [np.int64(1), np.int64(3)]}, stop="first", shuffle=False)
-    assert np.array_equal(expected, order.take(0, 100, seed=0, epoch=0))
+@settings(deadline=None)
+@given(members)
+def test_first_ends_before_any_sample_would_come_twice(pairs: list[tuple[int, Any]]) -> None:
+    order = order_of(pairs)
+    samples = whole(order)
+    assert len(samples) == order.n == len(set(samples))
+    wanted = Wanted([[weight for _, weight in pairs]])
+    assert all(wanted.of(i, order.n) <= size * wanted.unit for i, (size, _) in enumerate(pairs))
+    assert any(wanted.of(i, order.n + 1) > size * wanted.unit for i, (size, _) in enumerate(pairs))
 
 
-def test_a_member_begins_again_in_a_new_order() -> None:
-    order = MixOrder([50, 7], {0: [1, 1]}, stop="repeat", shuffle=True)
-    second = [i - 50 for i in order.take(0, 140, seed=0, epoch=0).tolist() if i >= 50]
-    rounds = [second[at : at + 7] for at in range(0, 70, 7)]
-    assert all(sorted(one) == list(range(7)) for one in rounds)
-    assert len({tuple(one) for one in rounds}) > 5
-    again = [i - 50 for i in order.take(0, 140, seed=0, epoch=1).tolist() if i >= 50]
-    assert second != again
+@settings(deadline=None)
+@given(members)
+def test_all_ends_when_every_member_was_seen_whole(pairs: list[tuple[int, Any]]) -> None:
+    order = order_of(pairs, stop="all")
+    samples = whole(order)
+    assert len(samples) == order.n == len(set(samples))
+    for (size, _), got in zip(pairs, by_member(order, samples), strict=True):
+        assert set(range(size)) == set(got[:size])
+    wanted = Wanted([[weight for _, weight in pairs]])
+    assert all(wanted.of(i, order.n) >= size * wanted.unit for i, (size, _) in enumerate(pairs))
+    assert any(wanted.of(i, order.n - 1) < size * wanted.unit for i, (size, _) in enumerate(pairs))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 3 * RUN), st.integers(1, 700), st.integers(0, 2))
-def test_a_state_goes_on_anywhere_bit_for_bit(position: int, count: int, epoch: int) -> None:
-    def made() -> MixOrder:
-        return MixOrder([9000, 123, 40], {0: [0.6, 0.3, 0.1], 5000: [0.1, 0.1, 0.8]}, stop="repeat", shuffle=True)
-
-    straight, resumed = made(), made()
-    expected = straight.take(position, position + count, seed=5, epoch=epoch)
-    counters = straight.counters_at(position, seed=5, epoch=epoch)
-    assert sum(counters) == position
-    resumed.go_on_at(position, counters, epoch=epoch)
-    assert np.array_equal(expected, resumed.take(position, position + count, seed=5, epoch=epoch))
-    before = max(position - 500, 0)  # a look back, as after a break
-    assert np.array_equal(
-        straight.take(before, position, seed=5, epoch=epoch), resumed.take(before, position, seed=5, epoch=epoch)
-    )
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any), st.sampled_from(["first", "all"]))
+def test_sizes_as_weights_give_each_sample_once(sizes: list[int], stop: str) -> None:
+    order = order_of([(size, size) for size in sizes], stop=stop)
+    assert list(range(sum(sizes))) == sorted(whole(order))
 
 
-def test_how_it_is_asked_changes_nothing() -> None:
-    order = MixOrder([1000, 100], {0: [0.9, 0.1]}, stop="repeat", shuffle=True)
-    whole = order.take(0, 5 * RUN, seed=1, epoch=0)
-    fresh = MixOrder([1000, 100], {0: [0.9, 0.1]}, stop="repeat", shuffle=True)
-    for start, stop in [(4 * RUN + 7, 4 * RUN + 9), (0, 10), (2 * RUN - 5, 2 * RUN + 5), (0, 5 * RUN), (17, 17)]:
-        assert np.array_equal(whole[start:stop], fresh.take(start, stop, seed=1, epoch=0))
+def test_decimals_end_where_people_expect_it() -> None:
+    assert order_of([(100, 0.1), (200, 0.2), (700, 0.7)]).n == 1000
+    assert order_of([(100, 0.1), (200, 0.2), (700, 0.7)], stop="all").n == 1000
+    assert order_of([(100, 0.5), (1000, 0.5)]).n == 200
+    assert order_of([(100, 0.5), (1000, 0.5)], stop="all").n == 2000
 
 
-def test_old_runs_are_forgotten() -> None:
-    order = MixOrder([1000, 100], {0: [0.9, 0.1]}, stop="repeat", shuffle=True)
-    for at in range(60):
-        order.take(at * RUN, at * RUN + 1, seed=1, epoch=0)
-    assert max(len(order._runs), len(order._mapped), len(order._known)) < 12
+def test_repeat_has_every_position_there_is() -> None:
+    order = order_of([(3, 1), (2, 1)], stop="repeat")
+    assert (order.n, order.is_endless) == (2**62, True)
+    assert not order_of([(3, 1)]).is_endless
+    far = order.take(2**62 - 5, 2**62, **KEY)
+    assert all(far >= 0)
+    assert {0, 1} == set(np.searchsorted([3, 5], far % 5, side="right").tolist())
 
 
-def test_global_batches_do_not_depend_on_the_number_of_ranks() -> None:
-    def batches(world_size: int) -> list[list[int]]:
-        order = MixOrder([300, 200], {0: [2, 1]}, stop="first", shuffle=True)
-        schedule = Schedule(
-            order.n, batch_size=12 // world_size, seed=4, shuffle=False, world_size=world_size, order=order
-        )
+@pytest.mark.parametrize("size", [1, 7, 1000, pytest.param(70_000, marks=pytest.mark.slow)])
+def test_each_round_of_a_member_is_a_permutation_of_its_own(size: int) -> None:
+    order = order_of([(size, 2), (5, 1)], stop="repeat")
+    took = np.array(by_member(order, whole(order, stop=(2 * size + size // 2) * 3 // 2 + 4))[0])
+    assert len(took) >= 2 * size
+    for turn in range(-(-len(took) // size)):
+        got = took[turn * size : (turn + 1) * size]
+        assert Permutation(size, **KEY, stream=2**61 + turn).take(0, len(got)).tolist() == got.tolist()
+
+
+def test_members_of_one_size_have_orders_of_their_own() -> None:
+    first, second = by_member(order := order_of([(50, 1), (50, 1)]), whole(order))
+    assert first != second
+
+
+def test_a_sample_that_comes_again_says_so_in_its_index() -> None:
+    order = order_of([(4, 1), (2, 1)], stop="repeat", shuffle=False)
+    assert whole(order, stop=14) == [0, 4, 1, 5, 2, 10, 3, 11, 6, 16, 7, 17, 8, 22]
+
+
+def test_without_shuffling_members_are_read_in_their_own_order() -> None:
+    order = order_of([(30, 3), (10, 1)], shuffle=False)
+    assert [list(range(30)), list(range(10))] == by_member(order, whole(order))
+    assert whole(order) == whole(order, seed=1, epoch=9)
+
+
+def test_epochs_and_seeds_change_the_samples_and_not_the_members() -> None:
+    order = order_of([(3000, 3), (1000, 1)])
+    found = [whole(order, seed=seed, epoch=epoch) for seed in (0, 2**64 - 1) for epoch in (0, 1)]
+    assert len(set(map(tuple, found))) == 4
+    assert len({tuple(index >= 3000 for index in each) for each in found}) == 1
+
+
+@pytest.mark.parametrize("sizes", [[300, 200], [30_000, 70_000, 9]])
+def test_any_part_is_the_same_as_of_the_whole(sizes: list[int]) -> None:
+    pairs = list(zip(sizes, [3.14, 2, 0.01], strict=False))
+    n = 4 * BLOCK + 100
+    expected = whole(order_of(pairs, stop="repeat"), stop=n)
+    rng = np.random.default_rng(1)
+    order = order_of(pairs, stop="repeat")
+    for start, stop in np.sort(rng.integers(0, n, (40, 2))).tolist():
+        got = order.take(start, stop, **KEY)
+        assert got.dtype == np.int64
+        assert expected[start:stop] == got.tolist()
+        assert expected[start : start + 9] == order_of(pairs, stop="repeat").take(start, start + 9, **KEY).tolist()
+
+
+def test_what_is_taken_is_the_takers() -> None:
+    order = order_of([(3000, 3), (1000, 1)])
+    expected = whole(order)
+    order.take(0, 64, **KEY)[:] = -1
+    assert expected == whole(order)
+
+
+@settings(deadline=None, max_examples=30)
+@given(members, st.integers(0, 3 * BLOCK), st.booleans())
+def test_a_resume_at_any_place_goes_on_as_if_undisturbed(
+    pairs: list[tuple[int, Any]], position: int, looked: bool
+) -> None:
+    order = order_of(pairs, stop="repeat")
+    expected = order.take(position, position + 500, **KEY).tolist() if looked else None
+    counters = order.counters_at(position, **KEY)
+    again = order_of(pairs, stop="repeat")
+    again.go_on_at(position, counters, epoch=2)
+    assert counters == again.counters_at(position, **KEY)
+    got = again.take(position, position + 500, **KEY).tolist()
+    assert (expected or order.take(position, position + 500, **KEY).tolist()) == got
+    assert order.take(0, 50, **KEY).tolist() == again.take(0, 50, **KEY).tolist()
+
+
+def test_a_resume_far_away_draws_nothing_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs, position = [(1000, 3.141592653589793), (1000, 2.718281828459045)], 10**12 + 17
+    share = Shares.of([[weight for _, weight in pairs]])
+    first = share.cumulative(0, position) // share.total
+    order = order_of(pairs, stop="repeat")
+    order.go_on_at(position, [first, position - first], epoch=0)
+    made = []
+    monkeypatch.setattr(order._drawn, "_make", lambda *args: made.append(args) or Drawn._make(order._drawn, *args))
+    assert len(order.take(position, position + 100, **KEY)) == 100
+    assert [position] == [start for start, _, _ in made]
+
+
+def test_small_weights_are_sought_without_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = order_of([(10**18, 3), (10**18, 1)], stop="repeat")
+    made = []
+    monkeypatch.setattr(order._drawn, "_make", lambda *args: made.append(args) or Drawn._make(order._drawn, *args))
+    position = 10**17 + 1
+    assert order.counters_at(position, **KEY) == [75 * 10**15 + 1, 25 * 10**15]
+    assert len(made) <= 2
+    indices = order.take(position - 1, position + 7, **KEY)
+    assert [i < 10**18 for i in whole(order, stop=8)] == [i < 10**18 for i in indices.tolist()]
+
+
+def test_places_far_back_are_forgotten_by_halves_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawn_module, "BLOCK", 16)
+    monkeypatch.setattr(drawn_module, "MAX_KNOWN", 8)
+    monkeypatch.setattr(drawn_module, "MAX_BLOCKS", 2)
+    monkeypatch.setattr(order_module, "BLOCK", 16)
+    monkeypatch.setattr(order_module, "MAX_BLOCKS", 2)
+    weights = {0: [3.14, 2.72, 0.577]}
+    shares = Shares.of([weights[0]])
+    expected, drawn = draws_of(shares, 1600), Drawn(shares, 1600)
+    order = MixOrder([100, 100, 100], weights, stop="repeat", shuffle=True)
+    indices = MixOrder([100, 100, 100], weights, stop="repeat", shuffle=True).take(0, 1600, **KEY).tolist()
+    for position in [*range(0, 1600, 7), *range(1599, 0, -31)]:
+        block = drawn.block_at(position)
+        assert expected[block.start : block.stop] == block.members.tolist()
+        assert block.start <= position < block.stop
+        assert np.bincount(expected[:position], minlength=3).tolist() == drawn.counters_at(position).tolist()
+        assert indices[position : position + 20] == order.take(position, min(position + 20, 1600), **KEY).tolist()
+        assert len(drawn._known) <= 8
+        assert len(drawn._blocks) <= 2
+        assert len(order._blocks) <= 2
+
+
+@pytest.mark.parametrize("counters", [[6, 5], [5], [3, 2, 5], [8, 2], [5.0, 5], [-1, 11]])
+def test_counters_that_cannot_be_its_own_are_refused(counters: list[Any]) -> None:
+    order = order_of([(100, 1), (100, 1)])
+    with pytest.raises(
+        StateMismatch,
+        match="counters must be the draws of 2 members before position 10, each within one of its share; got",
+    ):
+        order.go_on_at(10, counters, epoch=0)
+
+
+def test_curricula_change_the_shares_and_the_end() -> None:
+    order = MixOrder([100, 100], {0: [1, 1], 40: [0, 1]}, stop="first", shuffle=False)
+    assert order.n == 40 + 80
+    of_first, of_second = by_member(order, whole(order))
+    assert (list(range(20)), list(range(100))) == (of_first, of_second)
+    back = {0: [1, 1], 60: [1, 0], 40: [0, 1]}
+    assert MixOrder([100, 100], back, stop="first", shuffle=False).n == 60 + 80
+    assert MixOrder([100, 40], back, stop="all", shuffle=False).n == 60 + 80
+
+
+@pytest.mark.parametrize("weights", [{0: [1, 1], 40: [0, 1]}, {0: [1e-300, 1]}, {0: [1, 2**60 - 1]}], ids=str)
+def test_all_needs_weights_that_let_every_member_be_seen(weights: dict[int, list[Any]]) -> None:
+    with pytest.raises(
+        ValueError, match=r'stop="all" waits until .* which member 0 never will with the weights that hold'
+    ):
+        MixOrder([100, 100], weights, stop="all", shuffle=False)
+
+
+def test_a_member_with_a_weight_has_samples() -> None:
+    with pytest.raises(ValueError, match="member 1 of the mixture has a weight, but no samples: leave it out"):
+        MixOrder([3, 0], {0: [1, 0], 9: [1, 1]}, stop="first", shuffle=False)
+    assert MixOrder([3, 0], {0: [1, 0]}, stop="first", shuffle=False).n == 3
+
+
+def test_identities_tell_mixtures_apart() -> None:
+    base = {"pairs": [(30, 3), (10, 1)], "stop": "first", "shuffle": True}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"pairs": [(30, 2), (10, 1)]},
+        {"pairs": [(31, 3), (10, 1)]},
+        {"pairs": [(10, 1), (30, 3)]},
+        {"stop": "all"},
+        {"shuffle": False},
+    ]
+    orders = [order_of(**{**base, **change}) for change in changes]
+    orders += [MixOrder([30, 10], {0: [3, 1], 8: [1, 1]}, stop="first", shuffle=True)]
+    assert len(orders) == len({order.identity for order in orders})
+    many = [order_of([(30 + size, 1)] * 200) for size in range(2)]
+    assert many[0].identity != many[1].identity
+    assert max(len(order.identity) for order in [*orders, *many]) < 300
+
+
+def test_a_copy_is_the_same_order() -> None:
+    order = order_of([(300, 3), (100, 1)], stop="all")
+    expected = whole(order)
+    for again in (pickle.loads(pickle.dumps(order)), copy.deepcopy(order)):
+        assert (expected, order.identity) == (whole(again), again.identity)
+    assert repr(order) == "MixOrder(2 members, n=400, stop='all', shuffle=True)"
+
+
+@settings(deadline=None, max_examples=30)
+@given(members, st.sampled_from([1, 2, 3, 4, 6, 12]), st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(0, 10))
+def test_any_number_of_ranks_goes_on_with_the_same_samples(
+    pairs: list[tuple[int, Any]], before: int, after: int, step: int
+) -> None:
+    def schedule(ranks: int) -> Schedule:
+        order = order_of(pairs, stop="all")
+        return Schedule(order.n, batch_size=12 // ranks, seed=7, shuffle=False, world_size=ranks, order=order)
+
+    def rows(of: Schedule, first: int) -> list[list[int]]:
         return [
-            [int(i) for rank in range(world_size) for i in schedule.batch(2, step, rank)]
-            for step in range(schedule.num_steps - 1)
+            [
+                index
+                for rank in range(of.world_size)
+                for index in of.batch(2, number, rank)[: of.num_valid(number, rank)].tolist()
+            ]
+            for number in range(first, of.num_steps)
         ]
 
-    assert batches(1) == batches(2) == batches(3)
-
-
-def test_a_state_of_other_counters_is_refused() -> None:
-    order = MixOrder([300, 200], {0: [2, 1]}, stop="first", shuffle=True)
-    schedule = Schedule(order.n, batch_size=10, seed=4, shuffle=False, order=order)
-    state: Any = {**make_state(schedule, epoch=0, step=3)}
-    assert resume(state, schedule) == (0, 3)
-    for wrong in ([30, 0], [20, 11], [20, 10, 0]):
-        with pytest.raises(StateMismatch, match="the state's counters are not of this mixture"):
-            resume({**state, "counters": wrong}, schedule)
-    with pytest.raises(StateMismatch, match=r"order: saved .mix\(sizes=\[300, 200\]"):
-        other = MixOrder([300, 200], {0: [3, 1]}, stop="all", shuffle=True)
-        resume(state, Schedule(other.n, batch_size=10, seed=4, shuffle=False, order=other))
-
-
-def test_an_identity_is_short_whatever_the_number_of_members() -> None:
-    one = MixOrder([10] * 200, {0: list(range(1, 201))}, stop="repeat", shuffle=True)
-    other = MixOrder([10] * 200, {0: list(range(2, 202))}, stop="repeat", shuffle=True)
-    assert len(one.identity) < 120
-    assert one.identity != other.identity
-
-
-def test_first_draws_are_frozen() -> None:
-    """A change here is a change of every seeded mixture: it needs a new schedule version."""
-    golden = json.loads((Path(__file__).parent / "golden" / "mix-1.json").read_text())
-    order = MixOrder(golden["sizes"], {0: golden["weights"]}, stop="repeat", shuffle=True)
-    assert order.take(0, 200, seed=golden["seed"], epoch=golden["epoch"]).tolist() == golden["indices"]
-
-
-@pytest.mark.parametrize(
-    ("starts", "weights", "denominator", "words"),
-    [
-        ([1], [[1, 1]], 2, "pieces begin at 0 and ascend"),
-        ([0, 0], [[1, 1], [1, 1]], 2, "pieces begin at 0 and ascend"),
-        ([0], [[1, 2]], 2, "add up to 3, not 2"),
-        ([0], [[-1, 3]], 2, "weight -1 is outside 0 to 2"),
-        ([0], [[1, 1]], 2**53, "add up to 1 to 2"),
-        ([0], [[1, 1], [1, 1]], 2, "weights for 1 pieces"),
-    ],
-)
-def test_shares_that_are_none_are_refused(
-    starts: list[int], weights: list[list[int]], denominator: int, words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        Apportionment(np.array(starts, np.int64), np.array(weights, np.int64), denominator)
-
-
-def test_counters_that_cannot_be_are_refused() -> None:
-    draws = Apportionment(np.zeros(1, np.int64), np.array([[1, 1]], np.int64), 2)
-    for counters, words in (
-        ([3, 1], "not those of the weights"),
-        ([3, 2], "add up to 5, at position 4"),
-        ([4], "2 counters"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            draws.draw(4, np.array(counters, np.int64), np.empty(4, np.uint16))
+    one, other = schedule(before), schedule(after)
+    step = min(step, one.num_steps)
+    state = make_state(one, epoch=2, step=step)
+    assert len(state["counters"]) == len(pairs)
+    assert sum(state["counters"]) == state["position"]
+    assert (2, step) == resume(state, other)
+    assert rows(one, step) == rows(other, step)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from benchmarks import (
+    arrays,
     audit,
     first_batch,
     high_latency,
@@ -17,6 +18,7 @@ from benchmarks import (
     text,
     tfrecord,
     tiny_rows,
+    tokens,
     trainer_cpu,
     variable_length,
 )
@@ -39,6 +41,8 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "tar": tar.measure,
     "tfrecord": tfrecord.measure,
     "images": images.measure,
+    "arrays": arrays.measure,
+    "tokens": tokens.measure,
 }
 
 

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shmload.formats.arrays.dataset import ArrayDataset
     from shmload.formats.images.crops import CenterCrop, RandomResizedCrop, Resize
     from shmload.formats.images.decoder import ImageDecoder
     from shmload.formats.images.folder import ImageFolder
@@ -14,21 +15,25 @@ if TYPE_CHECKING:
     from shmload.formats.tar.writer import TarWriter
     from shmload.formats.tfrecord.dataset import TFRecordDataset
     from shmload.formats.tfrecord.writer import TFRecordWriter
+    from shmload.formats.tokens.dataset import TokenDataset
 
 _PLACES = {
-    "TFRecordDataset": "shmload.formats.tfrecord.dataset",
-    "TFRecordWriter": "shmload.formats.tfrecord.writer",
+    "ArrayDataset": "shmload.formats.arrays.dataset",
     "CenterCrop": "shmload.formats.images.crops",
     "ImageDecoder": "shmload.formats.images.decoder",
     "ImageFolder": "shmload.formats.images.folder",
     "RandomResizedCrop": "shmload.formats.images.crops",
     "Resize": "shmload.formats.images.crops",
+    "TFRecordDataset": "shmload.formats.tfrecord.dataset",
+    "TFRecordWriter": "shmload.formats.tfrecord.writer",
     "TarDataset": "shmload.formats.tar.dataset",
     "TarStream": "shmload.formats.tar.stream",
     "TarWriter": "shmload.formats.tar.writer",
+    "TokenDataset": "shmload.formats.tokens.dataset",
 }
 
 __all__ = [
+    "ArrayDataset",
     "CenterCrop",
     "ImageDecoder",
     "ImageFolder",
@@ -39,6 +44,7 @@ __all__ = [
     "TarDataset",
     "TarStream",
     "TarWriter",
+    "TokenDataset",
 ]
 
 

@@ -1,0 +1,220 @@
+"""Windows of a flat array of tokens: at a stride, of single documents, or packed with several documents each.
+
+What window i holds is fixed when the dataset is made, so a loader shuffles and resumes windows as it does any samples. Where
+windows follow documents, a native pass makes the plan (src/tokens.pyx) and workers share it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from shmload._core.tokens import WindowReader, document_offsets
+from shmload.batch.array_rows import place_of
+from shmload.errors import ShardCorrupt
+from shmload.formats.arrays.held import HeldArrays
+from shmload.formats.tokens.megatron import read_index
+from shmload.formats.tokens.plan import Windows, checked_offsets, planned
+
+_NONE = np.empty(0, np.int64)
+
+
+class TokenDataset:
+    """Windows of tokens, widened straight into the batch.
+
+    Without documents, window i begins at token `i * stride` and a short tail is left out. With documents (`separator`, which
+    belongs to the document it ends, or `document_index`) no window crosses from one to another and every token is in a window;
+    what a window has left is filled with `pad`. With `cross_documents` windows lie as they do without documents, and with `pack`
+    whole documents share windows by best fit, so that each token is there exactly once. Both tell documents apart: `segment_ids`
+    number those of a window from 1 (0 is padding), `position_ids` begin at 0 in each. Where a window cuts a document, positions
+    begin again in each part.
+
+    Args:
+        tokens: a `.npy` path, the path of a raw little-endian file with its `dtype`, a memmap or an array of integers, one axis.
+            Megatron-LM's `.bin` needs no dtype if `document_index` is its `.idx`.
+        stride: tokens from one window to the next; the window's length by default. With documents at most that.
+        out_dtype: "int64" or "int32" of the batch.
+        document_index: offsets of tokens where documents begin, and behind them the last one's end: an array, a `.npy` path, or the
+            path of Megatron-LM's `.idx`.
+        seed: with `pack`, which documents meet: None takes them as they lie.
+        block: with `pack`, documents that are packed together.
+    Raises:
+        ShardCorrupt: a file is not what its head or its size says.
+    Cost: one pass over the tokens for separators; planning is linear in the documents.
+    Source: H. Ding et al., Fewer truncations improve language modeling, ICML 2024 (packing).
+    """
+
+    def __init__(
+        self,
+        tokens: Any,
+        window: int = 1025,
+        *,
+        stride: int | None = None,
+        dtype: Any = None,
+        out_dtype: str = "int64",
+        separator: int | None = None,
+        document_index: Any = None,
+        cross_documents: bool = False,
+        pack: bool = False,
+        pad: int = 0,
+        seed: int | None = None,
+        block: int = 1 << 16,
+    ) -> None:
+        stride = window if stride is None else stride
+        has_documents = separator is not None or document_index is not None
+        windows = Windows.PACKED if pack else Windows.CROSSED if cross_documents else Windows.DOCUMENT
+        self._windows = windows if has_documents else Windows.FLAT
+        _check(locals())
+        source = ""
+        if isinstance(document_index, (str, os.PathLike)) and os.fspath(document_index).endswith(".idx"):
+            source = os.fspath(document_index)
+            index = read_index(source)
+            dtype, document_index = dtype or index.dtype, index.offsets
+        self.window, self.stride, self.pad, self.out_dtype = window, stride, pad, out_dtype
+        self._held = HeldArrays({"tokens": _opened(tokens, dtype)})
+        flat = self._held.arrays["tokens"].array
+        _check_tokens(flat, out_dtype)
+        if has_documents:
+            offsets = (
+                document_offsets(flat, separator)
+                if separator is not None
+                else checked_offsets(document_index, len(flat), source)
+            )
+            plan = planned(self._windows, offsets, window, stride, seed, block)
+            self._held.add(dict(zip(("ends", "starts", "lengths"), plan, strict=True)))
+        self._bind()
+
+    def _bind(self) -> None:
+        arrays = {name: a.array for name, a in self._held.arrays.items()}
+        flat = arrays["tokens"]
+        if "ends" in arrays:
+            num_windows, stride = len(arrays["ends"]), 0
+        else:
+            num_windows, stride = max((len(flat) - self.window) // self.stride + 1, 0), self.stride
+        self._reader = WindowReader(
+            flat.__array_interface__["data"][0],
+            len(flat),
+            flat.dtype.kind + str(flat.dtype.itemsize),
+            self.window,
+            num_windows,
+            stride,
+            arrays.get("ends", _NONE),
+            arrays.get("starts", _NONE),
+            arrays.get("lengths", np.empty(0, np.int32)),
+            self.pad,
+            self.out_dtype == "int64",
+            flat,
+        )
+        fields = {"tokens": self.out_dtype}
+        if self._has_segments:
+            fields |= {"segment_ids": "int32", "position_ids": "int32"}
+        self.schema = {name: (dtype, (self.window,)) for name, dtype in fields.items()}
+
+    @property
+    def _has_segments(self) -> bool:
+        return self._windows in (Windows.PACKED, Windows.CROSSED)
+
+    @property
+    def density(self) -> float:
+        """The share of the windows' places that hold tokens."""
+        lengths = self._held.arrays.get("lengths")
+        if lengths is None or not len(self):
+            return 1.0
+        return float(lengths.array.sum(dtype=np.int64) / (len(self) * self.window))
+
+    def __len__(self) -> int:
+        return self._reader.num_windows
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        out = {name: np.empty((1, *shape), dtype) for name, (dtype, shape) in self.schema.items()}
+        self.read_batch_into([index], out)
+        return {name: rows[0] for name, rows in out.items()}
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        """Writes the windows of these numbers to rows."""
+        self._held.check()
+        address, nbytes = place_of("tokens", out["tokens"])
+        segments = positions = 0
+        if self._has_segments:
+            segments, positions = (
+                self._place(name, out[name], len(indices)) for name in ("segment_ids", "position_ids")
+            )
+        self._reader.into(address, segments, positions, nbytes, np.ascontiguousarray(indices, np.int64))
+
+    def _place(self, name: str, rows: Any, count: int) -> int:
+        address, nbytes = place_of(name, rows)
+        if nbytes != count * self.window * 4:
+            raise ValueError(f"field {name!r}: {count} windows of {self.window} int32; got {nbytes} bytes")
+        return address
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._held.share()
+        self._bind()
+        return {name: value for name, value in vars(self).items() if name != "_reader"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._bind()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self)} windows of {self.window} tokens, density {self.density:.4f}>"
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """Whether the arguments of a dataset fit each other."""
+    window, stride, block = given["window"], given["stride"], given["block"]
+    if not (1 <= window < 1 << 31 and stride >= 1 and block >= 1):
+        raise ValueError(
+            f"window, stride and block are at least 1, a window less than 2**31; got {window}, {stride}, {block}"
+        )
+    if given["out_dtype"] not in ("int64", "int32"):
+        raise ValueError(f"out_dtype is 'int64' or 'int32'; got {given['out_dtype']!r}")
+    bits = int(given["out_dtype"].removeprefix("int"))
+    if not -(1 << bits - 1) <= given["pad"] < 1 << bits - 1:
+        raise ValueError(f"pad is a token of {given['out_dtype']}; got {given['pad']}")
+    if given["separator"] is not None and given["document_index"] is not None:
+        raise ValueError("documents are told by a separator or by a document_index; both were given")
+    has_documents, crosses = given["has_documents"], given["cross_documents"]
+    if given["pack"] and (not has_documents or stride != window):
+        raise ValueError(
+            "pack=True puts whole documents into windows: give separator= or document_index=, and no stride"
+        )
+    if crosses and (not has_documents or given["pack"]):
+        raise ValueError(
+            "cross_documents=True tells a window's documents apart: give separator= or document_index=, and no pack"
+        )
+    if has_documents and not crosses and stride > window:
+        raise ValueError(f"windows of {window} tokens cover documents at strides up to {window}; got {stride}")
+
+
+def _opened(tokens: Any, dtype: Any) -> Any:
+    if not isinstance(tokens, (str, os.PathLike)) or os.fspath(tokens).endswith(".npy"):
+        return tokens
+    if dtype is None:
+        raise ValueError(f"{tokens}: a raw file does not say what its tokens are: give dtype='uint16' or the like")
+    nbytes, kind = os.path.getsize(tokens), np.dtype(dtype).newbyteorder("<")
+    if nbytes % kind.itemsize or not nbytes:
+        raise ShardCorrupt(
+            f"{tokens}, offset {nbytes}: {nbytes} bytes are no whole number of {kind} tokens, at least one"
+        )
+    return np.memmap(tokens, kind, "r")
+
+
+def _check_tokens(flat: Any, out_dtype: str) -> None:
+    is_known = flat.dtype.kind in "iu" and flat.dtype.isnative and flat.dtype != np.uint64
+    if flat.ndim != 1 or not is_known or not flat.flags.c_contiguous or not flat.flags.aligned:
+        raise TypeError(
+            f"tokens are one aligned run of int8 to int64 or uint8 to uint32 in this machine's byte order; got {flat.dtype.str}, "
+            f"shape {flat.shape}, strides {flat.strides}"
+        )
+    if not np.can_cast(flat.dtype, out_dtype):
+        raise TypeError(f"tokens of {flat.dtype} do not all fit {out_dtype}: leave out_dtype at 'int64'")

@@ -1,0 +1,271 @@
+"""ArrayDataset: rows as numpy takes them, structure as given, memory shared once; torch's TensorDataset as torch reads it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from shmload import ShardCorrupt, ShmLoader
+from shmload.formats import ArrayDataset
+
+DTYPES = ["u1", "<i2", ">i4", "<f8", ">f2", ">c8", "?"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_view_gathers_as_numpy_indexes_it(data: Any) -> None:
+    shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=5))
+    array = np.random.default_rng(0).integers(0, 99, shape).astype(data.draw(st.sampled_from(DTYPES)))
+    array = array.transpose(data.draw(st.permutations(range(array.ndim))))
+    array = array[tuple(data.draw(st.slices(n)) for n in array.shape)]
+    n = len(array)
+    indices = data.draw(st.lists(st.integers(-n, n - 1), max_size=40)) if n else []
+    dataset = ArrayDataset(array)
+    out = np.full((len(indices), *array.shape[1:]), 77, array.dtype.newbyteorder("="))
+    dataset.read_batch_into(indices, {"data": out})
+    np.testing.assert_array_equal(array[np.array(indices, int)], out)
+
+
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple", "list", "named", "single"])
+def test_a_batch_has_the_structure_of_the_input(kind: str) -> None:
+    x, y = np.arange(12).reshape(6, 2), torch.arange(6).bfloat16()
+    given = {"dict": {"x": x, "y": y}, "tuple": (x, y), "list": [x, y], "named": Pair(x, y), "single": x}[kind]
+    dataset = ArrayDataset(given)
+    (batch,) = ShmLoader(dataset, batch_size=6)
+    parts = list(batch.values()) if kind == "dict" else [batch] if kind == "single" else list(batch)
+    assert type(batch) is (torch.Tensor if kind == "single" else type(given))
+    assert torch.equal(torch.from_numpy(x), parts[0])
+    assert kind == "single" or torch.equal(y, parts[1])
+    sample = dataset[-1]
+    first = {"dict": lambda: sample["x"], "single": lambda: sample}.get(kind, lambda: sample[0])()
+    assert first.tolist() == [10, 11]
+
+
+def test_files_and_parts_of_maps_travel_by_their_path(tmp_path: Path) -> None:
+    x = np.asfortranarray(np.arange(60, dtype=np.int32).reshape(10, 6))
+    np.save(tmp_path / "x.npy", x)
+    part = np.load(tmp_path / "x.npy", mmap_mode="r")[2:8, 1::2]
+    for source, expected in ((tmp_path / "x.npy", x), (part, x[2:8, 1::2])):
+        dataset = pickle.loads(pickle.dumps(ArrayDataset({"x": source})))
+        assert dataset._held._memory is None
+        np.testing.assert_array_equal(expected, [s["x"] for s in (dataset[i] for i in range(len(dataset)))])
+
+
+def test_memory_is_put_into_one_segment_however_often_it_is_pickled() -> None:
+    dataset = ArrayDataset((np.arange(10), torch.arange(10).bfloat16()))
+    first, second = pickle.dumps(dataset), pickle.dumps(dataset)
+    assert first == second
+    assert len(first) < 1000
+    other = pickle.loads(first)
+    assert (9, torch.tensor(9.0, dtype=torch.bfloat16)) == other[9]
+    assert dataset._held._memory is not None
+    assert dataset._held._memory.reference == other._held._memory.reference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_deliver_every_row(method: str) -> None:
+    dataset = ArrayDataset({"x": np.arange(200).reshape(100, 2)})
+    with ShmLoader(dataset, batch_size=7, num_workers=2, multiprocessing_context=method) as loader:
+        assert list(range(0, 200, 2)) == [v for b in loader for v in b["x"][:, 0].tolist()]
+
+
+def test_an_index_beyond_the_rows_writes_nothing() -> None:
+    dataset = ArrayDataset(np.arange(4))
+    out = np.full(2, 9)
+    with pytest.raises(IndexError, match="index 4 is out of range for 4 samples"):
+        dataset.read_batch_into([0, 4], {"data": out})
+    assert out.tolist() == [9, 9]
+    with pytest.raises(IndexError, match="index -5 is out of range for 4 samples"):
+        dataset[-5]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"a": np.zeros(3), "b": np.zeros(4)}, ValueError, "one row for each sample; got {'a': 3, 'b': 4}"),
+        ({}, ValueError, "got no array"),
+        (np.zeros(()), ValueError, "array 'data' has no axis"),
+        (np.array(["a"]), TypeError, "dtype <U1, which no tensor has"),
+        (np.zeros(2, "O"), TypeError, "dtype object, which no tensor has"),
+        ([3], TypeError, "array '0' is a int; needs a numpy array"),
+        (torch.zeros(2, requires_grad=True), TypeError, "requires_grad=True; rows are read from dense tensors"),
+    ],
+)
+def test_what_cannot_be_rows_is_refused(given: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ArrayDataset(given)
+
+
+def test_a_batch_of_the_wrong_size_or_strides_is_refused() -> None:
+    dataset = ArrayDataset(np.arange(4))
+    with pytest.raises(ValueError, match="1 rows of 8 bytes do not fill 16"):
+        dataset.read_batch_into([0], {"data": np.zeros(2)})
+    with pytest.raises(ValueError, match="field 'data': rows are written into C-contiguous memory"):
+        dataset.read_batch_into([0, 1], {"data": np.zeros(4)[::2]})
+
+
+def test_any_damage_to_a_head_is_an_error_or_another_array(tmp_path: Path) -> None:
+    """A .npy file has no checksum: what is still a sound file may be another array, and all else is ShardCorrupt."""
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(20).reshape(5, 4))
+    whole, draw = path.read_bytes(), np.random.default_rng(1)
+    num_refused = num_read = 0
+    for i in range(300):
+        damaged = bytearray(whole[: draw.integers(len(whole))] if i % 3 == 0 else whole)
+        for at in draw.integers(0, 128, 2):
+            if at < len(damaged):
+                damaged[at] = draw.integers(256)
+        path.write_bytes(damaged)
+        try:
+            dataset = ArrayDataset(path)
+        except (ShardCorrupt, TypeError, ValueError) as error:
+            num_refused += not isinstance(error, ShardCorrupt) or str(path) in str(error)
+        else:
+            num_read += 1
+            [dataset[index] for index in range(min(len(dataset), 50))]
+    assert num_refused > 100
+    assert num_read + num_refused == 300
+    path.write_bytes(whole[:-1])
+    with pytest.raises(ShardCorrupt, match=r"x.npy, offset 128: shape \(5, 4\) of int64 needs 160 bytes, 159 are left"):
+        ArrayDataset(path)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (b"\x93NUMPZ\x01\x00", "offset 8: the head is not a .npy file's: the magic string is not correct"),
+        (b"\x93NUMPY\x09\x00", r"offset 8: the head is not a .npy file's: its version .9, 0. is none of"),
+        (b"\x93NUMPY\x01\x00\xff\xff{", "the head is not a .npy file's: EOF"),
+        (
+            "{'descr': '|O', 'fortran_order': False, 'shape': (3,), }",
+            "an array of object and shape .* is not a block of numbers",
+        ),
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (-3,), }", "shape .-3,. is not a block of numbers"),
+        (
+            "{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999999,), }",
+            "needs 799999999999992 bytes, 24 are left",
+        ),
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (1<<62,), }", "the head is not a .npy file's"),
+        ("{'descr': __import__('os').system('true'), 'shape': (3,), }", "the head is not a .npy file's"),
+        (
+            "{'descr': '<f8', 'fortran_order': False, 'shape': (3.0,), }",
+            "the head is not a .npy file's: shape is not valid",
+        ),
+    ],
+    ids=str,
+)
+def test_a_hostile_head_is_refused_and_nothing_unpickled(tmp_path: Path, head: bytes | str, message: str) -> None:
+    if isinstance(head, str):
+        text = head.ljust(117).encode() + b"\n"
+        head = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+    path = tmp_path / "x.npy"
+    path.write_bytes(head + bytes(24))
+    if head.endswith(b"{"):
+        path.write_bytes(head)
+    with pytest.raises(ShardCorrupt, match=message) as caught:
+        ArrayDataset(path)
+    assert str(caught.value).startswith(f"{path}, offset ")
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.npy").touch()
+    with pytest.raises(ShardCorrupt, match=r"x.npy, offset 0: the head is not a .npy file's: EOF"):
+        ArrayDataset(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 2)])
+def test_arrays_without_elements_make_rows_without_bytes(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(shape, np.float32))
+    for source in (tmp_path / "x.npy", np.zeros(shape, np.float32)):
+        made = ArrayDataset(source)
+        dataset = pickle.loads(pickle.dumps(made))
+        batches = list(ShmLoader(dataset, batch_size=2))
+        assert [shape[1:]] * shape[0] == [tuple(row.shape) for batch in batches for row in batch]
+
+
+def test_a_file_cut_off_under_its_map_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(40000))
+    dataset = ArrayDataset({"x": path, "y": np.load(path, mmap_mode="r")[:10].repeat(4000)})
+    part = ArrayDataset(np.load(path, mmap_mode="r")[:100])
+    os.truncate(path, 8192)
+    message = r"x.npy, offset 8192: the file was cut off while it was read; its array ends at 320128"
+    with pytest.raises(ShardCorrupt, match=message):
+        dataset.read_batch_into([0], {"x": np.zeros(1, int), "y": np.zeros(1, int)})
+    with pytest.raises(ShardCorrupt, match=message):
+        dataset[39999]
+    assert part[99] == 99
+    with pytest.raises(ShardCorrupt, match=r"x.npy, offset 128: the array does not end within the file"):
+        pickle.loads(pickle.dumps(dataset))
+
+
+def test_threads_read_at_once() -> None:
+    array = np.random.default_rng(0).random((500, 40))[:, ::3]
+    dataset = ArrayDataset(array)
+
+    def read(seed: int) -> bool:
+        rng, out = np.random.default_rng(seed), np.empty((64, 14))
+        indices = [rng.integers(-500, 500, 64) for _ in range(50)]
+        for chosen in indices:
+            dataset.read_batch_into(chosen, {"data": out})
+            if not np.array_equal(array[chosen], out):
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(read, range(8)))
+
+
+READS_ALL = """
+import pickle, sys, psutil
+import numpy as np
+import shmload.formats.arrays.dataset
+process = psutil.Process()
+np.empty((64, 4096)).fill(1)
+before = process.memory_full_info().uss
+dataset = pickle.loads(bytes.fromhex(sys.argv[1]))
+out = {"data": np.empty((64, 4096))}
+total = 0.0
+for first in range(0, len(dataset), 64):
+    dataset.read_batch_into(np.arange(first, first + 64), out)
+    total += float(out["data"].sum())
+print(int(total), process.memory_full_info().uss - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_file", [False, True])
+def test_another_process_reads_the_same_pages(tmp_path: Path, is_file: bool) -> None:
+    """32 MiB are read in a spawned process, whose own memory does not grow by them."""
+    array = np.ones((1024, 4096))
+    np.save(tmp_path / "x.npy", array)
+    dataset = ArrayDataset(tmp_path / "x.npy" if is_file else array)
+    dataset.read_batch_into(range(1024), {"data": array})
+    done = subprocess.run(
+        [sys.executable, "-c", READS_ALL, pickle.dumps(dataset).hex()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    total, growth = map(int, done.stdout.split())
+    assert array.size == total
+    assert growth < 6 << 20

@@ -44,6 +44,7 @@ FLOORS = {
     "mix": 4,
     "observe": 4,
     "cli": 5,
+    "formats": 3,
 }
 
 

@@ -113,13 +113,13 @@ class Layout:
         return ", ".join(f"{f.name}: {f.dtype}{list(f.shape)}" for f in self.fields)
 
 
-def layout_of_schema(schema: Mapping[str, Any], batch_type: type | None = None) -> Layout:
+def layout_of_schema(schema: Mapping[str, Any], batch_type: type | str | None = None) -> Layout:
     """The layout a dataset declares: mapping name -> (dtype, shape), or -> dtype for a scalar.
 
     Args:
         schema: a None in a shape is a ragged dimension; `str` and `bytes` are dtypes of text. It may be an object with a true
             attribute `zero_fill`: rows are zeroed before the dataset writes them.
-        batch_type: what a batch is: dict (default), tuple, list, or a named tuple class with the schema's fields.
+        batch_type: what a batch is: dict (default), tuple, list, a named tuple class with the schema's fields; or "single", the one field by itself.
     """
     if not isinstance(schema, Mapping) or not schema:
         raise TypeError(f"a schema is a mapping name -> (dtype, shape) with at least one field; got {schema!r}")
@@ -147,6 +147,8 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | None = None) 
         tree = ("tuple", leaves)
     elif batch_type is list:
         tree = ("list", leaves)
+    elif batch_type == "single" and len(fields) == 1:
+        tree = leaves[0]
     elif hasattr(batch_type, "_fields"):
         tree = ("named", batch_type, leaves)
     else:

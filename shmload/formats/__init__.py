@@ -6,21 +6,45 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shmload.formats.arrays.dataset import ArrayDataset
+    from shmload.formats.readers.hdf5 import HDF5Dataset
+    from shmload.formats.readers.parquet import ParquetDataset
+    from shmload.formats.readers.safetensors import SafetensorsDataset
+    from shmload.formats.readers.zarr import ZarrDataset
     from shmload.formats.tar.dataset import TarDataset
     from shmload.formats.tar.stream import TarStream
     from shmload.formats.tar.writer import TarWriter
     from shmload.formats.tfrecord.dataset import TFRecordDataset
     from shmload.formats.tfrecord.writer import TFRecordWriter
+    from shmload.formats.tokens.dataset import TokenDataset
 
 _PLACES = {
+    "ArrayDataset": "shmload.formats.arrays.dataset",
+    "HDF5Dataset": "shmload.formats.readers.hdf5",
+    "ParquetDataset": "shmload.formats.readers.parquet",
+    "SafetensorsDataset": "shmload.formats.readers.safetensors",
     "TFRecordDataset": "shmload.formats.tfrecord.dataset",
     "TFRecordWriter": "shmload.formats.tfrecord.writer",
     "TarDataset": "shmload.formats.tar.dataset",
     "TarStream": "shmload.formats.tar.stream",
     "TarWriter": "shmload.formats.tar.writer",
+    "TokenDataset": "shmload.formats.tokens.dataset",
+    "ZarrDataset": "shmload.formats.readers.zarr",
 }
 
-__all__ = ["TFRecordDataset", "TFRecordWriter", "TarDataset", "TarStream", "TarWriter"]
+__all__ = [
+    "ArrayDataset",
+    "HDF5Dataset",
+    "ParquetDataset",
+    "SafetensorsDataset",
+    "TFRecordDataset",
+    "TFRecordWriter",
+    "TarDataset",
+    "TarStream",
+    "TarWriter",
+    "TokenDataset",
+    "ZarrDataset",
+]
 
 
 def __getattr__(name: str) -> Any:

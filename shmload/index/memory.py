@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import NamedTuple
 
 from shmload._core.mapping import Mapping
@@ -47,18 +48,27 @@ class Memory:
         Raises:
             MemoryError: there is not enough.
         """
-        nbytes = max(packed.layout.nbytes, 1)
+        return cls.written(packed.layout.nbytes, packed.write, f"an index of {packed.layout.count} entries")
+
+    @classmethod
+    def written(cls, nbytes: int, write: Callable[[int], None], what: str) -> Memory:
+        """Makes a segment that `write` fills through its descriptor.
+
+        Raises:
+            MemoryError: there is not enough; `what` says for what.
+        """
+        nbytes = max(nbytes, 1)
         group = Group()
         try:
             segment = group.segment("control", nbytes)
-            packed.write(segment.fd)
+            write(segment.fd)
             # populated, so that the kernel counts what a worker reads as shared with this process, and not as the worker's own
             mapping = Mapping(segment.fd, nbytes, populate=True, writable=False)
         except RingTooSmall as error:
             group.close()
             raise MemoryError(
-                f"an index of {packed.layout.count} entries needs {nbytes} bytes, and this process may take {available_bytes()} "
-                "more: free memory, or hold less in the index"
+                f"{what} needs {nbytes} bytes, and this process may take {available_bytes()} "
+                "more: free memory, or hold less in it"
             ) from error
         except BaseException:
             group.close()
@@ -101,6 +111,6 @@ def _release(fd: int, pid: int) -> None:
 
 def _gone(path: str) -> FileNotFoundError:
     return FileNotFoundError(
-        f"the index at {path} is gone: the process that made it has ended or let it go. A pickled SharedIndex only says where the "
-        "memory is; keep the index alive where it was made, or make it again here"
+        f"the index at {path} is gone: the process that made it has ended or let it go. A pickled SharedIndex or dataset only says where the "
+        "memory is; keep it alive where it was made, or make it again here"
     )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload.batch.array_rows import ArrayRows, typed_array
 from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.place import RowOut, private_rows
 from shmload.batch.ragged import Ragged
@@ -84,6 +85,30 @@ class _InPlaceSubset(InPlace):
         )
 
 
+class _InPlaceTensors(InPlace):
+    """torch's TensorDataset: the rows of its tensors, gathered; a batch is a list of tensors."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset, self._tensors = dataset, dataset.tensors
+        self._rows = ArrayRows({str(i): typed_array(i, t) for i, t in enumerate(dataset.tensors)})
+        self.schema, self.batch_type, self.read_into = self._rows.schema, list, None
+        self.read_batch_into = self._read
+
+    def _read(self, indices: Any, out: Any) -> None:
+        if self._dataset.tensors is not self._tensors:  # the user has given it others
+            self.__init__(self._dataset)  # type: ignore[misc]  # all of it is made anew
+        self._rows.read_batch_into(indices, out)
+
+
+def _tensors_in_place(dataset: Any) -> InPlace | None:
+    if not all(type(t).__name__ == "Tensor" for t in dataset.tensors):
+        return None  # a subclass may index otherwise
+    try:
+        return _InPlaceTensors(dataset)
+    except (TypeError, ValueError):
+        return None  # sparse, on a device, with a gradient: torch's own way
+
+
 class _InPlaceConcat(InPlace):
     """torch's ConcatDataset of several with equal schemas. Whole batches are read row by row, each from its member."""
 
@@ -141,6 +166,8 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
     if is_torchs and kind.__name__ == "Subset":
         inner = in_place_of(dataset.dataset, ragged)
         return inner and _InPlaceSubset(inner, dataset.indices)
+    if is_torchs and kind.__name__ == "TensorDataset":
+        return _tensors_in_place(dataset)
     if (is_torchs and kind.__name__ == "ConcatDataset") or getattr(kind, "is_concatenation", False):
         found = [in_place_of(d, ragged) for d in dataset.datasets]
         members = [m for m in found if m is not None and m.reads_rows_alike]

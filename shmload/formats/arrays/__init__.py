@@ -1,0 +1,1 @@
+"""Arrays: .npy files, maps of files and memory, whose first axis counts samples."""

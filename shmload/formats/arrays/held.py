@@ -1,0 +1,153 @@
+"""Arrays that every process of a loader reads, and never copies: each says how another process comes to it.
+
+A file's array is mapped again from its path. What lies in memory is inherited by forked workers; before it is pickled it is put into
+one shared segment, once, and the dataset goes on reading there. So spawned workers map it, and the maker owns it.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shmload.batch.array_rows import TypedArray, typed_array
+from shmload.errors import ShardCorrupt
+from shmload.index.memory import Memory, Reference
+
+_ALIGNMENT = 64
+
+
+class Place(NamedTuple):
+    """Where an array lies in a file, or without a path in the shared segment."""
+
+    path: str | None
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    numpy: str  # numpy's name of the dtype, with its byte order
+    dtype: str
+
+
+def npy_place(path: str | os.PathLike[str]) -> Place:
+    """Reads the head of a .npy file.
+
+    Raises:
+        ShardCorrupt: it is none, or shorter than its head says.
+    """
+    path = os.fspath(path)
+    with open(path, "rb") as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, is_fortran, dtype = read(file)
+        except Exception as error:  # a hostile head fails in many ways inside numpy's parser
+            raise ShardCorrupt(f"{path}, offset {file.tell()}: the head is not a .npy file's: {error}") from error
+        offset, nbytes = file.tell(), os.fstat(file.fileno()).st_size
+    if dtype.hasobject or any(extent < 0 for extent in shape):
+        raise ShardCorrupt(f"{path}, offset 10: an array of {dtype} and shape {shape} is not a block of numbers")
+    needed = dtype.itemsize * math.prod(shape)
+    if offset + needed > nbytes:
+        raise ShardCorrupt(
+            f"{path}, offset {offset}: shape {shape} of {dtype} needs {needed} bytes, {nbytes - offset} are left"
+        )
+    order = _c_order(shape[::-1], dtype.itemsize)[::-1] if is_fortran else _c_order(shape, dtype.itemsize)
+    return Place(path, offset, tuple(shape), order, dtype.str, dtype.name)
+
+
+def _c_order(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def mapped(place: Place) -> np.ndarray[Any, Any]:
+    """The array of a file, read-only.
+
+    Raises:
+        ShardCorrupt: the file has become shorter since its place was noted.
+    """
+    assert place.path is not None
+    try:
+        return np.ndarray(place.shape, place.numpy, np.memmap(place.path, np.uint8, "r"), place.offset, place.strides)
+    except (TypeError, ValueError) as error:
+        raise ShardCorrupt(
+            f"{place.path}, offset {place.offset}: the array does not end within the file: {error}"
+        ) from error
+
+
+class HeldArrays:
+    """Named arrays, from paths, maps, numpy and torch."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._memory: Memory | None = None
+        self._places: dict[str, Place] = {}
+        self.arrays: dict[str, TypedArray] = {}
+        self.add(values)
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Holds more of them; before any are shared."""
+        for name, value in values.items():
+            place = npy_place(value) if isinstance(value, (str, os.PathLike)) else _place_in_file(value)
+            self.arrays[name] = typed_array(name, value if place is None or place.path is None else mapped(place))
+            if place is not None:
+                self._places[name] = place._replace(dtype=self.arrays[name].dtype)
+
+    def share(self) -> None:
+        """Puts what lies in this process's memory into one shared segment and goes on reading there."""
+        own = {name: a for name, a in self.arrays.items() if name not in self._places}
+        if not own:
+            return
+        end = 0
+        for name, (array, dtype) in own.items():
+            strides = _c_order(array.shape, array.itemsize)
+            self._places[name] = Place(None, end, array.shape, strides, array.dtype.str, dtype)
+            end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+        def write(fd: int) -> None:
+            for name, (array, _) in own.items():
+                part = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                at, written = self._places[name].offset, 0
+                while written < part.nbytes:  # one call writes 2 GiB at most
+                    written += os.pwrite(fd, part[written:].data, at + written)
+
+        try:
+            self._memory = Memory.written(end, write, f"sharing the arrays {list(own)}")
+        except BaseException:
+            for name in own:
+                del self._places[name]
+            raise
+        self._open(own)
+
+    def _open(self, names: Any) -> None:
+        for name in names:
+            place = self._places[name]
+            if place.path is not None:
+                array = mapped(place)
+            else:
+                assert self._memory is not None
+                array = np.ndarray(place.shape, place.numpy, self._memory.mapping, place.offset, place.strides)  # type: ignore[arg-type]  # a buffer
+            self.arrays[name] = TypedArray(array, place.dtype)
+
+    def __getstate__(self) -> tuple[Reference | None, dict[str, Place]]:
+        self.share()
+        return self._memory.reference if self._memory is not None else None, {
+            name: self._places[name] for name in self.arrays
+        }
+
+    def __setstate__(self, state: tuple[Reference | None, dict[str, Place]]) -> None:
+        reference, self._places = state
+        self._memory = Memory.attach(reference) if reference is not None else None
+        self.arrays = {}
+        self._open(self._places)
+
+
+def _place_in_file(value: Any) -> Place | None:
+    """Where a map of a file, or a part of one, lies in it; None for what is private to this process."""
+    if not isinstance(value, np.memmap) or value.mode == "c" or value.filename is None or value.ndim == 0:
+        return None
+    begin = np.frombuffer(value._mmap, np.uint8).__array_interface__["data"][0]  # type: ignore[attr-defined]  # numpy's own
+    file_begin = value.offset - value.offset % mmap.ALLOCATIONGRANULARITY
+    offset = file_begin + value.__array_interface__["data"][0] - begin
+    return Place(os.fspath(value.filename), offset, value.shape, value.strides, value.dtype.str, value.dtype.name)

@@ -1,0 +1,1 @@
+"""Tokens: windows over flat files of them, and documents packed into windows."""

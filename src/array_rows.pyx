@@ -1,0 +1,157 @@
+"""Rows of an array gathered into a batch: by their numbers, in one pass without the GIL.
+
+A row is `num_runs` places of `count` items each, `item_nbytes` wide and `item_stride` apart: one run of one item where rows are
+contiguous, as also a slice of columns is. Rows are taken in random order, so the memory of a later one is asked for while an
+earlier one is copied; that hides most of the latency that a plain loop of copies waits for.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy
+
+cdef extern from *:
+    """
+    #define ask_for(at) __builtin_prefetch((at), 0, 0)
+    #define swap16(x) __builtin_bswap16(x)
+    #define swap32(x) __builtin_bswap32(x)
+    #define swap64(x) __builtin_bswap64(x)
+    """
+    void ask_for(const void *at) noexcept nogil
+    uint16_t swap16(uint16_t x) noexcept nogil
+    uint32_t swap32(uint32_t x) noexcept nogil
+    uint64_t swap64(uint64_t x) noexcept nogil
+
+cdef enum:
+    AHEAD = 12  # rows between asking and copying
+    LINE = 64
+    LINES_MAX = 16  # of a row: from there on the processor fetches ahead by itself
+
+
+cdef class RowGather:
+    """Rows of `row_nbytes` in memory that `keeper` keeps.
+
+    Args:
+        address, num_rows, row_stride: the first row, how many there are, bytes from one to the next.
+        runs: byte offsets of a row's runs, in C order of its elements.
+        count, item_nbytes, item_stride: the items of each run.
+        swap: bytes of each number, whose order is turned round; 1 leaves them.
+    """
+
+    cdef const uint8_t *_base
+    cdef readonly int64_t num_rows
+    cdef int64_t _row_stride, _count, _item_stride
+    cdef size_t _item_nbytes
+    cdef readonly size_t row_nbytes
+    cdef const int64_t[::1] _runs
+    cdef int _swap
+    cdef object _keeper
+
+    def __cinit__(
+        self, uintptr_t address, int64_t num_rows, int64_t row_stride, const int64_t[::1] runs, int64_t count,
+        size_t item_nbytes, int64_t item_stride, int swap, keeper,
+    ):
+        if swap not in (1, 2, 4, 8):
+            raise ValueError(f"numbers whose bytes can be turned round have 2, 4 or 8 of them; got {swap}")
+        self._base = <const uint8_t *>address
+        self.num_rows = num_rows
+        self._row_stride = row_stride
+        self._runs = runs
+        self._count = count
+        self._item_nbytes = item_nbytes
+        self._item_stride = item_stride
+        self._swap = swap
+        self._keeper = keeper
+        self.row_nbytes = runs.shape[0] * count * item_nbytes
+
+    def into(self, uintptr_t to, size_t nbytes, const int64_t[::1] indices):
+        """Copies the rows of these numbers, one behind the other; numbers below 0 count from the end.
+
+        Raises:
+            IndexError: there is no such row; nothing is written then.
+        """
+        cdef Py_ssize_t i, n = indices.shape[0]
+        cdef int64_t at, bad = -1
+        if nbytes != n * self.row_nbytes:
+            raise ValueError(f"{n} rows of {self.row_nbytes} bytes do not fill {nbytes}")
+        with nogil:
+            for i in range(n):
+                at = indices[i]
+                if at < -self.num_rows or at >= self.num_rows:
+                    bad = i
+                    break
+            if bad < 0 and nbytes:
+                self._gather(<uint8_t *>to, &indices[0], n)
+        if bad >= 0:
+            raise IndexError(f"index {indices[bad]} is out of range for {self.num_rows} samples")
+
+    cdef const uint8_t *_row(self, int64_t at) noexcept nogil:
+        return self._base + (at + self.num_rows if at < 0 else at) * self._row_stride
+
+    cdef void _gather(self, uint8_t *to, const int64_t *indices, Py_ssize_t n) noexcept nogil:
+        cdef Py_ssize_t i, j, line
+        cdef const uint8_t *row
+        cdef size_t nbytes = self.row_nbytes
+        cdef bint is_plain = self._runs.shape[0] == 1 and self._count == 1
+        cdef int64_t first = self._runs[0]
+        cdef Py_ssize_t num_lines = min(<Py_ssize_t>(nbytes + LINE - 1) // LINE, <Py_ssize_t>LINES_MAX)
+        for i in range(n):
+            if is_plain and i + AHEAD < n:
+                row = self._row(indices[i + AHEAD]) + first
+                for line in range(num_lines):
+                    ask_for(row + line * LINE)
+                ask_for(row + nbytes - 1)  # a row that begins within a line ends in one more
+            row = self._row(indices[i])
+            if is_plain and nbytes == 8:
+                memcpy(to, row + first, 8)  # labels: a constant size needs no call
+            elif is_plain:
+                memcpy(to, row + first, nbytes)
+            else:
+                self._copy_runs(to, row)
+            if self._swap > 1:
+                turn_round(to, nbytes, self._swap)
+            to += nbytes
+
+    cdef void _copy_runs(self, uint8_t *to, const uint8_t *row) noexcept nogil:
+        cdef Py_ssize_t run
+        cdef int64_t j
+        cdef const uint8_t *at
+        cdef size_t width = self._item_nbytes
+        for run in range(self._runs.shape[0]):
+            at = row + self._runs[run]
+            if width == 1:
+                for j in range(self._count):
+                    to[j] = at[j * self._item_stride]
+            elif width == 2:
+                for j in range(self._count):
+                    memcpy(to + 2 * j, at + j * self._item_stride, 2)
+            elif width == 4:
+                for j in range(self._count):
+                    memcpy(to + 4 * j, at + j * self._item_stride, 4)
+            elif width == 8:
+                for j in range(self._count):
+                    memcpy(to + 8 * j, at + j * self._item_stride, 8)
+            else:
+                for j in range(self._count):
+                    memcpy(to + width * j, at + j * self._item_stride, width)
+            to += width * self._count
+
+
+cdef void turn_round(uint8_t *at, size_t nbytes, int width) noexcept nogil:
+    cdef size_t i
+    cdef uint16_t two
+    cdef uint32_t four
+    cdef uint64_t eight
+    if width == 2:
+        for i in range(0, nbytes, 2):
+            memcpy(&two, at + i, 2)
+            two = swap16(two)
+            memcpy(at + i, &two, 2)
+    elif width == 4:
+        for i in range(0, nbytes, 4):
+            memcpy(&four, at + i, 4)
+            four = swap32(four)
+            memcpy(at + i, &four, 4)
+    else:
+        for i in range(0, nbytes, 8):
+            memcpy(&eight, at + i, 8)
+            eight = swap64(eight)
+            memcpy(at + i, &eight, 8)

@@ -1,0 +1,313 @@
+"""Windows of tokens widened into a batch, and the plan that packs documents into windows. Loops without the GIL.
+
+A plan is three arrays: where each window's pieces end among all pieces, and where each piece begins in the tokens and how long it is.
+A window of one piece is a window of one document; more make a packed one. Best-fit decreasing keeps the open windows in stacks
+by the room they have left, with one bit for every room that some window has, so the tightest fit is the next bit that is set.
+
+Source: H. Ding et al., Fewer truncations improve language modeling, ICML 2024 (best-fit packing).
+"""
+
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
+
+import numpy as np
+
+cdef extern from *:
+    int __builtin_ctzll(uint64_t x) noexcept nogil
+
+ctypedef fused source_t:
+    uint8_t
+    int8_t
+    uint16_t
+    int16_t
+    uint32_t
+    int32_t
+    int64_t
+
+
+cdef void _widen(const source_t *tokens, void *to, bint is_long, size_t n) noexcept nogil:
+    cdef size_t i
+    cdef int64_t *longs = <int64_t *>to
+    cdef int32_t *shorts = <int32_t *>to
+    if is_long:
+        for i in range(n):
+            longs[i] = <int64_t>tokens[i]
+    else:
+        for i in range(n):
+            shorts[i] = <int32_t>tokens[i]
+
+
+cdef void _pad(void *to, int64_t value, bint is_long, size_t n) noexcept nogil:
+    cdef size_t i
+    if is_long:
+        for i in range(n):
+            (<int64_t *>to)[i] = value
+    else:
+        for i in range(n):
+            (<int32_t *>to)[i] = <int32_t>value
+
+
+cdef class WindowReader:
+    """Reads windows of tokens.
+
+    Args:
+        address, num_tokens, kind: the tokens; kind is numpy's letter and size, such as "u2".
+        window: tokens of a row.
+        stride: from one window to the next, or 0 where a plan (`ends`, `starts`, `lengths`) says where they are.
+        keeper: keeps the tokens mapped.
+    """
+
+    cdef const uint8_t *_tokens
+    cdef int64_t _num_tokens, _window, _stride, _pad_value
+    cdef readonly int64_t num_windows
+    cdef int _size
+    cdef bint _is_signed, _is_long
+    cdef const int64_t[::1] _ends, _starts
+    cdef const int32_t[::1] _lengths
+    cdef object _keeper
+
+    def __cinit__(
+        self, uintptr_t address, int64_t num_tokens, str kind, int64_t window, int64_t num_windows, int64_t stride,
+        const int64_t[::1] ends, const int64_t[::1] starts, const int32_t[::1] lengths, int64_t pad, bint is_long, keeper,
+    ):
+        self._tokens = <const uint8_t *>address
+        self._num_tokens, self._window, self._stride, self._pad_value = num_tokens, window, stride, pad
+        self._ends, self._starts, self._lengths = ends, starts, lengths
+        self.num_windows = num_windows
+        self._size, self._is_signed, self._is_long = int(kind[1]), kind[0] == "i", is_long
+        self._keeper = keeper
+
+    def into(self, uintptr_t tokens, uintptr_t segments, uintptr_t positions, size_t nbytes, const int64_t[::1] indices):
+        """Writes windows to rows; segment ids and positions (int32) too, where their address is not 0.
+
+        Raises:
+            IndexError: there is no such window; nothing is written then.
+        """
+        cdef Py_ssize_t i, n = indices.shape[0]
+        cdef int64_t at, bad = -1
+        cdef size_t width = 8 if self._is_long else 4
+        if nbytes != n * self._window * width:
+            raise ValueError(f"{n} windows of {self._window} tokens do not fill {nbytes} bytes")
+        with nogil:
+            for i in range(n):
+                if indices[i] < -self.num_windows or indices[i] >= self.num_windows:
+                    bad = i
+                    break
+            if bad < 0:
+                for i in range(n):
+                    at = indices[i]
+                    self._fill(
+                        at + self.num_windows if at < 0 else at,
+                        <uint8_t *>tokens + i * self._window * width,
+                        <int32_t *>segments + i * self._window if segments else NULL,
+                        <int32_t *>positions + i * self._window if positions else NULL,
+                    )
+        if bad >= 0:
+            raise IndexError(f"index {indices[bad]} is out of range for {self.num_windows} samples")
+
+    cdef void _fill(self, int64_t at, uint8_t *to, int32_t *segments, int32_t *positions) noexcept nogil:
+        cdef int64_t piece, j, used = 0, segment = 0
+        cdef int64_t length
+        cdef size_t width = 8 if self._is_long else 4
+        if self._stride:
+            self._copy(at * self._stride, to, self._window)
+            return
+        for piece in range(self._ends[at - 1] if at else 0, self._ends[at]):
+            length = self._lengths[piece]
+            self._copy(self._starts[piece], to + used * width, length)
+            segment += 1
+            if segments != NULL:
+                for j in range(length):
+                    segments[used + j] = <int32_t>segment
+                    positions[used + j] = <int32_t>j
+            used += length
+        _pad(to + used * width, self._pad_value, self._is_long, self._window - used)
+        if segments != NULL:
+            for j in range(used, self._window):
+                segments[j] = 0
+                positions[j] = 0
+
+    cdef void _copy(self, int64_t start, void *to, size_t n) noexcept nogil:
+        cdef const uint8_t *at = self._tokens + start * self._size
+        if self._size == 2:
+            if self._is_signed:
+                _widen(<const int16_t *>at, to, self._is_long, n)
+            else:
+                _widen(<const uint16_t *>at, to, self._is_long, n)
+        elif self._size == 4:
+            if self._is_signed:
+                _widen(<const int32_t *>at, to, self._is_long, n)
+            else:
+                _widen(<const uint32_t *>at, to, self._is_long, n)
+        elif self._size == 8:
+            _widen(<const int64_t *>at, to, self._is_long, n)
+        elif self._is_signed:
+            _widen(<const int8_t *>at, to, self._is_long, n)
+        else:
+            _widen(<const uint8_t *>at, to, self._is_long, n)
+
+
+def document_offsets(const source_t[::1] tokens, int64_t separator):
+    """Where documents begin, and behind them the number of tokens; a separator belongs to the document that it ends."""
+    cdef Py_ssize_t i, n = tokens.shape[0], k = 1
+    cdef int64_t count = 0
+    cdef bint has_tail
+    with nogil:
+        for i in range(n):
+            count += <int64_t>tokens[i] == separator
+    has_tail = n > 0 and <int64_t>tokens[n - 1] != separator
+    made = np.zeros(count + has_tail + 1, np.int64)
+    cdef int64_t[::1] offsets = made
+    with nogil:
+        for i in range(n):
+            if <int64_t>tokens[i] == separator:
+                offsets[k] = i + 1
+                k += 1
+    if has_tail:
+        offsets[k] = n
+    return made
+
+
+def check_offsets(const int64_t[::1] offsets, int64_t num_tokens):
+    """The first offset that lies below the one before it, below 0 or beyond the tokens; -1 if none does."""
+    cdef Py_ssize_t i, bad = -1
+    cdef int64_t before = 0
+    with nogil:
+        for i in range(offsets.shape[0]):
+            if offsets[i] < before or offsets[i] > num_tokens:
+                bad = i
+                break
+            before = offsets[i]
+    return bad
+
+
+def cut(const int64_t[::1] offsets, const int64_t[::1] order, int64_t window, int64_t stride):
+    """Pieces of documents, in that order: at most a window long, `stride` apart, none that begins where another has reached the end."""
+    cdef Py_ssize_t i, k = 0, count = 0
+    cdef int64_t at, end
+    if not 0 < stride <= window:
+        raise ValueError(f"windows of {window} tokens cover documents at strides from 1 to {window}; got {stride}")
+    for i in range(order.shape[0]):
+        if not 0 <= order[i] < offsets.shape[0] - 1:
+            raise IndexError(f"document {order[i]} of {offsets.shape[0] - 1}")
+    with nogil:
+        for i in range(order.shape[0]):
+            at, end = offsets[order[i]], offsets[order[i] + 1]
+            if end > at:
+                count += 1 if end - at <= window else 1 + (end - at - window + stride - 1) // stride
+    starts_made, lengths_made = np.empty(count, np.int64), np.empty(count, np.int32)
+    cdef int64_t[::1] starts = starts_made
+    cdef int32_t[::1] lengths = lengths_made
+    with nogil:
+        for i in range(order.shape[0]):
+            at, end = offsets[order[i]], offsets[order[i] + 1]
+            while at < end:
+                starts[k] = at
+                lengths[k] = <int32_t>min(window, end - at)
+                k += 1
+                if at + window >= end:
+                    break
+                at += stride
+    return starts_made, lengths_made
+
+
+def pack(const int32_t[::1] lengths, int32_t window, int64_t block):
+    """Best-fit decreasing within blocks of pieces.
+
+    Returns:
+        the window of each piece, and how many windows there are. Windows are numbered as they were opened.
+    """
+    cdef Py_ssize_t n = lengths.shape[0], first
+    cdef int64_t num_windows = 0
+    cdef int failed = 0
+    made = np.empty(n, np.int64)
+    cdef int64_t[::1] window_of = made
+    for first in range(n):
+        if not 0 < lengths[first] <= window:
+            raise ValueError(f"piece {first} of {lengths[first]} tokens does not fit a window of {window}")
+    with nogil:
+        first = 0
+        while first < n and not failed:
+            failed = _pack_block(&lengths[first], min(block, n - first), window, &window_of[first], &num_windows)
+            first += block
+    if failed:
+        raise MemoryError(f"packing blocks of {block} documents into windows of {window} tokens")
+    return made, num_windows
+
+
+cdef int _pack_block(
+    const int32_t *lengths, Py_ssize_t n, int32_t window, int64_t *window_of, int64_t *num_windows
+) noexcept nogil:
+    """Returns 1 if there is no memory."""
+    cdef Py_ssize_t num_words = window // 64 + 1, i, k, word
+    cdef int64_t *heads = <int64_t *>malloc((window + 2) * sizeof(int64_t))  # counts while sorting, then the stacks' tops
+    cdef int64_t *below = <int64_t *>malloc(n * sizeof(int64_t))  # the window under each one in its stack
+    cdef int64_t *order = <int64_t *>malloc(n * sizeof(int64_t))
+    cdef uint64_t *rooms = <uint64_t *>calloc(num_words, sizeof(uint64_t))
+    cdef int64_t opened = 0, chosen
+    cdef int32_t room
+    cdef uint64_t bits
+    if heads == NULL or below == NULL or order == NULL or rooms == NULL:
+        free(heads)
+        free(below)
+        free(order)
+        free(rooms)
+        return 1
+    for i in range(window + 2):
+        heads[i] = 0
+    for i in range(n):
+        heads[window - lengths[i] + 1] += 1
+    for i in range(1, window + 2):
+        heads[i] += heads[i - 1]
+    for i in range(n):  # longest first, and of equal ones the first first
+        order[heads[window - lengths[i]]] = i
+        heads[window - lengths[i]] += 1
+    for i in range(window + 2):
+        heads[i] = -1
+    for k in range(n):
+        i = order[k]
+        word = lengths[i] // 64
+        bits = rooms[word] & (<uint64_t>-1 << (lengths[i] % 64))
+        while bits == 0 and word + 1 < num_words:
+            word += 1
+            bits = rooms[word]
+        if bits == 0:
+            chosen, room = opened, window
+            opened += 1
+        else:
+            room = <int32_t>(word * 64 + __builtin_ctzll(bits))
+            chosen = heads[room]
+            heads[room] = below[chosen]
+            if heads[room] < 0:
+                rooms[room // 64] &= ~(<uint64_t>1 << (room % 64))
+        window_of[i] = num_windows[0] + chosen
+        room -= lengths[i]
+        below[chosen] = heads[room]
+        heads[room] = chosen
+        if room:
+            rooms[room // 64] |= <uint64_t>1 << (room % 64)
+    num_windows[0] += opened
+    free(heads)
+    free(below)
+    free(order)
+    free(rooms)
+    return 0
+
+
+def by_window(const int64_t[::1] window_of, int64_t num_windows, const int64_t[::1] starts, const int32_t[::1] lengths):
+    """The plan: (ends, starts, lengths), pieces of a window in the order in which they came."""
+    cdef Py_ssize_t i, n = window_of.shape[0]
+    ends_made, starts_made, lengths_made = np.zeros(num_windows + 1, np.int64), np.empty(n, np.int64), np.empty(n, np.int32)
+    cdef int64_t[::1] ends = ends_made, to_starts = starts_made
+    cdef int32_t[::1] to_lengths = lengths_made
+    with nogil:
+        for i in range(n):
+            ends[window_of[i] + 1] += 1
+        for i in range(num_windows):
+            ends[i + 1] += ends[i]
+        for i in range(n):
+            to_starts[ends[window_of[i]]] = starts[i]
+            to_lengths[ends[window_of[i]]] = lengths[i]
+            ends[window_of[i]] += 1
+    return ends_made[:num_windows], starts_made, lengths_made

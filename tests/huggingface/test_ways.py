@@ -26,7 +26,7 @@ from hf_kit import LISTS, RAGGED, SCALARS, TEXTS, assert_same, batches_of, datas
 
 from shmload import ShmLoader
 from shmload.errors import SampleError
-from shmload.worker.arrow_columns import column_of
+from shmload.batch.arrow_columns import column_of
 
 WHEN = datetime.datetime(2026, 11, 21)
 PLAIN: dict[str, Callable[[], Any]] = {

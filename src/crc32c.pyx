@@ -31,9 +31,11 @@ def crc32c(source, uint32_t crc=0, bint by_tables=False):
     return crc
 
 
-def copy_crc32c(to, source):
+def copy_crc32c(to, source, bint by_tables=False):
     """Copies a C-contiguous buffer to the start of another and gives its sum.
 
+    Args:
+        by_tables: do without the instruction.
     Raises:
         ValueError: `to` is the shorter one.
     """
@@ -46,7 +48,10 @@ def copy_crc32c(to, source):
             if room.len < view.len:
                 raise ValueError(f"{view.len} bytes do not fit a buffer of {room.len}")
             with nogil:
-                crc = crc32c_copied(0, <uint8_t *>room.buf, <const uint8_t *>view.buf, view.len)
+                if by_tables:
+                    crc = ~crc_by_tables(<uint32_t>-1, <uint8_t *>room.buf, <const uint8_t *>view.buf, view.len)
+                else:
+                    crc = crc32c_copied(0, <uint8_t *>room.buf, <const uint8_t *>view.buf, view.len)
         finally:
             PyBuffer_Release(&room)
     finally:

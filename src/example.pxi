@@ -30,6 +30,10 @@ cdef struct Found:
     int kind  # NOTHING, BYTES, FLOATS, INTS
     bint is_list  # of feature_lists
 
+cdef struct Room:  # of one row; what lies in a file may change between its survey and its writing, so it is no bound
+    uint8_t *at
+    uint8_t *end
+
 cdef enum:
     NOTHING, BYTES, FLOATS, INTS
 
@@ -38,7 +42,7 @@ cdef enum:
 
 cdef enum:
     FINE, BAD_WIRE, BAD_HEADER, BAD_LENGTH_SUM, TRUNCATED, BAD_SUM, MISSING, WRONG_KIND, WRONG_COUNT, WRONG_SIZE, OUT_OF_RANGE, TWICE, \
-        NO_SUCH_INDEX
+        NO_SUCH_INDEX, CHANGED
 
 cdef enum:
     MAX_DEPTH = 32  # of groups, which no writer of Examples makes
@@ -144,12 +148,12 @@ cdef int write_floats(const FieldSpec *spec, uint8_t *to, const uint8_t *at, int
     return FINE
 
 
-cdef int walk_values(Cursor c, int kind, Found *found, const FieldSpec *spec, uint8_t **to) noexcept nogil:
+cdef int walk_values(Cursor c, int kind, Found *found, const FieldSpec *spec, Room *to) noexcept nogil:
     """The values of one list message: counted in `found`, or written if `to` is given."""
     cdef uint64_t number, value
     cdef int wire, problem
     cdef Cursor inner
-    cdef int64_t before
+    cdef int64_t before, count
     while c.at < c.end:
         if not tag(&c, &number, &wire):
             return BAD_WIRE
@@ -192,23 +196,30 @@ cdef int walk_values(Cursor c, int kind, Found *found, const FieldSpec *spec, ui
                 found.num_pieces += 1
                 found.at, found.nbytes = inner.at, inner.end - inner.at
         elif kind == FLOATS:
-            write_floats(spec, to[0], inner.at, (inner.end - inner.at) // 4)
-            to[0] += (inner.end - inner.at) // 4 * <int64_t>spec.itemsize
+            count = (inner.end - inner.at) // 4
+            if count > (to.end - to.at) // <int64_t>spec.itemsize:
+                return CHANGED
+            write_floats(spec, to.at, inner.at, count)
+            to.at += count * <int64_t>spec.itemsize
         elif kind == INTS:
             while inner.at < inner.end:
                 if not varint(&inner, &value):
                     return BAD_WIRE
-                problem = write_int(spec, to[0], value)
+                if to.end - to.at < <int64_t>spec.itemsize:
+                    return CHANGED
+                problem = write_int(spec, to.at, value)
                 if problem:
                     return problem
-                to[0] += spec.itemsize
+                to.at += spec.itemsize
         else:
-            memcpy(to[0], inner.at, inner.end - inner.at)
-            to[0] += inner.end - inner.at
+            if inner.end - inner.at > to.end - to.at:
+                return CHANGED
+            memcpy(to.at, inner.at, inner.end - inner.at)
+            to.at += inner.end - inner.at
     return FINE
 
 
-cdef int walk_feature(Cursor c, Found *found, const FieldSpec *spec, uint8_t **to) noexcept nogil:
+cdef int walk_feature(Cursor c, Found *found, const FieldSpec *spec, Room *to) noexcept nogil:
     """A Feature message, added to what was found of the same feature before; or written, if `to` is given."""
     cdef uint64_t number
     cdef int wire, problem
@@ -268,7 +279,7 @@ cdef int fits(const Found *found, const FieldSpec *spec, int64_t *steps) noexcep
     return FINE if count == spec.numel else WRONG_COUNT
 
 
-cdef int walk_entry(Found *found, const FieldSpec *spec, uint8_t *to) noexcept nogil:
+cdef int walk_entry(Found *found, const FieldSpec *spec, Room *to) noexcept nogil:
     """The value of the map entry that counts: surveyed, or written if `to` is given."""
     cdef Cursor c, inner, frame
     cdef uint64_t number
@@ -286,7 +297,7 @@ cdef int walk_entry(Found *found, const FieldSpec *spec, uint8_t *to) noexcept n
         if not submessage(&c, &inner):
             return BAD_WIRE
         if not found.is_list:
-            problem = walk_feature(inner, found, spec, NULL if to == NULL else &to)
+            problem = walk_feature(inner, found, spec, to)
             if problem:
                 return problem
             continue
@@ -306,7 +317,7 @@ cdef int walk_entry(Found *found, const FieldSpec *spec, uint8_t *to) noexcept n
                 found.count, found.kind, found.nbytes = one.count, one.kind, one.nbytes
                 problem = fits_frame(&one, spec)
             elif not problem:
-                problem = walk_feature(frame, &one, spec, &to)
+                problem = walk_feature(frame, &one, spec, to)
             if problem:
                 return problem
     return FINE

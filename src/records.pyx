@@ -4,6 +4,9 @@
 
 A batch is surveyed first: headers checked, fields found; nothing is copied. Then each field is written where it belongs. The sum of a
 small record is taken in the survey, when its bytes come into the cache anyway; that of a large one while its bytes are copied.
+
+Files may be cut off or written over at any time. Their state is compared before the survey and after the last byte was taken; in
+between, nothing read twice is a bound for what is written: rows end where the survey said.
 """
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -17,6 +20,14 @@ cdef extern from "crc32c.h":
     uint32_t crc32c_copied(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
     uint32_t crc_masked(uint32_t crc) noexcept nogil
 
+cdef extern from "file_state.h":
+    ctypedef struct FileState:
+        uint64_t device
+        uint64_t inode
+        int64_t nbytes
+        int64_t mtime_ns
+    bint file_has_changed(const char *path, const FileState *was) noexcept nogil
+
 cdef extern from *:
     void __builtin_prefetch(const void *) noexcept nogil
 
@@ -29,7 +40,7 @@ KINDS = {
     "uint64": UINT64, "bool": BOOL, "float32": FLOAT32, "float64": FLOAT64,
 }
 PROBLEMS = (
-    "", "wire", "header", "length_sum", "truncated", "sum", "missing", "kind", "count", "size", "range", "twice", "index",
+    "", "wire", "header", "length_sum", "truncated", "sum", "missing", "kind", "count", "size", "range", "twice", "index", "changed",
 )
 cdef enum:
     FORM_RAW, FORM_EXAMPLE, FORM_SEQUENCE
@@ -101,6 +112,7 @@ cdef class RecordReader:
 
     Args:
         files: C-contiguous buffers, kept.
+        states: (path, device, inode, nbytes, mtime_ns) of each as `MappedFile` gives it; None: it is private memory.
         ends: int64; how many records there are up to and with each file.
         starts: int64; where each record begins in its file.
         fields: (name, kind, itemsize, numel, is_ragged, is_text, fill or None) each.
@@ -111,21 +123,29 @@ cdef class RecordReader:
     cdef Py_buffer *_views
     cdef int _num_views
     cdef FieldSpec *_specs
+    cdef Mapping *_mappings
     cdef readonly int num_fields
     cdef int _form, _verify
     cdef const int64_t[::1] _ends, _starts
-    cdef list _kept
+    cdef list _kept, _states
 
-    def __cinit__(self, list files, const int64_t[::1] ends, const int64_t[::1] starts, list fields, int form, int verify):
+    def __cinit__(
+        self, list files, list states, const int64_t[::1] ends, const int64_t[::1] starts, list fields, int form, int verify
+    ):
         cdef int i
-        cdef const uint8_t[::1] text
-        self._kept = []
+        cdef Mapping *mapping
+        self._kept, self._states = [], states
         self._ends, self._starts, self._form, self._verify = ends, starts, form, verify
         self._views = <Py_buffer *>calloc(max(len(files), 1), sizeof(Py_buffer))
+        self._mappings = <Mapping *>calloc(max(len(files), 1), sizeof(Mapping))
         self._specs = <FieldSpec *>calloc(max(len(fields), 1), sizeof(FieldSpec))
-        if self._views == NULL or self._specs == NULL:
+        if self._views == NULL or self._mappings == NULL or self._specs == NULL:
             raise MemoryError
-        for file in files:
+        for file, state in zip(files, states, strict=True):
+            if state is not None:
+                mapping = &self._mappings[self._num_views]
+                path, mapping.was.device, mapping.was.inode, mapping.was.nbytes, mapping.was.mtime_ns = state
+                mapping.path = path
             PyObject_GetBuffer(file, &self._views[self._num_views], PyBUF_C_CONTIGUOUS)
             self._num_views += 1
         for i, (name, kind, itemsize, numel, is_ragged, is_text, fill) in enumerate(fields):
@@ -142,6 +162,7 @@ cdef class RecordReader:
         for i in range(self._num_views):
             PyBuffer_Release(&self._views[i])
         free(self._views)
+        free(self._mappings)
         free(self._specs)
 
     def survey(self, const int64_t[::1] indices not None):
@@ -159,6 +180,9 @@ cdef class RecordReader:
                 if not self._survey_row(survey, row, indices[row]):
                     break
         return survey
+
+    cdef bint has_changed(self, int64_t file) noexcept nogil:
+        return self._mappings[file].path != NULL and file_has_changed(self._mappings[file].path, &self._mappings[file].was)
 
     cdef void _fetch(self, int64_t index) noexcept nogil:
         """Asks for the first lines of a record that is read next; of the first file only, as a search would cost as much."""
@@ -188,6 +212,11 @@ cdef class RecordReader:
                 high = middle
         view = &self._views[low]
         record.file, record.start = low, self._starts[index]
+        if not survey.is_used[low]:
+            survey.is_used[low] = True
+            if self.has_changed(low):
+                survey.fail(CHANGED, row, -1)
+                return False
         problem = framed(<const uint8_t *>view.buf, view.len, record.start, self._verify, &record.nbytes)
         if problem:
             survey.fail(problem, row, -1)
@@ -213,6 +242,11 @@ cdef class RecordReader:
         return True
 
 
+cdef struct Mapping:
+    const char *path  # NULL: private memory, which does not change
+    FileState was
+
+
 cdef inline bint is_intact(const Record *record) noexcept nogil:
     cdef uint32_t stored
     memcpy(&stored, record.data + record.nbytes, 4)
@@ -231,6 +265,7 @@ cdef class Survey:
     cdef RecordReader _reader  # keeps the files mapped
     cdef Record *records
     cdef Found *found
+    cdef uint8_t *is_used  # [file]
     cdef readonly Py_ssize_t num_rows
     cdef int _problem, _field
     cdef Py_ssize_t _row
@@ -239,12 +274,14 @@ cdef class Survey:
         self._reader, self.num_rows = reader, num_rows
         self.records = <Record *>calloc(max(num_rows, 1), sizeof(Record))
         self.found = <Found *>calloc(max(num_rows * reader.num_fields, 1), sizeof(Found))
-        if self.records == NULL or self.found == NULL:
+        self.is_used = <uint8_t *>calloc(max(reader._num_views, 1), 1)
+        if self.records == NULL or self.found == NULL or self.is_used == NULL:
             raise MemoryError
 
     def __dealloc__(self):
         free(self.records)
         free(self.found)
+        free(self.is_used)
 
     cdef void fail(self, int problem, Py_ssize_t row, int field) noexcept nogil:
         self._problem, self._row, self._field = problem, row, field
@@ -258,6 +295,26 @@ cdef class Survey:
         cdef Found *found = self.found + self._row * self._reader.num_fields + max(self._field, 0)
         return (PROBLEMS[self._problem], self._row, record.index, record.file, record.start, record.nbytes, self._field,
                 found.kind, found.count, found.nbytes)
+
+    def place(self, Py_ssize_t row):
+        """(index, file, start) of a row's record."""
+        if not 0 <= row < self.num_rows:
+            raise IndexError(f"row {row} of {self.num_rows}")
+        return self.records[row].index, self.records[row].file, self.records[row].start
+
+    def is_still_so(self):
+        """Whether no file has changed since its record was found; else `problem` says which. Asked when all is read."""
+        cdef Py_ssize_t row
+        cdef int64_t file
+        with nogil:
+            for row in range(self.num_rows):
+                file = self.records[row].file
+                if self.is_used[file] == 1:
+                    self.is_used[file] = 2
+                    if self._reader.has_changed(file):
+                        self.fail(CHANGED, row, -1)
+                        break
+        return self._problem == FINE
 
     def steps(self, int field):
         """The extent of a ragged field in each row."""
@@ -323,6 +380,7 @@ cdef class Survey:
         cdef Record *record = &self.records[row]
         cdef Found *found = self.found + row * num_fields
         cdef FieldSpec *spec
+        cdef Room room
         cdef uint32_t stored, crc
         cdef size_t before
         if self._reader._verify == ALL_SUMS and record.nbytes >= LONG_RECORD:
@@ -356,7 +414,10 @@ cdef class Survey:
             elif is_plain(&found[i], spec):
                 memcpy(to[i], found[i].at, found[i].nbytes)
             else:
-                problem = walk_entry(&found[i], spec, to[i])
+                room.at, room.end = to[i], to[i] + row_nbytes(spec, &found[i])
+                problem = walk_entry(&found[i], spec, &room)
+                if problem == FINE and room.at != room.end:
+                    problem = CHANGED
                 if problem:
                     self.fail(problem, row, i)
                     return False

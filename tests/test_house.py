@@ -24,7 +24,6 @@ FLOORS = {
     "index": 2,
     "formats": 3,
     "worker": 3,
-    "formats": 3,
     "engine": 4,
     "ring_memory": 4,
     "supervision": 4,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shmload._core.records import RecordReader, Survey
-from shmload.errors import SampleError
+from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats.tfrecord.fields import error_of, fields_of
 from shmload.formats.tfrecord.files import COMPRESSIONS, RecordFile
 
@@ -22,8 +22,9 @@ LEVELS = ("none", "length", "all")
 class TFRecordDataset:
     """Records of TFRecord files, by number, in the order of the files.
 
-    Files are mapped when a process first reads; until then a dataset is its arguments, and so it is pickled. Where records begin is
-    found on the first `len()` and kept beside each file.
+    Files are mapped when a process first reads; until then a dataset is its arguments, and so it is pickled, with the sizes of
+    files it has seen: another process must find the same. Where records begin is found on the first `len()` and kept beside
+    each file. A file that was written to since is an error; one that was replaced or removed is still read as it was.
 
     Args:
         paths: files, or patterns with * ? [ ], whose files are sorted by name.
@@ -70,7 +71,7 @@ class TFRecordDataset:
             raise ValueError(f'records="raw" needs a schema of one field, the whole record; got {list(self.schema)}')
         if records == "raw" and self.defaults:
             raise ValueError('records="raw" takes no defaults: no record lacks itself')
-        self._is_fixed = not any(f.is_text or f.is_ragged for f in self._fields)
+        self._file_nbytes: list[int] = []  # of each path when it was first opened, here or where this was pickled
         self._begin()
 
     def _begin(self) -> None:
@@ -90,12 +91,14 @@ class TFRecordDataset:
             with self._lock:
                 if self._reader is None:
                     files = [RecordFile(path, self.compression, self.max_inflated_bytes) for path in self.paths]
+                    self._recognise([file.nbytes for file in files])
                     offsets = [file.offsets() for file in files]
                     ends = np.cumsum([len(o) - 1 for o in offsets], dtype=np.int64)
                     starts = np.concatenate([np.empty(0, np.int64), *(o[:-1] for o in offsets)])
                     self._num_records = int(ends[-1])
                     self._reader = RecordReader(
                         [file.data for file in files],
+                        [file.state for file in files],
                         ends,
                         starts,
                         [f.native() for f in self._fields],
@@ -103,6 +106,14 @@ class TFRecordDataset:
                         LEVELS.index(self.verify),
                     )
         return self._reader
+
+    def _recognise(self, file_nbytes: list[int]) -> None:
+        for path, was, now in zip(self.paths, self._file_nbytes, file_nbytes, strict=False):
+            if was != now:
+                raise ShardCorrupt(
+                    f"{path}: has {now} bytes, and had {was} when this dataset first read it: make it anew"
+                )
+        self._file_nbytes = file_nbytes
 
     def __len__(self) -> int:
         self._opened()
@@ -117,8 +128,8 @@ class TFRecordDataset:
         targets: list[Any] = []
         for number, field in enumerate(self._fields):
             if field.element is None:
-                (sample[field.name],) = self._texts(survey, number)
                 targets.append(None)
+                sample[field.name] = None  # its place in the order of fields
                 continue
             (steps,) = survey.steps(number)
             shape = tuple(steps if extent is None else extent for extent in field.shape)
@@ -129,25 +140,22 @@ class TFRecordDataset:
 
                 sample[field.name] = torch.empty(shape, dtype=getattr(torch, field.element.name))
             targets.append(_memory_of(sample[field.name]))
-        self._write(survey, targets)
-        return sample
+        texts = self._write(survey, targets)
+        return sample | {name: text for name, (text,) in texts.items()}
 
     def read_batch_into(self, indices: Any, out: Any) -> None:
         """Reads records into rows: see `shmload.ShmLoader` for `out`."""
         survey = self._survey(indices)
-        if self._is_fixed:
-            self._write(survey, [_memory_of(out[field.name]) for field in self._fields])
-            return
         targets: list[Any] = []
         for number, field in enumerate(self._fields):
             if field.is_text:
-                out[field.name] = self._texts(survey, number)
                 targets.append(None)
             elif field.is_ragged:
                 targets.append(_memory_of(out.reserve(field.name, survey.steps(number))))
             else:
                 targets.append(_memory_of(out[field.name]))
-        self._write(survey, targets)
+        for name, texts in self._write(survey, targets).items():
+            out[name] = texts
 
     def _survey(self, indices: Any) -> Survey:
         reader = self._opened()
@@ -155,28 +163,37 @@ class TFRecordDataset:
         if wanted.size and wanted.min() < 0:
             wanted = np.where((wanted < 0) & (wanted >= -self._num_records), wanted + self._num_records, wanted)
         survey = reader.survey(wanted)
-        self._check(survey)
+        if survey.problem is not None:
+            raise self._error(survey)
         return survey
 
-    def _write(self, survey: Survey, targets: list[Any]) -> None:
+    def _write(self, survey: Survey, targets: list[Any]) -> dict[str, list[Any]]:
+        """Writes arrays' rows and gives texts; all of files that are as they were when it began."""
         if not survey.write(targets):
-            self._check(survey)
+            raise self._error(survey)
+        found: dict[str, list[Any]] = {
+            f.name: survey.texts(number) for number, f in enumerate(self._fields) if f.is_text
+        }
+        if not survey.is_still_so():
+            raise self._error(survey)
+        for field in self._fields:
+            if field.is_str:
+                found[field.name] = [
+                    self._decoded(text, survey, row, field.name) for row, text in enumerate(found[field.name])
+                ]
+        return found
 
-    def _check(self, survey: Survey) -> None:
-        problem = survey.problem
-        if problem is not None:
-            raise error_of(problem, self._fields, self.paths, self._num_records)
+    def _error(self, survey: Survey) -> Exception:
+        return error_of(survey.problem or (), self._fields, self.paths, self._file_nbytes, self._num_records)
 
-    def _texts(self, survey: Survey, number: int) -> list[Any]:
-        texts = survey.texts(number)
-        if not self._fields[number].is_str:
-            return texts
+    def _decoded(self, text: bytes, survey: Survey, row: int, name: str) -> str:
         try:
-            return [text.decode() for text in texts]
+            return text.decode()
         except UnicodeDecodeError as error:
+            index, file, start = survey.place(row)
             raise SampleError(
-                f"{self.paths[0]}...: field {self._fields[number].name!r} needs UTF-8, as its type is str: {error}; "
-                "give the schema bytes instead"
+                f"{self.paths[file]}: record {index}, which starts at byte {start}: field {name!r} needs UTF-8, as its type is "
+                f"str: {error}; give the schema bytes instead"
             ) from error
 
 

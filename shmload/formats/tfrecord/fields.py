@@ -12,6 +12,7 @@ import numpy as np
 from shmload._core.records import KINDS
 from shmload.batch.dtypes import ElementType, of_any
 from shmload.errors import SampleError, ShardCorrupt, ShmloadError
+from shmload.formats.tfrecord.files import CHANGED
 
 _FOUND = ("nothing", "a bytes_list", "a float_list", "an int64_list")
 _CAUSES = {
@@ -20,6 +21,7 @@ _CAUSES = {
     "truncated": "truncated: the record's length of {nbytes} bytes goes beyond the end of the file",
     "sum": "corrupted: the checksum of the record's {nbytes} bytes differs",
     "wire": "not a valid message: the record's {nbytes} bytes do not parse",
+    "changed": CHANGED,
     "twice": "field {name!r} is both in the context and in the feature lists",
 }
 _MISFITS = {
@@ -99,14 +101,26 @@ def _field(name: str, spec: Any, default: Any) -> RecordField:
     return RecordField(name, element, extents, fill=row.tobytes())
 
 
-def error_of(problem: tuple[Any, ...], fields: list[RecordField], paths: list[str], num_records: int) -> Exception:
-    """The error for what `Survey.problem` says."""
+def error_of(
+    problem: tuple[Any, ...], fields: list[RecordField], paths: list[str], file_nbytes: list[int], num_records: int
+) -> Exception:
+    """The error for what `Survey.problem` says.
+
+    Args:
+        file_nbytes: of each file when it was opened.
+    """
     cause, _, index, file, start, nbytes, which, kind, count, value_nbytes = problem
     if cause == "index":
         return IndexError(f"index {index} is out of range for a TFRecordDataset of {num_records} records")
     field = fields[max(which, 0)]
     words: type[ShmloadError] = ShardCorrupt if cause in _CAUSES else SampleError
     text = (_CAUSES | _MISFITS)[cause].format(
-        name=field.name, nbytes=nbytes, wanted=field, kind=_FOUND[kind], count=count, value_nbytes=value_nbytes
+        name=field.name,
+        nbytes=nbytes,
+        wanted=field,
+        kind=_FOUND[kind],
+        count=count,
+        value_nbytes=value_nbytes,
+        was=file_nbytes[file],
     )
     return words(f"{paths[file]}: record {index}, which starts at byte {start}: {text}")

@@ -2,19 +2,21 @@
 
 Plain files are mapped, read-only: all processes share the page cache, and a forked child its parent's mapping. Files compressed
 as a whole cannot be sought in, so they are inflated once per process into private memory: that costs the inflated size in each
-process that was not forked after it, and CPU time. A file must not be cut off while it is mapped, as with any mapping.
+process that was not forked after it, and CPU time.
+
+A file that is replaced or removed stays whole in its mapping. One that is written over or cut off is noticed, before and after each
+batch; what remains is a file cut off between the two, whose reader the system kills (SIGBUS), as with any mapping.
 
 Offsets are taken from our own file beside the shard (`<name>.shmload-index`), else from a tfindex file that agrees with the shard's
 size, else from a walk, whose result is then written beside the shard if the folder allows.
 
-    our index: "SHMLOAD TFRECORD INDEX 1\\n" | json of name, size, mtime_ns, count, crc32c of the offsets "\\n" | int64 offsets
+    our index: "SHMLOAD TFRECORD INDEX 1\\n" | json of name, size, mtime_ns, crc32c of the offsets "\\n" | int64 offsets
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import mmap
 import os
 import tempfile
 import zlib
@@ -25,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.crc32c import crc32c, masked
+from shmload._core.mapped_file import MappedFile
 from shmload._core.records import record_starts
 from shmload.errors import ShardCorrupt
 
@@ -32,6 +35,7 @@ MAGIC = b"SHMLOAD TFRECORD INDEX 1\n"
 SUFFIX = ".shmload-index"
 FOREIGN_SUFFIXES = (".tfindex", ".index", ".idx")
 COMPRESSIONS = ("auto", "none", "gzip", "zlib")
+CHANGED = "the file was changed while it was in use; it had {was} bytes when it was opened: make the dataset anew"
 _STEP = 1 << 20  # bytes inflated at a time
 
 Offsets = NDArray[np.int64]
@@ -41,32 +45,43 @@ log = logging.getLogger("shmload")
 class RecordFile:
     """One file: its bytes, and int64 offsets of its records with the end of the last one behind them.
 
+    Attributes:
+        nbytes: of the file on disk.
+        state: the file as `RecordReader` knows it again; None: its bytes are in private memory.
+
     Raises:
         ShardCorrupt: the walk met a record that is none, or the compressed stream is broken.
     """
 
     def __init__(self, path: str, compression: str, max_inflated_bytes: int) -> None:
         self.path = path
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            self.data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
-        self._identity = {"name": Path(path).name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
-        kind = compression if compression != "auto" else _compression_of(self.data[:12])
-        self._is_inflated = kind != "none"
-        if self._is_inflated:
-            self.data = _inflated(path, self.data, kind, max_inflated_bytes)
+        name = os.fsencode(path)
+        self._file = MappedFile(name)
+        _, _, self.nbytes, mtime_ns = self._file.state
+        self.data: Any = memoryview(self._file)
+        self.state: tuple[Any, ...] | None = (name, *self._file.state)
+        self._identity = {"name": Path(path).name, "size": self.nbytes, "mtime_ns": mtime_ns}
+        kind = compression if compression != "auto" else _compression_of(bytes(self.data[:12]))
+        if kind != "none":
+            self.data, self.state = _inflated(path, self.data, kind, max_inflated_bytes), None
+            self._check()
 
     def offsets(self) -> Offsets:
         """Where records begin: from a file beside this one, or by a walk."""
-        if self._is_inflated:
+        if self.state is None:
             return self._walked()
         found = self._own()
         if found is None:
             found = self._foreign()
         if found is None:
             found = self._walked()
+            self._check()
             write_index(self.path, self._identity, found)
         return found
+
+    def _check(self) -> None:
+        if self._file.has_changed():
+            raise ShardCorrupt(f"{self.path}: {CHANGED.format(was=self.nbytes)}")
 
     def _walked(self) -> Offsets:
         text, problem, at = record_starts(self.data)
@@ -88,7 +103,7 @@ class RecordFile:
         head, _, body = text.removeprefix(MAGIC).partition(b"\n")
         try:
             said = json.loads(head)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if not text.startswith(MAGIC) or len(body) % 8 or said != {**self._identity, "crc32c": crc32c(body)}:
             return None
@@ -107,7 +122,7 @@ class RecordFile:
             numbers = np.array(path.read_bytes().split(), np.int64)
         except (OSError, ValueError, OverflowError):
             return None
-        size = os.path.getsize(self.path)
+        size = self.nbytes
         if len(numbers) % 2 or len(numbers) == 0:
             return None
         starts, lengths = numbers[::2], numbers[1::2]

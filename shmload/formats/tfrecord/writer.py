@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shmload._core.record_writer import BYTES, FLOATS, INTS, RecordBuffer, feature, message
+from shmload._core.record_writer import BYTES, FLOATS, INTS, RecordBuffer
 from shmload.formats.tfrecord.files import write_index
 
 _FULL = 1 << 20  # bytes of records written to the file at a time
@@ -62,50 +62,52 @@ class TFRecordWriter:
         Floats become a float_list (float64 is rounded to float32, the only float of the format), integers and bools an int64_list,
         str, bytes and lists of them a bytes_list; shapes are not kept. Arrays and tensors of any shape are taken.
         """
-        self._append(message([(0x0A, self._features(record))]) if isinstance(record, Mapping) else record)
+        if isinstance(record, Mapping):
+            fields = [(name.encode(), *self._values(name, record[name])) for name in sorted(record)]
+            self._appended(self._open().append_example(fields))
+        else:
+            self._appended(self._open().append(record))
 
     def write_sequence(self, context: Mapping[str, Any], feature_lists: Mapping[str, Iterable[Any]]) -> None:
         """Writes one tf.train.SequenceExample; each value of a feature list is one step."""
-        lists = []
-        for name in sorted(feature_lists):
-            steps = message([(0x0A, self._feature(name, step)) for step in feature_lists[name]])
-            lists.append((0x0A, message([(0x0A, name.encode()), (0x12, steps)])))
-        self._append(message([(0x0A, self._features(context)), (0x12, message(lists))]))
+        fields = [(name.encode(), *self._values(name, context[name])) for name in sorted(context)]
+        lists = [
+            (name.encode(), [self._values(name, step) for step in feature_lists[name]])
+            for name in sorted(feature_lists)
+        ]
+        self._appended(self._open().append_sequence(fields, lists))
 
-    def _append(self, data: Any) -> None:
+    def _open(self) -> RecordBuffer:
         if self._file is None:
             raise ValueError(f"the writer of {self.path} is closed")
-        nbytes = self._buffer.append(data)
+        return self._buffer
+
+    def _appended(self, nbytes: int) -> None:
         self.num_records += 1
         if self._starts is not None:
             self._starts.append(self._starts[-1] + nbytes)
         if self._buffer.nbytes >= _FULL:
             self._flush()
 
-    def _features(self, values: Mapping[str, Any]) -> bytearray:
-        return message(
-            [
-                (0x0A, message([(0x0A, name.encode()), (0x12, self._feature(name, values[name]))]))
-                for name in sorted(values)
-            ]
-        )
-
-    def _feature(self, name: str, value: Any) -> bytearray:
+    def _values(self, name: str, value: Any) -> tuple[int, list[Any]]:
+        """The kind of a field's list and the buffers of its values."""
         if isinstance(value, bytes | bytearray | memoryview):
-            return feature(BYTES, [value])
+            return BYTES, [value]
         if isinstance(value, str):
-            return feature(BYTES, [value.encode()])
+            return BYTES, [value.encode()]
+        if type(value) is int and -(2**63) <= value < 2**63 and name not in self._raw:
+            return INTS, [value.to_bytes(8, "little", signed=True)]
         if isinstance(value, list | tuple) and value and isinstance(value[0], str | bytes):
-            return feature(BYTES, [v.encode() if isinstance(v, str) else v for v in value])
+            return BYTES, [v.encode() if isinstance(v, str) else v for v in value]
         array = np.ascontiguousarray(value)
         if name in self._raw:
-            return feature(BYTES, [array.reshape(-1).view(np.uint8)])
+            return BYTES, [array.reshape(-1).view(np.uint8)]
         if array.dtype.kind == "f":
-            return feature(FLOATS, np.ascontiguousarray(array, np.float32))
+            return FLOATS, [array.astype(np.float32, copy=False)]
         if array.dtype.kind in "iub":
             if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
                 raise ValueError(f"field {name!r} holds {int(array.max())}: an int64_list ends at 2**63 - 1")
-            return feature(INTS, np.ascontiguousarray(array, np.int64))
+            return INTS, [array.astype(np.int64, copy=False)]
         raise TypeError(
             f"field {name!r} is a {type(value).__name__} of dtype {array.dtype}: an Example holds floats, integers, bools, str and "
             "bytes; name it in raw= to write its memory"

@@ -61,6 +61,9 @@ def test_all_ways_to_a_sum_agree(nbytes, skipped, seed):
     data = np.random.default_rng(seed).integers(0, 256, nbytes + skipped, np.uint8)[skipped:]
     room = np.zeros(nbytes, np.uint8)
     assert crc32c(data) == crc32c(data, by_tables=True) == copy_crc32c(room, data)
+    assert bytes(room) == bytes(data)
+    room[:] = 0
+    assert crc32c(data) == copy_crc32c(room, data, by_tables=True)
     assert crc32c(data[nbytes // 3 :], crc32c(data[: nbytes // 3])) == crc32c(data)
     assert bytes(room) == bytes(data)
 

@@ -1,14 +1,16 @@
 """Rows out of Parquet, HDF5, Zarr and safetensors files: what does a sample cost?
 
-Method: 40,000 samples of 64 float32 from random numbers and a label, in the page cache, in groups (chunks) of 1,000 rows; batches of
-64 in random order, 2 forked workers, loaders in turn in fresh processes. Everything decoded fits the caches: this is what a row costs, not
-what decoding a group does. shmload and torch read the same dataset object, torch a sample at a time; for Parquet and HDF5 torch also
-reads what people write by hand: a memory-mapped pyarrow table with take() and to_pylist(), h5py with an index.
+Method: 40,000 samples of 64 float32 from random numbers and a label, in the page cache, in groups (chunks) of 1,000 rows;
+batches of 64 in random order, 2 forked workers, loaders in turn in fresh processes. Everything decoded fits the caches: this is
+what a row costs, not what decoding a group does. shmload and torch read the same dataset object, torch a sample at a time; for
+Parquet and HDF5 torch also reads what people write by hand: a memory-mapped pyarrow table with take() and to_pylist(), h5py with
+an index.
 
 How to read: CPU microseconds a sample over all processes, trainer and workers.
 
-Predicted: shmload 1.5 us for the mapped (safetensors, HDF5 in one piece), 3 for Parquet, 8 for Zarr and chunked HDF5, whose rows numpy gathers block
-by block (a batch touches 64 rows of 40 blocks); torch a sample at a time 60 to 120 us; pyarrow by hand 150, h5py by hand 130.
+Predicted: shmload 1.5 us for the mapped (safetensors, HDF5 in one piece), 3 for Parquet, 8 for Zarr and chunked HDF5, whose rows
+numpy gathers block by block (a batch touches 64 rows of 40 blocks); torch a sample at a time 60 to 120 us; pyarrow by hand 150,
+h5py by hand 130.
 
 Result (2 cores shared with others, 2 workers, 2 rounds): RESULT
 """
@@ -55,9 +57,9 @@ def files() -> Iterator[Path]:
 
 
 def opened(kind: str, path: str) -> Any:
-    return {"parquet": ParquetDataset, "hdf5": HDF5Dataset, "zarr": ZarrDataset, "safetensors": SafetensorsDataset}[kind](
-        path
-    )
+    return {"parquet": ParquetDataset, "hdf5": HDF5Dataset, "zarr": ZarrDataset, "safetensors": SafetensorsDataset}[
+        kind
+    ](path)
 
 
 class PyarrowRows:
@@ -140,7 +142,9 @@ def measure(settings: Settings) -> Result:
     for name, (_, _, by_hand) in CASES.items():
         mine, theirs = cost[f"{name}: shmload"], cost[f"{name}: torch"]
         beside = f"{mine:.2f} us, torch {theirs:.1f}" + (f", by hand {cost[f'{name}: by hand']:.1f}" if by_hand else "")
-        rows.append(Row(f"{name}, CPU a sample: torch over shmload", theirs / mine, "x", beside, ">= 5x", theirs >= 5 * mine))
+        rows.append(
+            Row(f"{name}, CPU a sample: torch over shmload", theirs / mine, "x", beside, ">= 5x", theirs >= 5 * mine)
+        )
     return Result(rows, {"cases": plain(found)})
 
 

@@ -43,7 +43,6 @@ FLOORS = {
     "mix": 4,
     "observe": 4,
     "cli": 5,
-    "formats": 3,
 }
 
 

@@ -11,7 +11,8 @@ from typing import Any
 class BlockCache:
     """Blocks by key, of one process.
 
-    What is too large for the cache is decoded and used, and not kept. A block that was put out lives on as long as someone reads it.
+    What is too large for the cache is decoded and used, and not kept. A block that was put out lives on as long as someone reads
+    it.
 
     Args:
         capacity_bytes: of all blocks that are kept.

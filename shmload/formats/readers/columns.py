@@ -95,7 +95,9 @@ class Blocks:
         end = min(first + self.rows_per_block, self._num_rows)
         try:
             values = self._load(first, end)
-        except Exception as error:  # each library and codec has errors of its own; all mean that these bytes cannot be read
+        except (
+            Exception
+        ) as error:  # each library and codec has errors of its own; all mean that these bytes cannot be read
             raise ShardCorrupt(f"{self._where}, rows {first} to {end - 1}: {type(error).__name__}: {error}") from error
         if isinstance(values, np.ndarray) and values.dtype != object:
             return values, values.nbytes

@@ -31,9 +31,9 @@ from shmload.formats.readers.library import library
 class HDF5Dataset(ColumnDataset):
     """Rows of the datasets of an HDF5 file; the first axis counts samples.
 
-    A dataset that lies in the file in one piece is mapped, and its rows are copied without the GIL. A chunked or compressed one is decoded
-    a chunk's rows at a time, through h5py, into a cache of this process; see `ParquetDataset` on random order and blocks. Rows
-    that are strings are text, rows of variable length ragged.
+    A dataset that lies in the file in one piece is mapped, and its rows are copied without the GIL. A chunked or compressed one
+    is decoded a chunk's rows at a time, through h5py, into a cache of this process; see `ParquetDataset` on random order and
+    blocks. Rows that are strings are text, rows of variable length ragged.
 
     Args:
         path: the file. It must not be changed or shortened while it is in use.
@@ -43,7 +43,8 @@ class HDF5Dataset(ColumnDataset):
         ModuleNotFoundError: h5py is not installed (extra `hdf5`).
         ShardCorrupt: on reading: the file is not what the format says.
         ValueError: on reading: a field is no array of a type that tensors have, or fields differ in length.
-    Thread/process safety: any number of readers; h5py holds a lock of its own while it decodes, so only processes do that in parallel.
+    Thread/process safety: any number of readers; h5py holds a lock of its own while it decodes, so only processes do that in
+    parallel.
     """
 
     def __init__(
@@ -93,16 +94,21 @@ class HDF5Dataset(ColumnDataset):
         dtype = native(ragged or dataset.dtype)
         if dtype is None or (ragged and len(dataset.shape) > 1):
             raise NoField(
-                f"{where}: rows of {dataset.dtype}, shape {dataset.shape[1:]}, are no field of a batch: those are numbers, text, and "
+                f"{where}: rows of {dataset.dtype}, shape {dataset.shape[1:]}, are no field of a batch: those are numbers, "
+                f"text, and "
                 "runs of numbers; name the others in fields="
             )
         if ragged:
-            return RaggedColumn(blocks(lambda a, b: [value.astype(dtype, copy=False) for value in dataset[a:b]], 1024), dtype)
+            return RaggedColumn(
+                blocks(lambda a, b: [value.astype(dtype, copy=False) for value in dataset[a:b]], 1024), dtype
+            )
         offset = _offset_of(dataset, h5py)
         if offset is not None:
             end = os.path.getsize(self.path)
             if not 0 <= offset <= end - dataset.nbytes:
-                raise ShardCorrupt(f"{where}, offset {offset}: {dataset.nbytes} bytes of it do not lie within the file's {end}")
+                raise ShardCorrupt(
+                    f"{where}, offset {offset}: {dataset.nbytes} bytes of it do not lie within the file's {end}"
+                )
             mapped = np.memmap(self.path, dataset.dtype, "r", offset, dataset.shape)
             return MappedColumn(typed_array(name, mapped.view(np.ndarray)))
         row_nbytes = dataset.nbytes // max(length, 1)

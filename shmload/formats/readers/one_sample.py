@@ -40,7 +40,10 @@ class OneSample:
     def sample(self) -> dict[str, Any]:
         """The fields: arrays, numpy's scalars, text."""
         found = {name: self._fields[name][0] for name in self._schema}
-        return {name: value[()] if isinstance(value, np.ndarray) and not value.ndim else value for name, value in found.items()}
+        return {
+            name: value[()] if isinstance(value, np.ndarray) and not value.ndim else value
+            for name, value in found.items()
+        }
 
 
 def _empty(dtype: Any, shape: tuple[int, ...]) -> Any:

@@ -19,9 +19,9 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 class ParquetDataset(ColumnDataset):
     """Rows of Parquet files, in the order of the files.
 
-    A row group is decoded whole, when a row of it is first read, and kept in a cache of this process; rows go from there into the batch
-    without Python objects. So random order over all rows decodes a row group for nearly every row unless all fit the cache:
-    read in blocks instead, with a `BlockShuffle` of `block_size` rows whose window fits the cache. Every worker reads
+    A row group is decoded whole, when a row of it is first read, and kept in a cache of this process; rows go from there into
+    the batch without Python objects. So random order over all rows decodes a row group for nearly every row unless all fit the
+    cache: read in blocks instead, with a `BlockShuffle` of `block_size` rows whose window fits the cache. Every worker reads
     of every window, and each has a cache of its own.
 
     Numbers and booleans become numbers, strings text, lists of numbers ragged arrays, fixed-size lists arrays; dates, times and
@@ -30,8 +30,8 @@ class ParquetDataset(ColumnDataset):
     Args:
         paths: files, or patterns with * ? [ ], whose files are sorted by name.
         columns: those that samples have; all by default.
-        schema: type and shape of some fields, in place of the stored ones: {"x": "float32"} converts; {"image": ("uint8", (28, 28))}
-            says that lists have that many values, in every row.
+        schema: type and shape of some fields, in place of the stored ones: {"x": "float32"} converts; {"image": ("uint8", (28,
+            28))} says that lists have that many values, in every row.
         fill_null: values in place of nulls, by column. Without, a null is an error.
         cache_bytes: of decoded row groups, for each process that reads.
     Raises:
@@ -100,7 +100,7 @@ def expanded(paths: Paths) -> list[str]:
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found: list[str] = []
-    for path in map(os.fspath, given):
+    for path in [os.fspath(p) for p in given]:
         matching = [path] if os.path.exists(path) else sorted(glob(path, recursive=True))
         if not matching:
             raise FileNotFoundError(f"no Parquet file is named, or matches, {path!r}")

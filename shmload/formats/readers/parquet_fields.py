@@ -61,7 +61,9 @@ def spec_of(field: Any, path: str, asked: Any) -> Any:
 
 
 def _refuse(field: Any, path: str, asked: Any) -> Any:
-    raise NoField(f"{path}: column {field.name!r} is stored as {field.type} and cannot be read as schema says: {asked!r}")
+    raise NoField(
+        f"{path}: column {field.name!r} is stored as {field.type} and cannot be read as schema says: {asked!r}"
+    )
 
 
 def _text_of(kind: Any) -> type | None:

@@ -2,8 +2,8 @@
 
 The groups that a batch touches are seen as one table whose chunks are theirs (`batch/arrow_columns.py`), so that one native
 copy a column serves the batch, however many groups its rows come of. Batches of one window of a block shuffle touch the same
-groups again and again, so such views are kept as long as their groups are. A batch that touches more groups than the cache holds takes its rows
-out of one after the other instead: it never holds more than one of them beside the cache.
+groups again and again, so such views are kept as long as their groups are. A batch that touches more groups than the cache holds
+takes its rows out of one after the other instead: it never holds more than one of them beside the cache.
 
 pyarrow's own threads are not used: they would not be there in a forked worker, and workers are what decodes in parallel here.
 """
@@ -167,7 +167,8 @@ def _check_alike(path: str, schema: Any, fields: Sequence[Any], first: str) -> N
         has = schema.field(field.name).type if field.name in schema.names else None
         if has != field.type:
             raise NoField(
-                f"{path}: column {field.name!r} is {has or 'not there'}, and {field.type} in {first}; the files of a dataset have the "
+                f"{path}: column {field.name!r} is {has or 'not there'}, and {field.type} in {first}; the files of a dataset "
+                f"have the "
                 "same columns"
             )
 
@@ -192,14 +193,17 @@ def _check_shape(column: Column, shape: tuple[int, ...]) -> None:
     if len(known) < len(column.extents) or prod(known) != prod(shape):
         has = "lists of different lengths" if len(known) < len(column.extents) else f"{prod(known)} values"
         raise SampleError(
-            f"column {column.name!r}: the schema says rows of shape {shape}, and the row groups of this batch have {has}; the first "
+            f"column {column.name!r}: the schema says rows of shape {shape}, and the row groups of this batch have {has}; the "
+            f"first "
             "extent of a ragged field is None"
         )
 
 
 def _joined(tables: Sequence[Table]) -> Table:
     """The tables of several groups as one, whose chunks are theirs."""
-    return tables[0] if len(tables) == 1 else {name: _one_column([table[name] for table in tables]) for name in tables[0]}
+    return (
+        tables[0] if len(tables) == 1 else {name: _one_column([table[name] for table in tables]) for name in tables[0]}
+    )
 
 
 def _one_column(columns: Sequence[Column]) -> Column:

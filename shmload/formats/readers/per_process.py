@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """What is opened once a process. It is given `open` at each use, not to keep it: its owner is freed as soon as it is dropped."""
+    """What is opened once a process. It is given `open` at each use, not to keep it: its owner is freed as soon as it is
+    dropped."""
 
     def __init__(self) -> None:
         self._held: tuple[int, T] | None = None  # and the process it was opened in

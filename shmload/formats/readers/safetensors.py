@@ -2,8 +2,9 @@
 
     u64 little-endian: bytes of the header | JSON: name -> {dtype, shape, data_offsets: [begin, end]} | the tensors end to end
 
-The library checks the header (names, extents, that tensors lie end to end and fill the file); where they lie is then read from it, so
-that rows are copied from the mapped file, of whatever type they are: the library itself gives whole slices, and no bfloat16 to numpy.
+The library checks the header (names, extents, that tensors lie end to end and fill the file); where they lie is then read from
+it, so that rows are copied from the mapped file, of whatever type they are: the library itself gives whole slices, and no
+bfloat16 to numpy.
 """
 
 from __future__ import annotations
@@ -79,12 +80,16 @@ class SafetensorsDataset(ColumnDataset):
     def _array(self, data: Any, begin: int, name: str, place: dict[str, Any]) -> TypedArray:
         element = ELEMENT_TYPES.get(DTYPES.get(place["dtype"], ""))
         if element is None:
-            raise NoField(f"{self.path}: tensor {name!r} of {place['dtype']}: no batch has this type; leave it out of fields=")
+            raise NoField(
+                f"{self.path}: tensor {name!r} of {place['dtype']}: no batch has this type; leave it out of fields="
+            )
         first, end = (begin + offset for offset in place["data_offsets"])
         shape = tuple(place["shape"])
         seen_as = element.numpy or np.dtype(f"u{element.itemsize}")
         if not 0 <= first <= end <= len(data) or end - first != seen_as.itemsize * int(np.prod(shape, dtype=object)):
-            raise ShardCorrupt(f"{self.path}, offset {first}: tensor {name!r} of shape {shape} does not lie within the file")
+            raise ShardCorrupt(
+                f"{self.path}, offset {first}: tensor {name!r} of shape {shape} does not lie within the file"
+            )
         return TypedArray(np.ndarray(shape, seen_as, data, first), element.name)
 
     @property

@@ -8,7 +8,16 @@ from typing import Any
 
 from shmload.errors import ShardCorrupt
 from shmload.formats.readers.block_cache import BlockCache
-from shmload.formats.readers.columns import Blocks, Column, Columns, FixedColumn, NoField, TextColumn, native, one_length
+from shmload.formats.readers.columns import (
+    Blocks,
+    Column,
+    Columns,
+    FixedColumn,
+    NoField,
+    TextColumn,
+    native,
+    one_length,
+)
 from shmload.formats.readers.dataset import ColumnDataset, Opened
 from shmload.formats.readers.library import library
 
@@ -53,7 +62,9 @@ class ZarrDataset(ColumnDataset):
         for name, array in arrays.items():
             if not isinstance(array, zarr.Array) or not array.shape:
                 what = "a single value" if isinstance(array, zarr.Array) else "a group"
-                raise NoField(f"{self.path}: field {name!r} is {what}; a field is an array whose first axis counts samples")
+                raise NoField(
+                    f"{self.path}: field {name!r} is {what}; a field is an array whose first axis counts samples"
+                )
         num_rows = one_length({name: array.shape[0] for name, array in arrays.items()}, self.path)
         cache = BlockCache(self._cache_bytes)
         try:
@@ -67,11 +78,14 @@ class ZarrDataset(ColumnDataset):
         where = f"{self.path}, {array.path or '/'!r}"
         rows = (getattr(array, "shards", None) or array.chunks)[0]
         if array.dtype.kind in "TOU" and len(array.shape) == 1:
-            return TextColumn(Blocks(where, array.shape[0], rows, lambda a, b: [str(v) for v in array[a:b]], cache), str)
+            return TextColumn(
+                Blocks(where, array.shape[0], rows, lambda a, b: [str(v) for v in array[a:b]], cache), str
+            )
         dtype = native(array.dtype)
         if dtype is None:
             raise NoField(
-                f"{where}: rows of {array.dtype}, shape {array.shape[1:]}, are no field of a batch: those are numbers and text; name "
+                f"{where}: rows of {array.dtype}, shape {array.shape[1:]}, are no field of a batch: those are numbers and "
+                f"text; name "
                 "the others in fields="
             )
         return FixedColumn(Blocks(where, array.shape[0], rows, lambda a, b: array[a:b], cache), dtype, array.shape[1:])

@@ -34,7 +34,7 @@ def test_samples_come_back_as_they_were_written(kind: Any, path: Path, columns: 
         for name, values in columns.items():
             assert values.dtype == sample[name].dtype
             np.testing.assert_array_equal(values[index], sample[name])
-    assert {"image": ("float32", (6,)), "label": ("int16", ()), "flag": ("bool", ())} == dataset.schema
+    assert dataset.schema == {"image": ("float32", (6,)), "label": ("int16", ()), "flag": ("bool", ())}
 
 
 def test_indices_are_as_a_lists(kind: Any, path: Path, columns: dict[str, Any]) -> None:
@@ -136,7 +136,8 @@ def test_a_missing_library_is_named_with_its_extra(kind: Any, path: Path, monkey
     monkeypatch.setitem(sys.modules, module, None)
     package = module.split(".")[0]
     with pytest.raises(
-        ModuleNotFoundError, match=rf"reading {extra} files needs the package {package}, .* pip install 'shmload\[{extra}\]'"
+        ModuleNotFoundError,
+        match=rf"reading {extra} files needs the package {package}, .* pip install 'shmload\[{extra}\]'",
     ):
         len(kind(path))
 

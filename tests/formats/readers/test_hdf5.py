@@ -62,8 +62,8 @@ def test_text_and_runs_of_variable_length_are_rows(tmp_path: Path) -> None:
     np.testing.assert_equal({"text": "abc", "raw": b"", "group/runs": np.arange(2)}, dataset[2])
     with ShmLoader(dataset, batch_size=3, ragged="list") as loader:
         (batch,) = loader
-    assert (["é", "", "abc"], [b"a", b"bc", b""]) == (batch["text"], batch["raw"])
-    assert [[], [0], [0, 1]] == [run.tolist() for run in batch["group/runs"]]
+    assert (batch["text"], batch["raw"]) == (["é", "", "abc"], [b"a", b"bc", b""])
+    assert [run.tolist() for run in batch["group/runs"]] == [[], [0], [0, 1]]
 
 
 def test_what_was_never_written_is_the_fill_value(tmp_path: Path) -> None:
@@ -77,7 +77,10 @@ def test_what_was_never_written_is_the_fill_value(tmp_path: Path) -> None:
         ({"x": "/nothing"}, r"a\.h5: '/nothing' is not there; a field is a dataset"),
         ({"x": "/g"}, "'/g' is a group; a field is a dataset"),
         ({"x": "/one"}, "'/one' is a single value; a field is a dataset"),
-        ({"x": "/x", "y": "/y"}, r"one row for each sample; these have x: 20, y: 3. Name those of one length in fields="),
+        (
+            {"x": "/x", "y": "/y"},
+            r"one row for each sample; these have x: 20, y: 3. Name those of one length in fields=",
+        ),
         ({"x": "/pair"}, "'/pair': rows of .* are no field of a batch"),
         ({}, "has no array with rows to be a field"),
     ],

@@ -62,7 +62,9 @@ def test_any_table_comes_back(tmp_path: Path, drawn: Any, rows_per_group: int, c
         sample = dataset[row]
         for name, column in values.items():
             wanted = column[row]
-            assert wanted == (sample[name].tolist() if isinstance(sample[name], (np.ndarray, np.generic)) else sample[name])
+            assert wanted == (
+                sample[name].tolist() if isinstance(sample[name], (np.ndarray, np.generic)) else sample[name]
+            )
             given_ = batch[name][row]
             assert wanted == (given_.tolist() if hasattr(given_, "tolist") else given_)
 
@@ -77,13 +79,13 @@ def test_times_and_dictionaries_are_plain(tmp_path: Path) -> None:
         hash=pa.array([b"12", b"34"], pa.binary(2)),
     )
     sample = ParquetDataset(path)[1]
-    assert {"when": 4, "day": 10, "kind": "b", "hash": b"34"} == sample
+    assert sample == {"when": 4, "day": 10, "kind": "b", "hash": b"34"}
 
 
 def test_files_follow_one_another_in_the_order_of_their_names(tmp_path: Path) -> None:
     written(tmp_path / "b.parquet", x=[3, 4])
     written(tmp_path / "a.parquet", x=[1, 2])
-    assert [1, 2, 3, 4] == [sample["x"] for sample in ParquetDataset(f"{tmp_path}/*.parquet")]
+    assert [sample["x"] for sample in ParquetDataset(f"{tmp_path}/*.parquet")] == [1, 2, 3, 4]
     written(tmp_path / "c.parquet", x=["text"])
     with pytest.raises(ValueError, match=r"c\.parquet: column 'x' is string, and int64 in .*a\.parquet; the files"):
         len(ParquetDataset(f"{tmp_path}/*.parquet"))
@@ -96,11 +98,11 @@ def test_files_follow_one_another_in_the_order_of_their_names(tmp_path: Path) ->
 def test_columns_and_their_types_are_chosen(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", x=[1, 2], image=[[1, 2, 3, 4], [5, 6, 7, 8]], left={"a": [1, 2]}["a"])
     dataset = ParquetDataset(path, ["x", "image"], {"x": "float32", "image": ("uint8", (2, 2))})
-    assert {"x": ("float32", ()), "image": ("uint8", (2, 2))} == dataset.schema
+    assert dataset.schema == {"x": ("float32", ()), "image": ("uint8", (2, 2))}
     np.testing.assert_array_equal([[5, 6], [7, 8]], dataset[1]["image"])
     batch = batch_of(dataset)
-    assert [1.0, 2.0] == batch["x"].tolist()
-    assert [[[1, 2], [3, 4]], [[5, 6], [7, 8]]] == batch["image"].tolist()
+    assert batch["x"].tolist() == [1.0, 2.0]
+    assert batch["image"].tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
 
 
 @pytest.mark.parametrize(
@@ -111,9 +113,18 @@ def test_columns_and_their_types_are_chosen(tmp_path: Path) -> None:
         ({}, r"column 'n' of struct<a: int64> is no field of a batch: .* name the others in columns="),
         ({"columns": ["x"], "schema": {"y": "int8"}}, r"schema names \['y'\], which is no column here"),
         ({"columns": ["x"], "fill_null": {"y": 1}}, r"fill_null names \['y'\], which is no column here"),
-        ({"columns": ["x"], "schema": {"x": ("int8", (2,))}}, "column 'x' is stored as int64 and cannot be read as schema says"),
-        ({"columns": ["s"], "schema": {"s": "int8"}}, "column 's' is stored as string and cannot be read as schema says"),
-        ({"columns": ["l"], "schema": {"l": ("int8", (None, 2))}}, "column 'l' is stored as .* cannot be read as schema says"),
+        (
+            {"columns": ["x"], "schema": {"x": ("int8", (2,))}},
+            "column 'x' is stored as int64 and cannot be read as schema says",
+        ),
+        (
+            {"columns": ["s"], "schema": {"s": "int8"}},
+            "column 's' is stored as string and cannot be read as schema says",
+        ),
+        (
+            {"columns": ["l"], "schema": {"l": ("int8", (None, 2))}},
+            "column 'l' is stored as .* cannot be read as schema says",
+        ),
     ],
 )
 def test_a_wrong_choice_is_told(tmp_path: Path, given_: dict[str, Any], message: str) -> None:
@@ -124,7 +135,9 @@ def test_a_wrong_choice_is_told(tmp_path: Path, given_: dict[str, Any], message:
 
 def test_rows_of_another_length_than_the_schema_says_are_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", x=[[1, 2], [3]])
-    with pytest.raises(SampleError, match=r"column 'x': the schema says rows of shape \(2,\), .* have lists of different"):
+    with pytest.raises(
+        SampleError, match=r"column 'x': the schema says rows of shape \(2,\), .* have lists of different"
+    ):
         ParquetDataset(path, schema={"x": ("int64", (2,))})[0]
     path = written(tmp_path / "u.parquet", x=[[1, 2, 3]])
     with pytest.raises(SampleError, match=r"the schema says rows of shape \(2,\), and .* have 3 values"):
@@ -136,9 +149,9 @@ def test_nulls_are_an_error_until_something_stands_for_them(tmp_path: Path) -> N
     with pytest.raises(SampleError, match=r"t\.parquet, row group 0: column 'x' has 1 nulls, .* give fill_null="):
         ParquetDataset(path)[0]
     dataset = ParquetDataset(path, fill_null={"x": -1, "s": ""})
-    assert [(1, "a"), (-1, ""), (3, "")] == [(sample["x"], sample["s"]) for sample in dataset]
+    assert [(sample["x"], sample["s"]) for sample in dataset] == [(1, "a"), (-1, ""), (3, "")]
     inner = written(tmp_path / "u.parquet", x=[[1], [None]])
-    with pytest.raises(SampleError, match="column 'x' of .* has nulls within its lists"):
+    with pytest.raises(SampleError, match=r"column 'x' of .* has nulls within its lists"):
         ParquetDataset(inner)[0]
 
 
@@ -151,7 +164,7 @@ def test_a_block_shuffle_decodes_each_row_group_once(tmp_path: Path) -> None:
         found = [x for batch in loader for x in batch["x"].tolist()]
     assert list(range(100)) == sorted(found)
     assert found != sorted(found)
-    assert 13 == dataset.num_decoded
+    assert dataset.num_decoded == 13
 
 
 def test_the_cache_holds_no_more_than_it_may(tmp_path: Path) -> None:
@@ -160,7 +173,7 @@ def test_the_cache_holds_no_more_than_it_may(tmp_path: Path) -> None:
     for index in (0, 9, 17, 0, 1):
         assert index == dataset[index]["x"]
         assert dataset._groups.cache.nbytes <= 130
-    assert 4 == dataset.num_decoded  # the first was put out and came again
+    assert dataset.num_decoded == 4  # the first was put out and came again
     assert list(range(99, -1, -1)) == list(
         batch_of_indices(dataset, list(range(99, -1, -1)))
     )  # of more groups than the cache holds
@@ -175,8 +188,8 @@ def batch_of_indices(dataset: Any, indices: list[int]) -> list[int]:
 def test_text_comes_through_a_concatenation(tmp_path: Path) -> None:
     parts = [ParquetDataset(written(tmp_path / f"{k}.parquet", s=[f"é{k}", "x"], r=[[k], []])) for k in range(2)]
     batch = batch_of(ConcatDataset(parts))
-    assert ["é0", "x", "é1", "x"] == batch["s"]
-    assert [[0], [], [1], []] == [row.tolist() for row in batch["r"]]
+    assert batch["s"] == ["é0", "x", "é1", "x"]
+    assert [row.tolist() for row in batch["r"]] == [[0], [], [1], []]
 
 
 def test_text_that_is_no_utf8_is_damage(tmp_path: Path) -> None:
@@ -188,7 +201,9 @@ def test_text_that_is_no_utf8_is_damage(tmp_path: Path) -> None:
 
 def test_pages_are_held_against_their_checksums(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
-    pq.write_table(pa.table({"x": np.arange(1000)}), path, compression="none", use_dictionary=False, write_page_checksum=True)
+    pq.write_table(
+        pa.table({"x": np.arange(1000)}), path, compression="none", use_dictionary=False, write_page_checksum=True
+    )
     data = bytearray(path.read_bytes())
     data[4000] ^= 1
     path.write_bytes(data)
@@ -203,4 +218,4 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_table_without_rows_is_an_empty_dataset(tmp_path: Path) -> None:
-    assert 0 == len(ParquetDataset(written(tmp_path / "t.parquet", x=pa.array([], pa.int64()))))
+    assert len(ParquetDataset(written(tmp_path / "t.parquet", x=pa.array([], pa.int64())))) == 0

@@ -31,7 +31,7 @@ def test_every_type_is_read(tmp_path: Path, name: str) -> None:
 def test_fields_are_chosen(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"x": torch.ones(4, 2), "y": torch.ones(3), "one": torch.tensor(1.0)}, path)
-    assert {"x": ("float32", (2,))} == SafetensorsDataset(path, ["x"]).schema
+    assert SafetensorsDataset(path, ["x"]).schema == {"x": ("float32", (2,))}
     with pytest.raises(ValueError, match=r"\['one'\] have no axis to count samples: name the other tensors in fields="):
         len(SafetensorsDataset(path))
     with pytest.raises(ValueError, match="these have x: 4, y: 3"):
@@ -59,4 +59,4 @@ def test_a_lying_header_is_refused(tmp_path: Path, place: object) -> None:
 
 def test_rows_of_no_bytes_are_rows(tmp_path: Path) -> None:
     save_file({"x": torch.ones(4, 0)}, tmp_path / "a.safetensors")
-    assert (0,) == np.shape(SafetensorsDataset(tmp_path / "a.safetensors")[3]["x"])
+    assert np.shape(SafetensorsDataset(tmp_path / "a.safetensors")[3]["x"]) == (0,)

@@ -27,7 +27,7 @@ def test_shards_are_blocks(tmp_path: Path) -> None:
     dataset = ZarrDataset(tmp_path / "a.zarr")
     np.testing.assert_array_equal(ROWS[11], dataset[11]["data"])
     cache = dataset._opened._columns["data"]._blocks._cache  # type: ignore[attr-defined]  # Columns
-    assert 10 * 3 * 4 == cache.nbytes
+    assert cache.nbytes == 10 * 3 * 4
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def inspect(
     plot_file: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the first pictures as a grid.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
 ) -> None:
     """Say what is in files: format, fields, counts, sizes, the first samples. Formats are known by their bytes."""
     from shmload.observe.inspect import pictures
@@ -61,9 +61,8 @@ def refuse(command: str, error: object) -> NoReturn:
 
 
 def show(summary: "Summary", num_samples: int, console: "Console") -> None:
-    """A line for the path, a table of its fields, and its first samples."""
+    """A line for the path, one for each field, and its first samples."""
     from rich.markup import escape
-    from rich.table import Table
 
     from shmload.observe.inspect.summary import shortened
 
@@ -72,10 +71,9 @@ def show(summary: "Summary", num_samples: int, console: "Console") -> None:
         highlight=False,
         soft_wrap=True,
     )
-    table = Table("field", "holds", box=None, padding=(0, 2))
+    width = max(map(len, summary.fields), default=0)
     for name, held in summary.fields.items():
-        table.add_row(escape(name), escape(held))
-    console.print(table)
+        console.print(f"  {escape(name.ljust(width))}  {escape(held)}", highlight=False, soft_wrap=True)
     if summary.sizes is not None:
         sizes = summary.sizes
         part = "" if sizes.num_samples == summary.num_samples else f" (of the first {sizes.num_samples:,})"

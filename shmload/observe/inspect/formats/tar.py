@@ -11,7 +11,6 @@ import numpy as np
 from shmload.formats.tar.columns import KEY
 from shmload.formats.tar.dataset import TarDataset
 from shmload.formats.tar.shard import SUFFIX, load_index
-from shmload.formats.tar.stream import TarStream
 from shmload.observe.inspect.beside import outcome, stamp
 from shmload.observe.inspect.head import Head
 from shmload.observe.inspect.indexed import Indexed
@@ -19,6 +18,7 @@ from shmload.observe.inspect.summary import Sizes, Summary, described, nbytes_of
 
 NAME = "tar"
 _BLOCK = 512
+_LOOKED_AT = 8  # samples whose values tell what an extension holds
 
 
 def matches(head: Head) -> bool:
@@ -43,14 +43,22 @@ def describe(head: Head, num_samples: int) -> Summary:
     ends = np.concatenate([[0], np.cumsum(index.sizes, dtype=np.int64)])
     first = index.first.astype(np.int64)
     counts = {name: int((index.member_extensions == number).sum()) for number, name in enumerate(index.extensions)}
-    samples = [dataset[i] for i in range(min(num_samples, len(dataset)))]
+    samples = [dataset[i] for i in range(min(max(num_samples, _LOOKED_AT), len(dataset)))]
     sizes = Sizes.of(ends[first[1:]] - ends[first[:-1]])
     return Summary(
-        path, NAME, head.nbytes, index.num_samples, _fields(samples, counts, index.num_samples), sizes, samples
+        path,
+        NAME,
+        head.nbytes,
+        index.num_samples,
+        _fields(samples, counts, index.num_samples),
+        sizes,
+        samples[:num_samples],
     )
 
 
 def _streamed(head: Head, num_samples: int) -> Summary:
+    from shmload.formats.tar.stream import TarStream  # which brings torch
+
     samples: list[Mapping[str, Any]] = []
     counts: Counter[str] = Counter()
     sizes = []
@@ -58,12 +66,14 @@ def _streamed(head: Head, num_samples: int) -> Summary:
         counts.update(name for name in sample if name != KEY)
         sizes.append(nbytes_of({name: value for name, value in sample.items() if name != KEY}))
     for sample in TarStream(head.path, rank=0, world_size=1):
-        if len(samples) == num_samples:
+        if len(samples) == max(num_samples, _LOOKED_AT):
             break
         samples.append(sample)
     fields = _fields(samples, counts, len(sizes))
     note = f"compressed by {head.compression}: it can only be read in order, by TarStream"
-    return Summary(str(head.path), NAME, head.nbytes, len(sizes), fields, Sizes.of(sizes), samples, [note])
+    return Summary(
+        str(head.path), NAME, head.nbytes, len(sizes), fields, Sizes.of(sizes), samples[:num_samples], [note]
+    )
 
 
 def _fields(samples: Iterable[Mapping[str, Any]], counts: Mapping[str, int], num_samples: int) -> dict[str, str]:

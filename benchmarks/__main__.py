@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from benchmarks import (
     audit,
+    columnar,
     first_batch,
     high_latency,
     huggingface,
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "audit": audit.measure,
     "shared_index": shared_index.measure,
     "tar": tar.measure,
+    "columnar": columnar.measure,
 }
 
 

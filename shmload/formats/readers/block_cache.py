@@ -20,7 +20,7 @@ class BlockCache:
     """
 
     def __init__(self, capacity_bytes: int) -> None:
-        self._capacity_bytes = capacity_bytes
+        self.capacity_bytes = capacity_bytes
         self._blocks: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._lock = RLock()
         self.nbytes = 0
@@ -39,9 +39,14 @@ class BlockCache:
                 return found[0]
             block, nbytes = decode()
             self.num_decoded += 1
-            if nbytes <= self._capacity_bytes:
+            if nbytes <= self.capacity_bytes:
                 self._blocks[key] = block, nbytes
                 self.nbytes += nbytes
-                while self.nbytes > self._capacity_bytes:
+                while self.nbytes > self.capacity_bytes:
                     self.nbytes -= self._blocks.popitem(last=False)[1][1]
             return block
+
+    def held(self) -> dict[Any, Any]:
+        """The blocks that are kept, by key."""
+        with self._lock:
+            return {key: block for key, (block, _) in self._blocks.items()}

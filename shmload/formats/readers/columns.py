@@ -7,11 +7,12 @@ the places they were asked for in.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shmload._core.gather import gather_rows
 from shmload.batch.array_rows import ArrayRows, TypedArray
 from shmload.batch.dtypes import of_numpy
 from shmload.errors import ShardCorrupt
@@ -72,7 +73,7 @@ class Blocks:
     """
 
     def __init__(self, where: str, num_rows: int, rows_per_block: int, load: Load, cache: BlockCache) -> None:
-        self._where = where
+        self.where = where
         self._num_rows = num_rows
         self.rows_per_block = rows_per_block
         self._load = load
@@ -85,10 +86,16 @@ class Blocks:
         cuts = np.flatnonzero(np.diff(number[order])) + 1
         for places in np.split(order, cuts) if len(rows) else ():
             block = int(number[places[0]])
-            yield places, self._block(block), rows[places] - block * self.rows_per_block
+            yield places, self.block(block), rows[places] - block * self.rows_per_block
 
-    def _block(self, number: int) -> Any:
-        return self._cache.get((self._where, number), lambda: self._decoded(number))
+    @property
+    def capacity_bytes(self) -> int:
+        """Of all blocks that are kept."""
+        return self._cache.capacity_bytes
+
+    def block(self, number: int) -> Any:
+        """One block, decoded."""
+        return self._cache.get((self.where, number), lambda: self._decoded(number))
 
     def _decoded(self, number: int) -> tuple[Any, int]:
         first = number * self.rows_per_block
@@ -98,26 +105,45 @@ class Blocks:
         except (
             Exception
         ) as error:  # each library and codec has errors of its own; all mean that these bytes cannot be read
-            raise ShardCorrupt(f"{self._where}, rows {first} to {end - 1}: {type(error).__name__}: {error}") from error
+            raise ShardCorrupt(f"{self.where}, rows {first} to {end - 1}: {type(error).__name__}: {error}") from error
+        if len(values) != end - first:
+            raise ShardCorrupt(f"{self.where}, rows {first} to {end - 1}: there are {len(values)}")
         if isinstance(values, np.ndarray) and values.dtype != object:
+            values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
             return values, values.nbytes
         return values, sum(64 + (value.nbytes if isinstance(value, np.ndarray) else len(value)) for value in values)
 
 
 class FixedColumn:
-    """Rows of one shape."""
+    """Rows of one shape: copied natively from all blocks at once, or one block after the other if the cache cannot hold them."""
 
     def __init__(self, blocks: Blocks, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self.spec = (dtype.name, shape)
         self._blocks = blocks
+        self._dtype = dtype
+        self._shape = shape
+        self._row_nbytes = dtype.itemsize * prod(shape)
 
     def read(self, name: str, rows: Indices, out: Any) -> None:
         target = out[name]
-        for places, block, local in self._blocks.of(rows):
-            if len(places) == len(target) and _is_run(local):
-                target[...] = block[local[0] : local[-1] + 1]
-            else:
+        per_block = self._blocks.rows_per_block
+        numbers, place = np.unique(rows // per_block, return_inverse=True)
+        is_plain = target.dtype == self._dtype and target.flags.c_contiguous
+        if not is_plain or len(numbers) * per_block * self._row_nbytes > self._blocks.capacity_bytes:
+            for places, block, local in self._blocks.of(rows):
                 target[places] = block[local]
+            return
+        blocks = [self._native(number) for number in numbers.tolist()]
+        begins = np.array([block.__array_interface__["data"][0] for block in blocks], np.int64)
+        addresses = begins[place] + rows % per_block * self._row_nbytes
+        gather_rows(addresses, self._row_nbytes, target.reshape(-1).view(np.uint8))
+
+    def _native(self, number: int) -> Any:
+        """A block whose rows may be copied from: laid out as is believed of it."""
+        block = self._blocks.block(number)
+        if block.dtype != self._dtype or block.shape[1:] != self._shape or not block.flags.c_contiguous:
+            raise ShardCorrupt(f"{self._blocks.where}: has a block of {block.dtype} {block.shape}, not {self.spec}")
+        return block
 
 
 class RaggedColumn:
@@ -178,7 +204,3 @@ def _values(blocks: Blocks, rows: Indices) -> list[Any]:
         for place, row in zip(places.tolist(), local.tolist(), strict=True):
             found[place] = block[row]
     return found
-
-
-def _is_run(rows: NDArray[np.int64]) -> bool:
-    return bool(rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all())

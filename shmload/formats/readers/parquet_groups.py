@@ -1,9 +1,9 @@
 """Row groups of Parquet files, decoded to arrow tables, and their rows as addresses.
 
-The groups that a batch touches are seen as one table whose chunks are theirs (`batch/arrow_columns.py`), so that one native
-copy a column serves the batch, however many groups its rows come of. Batches of one window of a block shuffle touch the same
-groups again and again, so such views are kept as long as their groups are. A batch that touches more groups than the cache holds
-takes its rows out of one after the other instead: it never holds more than one of them beside the cache.
+The groups in the cache are seen as one table whose chunks are theirs (`batch/arrow_columns.py`), so that one native copy a
+column serves a batch, however many groups its rows come of. That table is made anew when a group was decoded. A batch that touches
+more groups than the cache holds takes its rows out of one after the other instead: it never holds more than one of them beside the
+cache.
 
 pyarrow's own threads are not used: they would not be there in a forked worker, and workers are what decodes in parallel here.
 """
@@ -29,7 +29,6 @@ from shmload.formats.readers.columns import NoField
 from shmload.formats.readers.dataset import Indices
 from shmload.formats.readers.parquet_fields import fields_of, plain_values, spec_of
 
-_VIEWS = 16  # sets of groups that are kept as one table
 Table = dict[str, Column]
 
 
@@ -68,8 +67,9 @@ class Groups:
         self.num_rows = int(self.starts[-1])
         self._cache_bytes = cache_bytes
         self.cache = BlockCache(cache_bytes)
-        self._views: dict[tuple[int, ...], tuple[Table, Indices]] = {}
-        self._num_decoded = 0  # when the views were made
+        self._resident: Table = {}  # the groups in the cache as one table
+        self._begins = np.full(len(self._places), -1, np.int64)  # of each group there
+        self._num_decoded = 0  # when it was made
         self._lock = Lock()
 
     def read(self, rows: Indices, out: Any) -> None:
@@ -94,20 +94,19 @@ class Groups:
         groups = np.unique(group_of)
         if len(groups) > 1 and int(self._nbytes[groups].sum()) > self._cache_bytes:
             return self._picked(rows, group_of, groups)
-        key = tuple(groups.tolist())
-        tables = [self._group(group) for group in key]
+        tables = {group: self._group(group) for group in groups.tolist()}
         with self._lock:
-            if self._num_decoded != self.cache.num_decoded:  # and so perhaps some that views hold were put out
+            is_known = self._num_decoded == self.cache.num_decoded and bool((self._begins[groups] >= 0).all())
+            if not is_known:
                 self._num_decoded = self.cache.num_decoded
-                self._views.clear()
-            view = self._views.get(key)
-            if view is None:
-                if len(self._views) == _VIEWS:
-                    self._views.clear()
-                lengths = self.starts[groups + 1] - self.starts[groups]
-                view = self._views[key] = _joined(tables), np.cumsum(lengths) - lengths
-        table, begins = view
-        return table, begins[np.searchsorted(groups, group_of)] + rows - self.starts[group_of]
+                tables.update(self.cache.held())
+                held = np.array(list(tables), np.int64)
+                lengths = self.starts[held + 1] - self.starts[held]
+                self._begins = np.full(len(self._places), -1, np.int64)
+                self._begins[held] = np.cumsum(lengths) - lengths
+                self._resident = _joined(list(tables.values()))
+            table, begins = self._resident, self._begins
+        return table, begins[group_of] + rows - self.starts[group_of]
 
     def _picked(self, rows: Indices, group_of: Indices, groups: Indices) -> tuple[Table, Indices]:
         """The rows by themselves, from one group after the other."""
@@ -193,7 +192,7 @@ def _check_shape(column: Column, shape: tuple[int, ...]) -> None:
     if len(known) < len(column.extents) or prod(known) != prod(shape):
         has = "lists of different lengths" if len(known) < len(column.extents) else f"{prod(known)} values"
         raise SampleError(
-            f"column {column.name!r}: the schema says rows of shape {shape}, and the row groups of this batch have {has}; the "
+            f"column {column.name!r}: the schema says rows of shape {shape}, and row groups here have {has}; the "
             f"first "
             "extent of a ragged field is None"
         )

@@ -15,6 +15,7 @@ from benchmarks import (
     shared_index,
     tar,
     text,
+    tfrecord,
     tiny_rows,
     trainer_cpu,
     variable_length,
@@ -37,6 +38,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "shared_index": shared_index.measure,
     "tar": tar.measure,
     "columnar": columnar.measure,
+    "tfrecord": tfrecord.measure,
 }
 
 

@@ -34,6 +34,7 @@
 #define CRC_POLYNOMIAL 0x82F63B78u /* reflected */
 #define CRC_LONG 5184u             /* bytes of a stretch of a long block */
 #define CRC_SHORT 256u             /* and of a short one */
+#define CRC_AHEAD 512u             /* bytes that a streamed copy fetches ahead; measured */
 
 static uint32_t crc_tables[8][256]; /* [k][b]: the sum of byte b with k zero bytes after it */
 static uint32_t crc_over_long[4][256]; /* [k][b]: byte k of a sum, carried over CRC_LONG zero bytes */
@@ -146,11 +147,58 @@ CRC_TARGET static uint32_t crc_of_copy(uint32_t crc, uint8_t *to, const uint8_t 
     return crc_by_instruction(crc, to, at, nbytes, 1);
 }
 
+#if defined(__x86_64__)
+
+/* A copy for what its reader takes from memory anyway: stores that go past the caches need not fetch what they overwrite. */
+CRC_TARGET static uint32_t crc_of_stream(uint64_t crc, uint8_t *restrict to, const uint8_t *restrict at, size_t nbytes) {
+    const size_t head = -(uintptr_t)to & 63;
+    if (nbytes < head + 3 * (size_t)CRC_LONG) return crc_of_copy((uint32_t)crc, to, at, nbytes);
+    crc = crc_of_copy((uint32_t)crc, to, at, head); /* whole lines of the cache from here on: CRC_LONG is some of them */
+    for (to += head, at += head, nbytes -= head; nbytes >= 3 * (size_t)CRC_LONG; nbytes -= 3 * (size_t)CRC_LONG) {
+        uint64_t a = crc, b = 0, c = 0;
+        for (size_t line = 0; line < CRC_LONG; line += 64) {
+            _mm_prefetch((const char *)at + line + CRC_AHEAD, _MM_HINT_T0); /* a hint, which may lie behind the end */
+            _mm_prefetch((const char *)at + line + CRC_LONG + CRC_AHEAD, _MM_HINT_T0);
+            _mm_prefetch((const char *)at + line + 2 * CRC_LONG + CRC_AHEAD, _MM_HINT_T0);
+            for (size_t i = line; i < line + 64; i += 8) {
+                uint64_t x, y, z;
+                memcpy(&x, at + i, 8);
+                memcpy(&y, at + i + CRC_LONG, 8);
+                memcpy(&z, at + i + 2 * CRC_LONG, 8);
+                _mm_stream_si64((long long *)(to + i), (long long)x);
+                _mm_stream_si64((long long *)(to + i + CRC_LONG), (long long)y);
+                _mm_stream_si64((long long *)(to + i + 2 * CRC_LONG), (long long)z);
+                a = CRC_EIGHT(a, x);
+                b = CRC_EIGHT(b, y);
+                c = CRC_EIGHT(c, z);
+            }
+        }
+        crc = crc_carried(crc_over_long, (uint32_t)a) ^ (uint32_t)b;
+        crc = crc_carried(crc_over_long, (uint32_t)crc) ^ (uint32_t)c;
+        at += 3 * CRC_LONG;
+        to += 3 * CRC_LONG;
+    }
+    _mm_sfence(); /* such stores are not ordered: who is told of the batch must see them */
+    return crc_of_copy((uint32_t)crc, to, at, nbytes);
+}
+
+#else
+
+static uint32_t crc_of_stream(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) {
+    return crc_of_copy(crc, to, at, nbytes);
+}
+
+#endif
+
 #else
 
 static uint32_t crc_of_run(uint32_t crc, const uint8_t *at, size_t nbytes) { return crc_by_tables(crc, NULL, at, nbytes); }
 
 static uint32_t crc_of_copy(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) {
+    return crc_by_tables(crc, to, at, nbytes);
+}
+
+static uint32_t crc_of_stream(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) {
     return crc_by_tables(crc, to, at, nbytes);
 }
 
@@ -160,6 +208,12 @@ static uint32_t crc_of_copy(uint32_t crc, uint8_t *to, const uint8_t *at, size_t
 static inline uint32_t crc32c_copied(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) {
     if (!crc_has_instruction) return ~crc_by_tables(~crc, to, at, nbytes);
     return ~(to ? crc_of_copy(~crc, to, at, nbytes) : crc_of_run(~crc, at, nbytes));
+}
+
+/* The same with a copy past the caches where there is a way: for what is larger than they are when it is read again. */
+static inline uint32_t crc32c_streamed(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) {
+    if (!crc_has_instruction) return ~crc_by_tables(~crc, to, at, nbytes);
+    return ~crc_of_stream(~crc, to, at, nbytes);
 }
 
 /* As TFRecord stores it: the sum of data that holds sums is unsafe, says its author. */

@@ -7,6 +7,7 @@ cdef extern from "crc32c.h":
     int crc_has_instruction
     void crc_start()
     uint32_t crc32c_copied(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
+    uint32_t crc32c_streamed(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
     uint32_t crc_by_tables(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
     uint32_t crc_masked(uint32_t crc) noexcept nogil
 
@@ -31,11 +32,12 @@ def crc32c(source, uint32_t crc=0, bint by_tables=False):
     return crc
 
 
-def copy_crc32c(to, source, bint by_tables=False):
+def copy_crc32c(to, source, bint by_tables=False, bint streams=False):
     """Copies a C-contiguous buffer to the start of another and gives its sum.
 
     Args:
         by_tables: do without the instruction.
+        streams: write past the caches.
     Raises:
         ValueError: `to` is the shorter one.
     """
@@ -50,6 +52,8 @@ def copy_crc32c(to, source, bint by_tables=False):
             with nogil:
                 if by_tables:
                     crc = ~crc_by_tables(<uint32_t>-1, <uint8_t *>room.buf, <const uint8_t *>view.buf, view.len)
+                elif streams:
+                    crc = crc32c_streamed(0, <uint8_t *>room.buf, <const uint8_t *>view.buf, view.len)
                 else:
                     crc = crc32c_copied(0, <uint8_t *>room.buf, <const uint8_t *>view.buf, view.len)
         finally:

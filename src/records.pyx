@@ -18,6 +18,7 @@ from libc.string cimport memcmp, memcpy, memset
 cdef extern from "crc32c.h":
     void crc_start()
     uint32_t crc32c_copied(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
+    uint32_t crc32c_streamed(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
     uint32_t crc_masked(uint32_t crc) noexcept nogil
 
 cdef extern from "file_state.h":
@@ -49,6 +50,7 @@ cdef enum:
 cdef enum:
     OVERHEAD = 16  # bytes of a record beside its data
     LONG_RECORD = 16384  # bytes from which a record is summed while it is copied
+    HUGE_VALUE = 1 << 18  # bytes from which a value is copied past the caches: a batch of such does not stay in them
 
 
 cdef inline int framed(const uint8_t *file, uint64_t file_nbytes, uint64_t start, int verify, uint64_t *nbytes) noexcept nogil:
@@ -175,48 +177,51 @@ cdef class RecordReader:
         cdef Py_ssize_t row
         with nogil:
             for row in range(indices.shape[0]):
+                if row == 0:
+                    self._locate(&survey.records[row], indices[row])
                 if row + 1 < indices.shape[0]:
-                    self._fetch(indices[row + 1])
-                if not self._survey_row(survey, row, indices[row]):
+                    self._locate(&survey.records[row + 1], indices[row + 1])
+                if not self._survey_row(survey, row):
                     break
         return survey
 
     cdef bint has_changed(self, int64_t file) noexcept nogil:
         return self._mappings[file].path != NULL and file_has_changed(self._mappings[file].path, &self._mappings[file].was)
 
-    cdef void _fetch(self, int64_t index) noexcept nogil:
-        """Asks for the first lines of a record that is read next; of the first file only, as a search would cost as much."""
+    cdef void _locate(self, Record *record, int64_t index) noexcept nogil:
+        """Where a record begins; file -1: there is none. Asks for its first lines, as it is read next."""
+        cdef int64_t low = 0, high = self._ends.shape[0], middle
         cdef const uint8_t *at
         cdef int line
-        if self._num_views == 1 and 0 <= index < self._ends[0]:
-            at = <const uint8_t *>self._views[0].buf + self._starts[index]
-            for line in range(16):
-                __builtin_prefetch(at + 64 * line)  # a hint, which may lie behind the end
-
-    cdef bint _survey_row(self, Survey survey, Py_ssize_t row, int64_t index) noexcept nogil:
-        cdef int64_t low = 0, high = self._ends.shape[0], middle
-        cdef Record *record = &survey.records[row]
-        cdef Py_buffer *view
-        cdef Cursor c
-        cdef Found *found = survey.found + row * self.num_fields
-        cdef int problem, which = -1
-        record.index = index
+        record.index, record.file = index, -1
         if high == 0 or index < 0 or index >= self._ends[high - 1]:
-            survey.fail(NO_SUCH_INDEX, row, -1)
-            return False
+            return
         while low < high:
             middle = (low + high) >> 1
             if self._ends[middle] <= index:
                 low = middle + 1
             else:
                 high = middle
-        view = &self._views[low]
         record.file, record.start = low, self._starts[index]
-        if not survey.is_used[low]:
-            survey.is_used[low] = True
-            if self.has_changed(low):
+        at = <const uint8_t *>(<uintptr_t>self._views[low].buf + <uintptr_t>record.start)
+        for line in range(16):
+            __builtin_prefetch(at + 64 * line)  # a hint, which may lie behind the end
+
+    cdef bint _survey_row(self, Survey survey, Py_ssize_t row) noexcept nogil:
+        cdef Record *record = &survey.records[row]
+        cdef Py_buffer *view
+        cdef Cursor c
+        cdef Found *found = survey.found + row * self.num_fields
+        cdef int problem, which = -1
+        if record.file < 0:
+            survey.fail(NO_SUCH_INDEX, row, -1)
+            return False
+        if not survey.is_used[record.file]:
+            survey.is_used[record.file] = True
+            if self.has_changed(record.file):
                 survey.fail(CHANGED, row, -1)
                 return False
+        view = &self._views[record.file]
         problem = framed(<const uint8_t *>view.buf, view.len, record.start, self._verify, &record.nbytes)
         if problem:
             survey.fail(problem, row, -1)
@@ -309,7 +314,7 @@ cdef class Survey:
         with nogil:
             for row in range(self.num_rows):
                 file = self.records[row].file
-                if self.is_used[file] == 1:
+                if file >= 0 and self.is_used[file] == 1:
                     self.is_used[file] = 2
                     if self._reader.has_changed(file):
                         self.fail(CHANGED, row, -1)
@@ -394,7 +399,7 @@ cdef class Survey:
             else:
                 before = found[fused].at - record.data
                 crc = crc32c_copied(0, NULL, record.data, before)
-                crc = crc32c_copied(crc, to[fused], found[fused].at, found[fused].nbytes)
+                crc = crc_of_copy(crc, to[fused], found[fused].at, found[fused].nbytes)
                 crc = crc32c_copied(
                     crc, NULL, found[fused].at + found[fused].nbytes, record.nbytes - before - found[fused].nbytes
                 )
@@ -412,7 +417,7 @@ cdef class Survey:
             elif i == fused:
                 pass
             elif is_plain(&found[i], spec):
-                memcpy(to[i], found[i].at, found[i].nbytes)
+                copy(to[i], found[i].at, found[i].nbytes)
             else:
                 room.at, room.end = to[i], to[i] + row_nbytes(spec, &found[i])
                 problem = walk_entry(&found[i], spec, &room)
@@ -423,6 +428,19 @@ cdef class Survey:
                     return False
             to[i] += row_nbytes(spec, &found[i])
         return True
+
+
+cdef inline uint32_t crc_of_copy(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil:
+    if nbytes >= HUGE_VALUE:
+        return crc32c_streamed(crc, to, at, nbytes)
+    return crc32c_copied(crc, to, at, nbytes)
+
+
+cdef inline void copy(uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil:
+    if nbytes >= HUGE_VALUE:
+        crc32c_streamed(0, to, at, nbytes)  # the sum costs nothing beside such a copy, which is faster than memcpy's
+    else:
+        memcpy(to, at, nbytes)
 
 
 cdef inline uint64_t row_nbytes(const FieldSpec *spec, const Found *found) noexcept nogil:

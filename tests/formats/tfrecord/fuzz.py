@@ -6,6 +6,7 @@ preloaded. Every so often the file changes between the survey and the writing of
 
 from __future__ import annotations
 
+import io
 import random
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from time import monotonic
 import numpy as np
 
 from shmload._core.crc32c import crc32c, masked
+from shmload._core.record_writer import BYTES, RecordBuffer
 from shmload._core.records import PROBLEMS, RecordReader, record_starts
 from shmload.formats.tfrecord.fields import fields_of
 
@@ -57,6 +59,10 @@ def corpus() -> list[list[bytes]]:
         starts = np.frombuffer(record_starts(file)[0], np.int64)
         found.append([file[a + 12 : b - 4] for a, b in pairwise(starts)])
     found.append([b"", bytes(range(256)) * 70])  # one that is summed while it is copied
+    huge, file = RecordBuffer(), io.BytesIO()
+    huge.append_example([(b"text", BYTES, [bytes(range(256)) * 1100])])
+    huge.write_to(file)
+    found.append([file.getvalue()[12:-4]])  # and one that is copied past the caches
     return found
 
 
@@ -86,7 +92,7 @@ def mutations(seed: int) -> Iterator[tuple[bytes, bytes]]:
     rng = random.Random(seed)
     valid = corpus()
     while True:
-        records = rng.choice(valid)
+        records = valid[-1] if rng.random() < 0.005 else rng.choice(valid[:-1])
         data = bytearray(b"".join(framed(mutated(r, rng)) for r in records))
         if rng.random() < 0.2:  # the frames too
             for _ in range(rng.randint(1, 3)):

@@ -64,6 +64,9 @@ def test_all_ways_to_a_sum_agree(nbytes, skipped, seed):
     assert bytes(room) == bytes(data)
     room[:] = 0
     assert crc32c(data) == copy_crc32c(room, data, by_tables=True)
+    assert bytes(room) == bytes(data)
+    room[:] = 0
+    assert crc32c(data) == copy_crc32c(room, data, streams=True)
     assert crc32c(data[nbytes // 3 :], crc32c(data[: nbytes // 3])) == crc32c(data)
     assert bytes(room) == bytes(data)
 
@@ -167,26 +170,6 @@ def test_tensorflows_examples_are_read(name, tmp_path):
         assert (list(range(i)), f"text {i}") == (sample["ragged"].tolist(), sample["text"])
 
 
-def test_what_is_written_is_what_tensorflow_writes(tmp_path):
-    path = tmp_path / "ours"
-    with TFRecordWriter(path, index=True) as writer:
-        for i in range(5):
-            writer.write(
-                {"ragged": np.arange(i), "text": f"text {i}", "ints": [-i, 300 * i], "floats": [i + 0.5, -i, 3.25]}
-            )
-    assert (BY_TENSORFLOW / "plain.tfrecord").read_bytes() == path.read_bytes()
-
-
-def test_a_sequence_is_written_as_tensorflow_writes_it(tmp_path):
-    path = tmp_path / "ours"
-    with TFRecordWriter(path) as writer:
-        for i in range(4):
-            writer.write_sequence({"label": i}, {"frames": [np.float32([t, i]) for t in range(i)]})
-    assert (BY_TENSORFLOW / "sequence.tfrecord").read_bytes() == path.read_bytes()
-    sample = TFRecordDataset(path, {"frames": ("float32", (None, 2)), "label": "int64"}, records="sequence")[3]
-    assert (sample["frames"].tolist(), sample["label"]) == ([[0, 3], [1, 3], [2, 3]], 3)
-
-
 @pytest.fixture
 def written(tmp_path):
     path = tmp_path / "some.tfrecord"
@@ -272,22 +255,6 @@ def test_a_tfindex_file_is_read_if_it_fits(tmp_path):
     assert Path(f"{path}.shmload-index").exists()
 
 
-def test_a_writer_that_fails_leaves_the_older_file(tmp_path):
-    path = tmp_path / "f"
-    path.write_bytes(b"")
-    with (
-        pytest.raises(TypeError, match=r"field 'a' is a list of dtype complex128.*raw="),
-        TFRecordWriter(path) as writer,
-    ):
-        writer.write({"a": [1j]})
-    assert [path] == list(tmp_path.iterdir())
-    assert len(TFRecordDataset(path)) == 0
-    with pytest.raises(ValueError, match="is closed"):
-        writer.write(b"")
-    with pytest.raises(IndexError, match="index 0 is out of range for a TFRecordDataset of 0 records"):
-        TFRecordDataset(path)[0]
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -297,8 +264,75 @@ def test_a_writer_that_fails_leaves_the_older_file(tmp_path):
         (lambda p: TFRecordDataset(p, {"a": "int8", "b": "int8"}, records="raw"), "needs a schema of one field"),
         (lambda p: TFRecordWriter(p, compression="lz4"), 'compression is None, "gzip" or "zlib"'),
         (lambda p: TFRecordDataset([]), "at least one path"),
+        (lambda p: TFRecordDataset(p, records="proto"), "records is one of 'raw', 'example', 'sequence'; got 'proto'"),
+        (
+            lambda p: TFRecordDataset(p, compression="bz2"),
+            "compression is one of 'auto', 'none', 'gzip', 'zlib'; got 'bz2'",
+        ),
+        (lambda p: TFRecordDataset(p, defaults={"bytes": b""}), "takes no defaults: no record lacks itself"),
+        (
+            lambda p: TFRecordDataset(p, {"a": ("int8", (None,))}, defaults={"a": 1}),
+            r"defaults\['a'\]: only text and fields of a fixed shape and numpy's types have defaults",
+        ),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(written, make, message):
     with pytest.raises(ValueError, match=message):
         make(written)
+
+
+def test_a_schema_is_a_mapping(written):
+    for schema in ({}, ["a"]):
+        with pytest.raises(TypeError, match=r"a schema is a mapping name -> .* with at least one field; got"):
+            TFRecordDataset(written, schema)
+
+
+@pytest.mark.parametrize(
+    ("data", "records", "message"),
+    [
+        (b"\x0a\x05", "example", "not a valid message: the record's 2 bytes do not parse"),
+        (
+            block(0x0A, entry("a", block(0x1A, b"\x08\x07"))) + block(0x12, entry("a", b"")),
+            "sequence",
+            "field 'a' is both in the context and in the feature lists",
+        ),
+    ],
+)
+def test_a_record_that_is_no_message_is_corrupt(tmp_path, data, records, message):
+    with pytest.raises(ShardCorrupt, match=f"one.tfrecord: record 0, which starts at byte 0: {message}"):
+        parsed(tmp_path, data, {"a": "int64"}, records=records)
+
+
+def test_bytes_of_another_length_or_not_utf8_are_a_sample_error(tmp_path):
+    data = block(0x0A, entry("a", block(0x0A, block(0x0A, b"\xff23"))))
+    for spec, message in (
+        (("int16", (2,)), r"field 'a' needs int16 of shape \(2,\); the record has one value of 3 bytes"),
+        (("int16", (None,)), r"field 'a' needs int16 of shape \(None,\); the record has one value of 3 bytes"),
+        (str, "field 'a' needs UTF-8, as its type is str: .*invalid start byte; give the schema bytes instead"),
+    ):
+        with pytest.raises(SampleError, match=f"one.tfrecord: record 0, which starts at byte 0: {message}"):
+            parsed(tmp_path, data, {"a": spec})
+
+
+def test_a_walk_names_where_a_file_breaks(tmp_path):
+    path = tmp_path / "broken"
+    head = (99).to_bytes(8, "little")
+    for tail, cause in (
+        (b"12345678901", "truncated: fewer than 12 bytes are left for a record's header"),
+        (
+            head + b"1234" + bytes(200),
+            "corrupted: the checksum of the record's length differs, or this is no TFRecord file",
+        ),
+        (framed(b"hello")[:-1], "truncated: the record goes beyond the end of the file"),
+        (bytes(12), "corrupted: the checksum of the record's length differs"),
+    ):
+        path.write_bytes(framed(b"one") + tail)
+        with pytest.raises(ShardCorrupt, match=f"broken: record 1, which starts at byte 19: {cause}"):
+            len(TFRecordDataset(path))
+
+
+def test_rows_too_small_for_a_batch_are_refused(tmp_path):
+    path = tmp_path / "one"
+    path.write_bytes(framed(A))
+    with pytest.raises(ValueError, match="field 0: 24 bytes do not fit a buffer of 16"):
+        TFRecordDataset(path, {"a": ("int64", (3,))}).read_batch_into([0], {"a": np.empty(2, np.int64)})

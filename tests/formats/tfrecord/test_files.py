@@ -1,0 +1,272 @@
+"""What lies on disk: indexes, compression, and files that change while they are read."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmload import ShardCorrupt
+from shmload._core.mapped_file import MappedFile
+from shmload.formats import TFRecordDataset, TFRecordWriter
+
+HERE = Path(__file__).parent
+WHOLE = [b"record %d" % i * (i + 1) for i in range(6)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file of six raw records."""
+    with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
+        for record in WHOLE:
+            writer.write(record)
+    return tmp_path / "a.tfrecord"
+
+
+def records_of(path: Any, **options: Any) -> list[bytes]:
+    dataset = TFRecordDataset(path, **options)
+    return [dataset[i]["bytes"] for i in range(len(dataset))]
+
+
+def touched(path: Path) -> None:
+    """The file's time moves, however coarse the clock is."""
+    now = path.stat().st_mtime_ns
+    os.utime(path, ns=(now + 1_000_000, now + 1_000_000))
+
+
+@pytest.mark.parametrize(("compression", "expand"), [("gzip", gzip.decompress), ("zlib", zlib.decompress)])
+def test_a_compressed_file_is_the_plain_one_compressed(path, compression, expand):
+    other = path.with_suffix(".z")
+    with TFRecordWriter(other, compression=compression) as writer:
+        for record in WHOLE:
+            writer.write(record)
+    assert expand(other.read_bytes()) == path.read_bytes()
+    assert records_of(other) == records_of(other, compression=compression) == WHOLE
+    assert not Path(f"{other}.shmload-index").exists()
+    other.write_bytes(other.read_bytes() * (2 if compression == "gzip" else 1))
+    assert records_of(other) == WHOLE * (2 if compression == "gzip" else 1)
+    with pytest.raises(
+        ShardCorrupt, match=r"record 0, which starts at byte 0: corrupted: .* or this is no TFRecord file"
+    ):
+        records_of(other, compression="none")
+
+
+def test_no_index_is_written_beside_a_compressed_file(tmp_path):
+    with pytest.raises(ValueError, match="index=True needs compression=None: a compressed file cannot be sought in"):
+        TFRecordWriter(tmp_path / "a", compression="gzip", index=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_in_a_folder_that_cannot_be_written_the_index_stays_in_memory(path, monkeypatch):
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    assert records_of(path) == WHOLE
+    assert [path] == list(path.parent.iterdir())
+
+
+def test_an_index_that_cannot_take_its_name_leaves_nothing(path):
+    index = Path(f"{path}.shmload-index")
+    index.mkdir()
+    assert records_of(path) == WHOLE
+    assert {path, index} == set(path.parent.iterdir())
+
+
+def test_the_writers_index_is_that_of_the_first_pass(path):
+    assert records_of(path) == WHOLE
+    made = Path(f"{path}.shmload-index").read_bytes()
+    other = path.parent / "other" / path.name
+    other.parent.mkdir()
+    with TFRecordWriter(other, index=True) as writer:
+        for record in WHOLE:
+            writer.write(record)
+    now = path.stat().st_mtime_ns
+    assert made.split(b"\n", 2)[2] == Path(f"{other}.shmload-index").read_bytes().split(b"\n", 2)[2]
+    assert b'"mtime_ns": %d' % now in made
+
+
+def test_an_index_of_the_file_as_it_was_is_made_anew(path):
+    assert records_of(path) == WHOLE
+    stale = Path(f"{path}.shmload-index").read_bytes()
+    data = path.read_bytes()
+    first = 16 + len(WHOLE[0])
+    path.write_bytes(data[first:] + data[:first])  # as many bytes, other records
+    touched(path)
+    assert [*WHOLE[1:], WHOLE[0]] == records_of(path)
+    assert stale != Path(f"{path}.shmload-index").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_damaged_index_is_made_anew(path):
+    assert records_of(path) == WHOLE
+    index = Path(f"{path}.shmload-index")
+    whole = index.read_bytes()
+    heads = [whole[:25] + b"[" * 5000 + b"\n", whole[:25] + b"\xff\n", b""]
+    for bad in [*(whole[:i] + bytes([whole[i] ^ 4]) + whole[i + 1 :] for i in range(len(whole))), whole[:-8], *heads]:
+        index.write_bytes(bad)
+        assert len(TFRecordDataset(path)) == len(WHOLE)
+        assert whole == index.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["a.tfindex", "a.index", "a.idx", "a.tfrecord.idx"])
+def test_a_foreign_index_is_read_under_all_its_names(path, name):
+    ends = np.cumsum([16 + len(record) for record in WHOLE])
+    lines = [f"{end - 16 - len(record)} {16 + len(record)}\n" for end, record in zip(ends, WHOLE, strict=True)]
+    (path.parent / name).write_text("".join(lines))
+    assert records_of(path) == WHOLE
+    assert not Path(f"{path}.shmload-index").exists()
+
+
+@pytest.mark.parametrize("text", ["", "0", "0 x", "0 10\n", "1 5", "0 99999999999999999999", "0 -5 -5 5"])
+def test_a_foreign_index_that_does_not_fit_is_left_aside(path, text):
+    path.with_suffix(".tfindex").write_text(text)
+    assert records_of(path) == WHOLE
+    assert Path(f"{path}.shmload-index").exists()
+
+
+def test_an_index_that_points_elsewhere_gives_no_wrong_record(path):
+    size = path.stat().st_size
+    path.with_suffix(".idx").write_text(f"0 20 20 {size - 20}")
+    dataset = TFRecordDataset(path)
+    with pytest.raises(
+        ShardCorrupt, match="record 1, which starts at byte 20: corrupted: the checksum of the record's length"
+    ):
+        dataset[1]
+    for verify, cause in (("length", "cannot be believed"), ("none", "goes beyond the end of the file")):
+        with pytest.raises(ShardCorrupt, match=cause):
+            TFRecordDataset(path, verify=verify)[1]
+
+
+def test_the_package_tfrecords_files_are_read(tmp_path):
+    for file in (HERE / "written_by_tfrecord").glob("*.tf*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    schema = {"floats": ("float32", (3,)), "ints": ("int64", (2,)), "ragged": ("int64", (None,)), "text": str}
+    dataset = TFRecordDataset(tmp_path / "plain.tfrecord", schema)
+    for i in range(5):
+        sample = {name: getattr(value, "tolist", lambda v=value: v)() for name, value in dataset[i].items()}
+        assert {
+            "floats": [i + 0.5, -i, 3.25],
+            "ints": [-i, 300 * i],
+            "ragged": [*range(i)],
+            "text": f"text {i}",
+        } == sample
+    assert not (tmp_path / "plain.tfrecord.shmload-index").exists()  # its tfindex was taken
+    schema = {"frames": ("float32", (None, 2)), "label": "int64"}
+    sequences = TFRecordDataset(tmp_path / "sequence.tfrecord", schema, records="sequence")
+    assert [[[t, i] for t in range(i)] for i in range(4)] == [s["frames"].tolist() for s in sequences]
+
+
+def test_a_file_that_is_cut_off_or_written_over_is_an_error(path):
+    whole = path.read_bytes()
+    for change in (
+        lambda: os.truncate(path, 3),
+        lambda: path.write_bytes(whole[::-1]),
+        lambda: path.open("ab").close(),
+    ):
+        path.write_bytes(whole)
+        dataset = TFRecordDataset(path)
+        assert dataset[5]["bytes"] == WHOLE[5]
+        change()
+        touched(path)
+        with pytest.raises(
+            ShardCorrupt,
+            match=r"a\.tfrecord: record 2, .*: the file was changed while it was in use; it had \d+ bytes when it was opened: "
+            "make the dataset anew",
+        ):
+            dataset[2]
+
+
+def test_a_file_that_is_replaced_or_removed_is_read_as_it_was(path):
+    dataset = TFRecordDataset(path)
+    assert len(dataset) == 6
+    with TFRecordWriter(path) as writer:
+        writer.write(b"new")
+    assert [dataset[i]["bytes"] for i in range(6)] == WHOLE
+    path.unlink()
+    assert [dataset[i]["bytes"] for i in range(6)] == WHOLE
+
+
+class Meddling(dict):
+    """Rows that change the file when they are asked for: after the survey, before the copy."""
+
+    def __init__(self, change: Any, **rows: Any) -> None:
+        super().__init__(rows)
+        self.change = change
+
+    def __getitem__(self, name: str) -> Any:
+        self.change()
+        return super().__getitem__(name)
+
+
+def test_a_file_that_changes_in_the_midst_of_a_batch_is_an_error_and_overruns_no_row(tmp_path):
+    path = tmp_path / "a"
+    with TFRecordWriter(path) as writer:
+        writer.write({"n": np.full(20, 300)})
+    at = path.read_bytes().index(b"\xac\x02")
+
+    def doubled() -> None:  # of two bytes that are one number, two numbers are made
+        with open(path, "r+b") as file:
+            file.seek(at)
+            file.write(b"\x01\x02" * 20)
+
+    room = np.full(60, -1)
+    with pytest.raises(
+        ShardCorrupt, match="record 0, which starts at byte 0: the file was changed while it was in use"
+    ):
+        TFRecordDataset(path, {"n": ("int64", (20,))}).read_batch_into(
+            [0], Meddling(doubled, n=room[:20].reshape(1, 20))
+        )
+    assert (room[20:] == -1).all()
+
+    path.write_bytes(path.read_bytes())
+    dataset = TFRecordDataset(path, {"n": ("int64", (40,))}, verify="length")
+    rows = np.empty((1, 40), np.int64)
+    with pytest.raises(ShardCorrupt, match="the file was changed while it was in use"):
+        dataset.read_batch_into([0], Meddling(lambda: touched(path), n=rows))
+    assert rows.tolist() == [[1, 2] * 20]
+
+
+def test_files_keep_no_descriptor(path):
+    before = len(os.listdir("/proc/self/fd"))
+    datasets = [TFRecordDataset([path] * 10) for _ in range(2)]
+    assert [len(dataset) for dataset in datasets] == [60, 60]
+    assert before == len(os.listdir("/proc/self/fd"))
+
+
+def test_a_mapped_file_is_its_bytes_and_says_what_it_is(path):
+    file = MappedFile(os.fsencode(path))
+    status = path.stat()
+    assert bytes(memoryview(file)) == path.read_bytes()
+    assert file.state == (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    assert memoryview(file).readonly
+    assert not file.has_changed()
+    touched(path)
+    assert file.has_changed()
+    for bad in (b"/nowhere/a", os.fsencode(path.parent)):
+        with pytest.raises(OSError, match=r"No such file|No such device|Is a directory"):
+            MappedFile(bad)
+
+
+def test_a_file_that_is_gone_when_it_is_first_read_is_named(path):
+    dataset = TFRecordDataset(path)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=f"No such file or directory: '{path}'"):
+        len(dataset)
+    with pytest.raises(FileNotFoundError, match=r"no TFRecord file is named, or matches, '/nowhere/.*'"):
+        TFRecordDataset("/nowhere/*")
+
+
+def test_empty_files_have_no_records(path):
+    empty = path.parent / "empty"
+    empty.write_bytes(b"")
+    assert records_of(empty) == [b""] * 0
+    assert records_of([empty, path, empty]) == WHOLE
+    assert pickle.loads(pickle.dumps(TFRecordDataset([empty, path])))[0]["bytes"] == WHOLE[0]

@@ -1,0 +1,103 @@
+"""TFRecordWriter: TensorFlow's bytes, values of every kind, whole files or none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shmload import SampleError
+from shmload._core.record_writer import INTS, RecordBuffer
+from shmload.formats import TFRecordDataset, TFRecordWriter
+
+BY_TENSORFLOW = Path(__file__).parent / "written_by_tensorflow"
+
+
+def test_what_is_written_is_what_tensorflow_writes(tmp_path):
+    path = tmp_path / "ours"
+    with TFRecordWriter(path, index=True) as writer:
+        for i in range(5):
+            writer.write(
+                {"ragged": np.arange(i), "text": f"text {i}", "ints": [-i, 300 * i], "floats": [i + 0.5, -i, 3.25]}
+            )
+    assert (BY_TENSORFLOW / "plain.tfrecord").read_bytes() == path.read_bytes()
+
+
+def test_a_sequence_is_written_as_tensorflow_writes_it(tmp_path):
+    path = tmp_path / "ours"
+    with TFRecordWriter(path) as writer:
+        for i in range(4):
+            writer.write_sequence({"label": i}, {"frames": [np.float32([t, i]) for t in range(i)]})
+    assert (BY_TENSORFLOW / "sequence.tfrecord").read_bytes() == path.read_bytes()
+    sample = TFRecordDataset(path, {"frames": ("float32", (None, 2)), "label": "int64"}, records="sequence")[3]
+    assert (sample["frames"].tolist(), sample["label"]) == ([[0, 3], [1, 3], [2, 3]], 3)
+
+
+def test_a_writer_that_fails_leaves_the_older_file(tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(b"")
+    with (
+        pytest.raises(TypeError, match=r"field 'a' is a list of dtype complex128.*raw="),
+        TFRecordWriter(path) as writer,
+    ):
+        writer.write({"a": [1j]})
+    assert [path] == list(tmp_path.iterdir())
+    assert len(TFRecordDataset(path)) == 0
+    with pytest.raises(ValueError, match="is closed"):
+        writer.write(b"")
+    with pytest.raises(IndexError, match="index 0 is out of range for a TFRecordDataset of 0 records"):
+        TFRecordDataset(path)[0]
+
+
+def test_values_of_every_kind_are_written(tmp_path):
+    path = tmp_path / "kinds"
+    with TFRecordWriter(path) as writer:
+        writer.write(
+            {
+                "a": torch.arange(3),
+                "b": True,
+                "c": 1.5,
+                "d": ["x", b"y"],
+                "e": [],
+                "f": np.arange(6.0)[::2],
+                "g": -(2**63),
+            }
+        )
+        assert writer.num_records == 1
+    schema = {
+        "a": ("int64", (3,)),
+        "b": "bool",
+        "c": "float32",
+        "e": ("float32", (None,)),
+        "f": ("float32", (3,)),
+        "g": "int64",
+    }
+    sample = TFRecordDataset(path, schema)[0]
+    assert tuple(value.tolist() for value in sample.values()) == ([0, 1, 2], True, 1.5, [], [0, 2, 4], -(2**63))
+    with pytest.raises(SampleError, match=r"field 'd' needs one value of str; the record has a bytes_list of 2 values"):
+        TFRecordDataset(path, {"d": str})[0]
+
+
+@pytest.mark.parametrize("value", [2**63, np.uint64([1, 2**63])])
+def test_numbers_beyond_an_int64_are_refused_and_leave_no_trace(tmp_path, value):
+    with TFRecordWriter(tmp_path / "a") as writer:
+        with pytest.raises(ValueError, match="field 'n' holds 9223372036854775808: an int64_list ends at"):
+            writer.write({"n": value})
+        writer.write(b"one")
+    assert [sample["bytes"] for sample in TFRecordDataset(tmp_path / "a")] == [b"one"]
+
+
+def test_an_array_that_grows_while_it_is_written_is_an_error():
+    numbers = np.zeros(4, np.int64)
+
+    class Growing:
+        def __iter__(self):
+            numbers[:] = -1
+            return iter((b"b", INTS, [numbers[:1]]))
+
+    buffer = RecordBuffer()
+    with pytest.raises(RuntimeError, match="an array was changed by another thread while it was written"):
+        buffer.append_example([(b"a", INTS, [numbers]), Growing()])
+    assert buffer.nbytes == 0

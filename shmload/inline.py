@@ -73,7 +73,7 @@ class InlineReader:
 
     def _read(self, keys: list[Any], epoch: int) -> Any:
         job = self._job
-        if self._in_place is not None:
+        if self._in_place is not None and self._in_place.takes(keys):
             return self._read_in_place(keys, epoch)
         if not job.auto_collation:
             self._begin(0, keys[0], epoch)

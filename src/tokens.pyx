@@ -1,7 +1,6 @@
 """Windows of tokens widened into a batch, and the plan that packs documents into windows. Loops without the GIL.
 
-A plan is three arrays: where each window's pieces end among all pieces, and where each piece begins in the tokens and how long it is.
-A window of one piece is a window of one document; more make a packed one. Best-fit decreasing keeps the open windows in stacks
+A plan (formats/tokens/plan.py) is what windows are made of: pieces of documents. Best-fit decreasing keeps the open windows in stacks
 by the room they have left, with one bit for every room that some window has, so the tightest fit is the next bit that is set.
 
 Source: H. Ding et al., Fewer truncations improve language modeling, ICML 2024 (best-fit packing).
@@ -210,6 +209,42 @@ def cut(const int64_t[::1] offsets, const int64_t[::1] order, int64_t window, in
                     break
                 at += stride
     return starts_made, lengths_made
+
+
+def cross(const int64_t[::1] offsets, int64_t window, int64_t stride):
+    """The plan of windows that lie `stride` apart whatever the documents are: each document's part of a window is a piece."""
+    cdef Py_ssize_t num_documents = offsets.shape[0] - 1, document = 0, i, at_document, k
+    cdef int64_t first = offsets[0], num_windows = 0, at, end, next_at
+    cdef int is_filling
+    if offsets[num_documents] - first >= window:
+        num_windows = (offsets[num_documents] - first - window) // stride + 1
+    ends_made = np.empty(num_windows, np.int64)
+    starts_made, lengths_made = np.empty(0, np.int64), np.empty(0, np.int32)
+    cdef int64_t[::1] ends = ends_made, starts = starts_made
+    cdef int32_t[::1] lengths = lengths_made
+    for is_filling in range(2):
+        k = document = 0
+        with nogil:
+            for i in range(num_windows):
+                at = first + i * stride
+                end = at + window
+                while offsets[document + 1] <= at:
+                    document += 1
+                at_document = document
+                while at < end:
+                    next_at = min(end, offsets[at_document + 1])
+                    if next_at > at:
+                        if is_filling:
+                            starts[k] = at
+                            lengths[k] = <int32_t>(next_at - at)
+                        k += 1
+                    at = next_at
+                    at_document += 1
+                ends[i] = k
+        if not is_filling:
+            starts_made, lengths_made = np.empty(k, np.int64), np.empty(k, np.int32)
+            starts, lengths = starts_made, lengths_made
+    return ends_made, starts_made, lengths_made
 
 
 def pack(const int32_t[::1] lengths, int32_t window, int64_t block):

@@ -119,7 +119,8 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | str | None = 
     Args:
         schema: a None in a shape is a ragged dimension; `str` and `bytes` are dtypes of text. It may be an object with a true
             attribute `zero_fill`: rows are zeroed before the dataset writes them.
-        batch_type: what a batch is: dict (default), tuple, list, a named tuple class with the schema's fields; or "single", the one field by itself.
+        batch_type: what a batch is: dict (default), tuple, list, a named tuple class with the schema's fields; or "single",
+            the one field by itself.
     """
     if not isinstance(schema, Mapping) or not schema:
         raise TypeError(f"a schema is a mapping name -> (dtype, shape) with at least one field; got {schema!r}")

@@ -111,6 +111,6 @@ def _release(fd: int, pid: int) -> None:
 
 def _gone(path: str) -> FileNotFoundError:
     return FileNotFoundError(
-        f"the index at {path} is gone: the process that made it has ended or let it go. A pickled SharedIndex or dataset only says where the "
-        "memory is; keep it alive where it was made, or make it again here"
+        f"the index at {path} is gone: the process that made it has ended or let it go. A pickled SharedIndex or dataset only says "
+        "where the memory is; keep it alive where it was made, or make it again here"
     )

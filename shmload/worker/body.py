@@ -142,6 +142,8 @@ class Body:
             return self._fill_packed(keys, [])
         if ring.has_layout and ring.is_packed_only:
             return self._ask_repack(keys, [])
+        if self._in_place is not None and not self._in_place.takes(keys):
+            return self._ask_repack(list(keys), [])
         if self._path == "read_batch_into":
             return self._read_batch_into(keys)
         if self._path == "read_into":

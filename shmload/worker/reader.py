@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.batch.array_rows import ArrayRows, typed_array
 from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.place import RowOut, private_rows
 from shmload.batch.ragged import Ragged
@@ -27,10 +26,11 @@ def no_room(nbytes: int) -> NDArray[np.uint8]:
 class InPlace:
     """A dataset that decodes into rows: its schema and its `read_into` or `read_batch_into`, through any wrappers.
 
-    `reads_rows_alike`: a row read by itself is as it is in a batch.
+    `reads_rows_alike`: a row read by itself is as it is in a batch. `takes_all`: no key has to go the plain way.
     """
 
     reads_rows_alike = True
+    takes_all = True
 
     def __init__(self, dataset: Any) -> None:
         self.schema = dataset.schema
@@ -41,6 +41,10 @@ class InPlace:
     def layout(self) -> Layout:
         """Where the fields lie."""
         return layout_of_schema(self.schema, self.batch_type)
+
+    def takes(self, keys: Any) -> bool:
+        """Whether samples of these keys may be read in place; if not, the dataset is asked for them one by one."""
+        return True
 
     def read_alone(self, index: Any, rows: dict[str, Any]) -> None:
         """Reads one sample into the first of some rows."""
@@ -78,35 +82,19 @@ class _InPlaceSubset(InPlace):
     def __init__(self, inner: InPlace, indices: Sequence[int]) -> None:
         self.schema, self.batch_type = inner.schema, inner.batch_type
         self.reads_rows_alike = inner.reads_rows_alike
+        self.takes_all = inner.takes_all
+        self._inner, self._indices = inner, indices
         read_into, read_batch_into = inner.read_into, inner.read_batch_into
         self.read_into = read_into and (lambda index, out: read_into(indices[index], out))
-        self.read_batch_into = read_batch_into and (
-            lambda chosen, out: read_batch_into([indices[i] for i in chosen], out)
-        )
+        self.read_batch_into = read_batch_into and (lambda keys, out: read_batch_into(self._chosen(keys), out))
 
+    def takes(self, keys: Any) -> bool:
+        """Whether the inner dataset takes what these keys stand for."""
+        return self.takes_all or (are_integers(keys) and self._inner.takes(self._chosen(keys)))
 
-class _InPlaceTensors(InPlace):
-    """torch's TensorDataset: the rows of its tensors, gathered; a batch is a list of tensors."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset, self._tensors = dataset, dataset.tensors
-        self._rows = ArrayRows({str(i): typed_array(i, t) for i, t in enumerate(dataset.tensors)})
-        self.schema, self.batch_type, self.read_into = self._rows.schema, list, None
-        self.read_batch_into = self._read
-
-    def _read(self, indices: Any, out: Any) -> None:
-        if self._dataset.tensors is not self._tensors:  # the user has given it others
-            self.__init__(self._dataset)  # type: ignore[misc]  # all of it is made anew
-        self._rows.read_batch_into(indices, out)
-
-
-def _tensors_in_place(dataset: Any) -> InPlace | None:
-    if not all(type(t).__name__ == "Tensor" for t in dataset.tensors):
-        return None  # a subclass may index otherwise
-    try:
-        return _InPlaceTensors(dataset)
-    except (TypeError, ValueError):
-        return None  # sparse, on a device, with a gradient: torch's own way
+    def _chosen(self, keys: Any) -> list[Any]:
+        indices = self._indices
+        return [indices[key] for key in (keys.tolist() if isinstance(keys, np.ndarray) else keys)]
 
 
 class _InPlaceConcat(InPlace):
@@ -114,16 +102,41 @@ class _InPlaceConcat(InPlace):
 
     def __init__(self, members: list[InPlace], ends: Sequence[int]) -> None:
         self.schema, self.batch_type = members[0].schema, members[0].batch_type
+        self.takes_all = all(m.takes_all for m in members)
+        self._members, self._ends = members, ends
         readers = [_row_reader(m) for m in members]
 
         def read_into(index: int, out: Any) -> None:
-            if index < 0:
-                index += ends[-1]
-            which = bisect_right(ends, index)
-            readers[which](index - (ends[which - 1] if which else 0), out)
+            which, local = self._place(index)
+            readers[which](local, out)
 
         self.read_into = read_into
         self.read_batch_into = None
+
+    def takes(self, keys: Any) -> bool:
+        """Whether the member of each key takes it."""
+        if self.takes_all:
+            return True
+        return are_integers(keys) and all(self._members[which].takes([at]) for which, at in map(self._place, keys))
+
+    def _place(self, index: int) -> tuple[int, int]:
+        ends = self._ends
+        if index < 0:
+            if -index > ends[-1]:
+                raise ValueError("absolute value of index should not exceed dataset length")  # torch's words
+            index += ends[-1]
+        which = bisect_right(ends, index)
+        return which, index - (ends[which - 1] if which else 0)
+
+
+def are_integers(keys: Any) -> bool:
+    """Whether an order's keys are all plain integers of 64 bits at most, and not what only the dataset can make sense of."""
+    if isinstance(keys, np.ndarray):
+        return True
+    kinds = set(map(type, keys))
+    if not kinds <= {int} and not all(kind is int or issubclass(kind, np.signedinteger) for kind in kinds):
+        return False
+    return not keys or -(1 << 63) <= min(keys) <= max(keys) < 1 << 63
 
 
 class _SingleRow:
@@ -167,7 +180,9 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
         inner = in_place_of(dataset.dataset, ragged)
         return inner and _InPlaceSubset(inner, dataset.indices)
     if is_torchs and kind.__name__ == "TensorDataset":
-        return _tensors_in_place(dataset)
+        from shmload.worker.tensors import tensors_in_place
+
+        return tensors_in_place(dataset)
     if (is_torchs and kind.__name__ == "ConcatDataset") or getattr(kind, "is_concatenation", False):
         found = [in_place_of(d, ragged) for d in dataset.datasets]
         members = [m for m in found if m is not None and m.reads_rows_alike]
@@ -183,7 +198,7 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
 
 def read_alone(dataset: Any, in_place: InPlace | None, ragged: Ragged | None, key: Any) -> None:
     """Reads one sample for nothing but to see whether it can be read."""
-    if in_place is not None:
+    if in_place is not None and in_place.takes([key]):
         layout = in_place.layout()
         if layout.is_ragged:
             assert ragged is not None

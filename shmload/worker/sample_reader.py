@@ -37,11 +37,7 @@ class SampleReader:
         self._in_place = in_place
         self._path = path
         self._open = open_memory
-        self._has_getitems = (
-            path in ("__getitems__", "collate_fn")
-            and job.auto_collation
-            and bool(getattr(job.dataset, "__getitems__", None))
-        )
+        self._has_getitems = job.auto_collation and bool(getattr(job.dataset, "__getitems__", None))
         self._kept: tuple[Any, Any] | None = None  # (key, sample) decoded to learn the layout, not to be read twice
         self._given: Any = None  # the batch sampler's own object, if it is no list of int
         self.threads = ReadingThreads(job.num_threads) if job.num_threads > 1 else None
@@ -63,7 +59,7 @@ class SampleReader:
             keys = self._given = pickle.loads(raw)  # written by the trainer
             return keys if type(keys) is list else list(keys)
         indices = np.frombuffer(raw, np.int64)
-        return indices if self._path == "read_batch_into" else indices.tolist()
+        return indices if self._path == "read_batch_into" and not ring.is_packed else indices.tolist()
 
     def begin(self, row: int, key: Any) -> None:
         """Says which sample is read next, and seeds its randomness."""

@@ -18,8 +18,8 @@ class ArrayDataset:
     once, when the dataset is pickled or by `shared`, and changes made to the originals later do not show.
 
     Args:
-        arrays: what a batch looks like: a dict, a tuple, a list, a named tuple, or one alone, of `.npy` paths, memmaps, numpy arrays
-            (strided ones, any byte order) and torch tensors of the CPU. The first axis counts samples.
+        arrays: what a batch looks like: a dict, a tuple, a list, a named tuple, or one alone, of `.npy` paths, memmaps, numpy
+            arrays (strided ones, any byte order) and torch tensors of the CPU. The first axis counts samples.
     Raises:
         ShardCorrupt: a file is not what its head says.
         TypeError, ValueError: the arrays' rows make no samples; the message names the array.
@@ -43,7 +43,11 @@ class ArrayDataset:
     def _bind(self) -> None:
         self._rows = ArrayRows(self._held.arrays)
         self.schema = self._rows.schema
-        self.read_batch_into = self._rows.read_batch_into
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        """Writes the rows of these numbers; each field of `out` is C-contiguous."""
+        self._held.check()
+        self._rows.read_batch_into(indices, out)
 
     def shared(self) -> Self:
         """This dataset, its arrays in shared memory from now on."""
@@ -57,6 +61,7 @@ class ArrayDataset:
     def __getitem__(self, index: int) -> Any:
         if not -len(self) <= index < len(self):
             raise IndexError(f"index {index} is out of range for {len(self)} samples")
+        self._held.check()
         values = [_row(array[index], dtype) for array, dtype in self._held.arrays.values()]
         if self.batch_type == "single":
             return values[0]

@@ -1,7 +1,7 @@
 """Arrays that every process of a loader reads, and never copies: each says how another process comes to it.
 
-A file's array is mapped again from its path. What lies in memory is inherited by forked workers; before it is pickled it is put into
-one shared segment, once, and the dataset goes on reading there. So spawned workers map it, and the maker owns it.
+A file's array is mapped again from its path. What lies in memory is inherited by forked workers; before it is pickled it is put
+into one shared segment, once, and the dataset goes on reading there. So spawned workers map it, and the maker owns it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def npy_place(path: str | os.PathLike[str]) -> Place:
     with open(path, "rb") as file:
         try:
             version = np.lib.format.read_magic(file)
+            if version not in ((1, 0), (2, 0), (3, 0)):
+                raise ValueError(f"its version {version} is none of 1.0, 2.0 and 3.0")
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, is_fortran, dtype = read(file)
         except Exception as error:  # a hostile head fails in many ways inside numpy's parser
@@ -62,19 +64,31 @@ def _c_order(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def mapped(place: Place) -> np.ndarray[Any, Any]:
-    """The array of a file, read-only.
+class _File(NamedTuple):
+    """A mapped file, and where the part of it that is read ends."""
+
+    path: str
+    map: mmap.mmap
+    end: int
+
+
+def mapped(place: Place) -> tuple[np.ndarray[Any, Any], _File]:
+    """The array of a file, read-only, and the file, which the map keeps open.
 
     Raises:
         ShardCorrupt: the file has become shorter since its place was noted.
     """
     assert place.path is not None
+    whole = np.memmap(place.path, np.uint8, "r")
     try:
-        return np.ndarray(place.shape, place.numpy, np.memmap(place.path, np.uint8, "r"), place.offset, place.strides)
+        array = np.ndarray(place.shape, place.numpy, whole, place.offset, place.strides)
     except (TypeError, ValueError) as error:
         raise ShardCorrupt(
             f"{place.path}, offset {place.offset}: the array does not end within the file: {error}"
         ) from error
+    steps = zip(place.shape, place.strides, strict=True)
+    end = place.offset + array.itemsize + sum(max((n - 1) * step, 0) for n, step in steps) if array.size else 0
+    return array, _File(place.path, whole._mmap, end)  # type: ignore[attr-defined]  # numpy's own
 
 
 class HeldArrays:
@@ -83,6 +97,7 @@ class HeldArrays:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._memory: Memory | None = None
         self._places: dict[str, Place] = {}
+        self._files: dict[str, _File] = {}
         self.arrays: dict[str, TypedArray] = {}
         self.add(values)
 
@@ -90,9 +105,27 @@ class HeldArrays:
         """Holds more of them; before any are shared."""
         for name, value in values.items():
             place = npy_place(value) if isinstance(value, (str, os.PathLike)) else _place_in_file(value)
-            self.arrays[name] = typed_array(name, value if place is None or place.path is None else mapped(place))
-            if place is not None:
-                self._places[name] = place._replace(dtype=self.arrays[name].dtype)
+            if place is None:
+                self.arrays[name] = typed_array(name, value)
+                continue
+            array, self._files[name] = mapped(place)
+            self.arrays[name] = typed_array(name, array)
+            self._places[name] = place._replace(dtype=self.arrays[name].dtype)
+
+    def check(self) -> None:
+        """Looks whether the files are still as long as when they were mapped: the system kills who reads beyond their end.
+
+        What is cut off after this look, while a batch is being read, kills all the same.
+
+        Raises:
+            ShardCorrupt: one has become shorter.
+        """
+        for file in self._files.values():
+            nbytes = file.map.size()
+            if nbytes < file.end:
+                raise ShardCorrupt(
+                    f"{file.path}, offset {nbytes}: the file was cut off while it was read; its array ends at {file.end}"
+                )
 
     def share(self) -> None:
         """Puts what lies in this process's memory into one shared segment and goes on reading there."""
@@ -124,7 +157,7 @@ class HeldArrays:
         for name in names:
             place = self._places[name]
             if place.path is not None:
-                array = mapped(place)
+                array, self._files[name] = mapped(place)
             else:
                 assert self._memory is not None
                 array = np.ndarray(place.shape, place.numpy, self._memory.mapping, place.offset, place.strides)  # type: ignore[arg-type]  # a buffer
@@ -139,7 +172,7 @@ class HeldArrays:
     def __setstate__(self, state: tuple[Reference | None, dict[str, Place]]) -> None:
         reference, self._places = state
         self._memory = Memory.attach(reference) if reference is not None else None
-        self.arrays = {}
+        self.arrays, self._files = {}, {}
         self._open(self._places)
 
 

@@ -1,21 +1,23 @@
 """Windows of a flat array of tokens: at a stride, of single documents, or packed with several documents each.
 
-What window i holds is fixed when the dataset is made, so a loader shuffles and resumes windows as it does any samples. Where windows
-follow documents, a native pass makes the plan (src/tokens.pyx) and workers share it.
+What window i holds is fixed when the dataset is made, so a loader shuffles and resumes windows as it does any samples. Where
+windows follow documents, a native pass makes the plan (src/tokens.pyx) and workers share it.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
 
-from shmload._core.tokens import WindowReader, by_window, check_offsets, cut, document_offsets, pack
+from shmload._core.tokens import WindowReader, document_offsets
 from shmload.batch.array_rows import place_of
 from shmload.errors import ShardCorrupt
 from shmload.formats.arrays.held import HeldArrays
-from shmload.schedule.permutation import Permutation
+from shmload.formats.tokens.megatron import read_index
+from shmload.formats.tokens.plan import Windows, checked_offsets, planned
 
 _NONE = np.empty(0, np.int64)
 
@@ -25,15 +27,18 @@ class TokenDataset:
 
     Without documents, window i begins at token `i * stride` and a short tail is left out. With documents (`separator`, which
     belongs to the document it ends, or `document_index`) no window crosses from one to another and every token is in a window;
-    what a window has left is filled with `pad`. With `pack` documents share windows by best fit: each token is there exactly once,
-    `segment_ids` number the documents of a window from 1 (0 is padding), `position_ids` begin at 0 in each. A document longer
-    than a window is cut into windows first, and positions begin again in each part.
+    what a window has left is filled with `pad`. With `cross_documents` windows lie as they do without documents, and with `pack`
+    whole documents share windows by best fit, so that each token is there exactly once. Both tell documents apart: `segment_ids`
+    number those of a window from 1 (0 is padding), `position_ids` begin at 0 in each. Where a window cuts a document, positions
+    begin again in each part.
 
     Args:
         tokens: a `.npy` path, the path of a raw little-endian file with its `dtype`, a memmap or an array of integers, one axis.
+            Megatron-LM's `.bin` needs no dtype if `document_index` is its `.idx`.
         stride: tokens from one window to the next; the window's length by default. With documents at most that.
         out_dtype: "int64" or "int32" of the batch.
-        document_index: offsets of tokens where documents begin, and behind them the last one's end: an array or a `.npy` path.
+        document_index: offsets of tokens where documents begin, and behind them the last one's end: an array, a `.npy` path, or the
+            path of Megatron-LM's `.idx`.
         seed: with `pack`, which documents meet: None takes them as they lie.
         block: with `pack`, documents that are packed together.
     Raises:
@@ -52,73 +57,73 @@ class TokenDataset:
         out_dtype: str = "int64",
         separator: int | None = None,
         document_index: Any = None,
+        cross_documents: bool = False,
         pack: bool = False,
         pad: int = 0,
         seed: int | None = None,
         block: int = 1 << 16,
     ) -> None:
         stride = window if stride is None else stride
-        if window < 1 or stride < 1 or block < 1:
-            raise ValueError(f"window, stride and block are at least 1; got {window}, {stride} and {block}")
-        if out_dtype not in ("int64", "int32"):
-            raise ValueError(f"out_dtype is 'int64' or 'int32'; got {out_dtype!r}")
-        if separator is not None and document_index is not None:
-            raise ValueError("documents are told by a separator or by a document_index; both were given")
         has_documents = separator is not None or document_index is not None
-        if pack and (not has_documents or stride != window):
-            raise ValueError(
-                "pack=True puts whole documents into windows: give separator= or document_index=, and no stride"
-            )
-        if has_documents and stride > window:
-            raise ValueError(f"windows of {window} tokens cover documents at strides up to {window}; got {stride}")
-        self.window, self.stride, self.pad, self.is_packed = window, stride, pad, pack
-        self.out_dtype, self._has_plan = out_dtype, has_documents
+        windows = Windows.PACKED if pack else Windows.CROSSED if cross_documents else Windows.DOCUMENT
+        self._windows = windows if has_documents else Windows.FLAT
+        _check(locals())
+        source = ""
+        if isinstance(document_index, (str, os.PathLike)) and os.fspath(document_index).endswith(".idx"):
+            source = os.fspath(document_index)
+            index = read_index(source)
+            dtype, document_index = dtype or index.dtype, index.offsets
+        self.window, self.stride, self.pad, self.out_dtype = window, stride, pad, out_dtype
         self._held = HeldArrays({"tokens": _opened(tokens, dtype)})
         flat = self._held.arrays["tokens"].array
         _check_tokens(flat, out_dtype)
         if has_documents:
             offsets = (
-                document_offsets(flat, separator) if separator is not None else _offsets(document_index, len(flat))
+                document_offsets(flat, separator)
+                if separator is not None
+                else checked_offsets(document_index, len(flat), source)
             )
-            self._held.add(dict(zip(("ends", "starts", "lengths"), self._plan(offsets, seed, block), strict=True)))
+            plan = planned(self._windows, offsets, window, stride, seed, block)
+            self._held.add(dict(zip(("ends", "starts", "lengths"), plan, strict=True)))
         self._bind()
-
-    def _plan(self, offsets: Any, seed: int | None, block: int) -> tuple[Any, Any, Any]:
-        count = len(offsets) - 1
-        order = np.arange(count)
-        if seed is not None and count:
-            order = np.asarray(Permutation(count, seed=seed).take(order), np.int64)
-        starts, lengths = cut(offsets, order, self.window, self.stride)
-        if not self.is_packed:
-            return np.arange(1, len(starts) + 1), starts, lengths
-        window_of, num_windows = pack(lengths, self.window, block)
-        return by_window(window_of, num_windows, starts, lengths)
 
     def _bind(self) -> None:
         arrays = {name: a.array for name, a in self._held.arrays.items()}
         flat = arrays["tokens"]
-        if self._has_plan:
+        if "ends" in arrays:
             num_windows, stride = len(arrays["ends"]), 0
         else:
             num_windows, stride = max((len(flat) - self.window) // self.stride + 1, 0), self.stride
-        plan = [arrays.get(name, _NONE) for name in ("ends", "starts")]
-        lengths = arrays.get("lengths", np.empty(0, np.int32))
-        address, is_long = flat.__array_interface__["data"][0], self.out_dtype == "int64"
-        kind = flat.dtype.kind + str(flat.dtype.itemsize)
         self._reader = WindowReader(
-            address, len(flat), kind, self.window, num_windows, stride, *plan, lengths, self.pad, is_long, flat
+            flat.__array_interface__["data"][0],
+            len(flat),
+            flat.dtype.kind + str(flat.dtype.itemsize),
+            self.window,
+            num_windows,
+            stride,
+            arrays.get("ends", _NONE),
+            arrays.get("starts", _NONE),
+            arrays.get("lengths", np.empty(0, np.int32)),
+            self.pad,
+            self.out_dtype == "int64",
+            flat,
         )
-        names = {"tokens": self.out_dtype} | (
-            {"segment_ids": "int32", "position_ids": "int32"} if self.is_packed else {}
-        )
-        self.schema = {name: (dtype, (self.window,)) for name, dtype in names.items()}
+        fields = {"tokens": self.out_dtype}
+        if self._has_segments:
+            fields |= {"segment_ids": "int32", "position_ids": "int32"}
+        self.schema = {name: (dtype, (self.window,)) for name, dtype in fields.items()}
+
+    @property
+    def _has_segments(self) -> bool:
+        return self._windows in (Windows.PACKED, Windows.CROSSED)
 
     @property
     def density(self) -> float:
         """The share of the windows' places that hold tokens."""
-        if not self._has_plan or not len(self):
+        lengths = self._held.arrays.get("lengths")
+        if lengths is None or not len(self):
             return 1.0
-        return float(self._held.arrays["lengths"].array.sum(dtype=np.int64) / (len(self) * self.window))
+        return float(lengths.array.sum(dtype=np.int64) / (len(self) * self.window))
 
     def __len__(self) -> int:
         return self._reader.num_windows
@@ -130,16 +135,20 @@ class TokenDataset:
 
     def read_batch_into(self, indices: Any, out: Any) -> None:
         """Writes the windows of these numbers to rows."""
+        self._held.check()
         address, nbytes = place_of("tokens", out["tokens"])
-        extra = [0, 0]
-        if self.is_packed:
-            for i, name in enumerate(("segment_ids", "position_ids")):
-                extra[i], given = place_of(name, out[name])
-                if given != len(indices) * self.window * 4:
-                    raise ValueError(
-                        f"field {name!r}: {len(indices)} windows of {self.window} int32; got {given} bytes"
-                    )
-        self._reader.into(address, *extra, nbytes, np.ascontiguousarray(indices, np.int64))
+        segments = positions = 0
+        if self._has_segments:
+            segments, positions = (
+                self._place(name, out[name], len(indices)) for name in ("segment_ids", "position_ids")
+            )
+        self._reader.into(address, segments, positions, nbytes, np.ascontiguousarray(indices, np.int64))
+
+    def _place(self, name: str, rows: Any, count: int) -> int:
+        address, nbytes = place_of(name, rows)
+        if nbytes != count * self.window * 4:
+            raise ValueError(f"field {name!r}: {count} windows of {self.window} int32; got {nbytes} bytes")
+        return address
 
     def __getstate__(self) -> dict[str, Any]:
         self._held.share()
@@ -158,6 +167,33 @@ class TokenDataset:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)} windows of {self.window} tokens, density {self.density:.4f}>"
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """Whether the arguments of a dataset fit each other."""
+    window, stride, block = given["window"], given["stride"], given["block"]
+    if not (1 <= window < 1 << 31 and stride >= 1 and block >= 1):
+        raise ValueError(
+            f"window, stride and block are at least 1, a window less than 2**31; got {window}, {stride}, {block}"
+        )
+    if given["out_dtype"] not in ("int64", "int32"):
+        raise ValueError(f"out_dtype is 'int64' or 'int32'; got {given['out_dtype']!r}")
+    bits = int(given["out_dtype"].removeprefix("int"))
+    if not -(1 << bits - 1) <= given["pad"] < 1 << bits - 1:
+        raise ValueError(f"pad is a token of {given['out_dtype']}; got {given['pad']}")
+    if given["separator"] is not None and given["document_index"] is not None:
+        raise ValueError("documents are told by a separator or by a document_index; both were given")
+    has_documents, crosses = given["has_documents"], given["cross_documents"]
+    if given["pack"] and (not has_documents or stride != window):
+        raise ValueError(
+            "pack=True puts whole documents into windows: give separator= or document_index=, and no stride"
+        )
+    if crosses and (not has_documents or given["pack"]):
+        raise ValueError(
+            "cross_documents=True tells a window's documents apart: give separator= or document_index=, and no pack"
+        )
+    if has_documents and not crosses and stride > window:
+        raise ValueError(f"windows of {window} tokens cover documents at strides up to {window}; got {stride}")
 
 
 def _opened(tokens: Any, dtype: Any) -> Any:
@@ -182,23 +218,3 @@ def _check_tokens(flat: Any, out_dtype: str) -> None:
         )
     if not np.can_cast(flat.dtype, out_dtype):
         raise TypeError(f"tokens of {flat.dtype} do not all fit {out_dtype}: leave out_dtype at 'int64'")
-
-
-def _offsets(index: Any, num_tokens: int) -> Any:
-    is_file = isinstance(index, (str, os.PathLike))
-    found = (
-        HeldArrays({"document_index": np.asarray(index) if isinstance(index, list) else index})
-        .arrays["document_index"]
-        .array
-    )
-    refusal = ShardCorrupt if is_file else ValueError
-    source = f"{index}: " if is_file else ""
-    if found.ndim != 1 or found.dtype.kind not in "iu" or len(found) < 1:
-        raise refusal(f"{source}a document_index is one axis of integers, at least 1; got {found.dtype} {found.shape}")
-    offsets = np.ascontiguousarray(found, np.int64)
-    bad = check_offsets(offsets, num_tokens)
-    if bad >= 0:
-        raise refusal(
-            f"{source}document offset {bad} is {offsets[bad]}: offsets ascend from 0 to the {num_tokens} tokens"
-        )
-    return offsets

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from shmload import ShardCorrupt, ShmLoader
 from shmload.formats import ArrayDataset
@@ -58,8 +61,8 @@ def test_files_and_parts_of_maps_travel_by_their_path(tmp_path: Path) -> None:
     x = np.asfortranarray(np.arange(60, dtype=np.int32).reshape(10, 6))
     np.save(tmp_path / "x.npy", x)
     part = np.load(tmp_path / "x.npy", mmap_mode="r")[2:8, 1::2]
-    for given, expected in ((tmp_path / "x.npy", x), (part, x[2:8, 1::2])):
-        dataset = pickle.loads(pickle.dumps(ArrayDataset({"x": given})))
+    for source, expected in ((tmp_path / "x.npy", x), (part, x[2:8, 1::2])):
+        dataset = pickle.loads(pickle.dumps(ArrayDataset({"x": source})))
         assert dataset._held._memory is None
         np.testing.assert_array_equal(expected, [s["x"] for s in (dataset[i] for i in range(len(dataset)))])
 
@@ -123,7 +126,7 @@ def test_any_damage_to_a_head_is_an_error_or_another_array(tmp_path: Path) -> No
     path = tmp_path / "x.npy"
     np.save(path, np.arange(20).reshape(5, 4))
     whole, draw = path.read_bytes(), np.random.default_rng(1)
-    num_refused = 0
+    num_refused = num_read = 0
     for i in range(300):
         damaged = bytearray(whole[: draw.integers(len(whole))] if i % 3 == 0 else whole)
         for at in draw.integers(0, 128, 2):
@@ -133,47 +136,136 @@ def test_any_damage_to_a_head_is_an_error_or_another_array(tmp_path: Path) -> No
         try:
             dataset = ArrayDataset(path)
         except (ShardCorrupt, TypeError, ValueError) as error:
-            num_refused += 1
-            assert not isinstance(error, ShardCorrupt) or str(path) in str(error)
+            num_refused += not isinstance(error, ShardCorrupt) or str(path) in str(error)
         else:
+            num_read += 1
             [dataset[index] for index in range(min(len(dataset), 50))]
     assert num_refused > 100
+    assert num_read + num_refused == 300
     path.write_bytes(whole[:-1])
     with pytest.raises(ShardCorrupt, match=r"x.npy, offset 128: shape \(5, 4\) of int64 needs 160 bytes, 159 are left"):
         ArrayDataset(path)
 
 
-def equal(mine: Any, torchs: Any) -> bool:
-    return type(mine) is type(torchs) and all(
-        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(mine, torchs, strict=True)
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (b"\x93NUMPZ\x01\x00", "offset 8: the head is not a .npy file's: the magic string is not correct"),
+        (b"\x93NUMPY\x09\x00", r"offset 8: the head is not a .npy file's: its version .9, 0. is none of"),
+        (b"\x93NUMPY\x01\x00\xff\xff{", "the head is not a .npy file's: EOF"),
+        (
+            "{'descr': '|O', 'fortran_order': False, 'shape': (3,), }",
+            "an array of object and shape .* is not a block of numbers",
+        ),
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (-3,), }", "shape .-3,. is not a block of numbers"),
+        (
+            "{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999999,), }",
+            "needs 799999999999992 bytes, 24 are left",
+        ),
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (1<<62,), }", "the head is not a .npy file's"),
+        ("{'descr': __import__('os').system('true'), 'shape': (3,), }", "the head is not a .npy file's"),
+        (
+            "{'descr': '<f8', 'fortran_order': False, 'shape': (3.0,), }",
+            "the head is not a .npy file's: shape is not valid",
+        ),
+    ],
+    ids=str,
+)
+def test_a_hostile_head_is_refused_and_nothing_unpickled(tmp_path: Path, head: bytes | str, message: str) -> None:
+    if isinstance(head, str):
+        text = head.ljust(117).encode() + b"\n"
+        head = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+    path = tmp_path / "x.npy"
+    path.write_bytes(head + bytes(24))
+    if head.endswith(b"{"):
+        path.write_bytes(head)
+    with pytest.raises(ShardCorrupt, match=message) as caught:
+        ArrayDataset(path)
+    assert str(caught.value).startswith(f"{path}, offset ")
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.npy").touch()
+    with pytest.raises(ShardCorrupt, match=r"x.npy, offset 0: the head is not a .npy file's: EOF"):
+        ArrayDataset(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 2)])
+def test_arrays_without_elements_make_rows_without_bytes(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(shape, np.float32))
+    for source in (tmp_path / "x.npy", np.zeros(shape, np.float32)):
+        made = ArrayDataset(source)
+        dataset = pickle.loads(pickle.dumps(made))
+        batches = list(ShmLoader(dataset, batch_size=2))
+        assert [shape[1:]] * shape[0] == [tuple(row.shape) for batch in batches for row in batch]
+
+
+def test_a_file_cut_off_under_its_map_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(40000))
+    dataset = ArrayDataset({"x": path, "y": np.load(path, mmap_mode="r")[:10].repeat(4000)})
+    part = ArrayDataset(np.load(path, mmap_mode="r")[:100])
+    os.truncate(path, 8192)
+    message = r"x.npy, offset 8192: the file was cut off while it was read; its array ends at 320128"
+    with pytest.raises(ShardCorrupt, match=message):
+        dataset.read_batch_into([0], {"x": np.zeros(1, int), "y": np.zeros(1, int)})
+    with pytest.raises(ShardCorrupt, match=message):
+        dataset[39999]
+    assert part[99] == 99
+    with pytest.raises(ShardCorrupt, match=r"x.npy, offset 128: the array does not end within the file"):
+        pickle.loads(pickle.dumps(dataset))
+
+
+def test_threads_read_at_once() -> None:
+    array = np.random.default_rng(0).random((500, 40))[:, ::3]
+    dataset = ArrayDataset(array)
+
+    def read(seed: int) -> bool:
+        rng, out = np.random.default_rng(seed), np.empty((64, 14))
+        indices = [rng.integers(-500, 500, 64) for _ in range(50)]
+        for chosen in indices:
+            dataset.read_batch_into(chosen, {"data": out})
+            if not np.array_equal(array[chosen], out):
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(read, range(8)))
+
+
+READS_ALL = """
+import pickle, sys, psutil
+import numpy as np
+import shmload.formats.arrays.dataset
+process = psutil.Process()
+np.empty((64, 4096)).fill(1)
+before = process.memory_full_info().uss
+dataset = pickle.loads(bytes.fromhex(sys.argv[1]))
+out = {"data": np.empty((64, 4096))}
+total = 0.0
+for first in range(0, len(dataset), 64):
+    dataset.read_batch_into(np.arange(first, first + 64), out)
+    total += float(out["data"].sum())
+print(int(total), process.memory_full_info().uss - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_file", [False, True])
+def test_another_process_reads_the_same_pages(tmp_path: Path, is_file: bool) -> None:
+    """32 MiB are read in a spawned process, whose own memory does not grow by them."""
+    array = np.ones((1024, 4096))
+    np.save(tmp_path / "x.npy", array)
+    dataset = ArrayDataset(tmp_path / "x.npy" if is_file else array)
+    dataset.read_batch_into(range(1024), {"data": array})
+    done = subprocess.run(
+        [sys.executable, "-c", READS_ALL, pickle.dumps(dataset).hex()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-
-
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_tensor_dataset_is_gathered_and_equals_torchs(num_workers: int) -> None:
-    tensors = torch.randn(50, 3), torch.arange(50), torch.randn(50, 4).bfloat16(), torch.randn(50, 4, 6)[:, ::2, 1:5]
-    dataset = TensorDataset(*tensors)
-    for data in (dataset, torch.utils.data.Subset(dataset, [3, -1, 7]), ConcatDataset([dataset, dataset])):
-        loader = ShmLoader(data, batch_size=8, shuffle=True, num_workers=num_workers)
-        torch.manual_seed(1)
-        mine = [[t.clone() for t in batch] for batch in loader]
-        torch.manual_seed(1)
-        assert all(equal(a, b) for a, b in zip(mine, DataLoader(data, batch_size=8, shuffle=True), strict=True))
-        assert loader.in_place is not None
-
-
-def test_a_tensor_dataset_given_other_tensors_reads_those() -> None:
-    dataset = TensorDataset(torch.zeros(4))
-    loader = ShmLoader(dataset, batch_size=4)
-    ((first,),) = loader
-    assert first.tolist() == [0, 0, 0, 0]
-    dataset.tensors = (torch.ones(4),)
-    ((second,),) = loader
-    assert second.tolist() == [1, 1, 1, 1]
-
-
-def test_tensors_that_are_not_plain_memory_are_left_to_torch() -> None:
-    class Odd(torch.Tensor): ...
-
-    for tensor in (torch.zeros(4, requires_grad=True), torch.zeros(4).as_subclass(Odd), torch.eye(4).to_sparse()):
-        assert ShmLoader(TensorDataset(tensor)).in_place is None
+    total, growth = map(int, done.stdout.split())
+    assert array.size == total
+    assert growth < 6 << 20

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,66 @@ def test_packing_holds_every_token_once_and_numbers_documents(
     assert dataset.density == (len(tokens) / (len(dataset) * window) if len(dataset) else 1.0)
 
 
+def slowly_packed(lengths: list[int], window: int, block: int) -> list[list[int]]:
+    """Best-fit decreasing as it is told: the pieces of each window; of equally tight windows the last that became so."""
+    windows: list[list[int]] = []
+    for first in range(0, len(lengths), block):
+        numbers = range(first, min(first + block, len(lengths)))
+        is_open: list[tuple[int, int]] = []  # room, window; latest last
+        for piece in sorted(numbers, key=lambda i: -lengths[i]):
+            fitting = [entry for entry in reversed(is_open) if entry[0] >= lengths[piece]]
+            if fitting:
+                entry = min(fitting, key=lambda e: e[0])
+                is_open.remove(entry)
+            else:
+                entry = (window, len(windows))
+                windows.append([])
+            windows[entry[1]].append(piece)
+            is_open.append((entry[0] - lengths[piece], entry[1]))
+    return [sorted(pieces) for pieces in windows]
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.integers(1, 70), max_size=40), st.integers(70, 130), st.integers(1, 50))
+def test_packing_is_best_fit_decreasing(lengths: list[int], window: int, block: int) -> None:
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    tokens = np.arange(1, offsets[-1] + 1, dtype=np.int32)
+    datasets = [TokenDataset(tokens, window, document_index=offsets, pack=True, block=block) for _ in range(2)]
+    expected = []
+    for pieces in slowly_packed(lengths, window, block):
+        held = [tokens[offsets[i] : offsets[i + 1]] for i in pieces]
+        expected.append(
+            {
+                "tokens": padded([held_tokens.tolist() for held_tokens in held], window),
+                "segment_ids": padded([[number] * len(part) for number, part in enumerate(held, 1)], window),
+                "position_ids": padded([list(range(len(part))) for part in held], window),
+            }
+        )
+    for dataset in datasets:
+        assert expected == [{k: v.tolist() for k, v in dataset[i].items()} for i in range(len(dataset))]
+
+
+def padded(parts: list[list[int]], window: int) -> list[int]:
+    row = [value for part in parts for value in part]
+    return row + [0] * (window - len(row))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=20), st.integers(1, 12), st.integers(1, 15), st.integers(0, 3))
+def test_windows_across_documents_tell_them_apart(lengths: list[int], window: int, stride: int, first: int) -> None:
+    offsets = first + np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    tokens = np.arange(1, offsets[-1] + 3, dtype=np.uint16)
+    dataset = TokenDataset(tokens, window, stride=stride, document_index=offsets, cross_documents=True)
+    document = np.repeat(np.arange(len(lengths)), lengths)
+    starts = range(0, len(document) - window + 1, stride)
+    assert len(starts) == len(dataset)
+    for row, start in zip((dataset[i] for i in range(len(dataset))), starts, strict=True):
+        inside = document[start : start + window]
+        assert tokens[first + start : first + start + window].tolist() == row["tokens"].tolist()
+        assert (np.unique(inside, return_inverse=True)[1] + 1).tolist() == row["segment_ids"].tolist()
+        assert [int((inside[:i] == inside[i]).sum()) for i in range(window)] == row["position_ids"].tolist()
+
+
 def test_packing_takes_the_tightest_fit() -> None:
     dataset = TokenDataset(np.arange(20), 10, document_index=[0, 6, 13, 17, 20], pack=True)
     assert len(dataset) == 2
@@ -86,7 +148,7 @@ def test_a_plan_travels_in_shared_memory() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"window": 0}, ValueError, "at least 1; got 0, 0 and 65536"),
+        ({"window": 0}, ValueError, "at least 1, .*; got 0, 0, 65536"),
         ({"out_dtype": "int16"}, ValueError, "out_dtype is 'int64' or 'int32'"),
         ({"separator": 1, "document_index": [0]}, ValueError, "both were given"),
         ({"pack": True}, ValueError, "give separator= or document_index="),
@@ -94,6 +156,9 @@ def test_a_plan_travels_in_shared_memory() -> None:
         ({"out_dtype": "int32"}, TypeError, "tokens of int64 do not all fit int32"),
         ({"document_index": np.array([0, 5, 4])}, ValueError, "document offset 2 is 4: offsets ascend"),
         ({"document_index": np.array([0, 99])}, ValueError, "document offset 1 is 99"),
+        ({"cross_documents": True}, ValueError, "tells a window's documents apart: give separator="),
+        ({"cross_documents": True, "pack": True, "separator": 1}, ValueError, "and no pack"),
+        ({"pad": 1 << 31, "out_dtype": "int32"}, ValueError, "pad is a token of int32; got 2147483648"),
         ({"document_index": np.array([0.5])}, ValueError, "one axis of integers"),
     ],
 )
@@ -110,10 +175,108 @@ def test_tokens_that_are_none_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"abc")
     with pytest.raises(ValueError, match="does not say what its tokens are"):
         TokenDataset(path)
-    with pytest.raises(ShardCorrupt, match="odd.bin, offset 3: 3 bytes are no whole number of uint16 tokens"):
+    with pytest.raises(ShardCorrupt, match=r"odd.bin, offset 3: 3 bytes are no whole number of uint16 tokens"):
         TokenDataset(path, dtype="uint16")
 
 
 def test_an_index_beyond_the_windows_is_an_index_error() -> None:
     with pytest.raises(IndexError, match="index 3 is out of range for 3 samples"):
         TokenDataset(np.arange(9), 3)[3]
+
+
+@pytest.mark.parametrize("kind", ["<u2", "<u4", "<i4"])
+@pytest.mark.parametrize("out_dtype", ["int64", "int32"])
+def test_the_largest_tokens_stay_what_they_are(kind: str, out_dtype: str) -> None:
+    tokens = np.array([0, 1, np.iinfo(kind).max, np.iinfo(kind).min], kind)
+    if kind == "<u4" and out_dtype == "int32":
+        with pytest.raises(TypeError, match="tokens of uint32 do not all fit int32"):
+            TokenDataset(tokens, 4, out_dtype=out_dtype)
+        return
+    (batch,) = ShmLoader(TokenDataset(tokens, 4, out_dtype=out_dtype))
+    assert out_dtype == str(batch["tokens"].dtype).removeprefix("torch.")
+    assert [tokens.tolist()] == batch["tokens"].tolist()
+
+
+def megatron(lengths: list[int], boundaries: list[int], code: int = 8) -> bytes:
+    """A .idx file after the published layout."""
+    pointers = [2 * sum(lengths[:i]) for i in range(len(lengths))]
+    return (
+        b"MMIDIDX\x00\x00"
+        + struct.pack("<QBQQ", 1, code, len(lengths), len(boundaries))
+        + struct.pack(f"<{len(lengths)}i{len(lengths)}q", *lengths, *pointers)
+        + struct.pack(f"<{len(boundaries)}q", *boundaries)
+    )
+
+
+@pytest.mark.parametrize("modes", [b"", b"\0\0\0"])
+def test_a_megatron_pair_is_read_by_documents(tmp_path: Path, modes: bytes) -> None:
+    (tmp_path / "a.bin").write_bytes(np.arange(10, dtype="<u2").tobytes())
+    (tmp_path / "a.idx").write_bytes(megatron([3, 2, 5], [0, 2, 3]) + modes)
+    dataset = TokenDataset(tmp_path / "a.bin", 6, document_index=tmp_path / "a.idx", pad=-1)
+    assert [dataset[i]["tokens"].tolist() for i in range(2)] == [[0, 1, 2, 3, 4, -1], [5, 6, 7, 8, 9, -1]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "offset 0: the head is not a Megatron index's"),
+        (b"x" * 40, "offset 0: the head is not a Megatron index's"),
+        (megatron([1], [0, 1], code=7), "offset 9: version 1 with tokens of type 7"),
+        (
+            megatron([1], [0, 1])[:-1],
+            "offset 18: 1 sequences and 2 boundaries need 62 bytes, or 63 with modes; there are 61",
+        ),
+        (megatron([1], [0, 1]).replace(b"\1" + bytes(7), b"\xff" * 8), "offset 9: version 18446744073709551615"),
+        (megatron([2, 3], [0, 2]).replace(b"\4", b"\5"), "offset 50: sequence 1 of 3 tokens begins at byte 5"),
+        (megatron([2, -3], [0, 2]), "offset 50: sequence 1 of -3 tokens"),
+        (megatron([2], [0, 2]), "offset 46: document boundaries do not ascend from 0 to the 1 sequences"),
+        (megatron([2, 2], [0, 2, 1, 2]), "offset 58: document boundaries do not ascend"),
+        (megatron([2], []), "offset 46: document boundaries do not ascend"),
+        (megatron([50], [0, 1]), "document offset 1 is 50: offsets ascend from 0 to the 10 tokens"),
+    ],
+)
+def test_a_hostile_index_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "a.bin").write_bytes(np.arange(10, dtype="<u2").tobytes())
+    (tmp_path / "a.idx").write_bytes(content)
+    with pytest.raises(ShardCorrupt, match=message) as caught:
+        TokenDataset(tmp_path / "a.bin", 2, document_index=tmp_path / "a.idx")
+    assert str(caught.value).startswith(f"{tmp_path}/a.idx, ")
+
+
+def test_an_index_file_of_numpy_is_read_and_its_errors_name_it(tmp_path: Path) -> None:
+    path = tmp_path / "documents.npy"
+    np.save(path, np.array([0, 3, 9], np.int32))
+    dataset = TokenDataset(np.arange(9), 6, document_index=path)
+    assert [dataset[i]["tokens"].tolist() for i in range(2)] == [[0, 1, 2, 0, 0, 0], [3, 4, 5, 6, 7, 8]]
+    np.save(path, np.array([0, 3, 10]))
+    with pytest.raises(ShardCorrupt, match=r"documents.npy, document offset 2 is 10"):
+        TokenDataset(np.arange(9), 6, document_index=path)
+
+
+def test_tokens_cut_off_under_the_map_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(bytes(20000))
+    dataset = TokenDataset(path, 10, dtype="uint16")
+    os.truncate(path, 5000)
+    with pytest.raises(ShardCorrupt, match=r"a.bin, offset 5000: the file was cut off while it was read"):
+        dataset[0]
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_packed_windows_resume_in_the_middle_of_an_epoch(num_workers: int) -> None:
+    rng = np.random.default_rng(3)
+    dataset = TokenDataset(rng.integers(0, 30, 5000).astype(np.uint16), 64, separator=0, pack=True)
+
+    def loader() -> ShmLoader:
+        return ShmLoader(dataset, batch_size=4, shuffle=True, seed=5, num_workers=num_workers)
+
+    with loader() as whole:
+        expected = [batch["tokens"].tolist() for batch in whole]
+    with loader() as first:
+        begun = iter(first)
+        found = [next(begun)["tokens"].tolist() for _ in range(7)]
+        state = first.state_dict()
+        del begun
+    with loader() as second:
+        second.load_state_dict(state)
+        assert expected == found + [batch["tokens"].tolist() for batch in second]

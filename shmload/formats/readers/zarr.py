@@ -29,7 +29,7 @@ class ZarrDataset(ColumnDataset):
     blocks. A chunk that is not there holds the array's fill value: the format says so, and so a lost chunk is no error.
 
     Args:
-        path: the folder, or a `.zip` of it.
+        path: the folder.
         fields: name -> path within the group, {"image": "train/x"}; by default its arrays, or the one array as "data".
         cache_bytes: of decoded chunks, for each process that reads.
     Raises:

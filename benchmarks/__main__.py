@@ -5,6 +5,7 @@ from collections.abc import Callable
 from benchmarks import (
     arrays,
     audit,
+    columnar,
     first_batch,
     high_latency,
     huggingface,
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "audit": audit.measure,
     "shared_index": shared_index.measure,
     "tar": tar.measure,
+    "columnar": columnar.measure,
     "tfrecord": tfrecord.measure,
     "images": images.measure,
     "arrays": arrays.measure,

@@ -1,4 +1,4 @@
-"""A column of text whose values lie in memory already, as UTF-8 or bytes: copied to the slot, never made objects of."""
+"""A column of text whose values lie in memory already, as UTF-8 or bytes: copied to the slot; made objects only one by one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload._core.gather import gather_runs
+from shmload._core.gather import gather_rows, gather_runs
 from shmload._core.text import BYTES, UTF8
 
 
@@ -30,6 +30,12 @@ class TextRuns:
 
     def __len__(self) -> int:
         return len(self._lengths)
+
+    def __getitem__(self, row: int) -> str | bytes:
+        """One value, copied."""
+        value = np.empty(int(self._lengths[row]), np.uint8)
+        gather_rows(self._addresses[[row]], len(value), value)
+        return value.tobytes() if self.kind == BYTES else value.tobytes().decode()
 
     def write(self, room: NDArray[np.uint8]) -> None:
         """Writes them at the start of `room`, which has `nbytes`."""

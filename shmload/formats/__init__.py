@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from shmload.formats.images.crops import CenterCrop, RandomResizedCrop, Resize
     from shmload.formats.images.decoder import ImageDecoder
     from shmload.formats.images.folder import ImageFolder
+    from shmload.formats.readers.hdf5 import HDF5Dataset
+    from shmload.formats.readers.parquet import ParquetDataset
+    from shmload.formats.readers.safetensors import SafetensorsDataset
+    from shmload.formats.readers.zarr import ZarrDataset
     from shmload.formats.tar.dataset import TarDataset
     from shmload.formats.tar.stream import TarStream
     from shmload.formats.tar.writer import TarWriter
@@ -20,31 +24,39 @@ if TYPE_CHECKING:
 _PLACES = {
     "ArrayDataset": "shmload.formats.arrays.dataset",
     "CenterCrop": "shmload.formats.images.crops",
+    "HDF5Dataset": "shmload.formats.readers.hdf5",
     "ImageDecoder": "shmload.formats.images.decoder",
     "ImageFolder": "shmload.formats.images.folder",
+    "ParquetDataset": "shmload.formats.readers.parquet",
     "RandomResizedCrop": "shmload.formats.images.crops",
     "Resize": "shmload.formats.images.crops",
+    "SafetensorsDataset": "shmload.formats.readers.safetensors",
     "TFRecordDataset": "shmload.formats.tfrecord.dataset",
     "TFRecordWriter": "shmload.formats.tfrecord.writer",
     "TarDataset": "shmload.formats.tar.dataset",
     "TarStream": "shmload.formats.tar.stream",
     "TarWriter": "shmload.formats.tar.writer",
     "TokenDataset": "shmload.formats.tokens.dataset",
+    "ZarrDataset": "shmload.formats.readers.zarr",
 }
 
 __all__ = [
     "ArrayDataset",
     "CenterCrop",
+    "HDF5Dataset",
     "ImageDecoder",
     "ImageFolder",
+    "ParquetDataset",
     "RandomResizedCrop",
     "Resize",
+    "SafetensorsDataset",
     "TFRecordDataset",
     "TFRecordWriter",
     "TarDataset",
     "TarStream",
     "TarWriter",
     "TokenDataset",
+    "ZarrDataset",
 ]
 
 

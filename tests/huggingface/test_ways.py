@@ -25,8 +25,8 @@ from datasets.formatting.torch_formatter import TorchFormatter
 from hf_kit import LISTS, RAGGED, SCALARS, TEXTS, assert_same, batches_of, dataset_of, of_ours, of_torch
 
 from shmload import ShmLoader
+from shmload.batch.arrow_columns import column_of
 from shmload.errors import SampleError
-from shmload.worker.arrow_columns import column_of
 
 WHEN = datetime.datetime(2026, 11, 21)
 PLAIN: dict[str, Callable[[], Any]] = {

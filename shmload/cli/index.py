@@ -1,0 +1,46 @@
+"""`shmload index`: builds the indexes beside files, so that the first start of a training need not.
+
+Exit code 0: fine; 1: an index could not be kept; 2: a path is missing, of no known format, empty or damaged, or bad usage.
+"""
+
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import typer
+
+from shmload.cli.inspect import readable, refuse
+
+
+def index(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="TFRecord files and tar shards.")],
+) -> None:
+    """Build the index beside each file, and say what was written, how large it is and how long it took."""
+    from shmload.cli.progress import shown
+    from shmload.observe.inspect.describe import index as build
+
+    lines, num_refused = [], 0
+    try:
+        with shown(sys.stderr.isatty()) as progress:
+            progress.start(len(paths))
+            for path in paths:
+                progress.doing(path.name)
+                begin = perf_counter()
+                made = build(path)
+                progress.advance()
+                num_refused += made.is_refused
+                if made.path is None:
+                    lines.append(f"{made.source}: no index was written: {made.why}")
+                    continue
+                told = f"{made.num_samples:,} samples, {readable(made.nbytes)}, {perf_counter() - begin:.2f} s"
+                lines.append(f"{made.path}: {told}" + (f" ({made.why})" if made.why else ""))
+    except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
+        refuse("index", error)
+    except KeyboardInterrupt:
+        typer.echo("shmload index: interrupted", err=True)
+        raise typer.Exit(130) from None
+    for line in lines:
+        typer.echo(line)
+    if num_refused:
+        raise typer.Exit(1)

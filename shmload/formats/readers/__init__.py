@@ -1,0 +1,1 @@
+"""Files of columns, read through their own libraries: Parquet, HDF5, Zarr, safetensors."""

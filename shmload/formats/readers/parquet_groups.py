@@ -1,0 +1,218 @@
+"""Row groups of Parquet files, decoded to arrow tables, and their rows as addresses.
+
+The groups in the cache are seen as one table whose chunks are theirs (`batch/arrow_columns.py`), so that one native copy a
+column serves a batch, however many groups its rows come of. That table is made anew when a group was decoded. A batch that touches
+more groups than the cache holds takes its rows out of one after the other instead: it never holds more than one of them beside the
+cache.
+
+pyarrow's own threads are not used: they would not be there in a forked worker, and workers are what decodes in parallel here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from shmload.batch.arrow_columns import Column, column_of
+from shmload.errors import SampleError, ShardCorrupt
+from shmload.formats.readers.block_cache import BlockCache
+from shmload.formats.readers.columns import NoField
+from shmload.formats.readers.dataset import Indices
+from shmload.formats.readers.parquet_fields import fields_of, plain_values, spec_of
+
+Table = dict[str, Column]
+
+
+class Groups:
+    """The rows of some files, open in this process.
+
+    Attributes:
+        starts: row number at which each group begins, and the number of rows.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        names: Sequence[str] | None,
+        asked: Mapping[str, Any],
+        fill_null: Mapping[str, Any],
+        cache_bytes: int,
+    ) -> None:
+        self._files = [_file(path) for path in paths]
+        self._paths = paths
+        fields = fields_of(self._files[0].schema_arrow, paths[0], names)
+        self._names = [field.name for field in fields]
+        for what, given in (("schema", asked), ("fill_null", fill_null)):
+            unknown = [name for name in given if name not in self._names]
+            if unknown:
+                raise NoField(f"{what} names {unknown}, which is no column here; those are {self._names}")
+        for path, file in zip(paths, self._files, strict=True):
+            _check_alike(path, file.schema_arrow, fields, paths[0])
+        self.schema = {field.name: spec_of(field, paths[0], asked.get(field.name)) for field in fields}
+        self._fill_null = fill_null
+        places = [(f, g) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
+        sizes = [self._files[f].metadata.row_group(g) for f, g in places]
+        self._places = [place for place, size in zip(places, sizes, strict=True) if size.num_rows > 0]
+        self._nbytes = np.array([size.total_byte_size for size in sizes if size.num_rows > 0], np.int64)
+        self.starts = np.cumsum([0, *(size.num_rows for size in sizes if size.num_rows > 0)], dtype=np.int64)
+        self.num_rows = int(self.starts[-1])
+        self._cache_bytes = cache_bytes
+        self.cache = BlockCache(cache_bytes)
+        self._resident: Table = {}  # the groups in the cache as one table
+        self._begins = np.full(len(self._places), -1, np.int64)  # of each group there
+        self._num_decoded = 0  # when it was made
+        self._lock = Lock()
+
+    def read(self, rows: Indices, out: Any) -> None:
+        """Writes these rows to a batch."""
+        if not len(rows):
+            return
+        table, numbers = self._table(rows)
+        for name, spec in self.schema.items():
+            column = table[name]
+            if spec in (str, bytes):
+                out[name] = column.text(numbers, strips_nul=False)
+            elif spec[1] and spec[1][0] is None:
+                column.read_ragged(numbers, out)
+            else:
+                _check_shape(column, spec[1])
+                target = out[name]
+                column.read(numbers, target.reshape(len(target), *(e for e in column.extents if e is not None)))
+
+    def _table(self, rows: Indices) -> tuple[Table, Indices]:
+        """(a table that holds these rows, their numbers in it)."""
+        group_of = np.searchsorted(self.starts, rows, "right") - 1
+        groups = np.unique(group_of)
+        if len(groups) > 1 and int(self._nbytes[groups].sum()) > self._cache_bytes:
+            return self._picked(rows, group_of, groups)
+        tables = {group: self._group(group) for group in groups.tolist()}
+        with self._lock:
+            is_known = self._num_decoded == self.cache.num_decoded and bool((self._begins[groups] >= 0).all())
+            if not is_known:
+                self._num_decoded = self.cache.num_decoded
+                tables.update(self.cache.held())
+                held = np.array(list(tables), np.int64)
+                lengths = self.starts[held + 1] - self.starts[held]
+                self._begins = np.full(len(self._places), -1, np.int64)
+                self._begins[held] = np.cumsum(lengths) - lengths
+                self._resident = _joined(list(tables.values()))
+            table, begins = self._resident, self._begins
+        return table, begins[group_of] + rows - self.starts[group_of]
+
+    def _picked(self, rows: Indices, group_of: Indices, groups: Indices) -> tuple[Table, Indices]:
+        """The rows by themselves, from one group after the other."""
+        numbers, tables, count = np.empty(len(rows), np.int64), [], 0
+        for group in groups.tolist():
+            places = np.flatnonzero(group_of == group)
+            chosen = pa.array(rows[places] - self.starts[group])
+            table = self._group(group)
+            tables.append({name: _column(name, table[name].table.take(chosen), self._where(group)) for name in table})
+            numbers[places] = np.arange(count, count + len(places))
+            count += len(places)
+        return _joined(tables), numbers
+
+    def _group(self, group: int) -> Table:
+        found: Table = self.cache.get(group, lambda: self._decoded(group))
+        return found
+
+    def _where(self, group: int) -> str:
+        file, number = self._places[group]
+        return f"{self._paths[file]}, row group {number}"
+
+    def _decoded(self, group: int) -> tuple[Table, int]:
+        file, number = self._places[group]
+        where = self._where(group)
+        try:
+            table = self._files[file].read_row_group(number, columns=self._names, use_threads=False)
+            columns = {name: plain_values(table.column(name)) for name in self._names}
+            for values in columns.values():
+                values.validate(full=True)  # UTF-8, and that offsets are in order
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise ShardCorrupt(f"{where}: {error}") from error
+        wanted = int(self.starts[group + 1] - self.starts[group])
+        if table.num_rows != wanted:
+            raise ShardCorrupt(f"{where}: the footer says {wanted} rows, and it has {table.num_rows}")
+        for name, values in columns.items():
+            if values.null_count and name in self._fill_null:
+                columns[name] = pc.fill_null(values, self._fill_null[name])
+        return {name: _column(name, values, where) for name, values in columns.items()}, max(
+            sum(values.nbytes for values in columns.values()), 1
+        )
+
+
+def _file(path: str) -> Any:
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{path}: there is no such file")
+    nbytes = os.path.getsize(path)
+    if not nbytes:
+        raise ShardCorrupt(f"{path}, offset 0: the file is empty; a Parquet file has a footer even without rows")
+    try:
+        return pq.ParquetFile(path, memory_map=False, pre_buffer=False, page_checksum_verification=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ShardCorrupt(f"{path}, offset {max(nbytes - 8, 0)}: {error}") from error
+
+
+def _check_alike(path: str, schema: Any, fields: Sequence[Any], first: str) -> None:
+    for field in fields:
+        has = schema.field(field.name).type if field.name in schema.names else None
+        if has != field.type:
+            raise NoField(
+                f"{path}: column {field.name!r} is {has or 'not there'}, and {field.type} in {first}; the files of a dataset "
+                f"have the "
+                "same columns"
+            )
+
+
+def _column(name: str, values: Any, where: str) -> Column:
+    if values.null_count:
+        raise SampleError(
+            f"{where}: column {name!r} has {values.null_count} nulls, which no array holds: give fill_null={{{name!r}: value}}, or "
+            "leave it out of columns="
+        )
+    found = column_of(name, values)
+    if found is None:
+        raise SampleError(
+            f"{where}: column {name!r} of {values.type} has nulls within its lists, or lists within lists that differ in length; "
+            "leave it out of columns="
+        )
+    return found
+
+
+def _check_shape(column: Column, shape: tuple[int, ...]) -> None:
+    known = [extent for extent in column.extents if extent is not None]
+    if len(known) < len(column.extents) or prod(known) != prod(shape):
+        has = "lists of different lengths" if len(known) < len(column.extents) else f"{prod(known)} values"
+        raise SampleError(
+            f"column {column.name!r}: the schema says rows of shape {shape}, and row groups here have {has}; the "
+            f"first "
+            "extent of a ragged field is None"
+        )
+
+
+def _joined(tables: Sequence[Table]) -> Table:
+    """The tables of several groups as one, whose chunks are theirs."""
+    return (
+        tables[0] if len(tables) == 1 else {name: _one_column([table[name] for table in tables]) for name in tables[0]}
+    )
+
+
+def _one_column(columns: Sequence[Column]) -> Column:
+    first = columns[0]
+    is_alike = len({column.extents for column in columns}) == 1
+    lengths = np.concatenate([np.diff(column.starts) for column in columns])
+    return replace(
+        first,
+        extents=first.extents if is_alike else (None, *first.extents[1:]),
+        starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        chunks=np.concatenate([column.chunks for column in columns]),
+        table=[column.table for column in columns],
+    )

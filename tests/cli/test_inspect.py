@@ -1,0 +1,264 @@
+"""`shmload inspect`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmload.observe.inspect.formats.example import features_of
+from shmload.observe.inspect.summary import shortened
+
+Written = Callable[[str], Path]
+Command = Callable[..., Any]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+EXPECTED: dict[str, tuple[int, dict[str, str], tuple[int, int, int]]] = {  # samples, fields, bytes of a sample
+    "npy": (10, {"data": "float32 (2,)"}, (8, 8, 8)),
+    "Parquet": (10, {"x": "float32", "s": "str"}, (7, 7, 7)),
+    "HDF5": (10, {"x": "float32 (2,)"}, (8, 8, 8)),
+    "safetensors": (10, {"x": "float32 (2,)"}, (8, 8, 8)),
+    "Zarr": (10, {"x": "float32 (2,)"}, (8, 8, 8)),
+    "TFRecord": (6, {"s": "bytes", "x": "float32 (2,)", "y": "int64 (0 to 2,)"}, (0, 0, 0)),
+    "tokens, Megatron": (2, {"tokens": "uint16 (any,)"}, (8, 9, 10)),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_format_is_known_by_its_bytes(name: str, written: Written, command: Command) -> None:
+    path = written(name)
+    count, fields, sizes = EXPECTED[name]
+    done = command("inspect", path, "--json")
+    assert (done.exit_code, done.stderr) == (0, "")
+    (found,) = json.loads(done.stdout)
+    assert (name, count, fields) == (found["format"], found["num_samples"], found["fields"])
+    if sizes[0]:
+        assert sizes == tuple(found["sample_nbytes"][key] for key in ("min", "median", "max"))
+    assert min(3, count) == len(found["samples"])
+
+
+@pytest.mark.parametrize("name", ["tar", "tar, gzip", "tar, bzip2", "tar, xz"])
+def test_shards_are_known_also_when_compressed(name: str, written: Written, command: Command) -> None:
+    done = command("inspect", written(name), "--json", "--samples", 1)
+    (found,) = json.loads(done.stdout)
+    assert (found["format"], found["num_samples"]) == ("tar", 5)
+    assert found["fields"] == {"cls": "int", "jpg": "bytes", "txt": "str, in 2 of 5"}
+    assert found["sample_nbytes"]["num_samples"] == 5
+    assert list(found["samples"][0]) == ["__key__", "cls", "jpg"]
+    assert ("," in name) == any("can only be read in order" in note for note in found["notes"])
+
+
+def test_compressed_records_are_read(written: Written, command: Command) -> None:
+    (found,) = json.loads(command("inspect", written("TFRecord, gzip"), "--json").stdout)
+    assert (found["format"], found["num_samples"]) == ("TFRecord", 6)
+    assert any(note.startswith("compressed by gzip") for note in found["notes"])
+
+
+def test_inspecting_leaves_no_index(written: Written, command: Command, tmp_path: Path) -> None:
+    paths = [written(name) for name in ("tar", "TFRecord")]
+    before = sorted(os.listdir(tmp_path))
+    assert command("inspect", *paths).exit_code == 0
+    assert before == sorted(os.listdir(tmp_path))
+
+
+def test_text_says_the_same(written: Written, command: Command) -> None:
+    path = written("Parquet")
+    lines = command("inspect", path, "--samples", "1").stdout.splitlines()
+    assert [
+        f"{path}: Parquet, 10 samples, {path.stat().st_size / 1024:.1f} KiB",
+        "  x  float32",
+        "  s  str",
+        "  a sample, min / median / max: 7 bytes / 7 bytes / 7 bytes",
+        "  3 row groups of up to 4 rows",
+        "  0 x: 0.0, s: 'é0'",
+    ] == lines
+
+
+def test_a_folder_of_pictures_has_classes(written: Written, command: Command) -> None:
+    (found,) = json.loads(command("inspect", written("images"), "--json").stdout)
+    assert (found["format"], found["num_samples"]) == ("images", 3)
+    assert found["fields"]["label"] == "int64: 2 folders, cat, dog"
+    assert found["notes"] == ["3 JPEG", "widths 16 to 18, heights 12 to 12, RGB (3)"]
+    assert found["samples"][0]["name"] == "'cat/1.bin'"
+
+
+@pytest.mark.parametrize("name", ["images", "tar"])
+def test_pictures_are_drawn_as_a_grid(name: str, written: Written, command: Command, tmp_path: Path) -> None:
+    done = command("inspect", written(name), "--plot", tmp_path / "grid.png")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert (tmp_path / "grid.png").read_bytes().startswith(PNG)
+
+
+def test_arrays_that_are_pictures_are_drawn(command: Command, tmp_path: Path) -> None:
+    np.save(tmp_path / "digits.npy", np.random.default_rng(0).random((3, 1, 8, 8), np.float32))
+    assert command("inspect", tmp_path / "digits.npy", "--plot", tmp_path / "grid.png").exit_code == 0
+    assert (tmp_path / "grid.png").read_bytes().startswith(PNG)
+
+
+def refusal(done: Any) -> str:
+    """The one line that a refused command has printed."""
+    assert (done.exit_code, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    return str(line)
+
+
+def test_what_cannot_be_drawn_is_told(
+    written: Written, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written("Parquet")
+    assert "hold no pictures" in refusal(command("inspect", path, "--plot", tmp_path / "grid.png"))
+    assert "needs an existing folder" in refusal(command("inspect", path, "--plot", tmp_path / "no/grid.png"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "--plot needs matplotlib: pip install 'shmload[plot]'" in refusal(
+        command("inspect", path, "--plot", "a.png")
+    )
+
+
+def test_tokens_need_their_type(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "tokens.bin"
+    np.arange(2000, dtype=np.uint16).tofile(path)
+    assert f"{path}: it is of no known format (npy, Parquet" in refusal(command("inspect", path))
+    (found,) = json.loads(command("inspect", path, "--dtype", "uint16", "--json").stdout)
+    assert (found["format"], found["num_samples"], found["fields"]) == ("tokens", 2000, {"token": "uint16"})
+    assert "tokens are 0 to 1999" in found["notes"]
+    path.write_bytes(b"123")
+    assert "3 bytes are no whole number of uint16 tokens" in refusal(command("inspect", path, "--dtype", "uint16"))
+    assert "--dtype 'number' is no type" in refusal(command("inspect", path, "--dtype", "number"))
+
+
+def test_a_bin_is_known_by_the_index_beside_it(written: Written, command: Command) -> None:
+    path = written("tokens, Megatron").with_suffix(".bin")
+    (found,) = json.loads(command("inspect", path, "--json").stdout)
+    assert (found["format"], found["num_samples"]) == ("tokens, Megatron", 2)
+    assert found["notes"] == ["9 tokens in 2 documents, which are the samples here"]
+    assert found["samples"][0]["tokens"] == "uint16 (4,): 0 1 2 3"
+    path.write_bytes(path.read_bytes()[:-2])
+    assert "its 9 tokens of uint16 do not make the 16 bytes of" in refusal(command("inspect", path))
+    index = path.with_suffix(".idx")
+    index.write_bytes(index.read_bytes()[:-1])
+    assert "2 sequences and 3 boundaries need" in refusal(command("inspect", index))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "npy",
+        "Parquet",
+        "HDF5",
+        "safetensors",
+        "tar",
+        "tar, gzip",
+        "tar, xz",
+        "TFRecord",
+        "TFRecord, gzip",
+        "tokens, Megatron",
+    ],
+)
+@pytest.mark.parametrize("command_name", ["inspect", "index"])
+def test_a_cut_file_is_one_line(name: str, command_name: str, written: Written, command: Command) -> None:
+    path = written(name)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 6 // 10])
+    done = command(command_name, path)
+    if command_name == "index" and not name.startswith(("tar", "TFRecord")):
+        assert "no index was written" in done.stdout  # it needs none, so nothing was read
+        return
+    assert str(path.with_suffix("")) in refusal(done)
+
+
+@pytest.mark.parametrize("command_name", ["inspect", "index"])
+def test_what_is_no_file_of_samples_is_one_line(command_name: str, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("once upon a time")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/text").write_text("once upon a time")
+    for name, words in (
+        ("nothing", "nothing: No such file or directory"),
+        ("empty", "empty: the file is empty"),
+        ("folder", "folder: the folder is empty"),
+        (
+            "text",
+            "text: it is of no known format (npy, Parquet, HDF5, safetensors, Zarr, tar, TFRecord, images, tokens)",
+        ),
+        ("other", "other: it is of no known format"),
+    ):
+        line = refusal(command(command_name, tmp_path / name))
+        assert line.startswith(f"shmload {command_name}: {tmp_path}")
+        assert words in line
+
+
+def test_one_bad_path_leaves_nothing_else_said(written: Written, command: Command, tmp_path: Path) -> None:
+    assert "nothing: No such file" in refusal(command("inspect", written("npy"), tmp_path / "nothing"))
+
+
+def test_a_damaged_stream_and_a_damaged_picture_are_told(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(b"\x1f\x8b" + bytes(50))
+    assert "the gzip stream is damaged or cut" in refusal(command("inspect", tmp_path / "a.gz"))
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/a.jpg").write_bytes(b"\xff\xd8\xff" + bytes(50))
+    assert "a.jpg: the picture is damaged" in refusal(command("inspect", tmp_path / "photos"))
+
+
+def test_a_record_whose_data_is_damaged_is_told(written: Written, command: Command) -> None:
+    path = written("TFRecord")
+    data = bytearray(path.read_bytes())
+    data[14] ^= 1
+    path.write_bytes(data)
+    assert "record 0, which starts at byte 0: the checksum of its data differs" in refusal(command("inspect", path))
+
+
+@pytest.mark.parametrize(
+    ("hexadecimal", "expected"),
+    [
+        ("0a180a160a016112111a0f0a0d01ffffffffffffffffff01ac02", {"a": [1, -1, 300]}),
+        ("0a130a110a0162120c120a0a080000803f000020c0", {"b": [1.0, -2.5]}),
+        ("0a0f0a0d0a016312080a060a0278790a00", {"c": [b"xy", b""]}),
+        ("0a070a050a016e1200", {"n": []}),
+        ("0a0d0a0b0a016112061a0408010802", {"a": [1, 2]}),
+        ("0a130a110a0161120c120a0d0000c03f0d00002040", {"a": [1.5, 2.5]}),
+        ("00ff", None),
+        ("0a18", None),
+        ("", None),
+    ],
+)
+def test_features_are_told_without_a_schema(hexadecimal: str, expected: Any) -> None:
+    found = features_of(bytes.fromhex(hexadecimal))
+    assert expected == (None if found is None else {name: list(values) for name, values in found.items()})
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.arange(8), "int64 (8,): 0 1 2 3 4 5 ..."),
+        (np.float32(0.5), "0.5"),
+        (b"abc", "3 bytes: 61 62 63"),
+        (bytes(9), "9 bytes: 00 00 00 00 00 00 00 00 ..."),
+        ("x" * 100, "'" + "x" * 57 + "...'"),
+        ([1, 2], "[1, 2]"),
+        (list(range(100)), "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16..."),
+    ],
+)
+def test_values_are_shortened(value: Any, text: str) -> None:
+    assert text == shortened(value)
+
+
+@pytest.mark.slow
+def test_the_command_brings_no_torch_for_arrays(written: Written) -> None:
+    code = "import sys; from shmload.cli import main\ntry: main()\nexcept SystemExit: print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "inspect", str(written("Parquet"))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert "Parquet, 10 samples" in done.stdout, done.stderr
+    assert done.stdout.splitlines()[-1] == "False"

@@ -1,0 +1,177 @@
+"""What holds for Parquet, HDF5, Zarr and safetensors alike."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shmload import ShardCorrupt, ShmLoader
+from shmload.batch.layout import layout_of_schema
+from shmload.batch.place import RowOut, private_rows
+
+
+def rows_of(dataset: Any, indices: Any) -> dict[str, Any]:
+    rows = private_rows(layout_of_schema(dataset.schema), len(indices))
+    dataset.read_batch_into(indices, RowOut(rows, slice(0, len(indices))))
+    return rows
+
+
+def test_samples_come_back_as_they_were_written(kind: Any, path: Path, columns: dict[str, Any]) -> None:
+    dataset = kind(path)
+    assert len(dataset) == 50
+    for index in (0, 7, 8, 49):
+        sample = dataset[index]
+        assert set(columns) == set(sample)
+        for name, values in columns.items():
+            assert values.dtype == sample[name].dtype
+            np.testing.assert_array_equal(values[index], sample[name])
+    assert dataset.schema == {"image": ("float32", (6,)), "label": ("int16", ()), "flag": ("bool", ())}
+
+
+def test_indices_are_as_a_lists(kind: Any, path: Path, columns: dict[str, Any]) -> None:
+    dataset = kind(path)
+    assert dataset[-1]["label"] == dataset[49]["label"] == columns["label"][49]
+    assert dataset[np.int64(3)]["label"] == columns["label"][3]
+    for index in (50, -51):
+        with pytest.raises(IndexError, match=f"index {index} is out of range: the dataset has 50 samples"):
+            dataset[index]
+        with pytest.raises(IndexError, match=f"index {index} is out of range: the dataset has 50 samples"):
+            rows_of(dataset, [0, index])
+    with pytest.raises(TypeError):
+        dataset[1.5]
+    with pytest.raises(TypeError, match="indices are integers; got float64"):
+        dataset.read_batch_into([1.5], {})
+
+
+@given(indices=st.lists(st.integers(-50, 49), max_size=60))
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_batch_holds_the_rows_in_the_order_asked_for(
+    kind: Any, path: Path, columns: dict[str, Any], indices: list[int]
+) -> None:
+    found = rows_of(kind(path), indices)
+    for name, values in columns.items():
+        np.testing.assert_array_equal(values[np.array(indices, np.int64)], found[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_workers_deliver_every_row_after_the_trainer_has_read(
+    kind: Any, path: Path, columns: dict[str, Any], start_method: str
+) -> None:
+    dataset = kind(path)
+    assert dataset[1]["label"] == columns["label"][1]  # open here: a forked worker inherits it
+    with ShmLoader(
+        dataset, batch_size=8, num_workers=2, shuffle=True, seed=5, multiprocessing_context=start_method
+    ) as loader:
+        batches = [{name: rows.numpy().copy() for name, rows in batch.items()} for batch in loader]
+    labels = np.concatenate([batch["label"] for batch in batches])
+    images = np.concatenate([batch["image"] for batch in batches])
+    assert sorted(columns["label"]) == sorted(labels)
+    np.testing.assert_array_equal(columns["image"][labels // 7], images)
+
+
+def test_a_pass_is_resumed_where_it_stood(kind: Any, path: Path) -> None:
+    def loader() -> Any:
+        return ShmLoader(kind(path), batch_size=8, shuffle=True, seed=1)
+
+    with loader() as whole:
+        wanted = [batch["label"].tolist() for batch in whole]
+    with loader() as first:
+        batches = iter(first)
+        begun = [next(batches)["label"].tolist() for _ in range(3)]
+        state = first.state_dict()
+    with loader() as second:
+        second.load_state_dict(state)
+        assert wanted == begun + [batch["label"].tolist() for batch in second]
+
+
+def test_a_pickled_dataset_is_small_and_reads_the_same(kind: Any, path: Path) -> None:
+    dataset = kind(path)
+    assert "not opened yet" in repr(dataset)
+    wanted = dataset[7]
+    assert "50 samples" in repr(dataset)
+    pickled = pickle.dumps(dataset)
+    assert len(pickled) < 600
+    np.testing.assert_equal(wanted, pickle.loads(pickled)[7])
+
+
+def test_a_forked_child_opens_the_file_anew(kind: Any, path: Path, columns: dict[str, Any]) -> None:
+    dataset = kind(path)
+    inherited = dataset._opened
+    child = os.fork()
+    if child == 0:
+        is_right = False
+        try:
+            is_right = dataset[9]["label"] == columns["label"][9] and dataset._opened is not inherited
+        finally:
+            os._exit(0 if is_right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert dataset._opened is inherited
+    assert dataset[9]["label"] == columns["label"][9]
+
+
+def test_threads_read_at_once(kind: Any, path: Path, columns: dict[str, Any]) -> None:
+    dataset = kind(path)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda index: dataset[index]["label"], list(range(50)) * 4))
+    assert list(columns["label"]) * 4 == found
+
+
+def test_a_missing_library_is_named_with_its_extra(kind: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra, module = {
+        "ParquetDataset": ("parquet", "pyarrow.parquet"),
+        "HDF5Dataset": ("hdf5", "h5py"),
+        "ZarrDataset": ("zarr", "zarr"),
+        "SafetensorsDataset": ("safetensors", "safetensors"),
+    }[kind.__name__]
+    monkeypatch.setitem(sys.modules, module, None)
+    package = module.split(".")[0]
+    with pytest.raises(
+        ModuleNotFoundError,
+        match=rf"reading {extra} files needs the package {package}, .* pip install 'shmload\[{extra}\]'",
+    ):
+        len(kind(path))
+
+
+def test_a_missing_file_is_one(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.file"):
+        len(kind(tmp_path / "nowhere.file"))
+
+
+def _data_file(path: Path) -> Path:
+    """What is damaged: the file, or a chunk of the folder."""
+    return path / "label/c/0" if path.is_dir() else path
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_a_cut_file_is_an_error_that_names_it(kind: Any, path: Path, share: float) -> None:
+    damaged = _data_file(path)
+    damaged.write_bytes(damaged.read_bytes()[: int(damaged.stat().st_size * share)])
+    with pytest.raises(ShardCorrupt, match=r"data\.file.*"):
+        rows_of(kind(path), range(50))
+
+
+def test_garbage_is_an_error_that_names_the_file(kind: Any, path: Path) -> None:
+    damaged = path / "zarr.json" if path.is_dir() else path
+    damaged.write_bytes(np.random.default_rng(1).bytes(5000))
+    with pytest.raises(ShardCorrupt, match=r"data\.file.*"):
+        len(kind(path))
+
+
+def test_damage_is_told_by_the_loader(kind: Any, path: Path) -> None:
+    damaged = _data_file(path)
+    dataset = kind(path)
+    data = bytearray(damaged.read_bytes())
+    data[: len(data) // 2] = bytes(len(data) // 2)
+    damaged.write_bytes(data)
+    with pytest.raises(ShardCorrupt, match=r"data\.file"), ShmLoader(dataset, batch_size=50) as loader:
+        list(loader)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from shmload import ShmLoader
+from shmload.formats import HDF5Dataset
+from shmload.formats.readers.columns import MappedColumn
+
+
+def written(path: Path, userblock: int = 0, **datasets: Any) -> Path:
+    with h5py.File(path, "w", userblock_size=userblock) as file:
+        for name, value in datasets.items():
+            file.create_dataset(name, **value) if isinstance(value, dict) else file.__setitem__(name, value)
+    return path
+
+
+ROWS = np.random.default_rng(0).random((20, 3))
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", ">i2", "<u8", "<f2"])
+@pytest.mark.parametrize("userblock", [0, 512])
+def test_a_dataset_in_one_piece_is_mapped(tmp_path: Path, dtype: str, userblock: int) -> None:
+    values = (ROWS * 100).astype(dtype)
+    dataset = HDF5Dataset(written(tmp_path / "a.h5", userblock, x=values))
+    assert isinstance(dataset._opened._columns["x"], MappedColumn)  # type: ignore[attr-defined]  # Columns
+    found = {"x": np.empty((3, 3), np.dtype(dtype).newbyteorder("="))}
+    dataset.read_batch_into([4, 19, 4], found)
+    np.testing.assert_array_equal(values[[4, 19, 4]], found["x"])
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"chunks": (3, 2)},
+        {"chunks": (1, 3), "compression": "gzip", "shuffle": True},
+        {"chunks": (64, 3), "maxshape": (None, 3), "fletcher32": True},
+        {"dtype": ">f8", "chunks": (7, 3)},
+    ],
+)
+def test_chunks_are_decoded(tmp_path: Path, how: dict[str, Any]) -> None:
+    dataset = HDF5Dataset(written(tmp_path / "a.h5", x={"data": ROWS, **how}), {"rows": "/x"})
+    with ShmLoader(dataset, batch_size=7, shuffle=True, seed=3) as loader:
+        found = np.concatenate([batch["rows"].numpy() for batch in loader])
+    np.testing.assert_array_equal(np.sort(ROWS, 0), np.sort(found, 0))
+
+
+def test_text_and_runs_of_variable_length_are_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["text"] = ["é", "", "abc"]
+        file["raw"] = np.array([b"a", b"bc", b""], "S2")
+        runs = file.create_dataset("group/runs", (3,), h5py.vlen_dtype(np.int32))
+        for row in range(3):
+            runs[row] = np.arange(row)
+    dataset = HDF5Dataset(path)
+    assert {"text": str, "raw": bytes, "group/runs": ("int32", (None,))} == dataset.schema
+    np.testing.assert_equal({"text": "abc", "raw": b"", "group/runs": np.arange(2)}, dataset[2])
+    with ShmLoader(dataset, batch_size=3, ragged="list") as loader:
+        (batch,) = loader
+    assert (batch["text"], batch["raw"]) == (["é", "", "abc"], [b"a", b"bc", b""])
+    assert [run.tolist() for run in batch["group/runs"]] == [[], [0], [0, 1]]
+
+
+def test_what_was_never_written_is_the_fill_value(tmp_path: Path) -> None:
+    dataset = HDF5Dataset(written(tmp_path / "a.h5", x={"shape": (4, 2), "dtype": "f4", "fillvalue": 7}))
+    np.testing.assert_array_equal([7, 7], dataset[3]["x"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"x": "/nothing"}, r"a\.h5: '/nothing' is not there; a field is a dataset"),
+        ({"x": "/g"}, "'/g' is a group; a field is a dataset"),
+        ({"x": "/one"}, "'/one' is a single value; a field is a dataset"),
+        (
+            {"x": "/x", "y": "/y"},
+            r"one row for each sample; these have x: 20, y: 3. Name those of one length in fields=",
+        ),
+        ({"x": "/pair"}, "'/pair': rows of .* are no field of a batch"),
+        ({}, "has no array with rows to be a field"),
+    ],
+)
+def test_what_is_no_field_is_told(tmp_path: Path, fields: dict[str, str], message: str) -> None:
+    pair = np.zeros(3, [("a", "i4"), ("b", "f4")])
+    path = written(tmp_path / "a.h5", x=ROWS, y=ROWS[:3], one=np.float32(1), pair=pair, **{"g/z": ROWS})
+    with pytest.raises(ValueError, match=message):
+        len(HDF5Dataset(path, fields))

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset
+
+from shmload import BlockShuffle, SampleError, ShardCorrupt, ShmLoader
+from shmload.formats import ParquetDataset
+
+
+def written(path: Path, rows_per_group: int = 4, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), path, row_group_size=rows_per_group)
+    return path
+
+
+def batch_of(dataset: Any, size: int = 100) -> Any:
+    with ShmLoader(dataset, batch_size=size, ragged="list") as loader:
+        return next(iter(loader))
+
+
+NUMBERS = st.sampled_from([pa.int8(), pa.uint16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()])
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[dict[str, list[Any]], pa.Table]:
+    count = draw(st.integers(1, 12))
+
+    def some(values: st.SearchStrategy[Any]) -> list[Any]:
+        return draw(st.lists(values, min_size=count, max_size=count))
+
+    number = draw(NUMBERS)
+    value = st.integers(0, 100)
+    columns = {
+        "number": (some(value), number),
+        "flag": (some(st.booleans()), pa.bool_()),
+        "text": (some(st.text(max_size=5)), draw(st.sampled_from([pa.string(), pa.large_string()]))),
+        "raw": (some(st.binary(max_size=5)), pa.binary()),
+        "list": (some(st.lists(value, max_size=4)), draw(st.sampled_from([pa.list_, pa.large_list]))(number)),
+        "pair": (some(st.lists(value, min_size=2, max_size=2)), pa.list_(number, 2)),
+        "pairs": (some(st.lists(st.lists(value, min_size=2, max_size=2), max_size=3)), pa.list_(pa.list_(number, 2))),
+    }
+    values = {name: column for name, (column, _) in columns.items()}
+    return values, pa.table({name: pa.array(column, kind) for name, (column, kind) in columns.items()})
+
+
+@given(drawn=tables(), rows_per_group=st.integers(1, 5), cache_bytes=st.sampled_from([0, 200, 1 << 20]))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_table_comes_back(tmp_path: Path, drawn: Any, rows_per_group: int, cache_bytes: int) -> None:
+    values, table = drawn
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=rows_per_group)
+    dataset = ParquetDataset(tmp_path / "t.parquet", cache_bytes=cache_bytes)
+    batch = batch_of(dataset)
+    for row in range(len(dataset)):
+        sample = dataset[row]
+        for name, column in values.items():
+            wanted = column[row]
+            assert wanted == (
+                sample[name].tolist() if isinstance(sample[name], (np.ndarray, np.generic)) else sample[name]
+            )
+            given_ = batch[name][row]
+            assert wanted == (given_.tolist() if hasattr(given_, "tolist") else given_)
+
+
+def test_times_and_dictionaries_are_plain(tmp_path: Path) -> None:
+    day = datetime.date(1970, 1, 11)
+    path = written(
+        tmp_path / "t.parquet",
+        when=pa.array([3, 4], pa.timestamp("ms")),
+        day=pa.array([day, day]),
+        kind=pa.array(["a", "b"]).dictionary_encode(),
+        hash=pa.array([b"12", b"34"], pa.binary(2)),
+    )
+    sample = ParquetDataset(path)[1]
+    assert sample == {"when": 4, "day": 10, "kind": "b", "hash": b"34"}
+
+
+def test_files_follow_one_another_in_the_order_of_their_names(tmp_path: Path) -> None:
+    written(tmp_path / "b.parquet", x=[3, 4])
+    written(tmp_path / "a.parquet", x=[1, 2])
+    assert [sample["x"] for sample in ParquetDataset(f"{tmp_path}/*.parquet")] == [1, 2, 3, 4]
+    written(tmp_path / "c.parquet", x=["text"])
+    with pytest.raises(ValueError, match=r"c\.parquet: column 'x' is string, and int64 in .*a\.parquet; the files"):
+        len(ParquetDataset(f"{tmp_path}/*.parquet"))
+    with pytest.raises(FileNotFoundError, match="no Parquet file is named, or matches"):
+        ParquetDataset(f"{tmp_path}/*.nothing")
+    with pytest.raises(ValueError, match="needs at least one path"):
+        ParquetDataset([])
+
+
+def test_columns_and_their_types_are_chosen(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.parquet", x=[1, 2], image=[[1, 2, 3, 4], [5, 6, 7, 8]], left={"a": [1, 2]}["a"])
+    dataset = ParquetDataset(path, ["x", "image"], {"x": "float32", "image": ("uint8", (2, 2))})
+    assert dataset.schema == {"x": ("float32", ()), "image": ("uint8", (2, 2))}
+    np.testing.assert_array_equal([[5, 6], [7, 8]], dataset[1]["image"])
+    batch = batch_of(dataset)
+    assert batch["x"].tolist() == [1.0, 2.0]
+    assert batch["image"].tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ({"columns": []}, "columns needs at least one name"),
+        ({"columns": ["z"]}, r"columns names \['z'\], which are not there; it has \['x', 'l', 's', 'n'\]"),
+        ({}, r"column 'n' of struct<a: int64> is no field of a batch: .* name the others in columns="),
+        ({"columns": ["x"], "schema": {"y": "int8"}}, r"schema names \['y'\], which is no column here"),
+        ({"columns": ["x"], "fill_null": {"y": 1}}, r"fill_null names \['y'\], which is no column here"),
+        (
+            {"columns": ["x"], "schema": {"x": ("int8", (2,))}},
+            "column 'x' is stored as int64 and cannot be read as schema says",
+        ),
+        (
+            {"columns": ["s"], "schema": {"s": "int8"}},
+            "column 's' is stored as string and cannot be read as schema says",
+        ),
+        (
+            {"columns": ["l"], "schema": {"l": ("int8", (None, 2))}},
+            "column 'l' is stored as .* cannot be read as schema says",
+        ),
+    ],
+)
+def test_a_wrong_choice_is_told(tmp_path: Path, given_: dict[str, Any], message: str) -> None:
+    path = written(tmp_path / "t.parquet", x=[1], l=[[1]], s=["a"], n=[{"a": 1}])
+    with pytest.raises(ValueError, match=message):
+        len(ParquetDataset(path, **given_))
+
+
+def test_rows_of_another_length_than_the_schema_says_are_an_error(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.parquet", x=[[1, 2], [3]])
+    with pytest.raises(
+        SampleError,
+        match=r"column 'x': the schema says rows of shape \(2,\), and row groups here have lists of different",
+    ):
+        ParquetDataset(path, schema={"x": ("int64", (2,))})[0]
+    path = written(tmp_path / "u.parquet", x=[[1, 2, 3]])
+    with pytest.raises(SampleError, match=r"the schema says rows of shape \(2,\), and row groups here have 3 values"):
+        ParquetDataset(path, schema={"x": ("int64", (2,))})[0]
+
+
+def test_nulls_are_an_error_until_something_stands_for_them(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.parquet", x=[1, None, 3], s=["a", None, None])
+    with pytest.raises(SampleError, match=r"t\.parquet, row group 0: column 'x' has 1 nulls, .* give fill_null="):
+        ParquetDataset(path)[0]
+    dataset = ParquetDataset(path, fill_null={"x": -1, "s": ""})
+    assert [(sample["x"], sample["s"]) for sample in dataset] == [(1, "a"), (-1, ""), (3, "")]
+    inner = written(tmp_path / "u.parquet", x=[[1], [None]])
+    with pytest.raises(SampleError, match=r"column 'x' of .* has nulls within its lists"):
+        ParquetDataset(inner)[0]
+
+
+def test_a_block_shuffle_decodes_each_row_group_once(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.parquet", 8, x=list(range(100)))
+    dataset = ParquetDataset(path, cache_bytes=4 * 8 * 8)
+    assert [*range(0, 100, 8), 100] == dataset.block_starts.tolist()
+    order = BlockShuffle(len(dataset), block_size=dataset.block_size, window=3)
+    with ShmLoader(dataset, batch_size=4, sampler=order, seed=0) as loader:
+        found = [x for batch in loader for x in batch["x"].tolist()]
+    assert list(range(100)) == sorted(found)
+    assert found != sorted(found)
+    assert dataset.num_decoded == 13
+
+
+def test_the_cache_holds_no_more_than_it_may(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.parquet", 8, x=list(range(100)))
+    dataset = ParquetDataset(path, cache_bytes=130)
+    for index in (0, 9, 17, 0, 1):
+        assert index == dataset[index]["x"]
+        assert dataset._groups.cache.nbytes <= 130
+    assert dataset.num_decoded == 4  # the first was put out and came again
+    assert list(range(99, -1, -1)) == list(
+        batch_of_indices(dataset, list(range(99, -1, -1)))
+    )  # of more groups than the cache holds
+
+
+def batch_of_indices(dataset: Any, indices: list[int]) -> list[int]:
+    rows = {"x": np.empty(len(indices), np.int64)}
+    dataset.read_batch_into(indices, rows)
+    return rows["x"].tolist()
+
+
+def test_text_comes_through_a_concatenation(tmp_path: Path) -> None:
+    parts = [ParquetDataset(written(tmp_path / f"{k}.parquet", s=[f"é{k}", "x"], r=[[k], []])) for k in range(2)]
+    batch = batch_of(ConcatDataset(parts))
+    assert batch["s"] == ["é0", "x", "é1", "x"]
+    assert [row.tolist() for row in batch["r"]] == [[0], [], [1], []]
+
+
+def test_text_that_is_no_utf8_is_damage(tmp_path: Path) -> None:
+    bad = pa.array([b"\xff\xfe"]).view(pa.string())
+    path = written(tmp_path / "t.parquet", s=bad)
+    with pytest.raises(ShardCorrupt, match=r"t\.parquet, row group 0: .*Invalid UTF8"):
+        ParquetDataset(path)[0]
+
+
+def test_pages_are_held_against_their_checksums(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(
+        pa.table({"x": np.arange(1000)}), path, compression="none", use_dictionary=False, write_page_checksum=True
+    )
+    data = bytearray(path.read_bytes())
+    data[4000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ShardCorrupt, match=r"t\.parquet, row group 0: .*CRC"):
+        ParquetDataset(path)[0]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["x", "x"]), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match="two columns have one name"):
+        len(ParquetDataset(tmp_path / "t.parquet"))
+
+
+def test_a_table_without_rows_is_an_empty_dataset(tmp_path: Path) -> None:
+    assert len(ParquetDataset(written(tmp_path / "t.parquet", x=pa.array([], pa.int64())))) == 0

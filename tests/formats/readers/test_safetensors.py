@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from shmload import ShardCorrupt, ShmLoader
+from shmload.formats import SafetensorsDataset
+from shmload.formats.readers.safetensors import DTYPES
+
+
+@pytest.mark.parametrize("name", sorted(set(DTYPES.values())))
+def test_every_type_is_read(tmp_path: Path, name: str) -> None:
+    dtype = getattr(torch, name)
+    values = torch.arange(24, dtype=torch.uint8).reshape(12, 2)
+    wanted = values.repeat_interleave(dtype.itemsize, 1).view(dtype) if name != "bool" else values > 9
+    save_file({"x": wanted.contiguous()}, tmp_path / "a.safetensors")
+    dataset = SafetensorsDataset(tmp_path / "a.safetensors")
+    with ShmLoader(dataset, batch_size=12) as loader:
+        (batch,) = loader
+    assert dtype == batch["x"].dtype
+    assert torch.equal(wanted.contiguous().view(torch.uint8), batch["x"].view(torch.uint8))
+    assert torch.equal(torch.as_tensor(dataset[3]["x"]).view(torch.uint8), wanted[3].contiguous().view(torch.uint8))
+
+
+def test_fields_are_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"x": torch.ones(4, 2), "y": torch.ones(3), "one": torch.tensor(1.0)}, path)
+    assert SafetensorsDataset(path, ["x"]).schema == {"x": ("float32", (2,))}
+    with pytest.raises(ValueError, match=r"\['one'\] have no axis to count samples: name the other tensors in fields="):
+        len(SafetensorsDataset(path))
+    with pytest.raises(ValueError, match="these have x: 4, y: 3"):
+        len(SafetensorsDataset(path, ["x", "y"]))
+    with pytest.raises(ValueError, match=r"fields names \['z'\], which are not there; it has \['one', 'x', 'y'\]"):
+        len(SafetensorsDataset(path, ["z"]))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"dtype": "F32", "shape": [2], "data_offsets": [0, 1 << 40]},
+        {"dtype": "F32", "shape": [1 << 61, 8], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]},
+        {"dtype": "F99", "shape": [2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]},
+    ],
+)
+def test_a_lying_header_is_refused(tmp_path: Path, place: object) -> None:
+    header = json.dumps({"x": place}).encode()
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    with pytest.raises(ShardCorrupt, match=r"a\.safetensors, offset 0: "):
+        len(SafetensorsDataset(tmp_path / "a.safetensors"))
+
+
+def test_rows_of_no_bytes_are_rows(tmp_path: Path) -> None:
+    save_file({"x": torch.ones(4, 0)}, tmp_path / "a.safetensors")
+    assert np.shape(SafetensorsDataset(tmp_path / "a.safetensors")[3]["x"]) == (0,)

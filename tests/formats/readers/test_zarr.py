@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from shmload.formats import ZarrDataset
+
+ROWS = np.random.default_rng(0).random((20, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("how", [{"chunks": (3, 2)}, {"chunks": (20, 3), "compressors": None}, {"chunks": (1, 3)}])
+def test_formats_2_and_3_are_read(tmp_path: Path, version: Any, how: dict[str, Any]) -> None:
+    zarr.create_array(tmp_path / "a.zarr", data=ROWS, zarr_format=version, **how)
+    dataset = ZarrDataset(tmp_path / "a.zarr")
+    found = {"data": np.empty((4, 3), np.float32)}
+    dataset.read_batch_into([19, 0, -3, 0], found)
+    np.testing.assert_array_equal(ROWS[[19, 0, -3, 0]], found["data"])
+
+
+def test_shards_are_blocks(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "a.zarr", data=ROWS, chunks=(2, 3), shards=(10, 3))
+    dataset = ZarrDataset(tmp_path / "a.zarr")
+    np.testing.assert_array_equal(ROWS[11], dataset[11]["data"])
+    cache = dataset._opened._columns["data"]._blocks._cache  # type: ignore[attr-defined]  # Columns
+    assert cache.nbytes == 10 * 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"x": "nothing"}, r"fields names 'nothing', which is not there; it has \['one', 'x', 'y'\]"),
+        ({"x": "group"}, "field 'x' is a group; a field is an array"),
+        ({"x": "one"}, "field 'x' is a single value; a field is an array"),
+        ({"x": "x", "y": "y"}, "these have x: 20, y: 4"),
+    ],
+)
+def test_what_is_no_field_is_told(tmp_path: Path, fields: dict[str, str], message: str) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    group.create_array("x", data=ROWS)
+    group.create_array("y", data=ROWS[:4])
+    group.create_array("one", data=np.array(3.0))
+    group.create_group("group")
+    with pytest.raises(ValueError, match=message):
+        len(ZarrDataset(tmp_path / "a.zarr", fields))

@@ -18,7 +18,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import monotonic, monotonic_ns
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -275,7 +275,7 @@ class Engine:
             raise
 
     def _next(self, in_order: bool) -> Delivery:
-        began_ns = 0
+        began = 0.0
         ring = self._ring
         self._round()
         if monotonic() - self._death_look > DEATH_LOOK_S:
@@ -291,21 +291,21 @@ class Engine:
                         continue
                     self._queue.remove(order)
                     return Delivery(order, NOTHING, None)
-            if began_ns == 0:
-                began_ns = monotonic_ns()
-                ring.waiting(began_ns)
+            if began == 0:
+                began = monotonic()
+                ring.begin_wait()
             self._ready.drain()
             self._round()
             if self._is_done(order if in_order else self._first_done()):
                 continue
             was_rung = self._ready.wait(WAIT_S)
-            if not was_rung or monotonic() - self._death_look > DEATH_LOOK_S:
+            now = monotonic()
+            if not was_rung or now - self._death_look > DEATH_LOOK_S:
                 self._see_to_deaths()
-            if self._options.timeout_s and monotonic_ns() - began_ns > self._options.timeout_s * 1e9:
+            if self._options.timeout_s and now - began > self._options.timeout_s:
                 raise RuntimeError(f"DataLoader timed out after {self._options.timeout_s} seconds")
-        if began_ns:
-            ring.waiting(0)
-            ring.count_wait(monotonic_ns() - began_ns)
+        if began:
+            ring.end_wait()
         return self._deliver(order)
 
     def _is_done(self, order: Order) -> bool:

@@ -10,7 +10,7 @@ import functools
 import logging
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shmload")
 
+_profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]  # private
+
 
 class _Iterator(_BaseDataLoaderIter):
     """What passes with and without workers share: torch's, plus the account of how far they have come."""
@@ -56,8 +58,7 @@ class _Iterator(_BaseDataLoaderIter):
 
     def __next__(self) -> Any:
         try:
-            is_profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # private
-            if is_profiled or self._dataset_kind == _DatasetKind.Iterable:
+            if _profiler_enabled() or self._dataset_kind == _DatasetKind.Iterable:
                 batch = super().__next__()  # counts samples of iterable datasets, annotates profiles: 5 us
             else:
                 batch = self._next_data()

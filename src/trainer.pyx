@@ -11,19 +11,25 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 import os
-from time import monotonic_ns
 
 include "leases.pxi"
 
 cdef extern from *:
     """
     #include <pthread.h>
+    #include <time.h>
+    static uint64_t shml_now_ns(void) {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    }
     static int shml_num_forks; /* between this process and the one that imported the module; getpid would be a system call */
     static void shml_in_child(void) { shml_num_forks++; }
     static int shml_watch_forks(void) { return pthread_atfork(NULL, NULL, shml_in_child); }
     """
     int shml_num_forks
     int shml_watch_forks()
+    uint64_t _now_ns "shml_now_ns" ()
 
 if shml_watch_forks():
     raise MemoryError
@@ -80,7 +86,7 @@ cdef class TrainerRing:
                     text_capacity, layout_capacity)
         self._ring.header.is_static = is_static
         self._ring.header.owner_pid = self._pid
-        self._ring.header.owner_start_ns = monotonic_ns()
+        self._ring.header.owner_start_ns = _now_ns()
         self._desk = shml_desk_new(num_slots)
         if self._desk == NULL:
             raise MemoryError
@@ -230,7 +236,7 @@ cdef class TrainerRing:
         record.order_kind = SHML_ORDER_PICKLED if is_pickled else SHML_ORDER_INT64
         record.form = SHML_FORM_PACKED if is_packed else SHML_FORM_ROWS
         record.generation = self._ring.header.generation
-        record.ordered_ns = monotonic_ns()
+        record.ordered_ns = _now_ns()
         self._order += 1
         place.order = self._order
         place.reserved = reserved
@@ -454,14 +460,15 @@ cdef class TrainerRing:
         """Tells workers to leave."""
         self._ring.header.is_closing = 1
 
-    def waiting(self, uint64_t since_ns):
-        """Notes for onlookers that the trainer waits since then; 0: it does not."""
-        self._ring.header.waiting_since_ns = since_ns
+    def begin_wait(self):
+        """Notes for onlookers that the trainer waits from now on."""
+        self._ring.header.waiting_since_ns = _now_ns()
 
-    def count_wait(self, uint64_t ns):
+    def end_wait(self):
         """Adds to the time the trainer has waited."""
-        self._ring.header.wait_ns += ns
+        self._ring.header.wait_ns += _now_ns() - self._ring.header.waiting_since_ns
         self._ring.header.num_waits += 1
+        self._ring.header.waiting_since_ns = 0
 
     def counters(self):
         """The header's counters, as a dict."""

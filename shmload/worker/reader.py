@@ -63,12 +63,12 @@ class InPlace:
         Returns:
             whether all were read.
         """
-        if self.read_into is None:
-            assert self.read_batch_into is not None
+        if self.read_batch_into is not None:
             begin(-1)
             self.read_batch_into(np.asarray(keys, np.int64), rows.out_rows())
             rows.check(len(keys))
             return True
+        assert self.read_into is not None
         for row, key in enumerate(keys):
             if not begin(row):
                 return False

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Result, Row, Settings, in_turn, main, plain
+from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from shmload.formats import ArrayDataset
-from shmload.observe.bench.job import Job
 
 NUM_ROWS, BATCH_SIZE = 400_000, 1024
 
@@ -49,14 +48,12 @@ def measure(settings: Settings) -> Result:
     }
     found = in_turn(
         {
-            name: Job(
+            name: forked(
+                settings,
                 workload="arrays",
                 dataset=f"benchmarks.arrays:{dataset}",
                 loader=loader,
                 batch_size=BATCH_SIZE,
-                num_workers=2,
-                start_method="fork",
-                seconds=settings.seconds,
             )
             for name, (loader, dataset) in cases.items()
         },

@@ -32,11 +32,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Result, Row, Settings, in_turn, main, plain
+from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from shmload import ShmLoader
 from shmload._core.digest import hash_bytes
 from shmload.observe.bench.contestants import LoaderOptions
-from shmload.observe.bench.job import Job
 from shmload.observe.bench.workloads.workload import Field
 
 SHAPES: dict[str, tuple[int, dict[str, Field]]] = {  # batch size, schema
@@ -90,15 +89,13 @@ def gb_per_s(read: Callable[[Any], Any], rounds: int) -> float:
 def measure(settings: Settings) -> Result:
     """Measures all of it."""
     cases = {
-        f"{shape}, {name}": Job(
+        f"{shape}, {name}": forked(
+            settings,
             workload=shape,
             dataset="benchmarks.audit:Resident",
             arguments={"shape": shape},
             loader=loader,
             batch_size=SHAPES[shape][0],
-            num_workers=2,
-            start_method="fork",
-            seconds=settings.seconds,
         )
         for shape in SHAPES
         for name, loader in (("without", "shmload-seed"), ("with", "benchmarks.audit:audited"))

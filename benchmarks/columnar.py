@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Result, Row, Settings, in_turn, main, plain
+from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from shmload.formats import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
 from shmload.observe.bench.job import Job
 
@@ -120,15 +120,13 @@ def measure(settings: Settings) -> Result:
     """Measures each format."""
 
     def job(dataset: str, loader: str, **arguments: str) -> Job:
-        return Job(
+        return forked(
+            settings,
             workload="columnar",
             dataset=f"benchmarks.columnar:{dataset}",
             arguments=arguments,
             loader=loader,
             batch_size=64,
-            num_workers=2,
-            start_method="fork",
-            seconds=settings.seconds,
         )
 
     with files() as folder:

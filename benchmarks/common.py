@@ -87,6 +87,11 @@ def ratio(report: WorkloadReport, metric: str, loader: str, other: str) -> float
     return Spread.of([mine[metric] / theirs[metric] for mine, theirs in pairs]).median
 
 
+def forked(settings: Settings, **job: Any) -> Job:
+    """A job of 2 forked workers, for as long as the settings say."""
+    return Job(num_workers=2, start_method="fork", seconds=settings.seconds, **job)
+
+
 def in_turn(cases: dict[str, Job], settings: Settings) -> dict[str, dict[str, Spread]]:
     """Every case in a fresh process, round after round; metrics by case."""
     values: dict[str, list[dict[str, float]]] = {name: [] for name in cases}

@@ -12,10 +12,9 @@ Result (2 cores, 2 workers): 2,884 samples/s with 16 threads, 0.90 of the limit;
 
 from typing import Any
 
-from benchmarks.common import Result, Row, Settings, in_turn, main, plain
+from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from shmload import ShmLoader
 from shmload.observe.bench.contestants import Loader, LoaderOptions, keywords
-from shmload.observe.bench.job import Job
 
 NUM_THREADS = 16
 LATENCY_S = 0.010
@@ -35,15 +34,13 @@ def measure(settings: Settings) -> Result:
     """Measures the three loaders."""
     found = in_turn(
         {
-            name: Job(
+            name: forked(
+                settings,
                 workload="high latency",
                 dataset="benchmarks.datasets:Slow",
                 arguments={"seconds": LATENCY_S},
                 loader=loader,
                 batch_size=32,
-                num_workers=2,
-                start_method="fork",
-                seconds=settings.seconds,
             )
             for name, loader in LOADERS.items()
         },

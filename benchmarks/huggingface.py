@@ -27,10 +27,9 @@ import datasets
 import numpy as np
 import torch
 
-from benchmarks.common import Result, Row, Settings, in_turn, main, plain
+from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from benchmarks.samples import shmload_jagged
 from shmload.observe.bench.contestants import Loader, LoaderOptions
-from shmload.observe.bench.job import Job
 
 TABLES = ("floats", "tokens", "ragged tokens", "text")
 
@@ -84,16 +83,14 @@ def measure(settings: Settings) -> Result:
         is_ragged = name == "ragged tokens"
         ours = "benchmarks.huggingface:jagged" if is_ragged else "shmload"
         for way, dataset, loader in (("direct", "table", ours), ("plain", "Hidden", ours), ("torch", "table", "torch")):
-            cases[f"{name}, {way}"] = Job(
+            cases[f"{name}, {way}"] = forked(
+                settings,
                 workload=name,
                 dataset=f"benchmarks.huggingface:{dataset}",
                 arguments={"name": name},
                 loader=loader,
                 collate="benchmarks.huggingface:end_to_end" if is_ragged and way == "torch" else None,
                 batch_size=64,
-                num_workers=2,
-                start_method="fork",
-                seconds=settings.seconds,
             )
     found = in_turn(cases, settings)
     cpu = {name: metrics["cpu_us_per_sample"].median for name, metrics in found.items()}

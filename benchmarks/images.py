@@ -34,9 +34,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Result, Row, Settings, in_turn, main, plain
+from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from shmload.formats import ImageDecoder, ImageFolder, RandomResizedCrop
-from shmload.observe.bench.job import Job
 from shmload.observe.bench.workloads.photos import OWN_PHOTOS, photo_files
 
 NBYTES, SIDE, NUM_SAMPLES = 95_000, 224, 2048
@@ -138,15 +137,13 @@ def measure(settings: Settings) -> Result:
         }
         found = in_turn(
             {
-                name: Job(
+                name: forked(
+                    settings,
                     workload="images",
                     dataset=f"benchmarks.images:{dataset}",
                     arguments={"paths": paths, **arguments},
                     loader=loader,
                     batch_size=64,
-                    num_workers=2,
-                    start_method="fork",
-                    seconds=settings.seconds,
                 )
                 for name, (loader, dataset, arguments) in cases.items()
             },

@@ -23,10 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Result, Row, Settings, in_turn, main, plain
+from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from shmload.formats import TarDataset, TarWriter
 from shmload.observe.bench.contestants import LoaderOptions
-from shmload.observe.bench.job import Job
 
 NUM_SHARDS, PER_SHARD = 8, 1250
 SCHEMA = {"npy": ("float32", (1024,)), "cls": "int64"}
@@ -72,15 +71,13 @@ def measure(settings: Settings) -> Result:
     with shards() as urls:
         found = in_turn(
             {
-                name: Job(
+                name: forked(
+                    settings,
                     workload="tar",
                     dataset="benchmarks.tar:in_place",
                     arguments={"urls": urls},
                     loader=loader,
                     batch_size=64,
-                    num_workers=2,
-                    start_method="fork",
-                    seconds=settings.seconds,
                 )
                 for name, loader in names.items()
             },

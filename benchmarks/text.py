@@ -17,8 +17,7 @@ were 3.9 to 6.6, 3.3 to 5.1 and, first without ASCII columns, 3.5 to 6.5:
 | 2,000 | 95 | 623 | 6.5 |
 """
 
-from benchmarks.common import Result, Row, Settings, in_turn, main, plain
-from shmload.observe.bench.job import Job
+from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 
 LENGTHS = (20, 200, 2000)
 
@@ -27,15 +26,13 @@ def measure(settings: Settings) -> Result:
     """Measures short and long strings."""
     found = in_turn(
         {
-            f"{loader}, {length}": Job(
+            f"{loader}, {length}": forked(
+                settings,
                 workload="text",
                 dataset="benchmarks.samples:Texts",
                 arguments={"length": length},
                 loader=loader,
                 batch_size=256,
-                num_workers=2,
-                start_method="fork",
-                seconds=settings.seconds,
             )
             for length in LENGTHS
             for loader in ("shmload", "torch")

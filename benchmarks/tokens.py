@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Result, Row, Settings, in_turn, main, plain
+from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from shmload.formats import TokenDataset
-from shmload.observe.bench.job import Job
 
 NUM_TOKENS, WINDOW, BATCH_SIZE = 50_000_000, 1025, 32
 
@@ -82,15 +81,13 @@ def measure(settings: Settings) -> Result:
     with token_file() as path:
         found = in_turn(
             {
-                name: Job(
+                name: forked(
+                    settings,
                     workload="tokens",
                     dataset=f"benchmarks.tokens:{dataset}",
                     arguments={"path": path},
                     loader=loader,
                     batch_size=BATCH_SIZE,
-                    num_workers=2,
-                    start_method="fork",
-                    seconds=settings.seconds,
                 )
                 for name, (loader, dataset) in cases.items()
             },

@@ -19,8 +19,7 @@ Result (2 cores, 2 workers): not run yet.
 
 import numpy as np
 
-from benchmarks.common import Result, Row, Settings, in_turn, main, plain
-from shmload.observe.bench.job import Job
+from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 
 NUM_FIELDS = (1, 4, 16, 64)
 LOADERS = {"shmload": "shmload", "torch": "torch", "stop-watch": "benchmarks.datasets:Resident"}
@@ -29,15 +28,13 @@ LOADERS = {"shmload": "shmload", "torch": "torch", "stop-watch": "benchmarks.dat
 def measure(settings: Settings) -> Result:
     """Measures both questions."""
     cases = {
-        f"{name}, {count} fields": Job(
+        f"{name}, {count} fields": forked(
+            settings,
             workload="fields",
             dataset="benchmarks.datasets:Fields",
             arguments={"num_fields": count},
             loader=loader,
             batch_size=64,
-            num_workers=2,
-            start_method="fork",
-            seconds=settings.seconds,
         )
         for name, loader in LOADERS.items()
         for count in NUM_FIELDS
@@ -47,14 +44,12 @@ def measure(settings: Settings) -> Result:
         ("torch tensors, 16 MiB", "torch", None),
         ("torch numpy, 16 MiB", "torch", "benchmarks.datasets:as_numpy"),
     ):
-        cases[name] = Job(
+        cases[name] = forked(
+            settings,
             workload="blocks",
             dataset="benchmarks.datasets:Blocks",
             loader=loader,
             batch_size=16,
-            num_workers=2,
-            start_method="fork",
-            seconds=settings.seconds,
             collate=collate,
         )
     found = in_turn(cases, settings)

@@ -16,8 +16,7 @@ Result (2 cores, 2 workers, other work on the machine), CPU us a sample:
 | 11.4 | 10.6 | 13.4 | 16.6 | 19.1 | 65.8 | 686 | 8.9 | 3.8 |
 """
 
-from benchmarks.common import Result, Row, Settings, in_turn, main, plain
-from shmload.observe.bench.job import Job
+from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 
 CASES = {
     "shmload jagged": ("Dicts", "benchmarks.samples:shmload_jagged", None),
@@ -36,15 +35,13 @@ def measure(settings: Settings) -> Result:
     """Measures every way of delivery."""
     found = in_turn(
         {
-            name: Job(
+            name: forked(
+                settings,
                 workload="variable-length dicts",
                 dataset=f"benchmarks.samples:{dataset}",
                 loader=loader,
                 collate=collate,
                 batch_size=64,
-                num_workers=2,
-                start_method="fork",
-                seconds=settings.seconds,
             )
             for name, (dataset, loader, collate) in CASES.items()
         },

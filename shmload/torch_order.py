@@ -285,7 +285,9 @@ def _slices(batch_sampler: BatchSampler, random: RandomSampler | None, num_skipp
     for first in range(num_skipped * batch_size, n - batch_size + 1, batch_size):
         yield order[first : first + batch_size]
     if random is not None and random.generator is not None:
-        torch.randperm(n, generator=generator)  # torch's sampler draws an order it then takes nothing of, which moves the user's
+        torch.randperm(
+            n, generator=generator
+        )  # torch's sampler draws an order it then takes nothing of, which moves the user's
     rest = n % batch_size
     if rest and not batch_sampler.drop_last and num_skipped * batch_size < n:
         yield order[n - rest :]

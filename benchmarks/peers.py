@@ -7,15 +7,17 @@ as it is: this file enters itself in its table of peers and runs its `bench.py`,
     python -m benchmarks.peers HARNESS --data DIR --workload W2 --peer shmload --workers 2     (bench.py ... --peer shmload)
 
 `shmload` is the drop-in with the workload's own dataset, torch's shuffle; `shmload-seed` the same in seed mode; `shmload-tfrecord`
-reads W1 out of TFRecord files, checksums compared.
+reads W1 out of TFRecord files, checksums compared; `shmload-in-place` reads W5 straight to where it is delivered.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -63,9 +65,26 @@ def tokens(ctx: Ctx) -> TokenDataset:
 
 
 def dicts(ctx: Ctx) -> Any:
-    from common import FlatW5  # the harness's, which every peer reads
+    return importlib.import_module("common").FlatW5(ctx.path())  # the harness's, which every peer reads
 
-    return FlatW5(ctx.path())
+
+class InPlace:
+    """W5 read from its files to where it is delivered."""
+
+    schema: ClassVar = {**dict.fromkeys(FIELDS, ("float32", (None,))), "id": str}
+
+    def __init__(self, ctx: Ctx) -> None:
+        self.flat = np.asarray(np.load(ctx.path("flat.npy"), mmap_mode="r"))
+        self.offsets = np.load(ctx.path("off.npy"))
+
+    def __len__(self) -> int:
+        return (len(self.offsets) - 1) // 3
+
+    def read_into(self, index: int, out: Any) -> None:
+        offsets = self.offsets[3 * index : 3 * index + 4].tolist()
+        for name, (start, end) in zip(FIELDS, pairwise(offsets), strict=True):
+            out.reserve(name, end - start)[:] = self.flat[start:end]
+        out["id"] = f"sample-{index:08d}"
 
 
 def tfrecords(ctx: Ctx) -> TFRecordDataset:
@@ -110,25 +129,28 @@ def out_of_tfrecords(ctx: Ctx) -> Epoch:
     return epochs(ctx, tfrecords(ctx))
 
 
+def in_place(ctx: Ctx) -> Epoch:
+    return epochs(ctx, InPlace(ctx))
+
+
 ADAPTERS: dict[tuple[str, str], Callable[[Ctx], Epoch]] = {
     **{("shmload", workload): drop_in for workload in DATASETS},
     **{("shmload-seed", workload): seeded for workload in DATASETS},
     ("shmload-tfrecord", "W1"): out_of_tfrecords,
+    ("shmload-in-place", "W5"): in_place,
 }
-FORMATS = {"shmload": "npy", "shmload-seed": "npy", "shmload-tfrecord": "tfrecord"}
+FORMATS = {"shmload": "npy", "shmload-seed": "npy", "shmload-tfrecord": "tfrecord", "shmload-in-place": "npy"}
 
 
 def main() -> None:
     """Enters the adapter in the harness's table and runs its `bench.py`."""
     if len(sys.argv) < 2 or not Path(sys.argv[1], "bench.py").is_file():
-        raise SystemExit("python -m benchmarks.peers HARNESS ARGUMENTS: HARNESS is the folder with bench.py and adapters/")
+        raise SystemExit("first the folder of the harness, with bench.py and adapters/, then bench.py's arguments")
     sys.path.insert(0, sys.argv.pop(1))
-    import adapters
-    import bench
-
-    adapters.PEERS.update({peer: ("shmload", "main", stored) for peer, stored in FORMATS.items()})
+    entries = {peer: ("shmload", "main", stored) for peer, stored in FORMATS.items()}
+    importlib.import_module("adapters").PEERS.update(entries)
     sys.modules["adapters.shmload"] = sys.modules[__name__]
-    bench.main()
+    importlib.import_module("bench").main()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,25 @@ as it is: this file enters itself in its table of peers and runs its `bench.py`,
 
 `shmload` is the drop-in with the workload's own dataset, torch's shuffle; `shmload-seed` the same in seed mode; `shmload-tfrecord`
 reads W1 out of TFRecord files, checksums compared; `shmload-in-place` reads W5 straight to where it is delivered.
+
+How to read: CPU microseconds a sample over all processes, consumer included. Give W3 at least 8 seconds an epoch: torch and the
+drop-in finish the batches of an epoch that is broken off, and count them in the next. Read the files once before every run.
+
+Predicted: W1 140, W2 0.20, W3 1,236, W4 2.7, W5 12 (from the benchmarks beside this one).
+
+Result (2 cores, one of them busy with others' work, 2 workers, peers in turn, 2 or 3 rounds, least to most):
+| | W1 | W2 | W3 | W4 | W5 |
+|---|---|---|---|---|---|
+| torch | 1,084-1,445 | 4.4-5.6 | 1,530-1,597 | 38 | 690-714 |
+| torch, whole batches | 964-1,007 | 1.6-2.0 | 1,441-1,454 | 36-47 | 51-69 |
+| threads | 229-247 | 0.16-0.17 | 1,289-1,311 | 3.3-4.0 | 13.4-33.5 |
+| SPDL's threads | 301-497 | 0.45-0.47 | 1,325-1,370 | 10-13 | 19-51 |
+| FFCV | 189-209 | 0.57-0.62 | 1,967-1,980 | 6-21 | - |
+| shmload | 157-167 (191 before) | 0.18-0.21 | 1,331-1,363 | 2.8-3.1 | 17.8-18.7 |
+| shmload-seed | 178-179 (213 before) | 0.17 | 1,348-1,380 | 3.0-3.7 | 27 |
+| shmload-tfrecord, shmload-in-place | 165-180 | - | - | - | 13.0-13.6 |
+`before`: rows of 256 KiB and more were not yet copied past the caches. FFCV's W4 was 2.4 in a first, single run. Behind the best:
+W2 by torch's sampler; W3, where 1,015 of 1,270 us are simplejpeg's and the rest is equal; W5 out of samples, by a copy of each.
 """
 
 from __future__ import annotations

@@ -20,10 +20,14 @@ cdef extern from *:
     uint32_t swap32(uint32_t x) noexcept nogil
     uint64_t swap64(uint64_t x) noexcept nogil
 
+cdef extern from "streamed.h":
+    void shml_copy_streamed(uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
+
 cdef enum:
     AHEAD = 16  # rows between asking and copying
     LINE = 64
     NBYTES_ASKED = 1024  # of a row: from there on the processor fetches ahead by itself
+    NBYTES_STREAMED = 1 << 18  # of a row: copied past the caches, since a batch of such does not stay in them
 
 
 cdef class RowGather:
@@ -134,6 +138,10 @@ cdef void copy_rows(
             if i + AHEAD < n:
                 ask_for(base + (indices[i + AHEAD] + (num_rows if indices[i + AHEAD] < 0 else 0)) * stride)
             memcpy(to + i * 8, base + (indices[i] + (num_rows if indices[i] < 0 else 0)) * stride, 8)
+        return
+    if nbytes >= <size_t>NBYTES_STREAMED:
+        for i in range(n):
+            shml_copy_streamed(to + i * nbytes, base + (indices[i] + (num_rows if indices[i] < 0 else 0)) * stride, nbytes)
         return
     for i in range(n):
         if i + AHEAD < n:

@@ -15,6 +15,10 @@ from libc.string cimport memcpy
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
 
+cdef extern from "streamed.h":
+    void shml_copy_streamed(uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
+
+cdef size_t HUGE_COPY = 1 << 18  # bytes of a row that is copied past the caches: a batch of such does not stay in them
 cdef size_t LONG_COPY = 16384  # bytes from which a copy outlasts giving up the GIL and taking it again
 
 import numpy as np
@@ -130,7 +134,10 @@ cdef class TensorColumn(Column):
 
 
 cdef inline void _copy(void *to, const void *source, size_t nbytes):
-    if nbytes >= LONG_COPY:
+    if nbytes >= HUGE_COPY:
+        with nogil:
+            shml_copy_streamed(<uint8_t *>to, <const uint8_t *>source, nbytes)
+    elif nbytes >= LONG_COPY:
         with nogil:
             memcpy(to, source, nbytes)
     else:

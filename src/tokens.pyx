@@ -13,7 +13,16 @@ from libc.string cimport memcpy
 import numpy as np
 
 cdef extern from *:
+    """
+    #define ask_for(at) __builtin_prefetch((at), 0, 3)
+    """
     int __builtin_ctzll(uint64_t x) noexcept nogil
+    void ask_for(const void *at) noexcept nogil
+
+cdef enum:
+    AHEAD = 4  # windows between asking and copying
+    LINE = 64
+    NBYTES_ASKED = 4096  # of a window: behind that the processor fetches ahead by itself
 
 ctypedef fused source_t:
     uint8_t
@@ -95,6 +104,8 @@ cdef class WindowReader:
                     break
             if bad < 0:
                 for i in range(n):
+                    if i + AHEAD < n and self._stride:
+                        self._ask(indices[i + AHEAD])
                     at = indices[i]
                     self._fill(
                         at + self.num_windows if at < 0 else at,
@@ -104,6 +115,14 @@ cdef class WindowReader:
                     )
         if bad >= 0:
             raise IndexError(f"index {indices[bad]} is out of range for {self.num_windows} samples")
+
+    cdef void _ask(self, int64_t at) noexcept nogil:
+        """Has a window brought near that is copied soon: they lie anywhere, and waiting for one costs more than widening it."""
+        cdef const uint8_t *window = self._tokens + (at + self.num_windows if at < 0 else at) * self._stride * self._size
+        cdef int64_t line = 0, nbytes = min(self._window * self._size, <int64_t>NBYTES_ASKED)
+        while line < nbytes:
+            ask_for(window + line)
+            line += LINE
 
     cdef void _fill(self, int64_t at, uint8_t *to, int32_t *segments, int32_t *positions) noexcept nogil:
         cdef int64_t piece, j, used = 0, segment = 0

@@ -86,6 +86,16 @@ def test_workers_deliver_every_row(method: str) -> None:
         assert list(range(0, 200, 2)) == [v for b in loader for v in b["x"][:, 0].tolist()]
 
 
+@pytest.mark.parametrize("num_bytes", [(1 << 18) - 1, 1 << 18, (1 << 18) + 77])
+def test_rows_that_are_copied_past_the_caches_arrive_whole(num_bytes: int) -> None:
+    rows = np.random.default_rng(3).integers(0, 256, (5, num_bytes), np.uint8)
+    around = np.full(4 * num_bytes + 2, 7, np.uint8)
+    got = around[1:-1].reshape(4, num_bytes)  # at no multiple of a cache's line
+    ArrayDataset(rows).read_batch_into(np.array([3, 0, -1, 3]), {"data": got})
+    np.testing.assert_array_equal(rows[[3, 0, 4, 3]], got)
+    assert (around[0], around[-1]) == (7, 7)
+
+
 def test_an_index_beyond_the_rows_writes_nothing() -> None:
     dataset = ArrayDataset(np.arange(4))
     out = np.full(2, 9)

@@ -28,6 +28,18 @@ def test_windows_are_slices_at_the_stride(n: int, window: int, stride: int, kind
     assert expected == [dataset[i]["tokens"].tolist() for i in range(len(dataset))]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_takes_windows_in_any_order_and_from_the_end(kind: str) -> None:
+    window, stride = 5000, 300  # longer than what is asked for ahead
+    tokens = (np.arange(20_000) % 101).astype(kind)
+    dataset = TokenDataset(tokens, window, stride=stride)
+    order = np.random.default_rng(1).integers(-len(dataset), len(dataset), 40)
+    rows = np.zeros((len(order), window), np.int64)
+    dataset.read_batch_into(order, {"tokens": rows})
+    starts = order % len(dataset) * stride
+    np.testing.assert_array_equal(np.stack([tokens[start : start + window] for start in starts]), rows)
+
+
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.integers(0, 40), max_size=40), st.integers(1, 12), st.sampled_from([None, 5]), st.integers(1, 50))
 def test_packing_holds_every_token_once_and_numbers_documents(

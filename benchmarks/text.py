@@ -8,13 +8,13 @@ How to read: the ratio. torch pickles the list through a pipe; a packed column i
 Predicted: torch 200 us a batch at 20 characters (its queue 60-90, unpickling 256 strings 15, a pipe's wake-ups), shmload 25:
 the engine's 18 and 256 strings at 25 ns.
 
-Result (2 cores, 2 workers, other work on the machine), trainer CPU us a batch; over three runs the ratios
-were 3.9 to 6.6, 3.3 to 5.1 and, first without ASCII columns, 3.5 to 6.5:
+Result (2 cores, 2 workers), trainer CPU us a batch; over three runs the ratios were 4.6 to 4.9, 4.7 to 5.0 and 5.8 to 6.0. About
+20 us of ours are the engine's own, 4 making 256 strings, 3 freeing them, the rest sleeping and waking:
 | characters | shmload | torch | ratio |
 |---|---|---|---|
-| 20 | 31 | 122 | 3.9 |
-| 200 | 33 | 169 | 5.1 |
-| 2,000 | 95 | 623 | 6.5 |
+| 20 | 36 | 174 | 4.8 |
+| 200 | 42 | 199 | 4.7 |
+| 2,000 | 110 | 654 | 5.9 |
 """
 
 from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain

@@ -13,6 +13,7 @@ import threading
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmload._core.permutation import sample_key, sample_key_pair
 
@@ -20,6 +21,8 @@ __all__ = ["SampleInfo", "begin_sample", "end_samples", "kept_generators", "samp
 
 _OWN_STREAM = 0  # keys sample_rng()
 _GLOBALS_STREAM = 1  # keys the reseeded global generators
+_ZEROS = np.zeros(4, np.uint64)
+_UNKEPT = 3  # references to a generator that only this module has: _now.last, a local variable, an argument
 
 
 class SampleInfo(NamedTuple):
@@ -35,6 +38,7 @@ class _Now(threading.local):
 
     sample: tuple[int | None, int, int, int] | None = None
     rng: np.random.Generator | None = None
+    last: np.random.Generator | None = None  # of a sample before, to be used again
 
 
 _now = _Now()
@@ -85,11 +89,27 @@ def sample_rng() -> np.random.Generator:
         assert _now.sample is not None
         seed = _now.sample[0]
         if seed is None:
-            key = [random.getrandbits(64), random.getrandbits(64)]
+            key = random.getrandbits(64), random.getrandbits(64)
         else:
-            key = list(sample_key_pair(seed, info.epoch, info.index & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM))
-        _now.rng = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64)))
+            key = sample_key_pair(seed, info.epoch, info.index & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
+        _now.rng = _now.last = _generator(np.array(key, np.uint64))
     return _now.rng
+
+
+def _generator(key: NDArray[np.uint64]) -> np.random.Generator:
+    """A generator at the start of a key's stream: the thread's last one unless someone has kept it, as a new one costs 8 us."""
+    last = _now.last
+    if last is None or sys.getrefcount(last) > _UNKEPT:
+        return np.random.Generator(np.random.Philox(key=key))
+    last.bit_generator.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": _ZEROS, "key": key},
+        "buffer": _ZEROS,
+        "buffer_pos": len(_ZEROS),  # nothing in it
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    return last
 
 
 class kept_generators:  # noqa: N801  # a context manager, used like a function

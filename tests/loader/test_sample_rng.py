@@ -1,0 +1,49 @@
+"""A sample's generator is at the start of its key's stream, whoever had it before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shmload._core.permutation import sample_key_pair
+from shmload.worker.sample_rng import begin_sample, end_samples, sample_rng
+
+
+@pytest.fixture(autouse=True)
+def no_sample() -> Iterator[None]:
+    yield
+    end_samples()
+
+
+def generator_of(index: int) -> np.random.Generator:
+    begin_sample(7, 3, index, 0, reseed=False)
+    return sample_rng()
+
+
+def fresh(index: int) -> np.random.Generator:
+    """What it stands for: a Philox of the sample's own key."""
+    return np.random.Generator(np.random.Philox(key=np.array(sample_key_pair(7, 3, index, 0), np.uint64)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=20))
+def test_it_draws_what_a_new_one_would(samples: list[tuple[int, int]]) -> None:
+    for index, num_draws in samples:
+        rng, expected = generator_of(index), fresh(index)
+        for _ in range(num_draws):  # of 32 bits each: half a word may be left over for the next sample to find
+            assert rng.integers(0, 1000, dtype=np.uint32) == expected.integers(0, 1000, dtype=np.uint32)
+        assert rng.normal() == expected.normal()
+        del rng
+
+
+def test_one_that_was_kept_is_left_alone() -> None:
+    kept = [generator_of(index) for index in range(4)]
+    assert [rng.random() for rng in kept] == [fresh(index).random() for index in range(4)]
+
+
+def test_within_a_sample_it_is_one() -> None:
+    rng = generator_of(1)
+    assert sample_rng() is rng

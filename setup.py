@@ -55,5 +55,5 @@ setup(
             "embedsignature": True,
             "freethreading_compatible": False,
         },
-    )
+    ),
 )

@@ -79,5 +79,7 @@ def output_of(tmp_path: Path) -> Callable[[str], str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first."""
+    """Fast tests first. What the imports made is for good: else every test's collection of garbage would go over it again."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    gc.collect()
+    gc.freeze()

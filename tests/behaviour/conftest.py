@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +17,3 @@ pytest.register_assert_rewrite("behaviour_kit")
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch advises against more workers than cores; one test asks for that advice."""
     monkeypatch.setattr(torch._utils, "cpu_count", lambda: 64)
-
-
-@pytest.fixture(scope="package", autouse=True)
-def quick_collections() -> Iterator[None]:
-    """Every program here ends with a collection; what was imported before need not be looked through each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()

@@ -1,7 +1,8 @@
 """From the bytes of a file to RGB pixels: which library decodes, and what it is not given.
 
-JPEG goes to simplejpeg, which decodes into memory of ours and reports damage within a scan; Pillow and OpenCV make something up
-for what is damaged, say nothing, and are kept from files that are cut off. PNG and all others go to Pillow. What a file is, its
+JPEG goes to Pillow's libjpeg-turbo, called directly so that a part of an image can be decoded, else to simplejpeg. Both decode into
+memory of ours and report damage within a scan; Pillow and OpenCV make something up for what is damaged and say nothing. simplejpeg
+reads every file to its end; the others are kept from files that are cut off. PNG and all others go to Pillow. What a file is, its
 bytes say, not its name. Conversions to RGB are Pillow's, except that of 16 bits, which there is a clipping: the high byte is taken.
 """
 
@@ -10,22 +11,32 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload._core.jpeg import decode
 from shmload.formats.images.headers import JPEG, PNG, jpeg_header, jpeg_is_whole, png_header
+from shmload.formats.images.libjpeg import unbound
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 T = TypeVar("T")
 Pixels = NDArray[np.uint8]  # (height, width, 3)
-LIBRARIES = ("auto", "simplejpeg", "pillow", "opencv")
+Box = tuple[int, int, int, int]  # (top, left, bottom, right)
+LIBRARIES = ("auto", "libjpeg", "simplejpeg", "pillow", "opencv")
 _KEPT_NBYTES = 1 << 26  # of decoded pixels that a thread keeps its memory for
 _HINT = "pip install 'shmload[images]'"
 _local = threading.local()
+
+
+class Part(NamedTuple):
+    """Some pixels of an image, and the (top, left) they begin at."""
+
+    pixels: Pixels
+    origin: tuple[int, int]
 
 
 class Opened(Protocol):
@@ -46,6 +57,9 @@ class Opened(Protocol):
             `into`, or memory that the thread's next image overwrites.
         """
 
+    def part(self, reduction: int, needed: Box) -> Part:
+        """At least the needed pixels of the shrunk image, in memory that the thread's next image overwrites."""
+
 
 def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool, is_fast: bool) -> Opened:
     """Looks at a file's head.
@@ -64,6 +78,8 @@ def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool, i
             return _Jpeg(data, header.height, header.width, is_strict=is_strict, is_fast=is_fast)
         if is_strict and not jpeg_is_whole(data, header):
             raise ValueError(f"a JPEG cut off: {len(data)} bytes without an end marker")
+        if chosen == "libjpeg":
+            return _LibJpeg(data, header.height, header.width, is_strict=is_strict, is_fast=is_fast)
         if chosen == "opencv":
             return _OpenCv(data, header.height, header.width)
     elif data.startswith(PNG):
@@ -84,6 +100,8 @@ def _check_size(height: int, width: int, max_pixels: int) -> None:
 def _jpeg_library(library: str) -> str:
     if library != "auto":
         return library
+    if not unbound():
+        return "libjpeg"
     try:
         import simplejpeg  # noqa: F401  # only whether it is there
     except ImportError:
@@ -144,7 +162,54 @@ def checked(read: Callable[[], T]) -> T:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-class _Jpeg:
+class _LibJpeg:
+    """A JPEG that Pillow's libjpeg-turbo decodes, as far as it is needed."""
+
+    reductions: tuple[int, ...] = (8, 4, 2, 1)
+
+    def __init__(self, data: bytes, height: int, width: int, *, is_strict: bool, is_fast: bool) -> None:
+        self._data, self.height, self.width = data, height, width
+        self._is_strict, self._is_fast = is_strict, is_fast
+
+    def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
+        height, width = -(-self.height // reduction), -(-self.width // reduction)
+        if into is None:
+            into = _scratch(height, width)
+        self._decode(into.reshape(-1), reduction, (0, 0, height, width))
+        return into
+
+    def part(self, reduction: int, needed: Box) -> Part:
+        top, _, bottom, _ = needed
+        memory = _memory((bottom - top) * -(-self.width // reduction) * 3)
+        left, right = self._decode(memory, reduction, needed)
+        pixels = memory[: (bottom - top) * (right - left) * 3].reshape(bottom - top, right - left, 3)
+        return Part(pixels, (top, left))
+
+    def _decode(self, memory: NDArray[np.uint8], reduction: int, needed: Box) -> tuple[int, int]:
+        if why := unbound():
+            raise ImportError(f"decoder='libjpeg': {why}; {_HINT}")
+        return decode(
+            self._data,
+            memory,
+            (-(-self.height // reduction), -(-self.width // reduction)),
+            needed,
+            reduction=reduction,
+            is_strict=self._is_strict,
+            is_fast=self._is_fast,
+        )
+
+
+class _Whole:
+    """An image whose library decodes all of it or nothing."""
+
+    def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
+        raise NotImplementedError
+
+    def part(self, reduction: int, needed: Box) -> Part:
+        return Part(self.pixels(reduction), (0, 0))
+
+
+class _Jpeg(_Whole):
     """A JPEG that simplejpeg decodes."""
 
     reductions: tuple[int, ...] = (8, 4, 2, 1)
@@ -176,7 +241,7 @@ class _Jpeg:
         return into
 
 
-class _Pillow:
+class _Pillow(_Whole):
     """An image that Pillow decodes."""
 
     def __init__(self, picture: Picture, max_pixels: int) -> None:
@@ -192,7 +257,7 @@ class _Pillow:
         return _given(found, -(-self.height // reduction), -(-self.width // reduction), into)
 
 
-class _OpenCv:
+class _OpenCv(_Whole):
     """An image that OpenCV decodes."""
 
     reductions: tuple[int, ...] = (1,)
@@ -222,11 +287,14 @@ def _given(found: Pixels, height: int, width: int, into: Pixels | None) -> Pixel
 
 
 def _scratch(height: int, width: int) -> Pixels:
+    return _memory(height * width * 3).reshape(height, width, 3)
+
+
+def _memory(nbytes: int) -> NDArray[np.uint8]:
     """Memory of this thread's for one image: fresh pages would cost a tenth of the decoding."""
-    nbytes = height * width * 3
     if nbytes > _KEPT_NBYTES:
-        return np.empty((height, width, 3), np.uint8)
-    kept: Pixels | None = getattr(_local, "kept", None)
+        return np.empty(nbytes, np.uint8)
+    kept: NDArray[np.uint8] | None = getattr(_local, "kept", None)
     if kept is None or kept.size < nbytes:
         kept = _local.kept = np.empty(nbytes, np.uint8)
-    return kept[:nbytes].reshape(height, width, 3)
+    return kept[:nbytes]

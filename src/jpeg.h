@@ -115,7 +115,7 @@ static void jpeg_read_part(const jpeg62_library *library, jpeg_state *state) {
         if (cinfo->output_scanline == before)
             jpeg_refuse(state, "a JPEG whose decoder does not go on");
     }
-    if (cinfo->output_scanline == cinfo->output_height)
+    if (job->is_strict && cinfo->output_scanline == cinfo->output_height)
         library->finish(cinfo); /* looks for what may be wrong behind the last row */
 }
 

@@ -7,7 +7,6 @@ interface, JPEGs are decoded whole, by simplejpeg or Pillow: the same pixels.
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from functools import cache
@@ -21,7 +20,7 @@ LEAST_VERSION = (2, 1)  # before, cropped and skipped rows were wrong in places:
 def unbound() -> str:
     """Why Pillow's libjpeg cannot be used; "" once it is bound. What is found out holds for the process."""
     try:
-        native = importlib.import_module("PIL._imaging")
+        from PIL import _imaging as native
     except ImportError as error:
         return f"Pillow is needed: {error}"
     version = str(getattr(native, "libjpeg_turbo_version", "none"))

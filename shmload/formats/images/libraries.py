@@ -199,19 +199,15 @@ class _LibJpeg:
         )
 
 
-class _Whole:
-    """An image whose library decodes all of it or nothing."""
-
-    def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
-        raise NotImplementedError
-
-    def part(self, reduction: int, needed: Box) -> Part:
-        return Part(self.pixels(reduction), (0, 0))
+def _all_of(image: Opened, reduction: int, needed: Box) -> Part:
+    """The part of those whose library decodes an image whole or not at all."""
+    return Part(image.pixels(reduction), (0, 0))
 
 
-class _Jpeg(_Whole):
+class _Jpeg:
     """A JPEG that simplejpeg decodes."""
 
+    part = _all_of
     reductions: tuple[int, ...] = (8, 4, 2, 1)
 
     def __init__(self, data: bytes, height: int, width: int, *, is_strict: bool, is_fast: bool) -> None:
@@ -241,8 +237,10 @@ class _Jpeg(_Whole):
         return into
 
 
-class _Pillow(_Whole):
+class _Pillow:
     """An image that Pillow decodes."""
+
+    part = _all_of
 
     def __init__(self, picture: Picture, max_pixels: int) -> None:
         self._picture = picture
@@ -257,8 +255,10 @@ class _Pillow(_Whole):
         return _given(found, -(-self.height // reduction), -(-self.width // reduction), into)
 
 
-class _OpenCv(_Whole):
+class _OpenCv:
     """An image that OpenCV decodes."""
+
+    part = _all_of
 
     reductions: tuple[int, ...] = (1,)
 

@@ -1,13 +1,13 @@
 /* A part of a JPEG, decoded by a libjpeg-turbo that is bound at run time: only as many rows as it needs are read, only its columns
- * (and one MCU beside them) are transformed, upsampled and made RGB. The entropy-coded data up to its last row is read in any case.
+ * (and one MCU beside them) are transformed, upsampled and made RGB. The entropy-coded data up to its last row are always read.
  *
- * The pixels are those of the whole image, bit for bit: upsampling looks at the neighbours of a column, and at the edge of a crop it
- * would take the edge for the image's; a margin of one MCU on each side keeps that away, of three where block smoothing looks
+ * The pixels are those of the whole image, bit for bit: upsampling looks at the neighbours of a column, and at the edge of a crop
+ * would take that for the image's; a margin of one MCU on each side keeps that away, of three where block smoothing looks
  * farther (progressive files). Rows are the library's own affair (jpeg_skip_scanlines keeps the context of the next ones).
  *
- * Nothing is kept from one image to the next: Huffman and quantization tables would be, and a file without its own would decode.
+ * Nothing is kept from one image to the next: a file without tables of its own would be decoded with the last one's.
  *
- * Errors: libjpeg's error_exit must not return (its own ends the process), so it jumps to `jpeg_guarded`. Between there and the jump
+ * Errors: libjpeg's error_exit must not return (its own ends the process), so it jumps to `jpeg_guarded`. Between there and here
  * lie the library's frames and ours in this file, never Cython's.
  */
 #ifndef SHMLOAD_JPEG_H
@@ -152,12 +152,12 @@ static int jpeg_decode(const jpeg62_library *library, jpeg_job *job) {
 static void jpeg_do_nothing(const jpeg62_library *library, jpeg_state *state) {
 }
 
-/* Finds the functions in a shared object or in what it depends on, and tries the ABI. 0 if it is not what is needed, and then
- * `message` says why. The object stays loaded. */
+/* Finds the functions in a shared object or in what it depends on, and tries the ABI. 0 if it is not what is needed, and
+ * then `message` says why. The object stays loaded. */
 static int jpeg_bind(jpeg62_library *library, const char *path, char message[JPEG62_MESSAGE]) {
     static const char *const names[] = {
-        "jpeg_std_error", "jpeg_CreateDecompress", "jpeg_mem_src", "jpeg_read_header", "jpeg_start_decompress", "jpeg_crop_scanline",
-        "jpeg_skip_scanlines", "jpeg_read_scanlines", "jpeg_finish_decompress", "jpeg_destroy_decompress",
+        "jpeg_std_error",      "jpeg_CreateDecompress", "jpeg_mem_src",        "jpeg_read_header",       "jpeg_start_decompress",
+        "jpeg_crop_scanline",  "jpeg_skip_scanlines",   "jpeg_read_scanlines", "jpeg_finish_decompress", "jpeg_destroy_decompress",
     };
     void **functions = (void **)library;
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);

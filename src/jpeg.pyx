@@ -44,7 +44,16 @@ def bind(bytes path not None):
     is_bound = True
 
 
-def decode(bytes data not None, uint8_t[::1] into not None, tuple size, tuple part, *, int reduction=1, bint is_strict=True, bint is_fast=False):
+def decode(
+    bytes data not None,
+    uint8_t[::1] into not None,
+    tuple size not None,
+    tuple part not None,
+    *,
+    int reduction=1,
+    bint is_strict=True,
+    bint is_fast=False,
+):
     """Decodes the rows and columns of a JPEG that a part of it needs, without the GIL.
 
     Args:

@@ -1,8 +1,8 @@
 /* libjpeg-turbo's structures as its callers see them (ABI 62), so that the library can be bound at run time, without its headers.
  *
- * jpeg_CreateDecompress compares the version and the size of jpeg62_decompress with its own and refuses others: a library of ABI 7 or 8
- * is found out before it touches a field. Names are the library's; fields that nobody here touches have a comment all the same, for
- * a wrong one among them would move all behind it.
+ * jpeg_CreateDecompress compares the version and the size of jpeg62_decompress with its own and refuses others: a library of ABI 7
+ * or 8 is found out before it touches a field. Names are the library's, and all fields are there: one left out would move all
+ * behind it.
  *
  * Source: libjpeg-turbo, jpeglib.h and libjpeg.txt (https://libjpeg-turbo.org).
  */

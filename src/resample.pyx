@@ -104,7 +104,12 @@ def resample(
         raise ValueError(f"an image of shape (height, width, 3) is needed; got ({image.shape[0]}, {image.shape[1]}, {image.shape[2]})")
     if not (0 < job.height <= LONGEST and 0 < job.width <= LONGEST):
         raise ValueError(f"size {size}: both sides need to be 1 to {LONGEST} pixels")
-    if not (0 <= first_row <= height - image.shape[0] and 0 <= first_column <= width - image.shape[1] and max(height, width) <= LONGEST):
+    if not (
+        0 <= first_row <= height - image.shape[0]
+        and 0 <= first_column <= width - image.shape[1]
+        and height <= LONGEST
+        and width <= LONGEST
+    ):
         raise ValueError(
             f"{image.shape[0]} x {image.shape[1]} pixels at {origin} are no part of an image of {height} x {width}"
         )
@@ -207,7 +212,10 @@ cdef Outcome _run(
         resample_fill(along, left, box_width, job.width, clip_left, clip_right, RESAMPLE_ALONG_BITS, is_flipped, exact)
         job.between = <int16_t *>calloc(resample_between(along), sizeof(int16_t))
         job.wide = <int32_t *>malloc((width + 3) // 4 * 16 * along.pairs * sizeof(int32_t))
-        if not resample_shift(down, job.height, first_row, num_rows) or not resample_shift(along, job.width, first_column, num_columns):
+        if not (
+            resample_shift(down, job.height, first_row, num_rows)
+            and resample_shift(along, job.width, first_column, num_columns)
+        ):
             outcome = LACKING
         elif job.between != NULL and job.wide != NULL:
             resample_run(job)

@@ -2,7 +2,8 @@
 
 The library decodes, at a half, a quarter or an eighth where that is exact enough, and if it can only what the window needs;
 `_core.resample` takes the window out of that and resizes, mirrors, normalises and lays it out where it is delivered. It reckons in
-pixels of the whole image either way, so that what was left out changes no byte. Parameters are drawn from the sample's own generator.
+pixels of the whole image either way, so that what was left out changes no byte. Parameters are drawn from the sample's own
+generator.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 import shmload
 from shmload._core.resample import resample
 from shmload.formats.images.crops import Crop, Size, Whole, Window
-from shmload.formats.images.libraries import LIBRARIES, Box, Opened, Part, Pixels, checked, open_image, orientation
+from shmload.formats.images.libraries import LIBRARIES, checked, open_image, orientation
+from shmload.formats.images.opened import Box, Opened, Part, Pixels
 
 Shape = tuple[int | None, ...]
 Place = Callable[[tuple[int, ...]], NDArray[Any]]  # shape -> where the image is to be written

@@ -11,9 +11,13 @@ import os
 import re
 from functools import cache
 
-from shmload._core.jpeg import bind
+import numpy as np
+from numpy.typing import NDArray
 
-LEAST_VERSION = (2, 1)  # before, cropped and skipped rows were wrong in places: libjpeg-turbo's ChangeLog, 2.0.x and 2.1
+from shmload._core.jpeg import bind, decode
+from shmload.formats.images.opened import HINT, Box, Part, Pixels, memory, scratch
+
+LEAST_VERSION = (2, 1)  # of libjpeg-turbo: the oldest that the tests were run with
 
 
 @cache
@@ -31,3 +35,40 @@ def unbound() -> str:
     except ImportError as error:
         return str(error)
     return ""
+
+
+class LibJpeg:
+    """A JPEG that Pillow's libjpeg-turbo decodes, as far as it is needed."""
+
+    reductions: tuple[int, ...] = (8, 4, 2, 1)
+
+    def __init__(self, data: bytes, height: int, width: int, *, is_strict: bool, is_fast: bool) -> None:
+        self._data, self.height, self.width = data, height, width
+        self._is_strict, self._is_fast = is_strict, is_fast
+
+    def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
+        height, width = -(-self.height // reduction), -(-self.width // reduction)
+        if into is None:
+            into = scratch(height, width)
+        self._decode(into.reshape(-1), reduction, (0, 0, height, width))
+        return into
+
+    def part(self, reduction: int, needed: Box) -> Part:
+        top, _, bottom, _ = needed
+        into = memory((bottom - top) * -(-self.width // reduction) * 3)
+        left, right = self._decode(into, reduction, needed)
+        pixels = into[: (bottom - top) * (right - left) * 3].reshape(bottom - top, right - left, 3)
+        return Part(pixels, (top, left))
+
+    def _decode(self, into: NDArray[np.uint8], reduction: int, needed: Box) -> tuple[int, int]:
+        if why := unbound():
+            raise ImportError(f"decoder='libjpeg': {why}; {HINT}")
+        return decode(
+            self._data,
+            into,
+            (-(-self.height // reduction), -(-self.width // reduction)),
+            needed,
+            reduction=reduction,
+            is_strict=self._is_strict,
+            is_fast=self._is_fast,
+        )

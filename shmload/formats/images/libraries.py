@@ -9,56 +9,20 @@ bytes say, not its name. Conversions to RGB are Pillow's, except that of 16 bits
 from __future__ import annotations
 
 import io
-import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shmload._core.jpeg import decode
 from shmload.formats.images.headers import JPEG, PNG, jpeg_header, jpeg_is_whole, png_header
-from shmload.formats.images.libjpeg import unbound
+from shmload.formats.images.libjpeg import LibJpeg, unbound
+from shmload.formats.images.opened import HINT, Box, Opened, Part, Pixels, scratch
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 T = TypeVar("T")
-Pixels = NDArray[np.uint8]  # (height, width, 3)
-Box = tuple[int, int, int, int]  # (top, left, bottom, right)
 LIBRARIES = ("auto", "libjpeg", "simplejpeg", "pillow", "opencv")
-_KEPT_NBYTES = 1 << 26  # of decoded pixels that a thread keeps its memory for
-_HINT = "pip install 'shmload[images]'"
-_local = threading.local()
-
-
-class Part(NamedTuple):
-    """Some pixels of an image, and the (top, left) they begin at."""
-
-    pixels: Pixels
-    origin: tuple[int, int]
-
-
-class Opened(Protocol):
-    """An image whose size is known and whose pixels are not decoded yet.
-
-    Attributes:
-        reductions: by how much its decoder itself can shrink it: powers of 2, 1 among them.
-    """
-
-    height: int
-    width: int
-    reductions: tuple[int, ...]
-
-    def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
-        """The image, shrunk to a `reduction`-th, rounded up.
-
-        Returns:
-            `into`, or memory that the thread's next image overwrites.
-        """
-
-    def part(self, reduction: int, needed: Box) -> Part:
-        """At least the needed pixels of the shrunk image, in memory that the thread's next image overwrites."""
 
 
 def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool, is_fast: bool) -> Opened:
@@ -79,7 +43,7 @@ def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool, i
         if is_strict and not jpeg_is_whole(data, header):
             raise ValueError(f"a JPEG cut off: {len(data)} bytes without an end marker")
         if chosen == "libjpeg":
-            return _LibJpeg(data, header.height, header.width, is_strict=is_strict, is_fast=is_fast)
+            return LibJpeg(data, header.height, header.width, is_strict=is_strict, is_fast=is_fast)
         if chosen == "opencv":
             return _OpenCv(data, header.height, header.width)
     elif data.startswith(PNG):
@@ -118,7 +82,7 @@ def open_picture(data: bytes) -> Picture:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise ImportError(f"decoding this image needs Pillow: {_HINT}") from error
+        raise ImportError(f"decoding this image needs Pillow: {HINT}") from error
     try:
         return Image.open(io.BytesIO(data))
     except UnidentifiedImageError:
@@ -162,43 +126,6 @@ def checked(read: Callable[[], T]) -> T:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-class _LibJpeg:
-    """A JPEG that Pillow's libjpeg-turbo decodes, as far as it is needed."""
-
-    reductions: tuple[int, ...] = (8, 4, 2, 1)
-
-    def __init__(self, data: bytes, height: int, width: int, *, is_strict: bool, is_fast: bool) -> None:
-        self._data, self.height, self.width = data, height, width
-        self._is_strict, self._is_fast = is_strict, is_fast
-
-    def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
-        height, width = -(-self.height // reduction), -(-self.width // reduction)
-        if into is None:
-            into = _scratch(height, width)
-        self._decode(into.reshape(-1), reduction, (0, 0, height, width))
-        return into
-
-    def part(self, reduction: int, needed: Box) -> Part:
-        top, _, bottom, _ = needed
-        memory = _memory((bottom - top) * -(-self.width // reduction) * 3)
-        left, right = self._decode(memory, reduction, needed)
-        pixels = memory[: (bottom - top) * (right - left) * 3].reshape(bottom - top, right - left, 3)
-        return Part(pixels, (top, left))
-
-    def _decode(self, memory: NDArray[np.uint8], reduction: int, needed: Box) -> tuple[int, int]:
-        if why := unbound():
-            raise ImportError(f"decoder='libjpeg': {why}; {_HINT}")
-        return decode(
-            self._data,
-            memory,
-            (-(-self.height // reduction), -(-self.width // reduction)),
-            needed,
-            reduction=reduction,
-            is_strict=self._is_strict,
-            is_fast=self._is_fast,
-        )
-
-
 def _all_of(image: Opened, reduction: int, needed: Box) -> Part:
     """The part of those whose library decodes an image whole or not at all."""
     return Part(image.pixels(reduction), (0, 0))
@@ -218,10 +145,10 @@ class _Jpeg:
         try:
             import simplejpeg
         except ImportError as error:
-            raise ImportError(f"decoder='simplejpeg' needs simplejpeg: {_HINT}") from error
+            raise ImportError(f"decoder='simplejpeg' needs simplejpeg: {HINT}") from error
         height, width = -(-self.height // reduction), -(-self.width // reduction)
         if into is None:
-            into = _scratch(height, width)
+            into = scratch(height, width)
         found: Pixels = simplejpeg.decode_jpeg(
             self._data,
             "RGB",
@@ -269,7 +196,7 @@ class _OpenCv:
         try:
             import cv2
         except ImportError as error:
-            raise ImportError(f"decoder='opencv' needs OpenCV: {_HINT}") from error
+            raise ImportError(f"decoder='opencv' needs OpenCV: {HINT}") from error
         flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
         found: Any = cv2.imdecode(np.frombuffer(self._data, np.uint8), flags)
         if found is None:
@@ -284,17 +211,3 @@ def _given(found: Pixels, height: int, width: int, into: Pixels | None) -> Pixel
         return np.ascontiguousarray(found)
     into[...] = found
     return into
-
-
-def _scratch(height: int, width: int) -> Pixels:
-    return _memory(height * width * 3).reshape(height, width, 3)
-
-
-def _memory(nbytes: int) -> NDArray[np.uint8]:
-    """Memory of this thread's for one image: fresh pages would cost a tenth of the decoding."""
-    if nbytes > _KEPT_NBYTES:
-        return np.empty(nbytes, np.uint8)
-    kept: NDArray[np.uint8] | None = getattr(_local, "kept", None)
-    if kept is None or kept.size < nbytes:
-        kept = _local.kept = np.empty(nbytes, np.uint8)
-    return kept[:nbytes]

@@ -69,7 +69,12 @@ def encoded(height: int, width: int, sampling: str, quality: int, *, is_progress
     else:
         sampling = {"444": "4:4:4", "422": "4:2:2", "420": "4:2:0"}[sampling]
         picture.save(
-            file, "JPEG", quality=quality, progressive=is_progressive, subsampling=sampling, restart_marker_blocks=restarts
+            file,
+            "JPEG",
+            quality=quality,
+            progressive=is_progressive,
+            subsampling=sampling,
+            restart_marker_blocks=restarts,
         )
         return file.getvalue()
     picture.save(file, "JPEG", quality=quality, progressive=is_progressive)
@@ -152,9 +157,11 @@ def test_the_whole_is_what_simplejpeg_makes_of_it(sampling: str, is_fast: bool) 
 
 
 def test_a_part_is_a_fraction_of_the_work_in_memory(encode: Encode, photo: Image.Image) -> None:
-    memory = np.empty(40 * (40 + 2 * 16 + 15) * 3, np.uint8)  # an MCU on each side, and what the first column is aligned by
+    memory = np.empty(
+        40 * (40 + 2 * 16 + 15) * 3, np.uint8
+    )  # an MCU on each side, and what the first column is aligned by
     first, end = decode(encode(photo), memory, (90, 120), (30, 50, 70, 90))
-    assert (32, 106) == (first, end)
+    assert (first, end) == (32, 106)
 
 
 def test_damage_above_or_within_a_part_is_refused_and_below_it_is_not_looked_at(
@@ -212,7 +219,7 @@ def test_another_size_than_the_header_says_is_refused(encode: Encode, photo: Ima
 def test_more_bits_than_8_are_refused(encode: Encode, photo: Image.Image) -> None:
     data = bytearray(encode(photo))
     data[data.index(b"\xff\xc0") + 4] = 12
-    with pytest.raises(ValueError, match="a JPEG of other than 8 bits a channel|Unsupported JPEG data precision 12"):
+    with pytest.raises(ValueError, match=r"a JPEG of other than 8 bits a channel|Unsupported JPEG data precision 12"):
         decode(bytes(data), np.empty(90 * 120 * 3, np.uint8), (90, 120), (0, 0, 90, 120))
 
 

@@ -149,6 +149,8 @@ class _Jpeg:
         height, width = -(-self.height // reduction), -(-self.width // reduction)
         if into is None:
             into = scratch(height, width)
+        if not self._is_strict:
+            into.fill(0)  # where it gives up it says nothing, and leaves what was in the memory: an image before
         found: Pixels = simplejpeg.decode_jpeg(
             self._data,
             "RGB",

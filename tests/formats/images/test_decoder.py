@@ -214,6 +214,18 @@ def test_damage_within_a_scan_is_refused_unless_asked_for(photo: Image.Image, en
     assert ImageDecoder(layout="HWC", strict=False)(bytes(data)).shape == (90, 120, 3)
 
 
+def test_what_cannot_be_decoded_at_all_never_shows_the_image_before(photo: Image.Image, encode: Encode) -> None:
+    data = bytearray(encode(photo, progressive=True))
+    second_scan = data.index(b"\xff\xda", data.index(b"\xff\xda") + 1)
+    data[second_scan + 5 + 2 * data[second_scan + 4]] = 0xFF  # the first coefficient of the scan: there is none such
+    data[second_scan:second_scan] = b"zz"  # simplejpeg then takes what follows for a warning too
+    lenient = ImageDecoder(Resize((4, 4)), decoder="simplejpeg", strict=False)
+    assert lenient(encode(photo)).any()
+    assert not lenient(bytes(data)).any()
+    with pytest.raises(ValueError, match="Invalid progressive"):
+        ImageDecoder(Resize((4, 4)), decoder="libjpeg", strict=False)(bytes(data))
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

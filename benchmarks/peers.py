@@ -26,7 +26,10 @@ Result (2 cores, one of them busy with others' work, 2 workers, peers in turn, 2
 | shmload-seed | 178-179 (213 before) | 0.17 | 1,348-1,380 | 3.0-3.7 | 27 |
 | shmload-tfrecord, shmload-in-place | 165-180 | - | - | - | 13.0-13.6 |
 `before`: rows of 256 KiB and more were not yet copied past the caches. FFCV's W4 was 2.4 in a first, single run. Behind the best:
-W2 by torch's sampler; W3, where 1,015 of 1,270 us are simplejpeg's and the rest is equal; W5 out of samples, by a copy of each.
+W2 by torch's sampler; W5 out of samples, by a copy of each.
+
+W3 again, since only what a crop needs is decoded (other files of 91 kB, load 14 by others' work, 2 rounds): torch 1,934-1,954,
+SPDL's threads 1,720-1,882, shmload 1,442-1,601, shmload-seed 1,569-1,593, SPDL's own FFmpeg 3,649-3,908.
 """
 
 from __future__ import annotations

@@ -107,6 +107,17 @@ static void resample_fill(
     }
 }
 
+/* Makes an axis one of the source's pixels from `origin` on, of which there are `count`; 0 if it needs others. */
+static int resample_shift(resample_axis *axis, int32_t size, int32_t origin, int32_t count) {
+    if (axis->first < origin || axis->end > origin + count)
+        return 0;
+    for (int32_t i = 0; i < size; i++)
+        axis->spans[i].start -= origin;
+    axis->first -= origin;
+    axis->end -= origin;
+    return 1;
+}
+
 typedef struct {
     resample_axis down, along;
     const uint8_t *source;   /* (rows, columns, 3) */

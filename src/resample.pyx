@@ -48,12 +48,16 @@ cdef extern from "resample.h" nogil:
         int is_flipped,
         double *exact,
     )
+    bint resample_shift(resample_axis *axis, int32_t size, int32_t origin, int32_t count)
     size_t resample_between(const resample_axis *along)
     int resample_best()
     void resample_run(resample_job *job)
 
 cdef int32_t LONGEST = 1 << 24  # pixels of a side: nothing that is computed from it overflows
 cdef double SLACK = 0.001  # pixels that a window's float arithmetic may lie beyond the image
+
+cdef enum Outcome:
+    DONE, NO_MEMORY, LACKING
 
 
 def resample(
@@ -63,6 +67,8 @@ def resample(
     tuple box not None,
     tuple clip not None,
     *,
+    tuple origin=(0, 0),
+    tuple whole=None,
     bint is_flipped=False,
     bint is_planar=False,
     const float[:, ::1] levels=None,
@@ -71,11 +77,13 @@ def resample(
     """Resamples a box of an image to a size.
 
     Args:
-        image: shape (height, width, 3).
+        image: shape (height, width, 3); all of it, or a part that has the pixels which count.
         out: C-contiguous, (height, width, 3) or, planar, (3, height, width) of `size`; uint8, or float32 with `levels`.
         size: (height, width) of the result.
-        box: (top, left, height, width) in pixels of the image; fractions count.
+        box: (top, left, height, width) in pixels of the whole image; fractions count.
         clip: (top, left, bottom, right), whole pixels: only those within are looked at.
+        origin: (top, left) of the part.
+        whole: (height, width) of the image that it is a part of. Default: `image` is all of it.
         is_flipped: left to right.
         levels: shape (3, 256): what each level of each channel becomes.
         vectors: the best instructions to use, of 0 none, 1 SSE2, 2 AVX2; which ones they are changes no byte.
@@ -85,17 +93,28 @@ def resample(
     cdef resample_job job
     cdef Py_buffer view
     cdef double top, left, box_height, box_width
-    cdef int32_t clip_top, clip_left, clip_bottom, clip_right
-    cdef Py_ssize_t wanted
+    cdef int32_t clip_top, clip_left, clip_bottom, clip_right, first_row, first_column
+    cdef Py_ssize_t wanted, height, width
     job.height, job.width = size
     top, left, box_height, box_width = box
     clip_top, clip_left, clip_bottom, clip_right = clip
+    first_row, first_column = origin
+    height, width = (image.shape[0], image.shape[1]) if whole is None else whole
     if image.shape[2] != 3 or image.shape[0] > LONGEST or image.shape[1] > LONGEST:
         raise ValueError(f"an image of shape (height, width, 3) is needed; got ({image.shape[0]}, {image.shape[1]}, {image.shape[2]})")
     if not (0 < job.height <= LONGEST and 0 < job.width <= LONGEST):
         raise ValueError(f"size {size}: both sides need to be 1 to {LONGEST} pixels")
-    if not (0 <= clip_top < clip_bottom <= image.shape[0] and 0 <= clip_left < clip_right <= image.shape[1]):
-        raise ValueError(f"clip {clip} is no part of an image of {image.shape[0]} x {image.shape[1]}")
+    if not (
+        0 <= first_row <= height - image.shape[0]
+        and 0 <= first_column <= width - image.shape[1]
+        and height <= LONGEST
+        and width <= LONGEST
+    ):
+        raise ValueError(
+            f"{image.shape[0]} x {image.shape[1]} pixels at {origin} are no part of an image of {height} x {width}"
+        )
+    if not (0 <= clip_top < clip_bottom <= height and 0 <= clip_left < clip_right <= width):
+        raise ValueError(f"clip {clip} is no part of an image of {height} x {width}")
     if not (
         clip_top - SLACK <= top <= top + box_height <= clip_bottom + SLACK
         and clip_left - SLACK <= left <= left + box_width <= clip_right + SLACK
@@ -113,23 +132,42 @@ def resample(
     if levels is not None:
         job.levels = &levels[0, 0]
     wanted = <Py_ssize_t>job.height * job.width * (3 if levels is None else 12)
-    cdef int is_done
+    cdef Outcome outcome
+    cdef int32_t num_rows = image.shape[0]
+    cdef int32_t num_columns = image.shape[1]
     PyObject_GetBuffer(out, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
     try:
         if view.len != wanted:
             raise ValueError(f"out has {view.len} bytes; {size} needs {wanted}")
         job.result = view.buf
         with nogil:
-            is_done = _run(
-                &job, top, left, box_height, box_width, clip_top, clip_left, clip_bottom, clip_right, is_flipped
+            outcome = _run(
+                &job,
+                top,
+                left,
+                box_height,
+                box_width,
+                clip_top,
+                clip_left,
+                clip_bottom,
+                clip_right,
+                first_row,
+                first_column,
+                num_rows,
+                num_columns,
+                is_flipped,
             )
-        if not is_done:
+        if outcome == NO_MEMORY:
             raise MemoryError(f"no memory to resample {box} to {size}")
+        if outcome == LACKING:
+            raise ValueError(
+                f"box {box} within clip {clip} needs more than the {num_rows} x {num_columns} pixels at {origin} that are there"
+            )
     finally:
         PyBuffer_Release(&view)
 
 
-cdef int _run(
+cdef Outcome _run(
     resample_job *job,
     double top,
     double left,
@@ -139,15 +177,19 @@ cdef int _run(
     int32_t clip_left,
     int32_t clip_bottom,
     int32_t clip_right,
+    int32_t first_row,
+    int32_t first_column,
+    int32_t num_rows,
+    int32_t num_columns,
     int is_flipped,
 ) noexcept nogil:
-    """Does a job; 0 if there is no memory for it."""
+    """Does a job."""
     cdef resample_axis *down = &job.down
     cdef resample_axis *along = &job.along
     cdef size_t height = job.height
     cdef size_t width = job.width
     cdef double *exact
-    cdef int is_done = 0
+    cdef Outcome outcome = NO_MEMORY
     down.stride = resample_stride(box_height, job.height, clip_bottom - clip_top)
     along.stride = resample_stride(box_width, job.width, clip_right - clip_left)
     down.spans = <resample_span *>malloc(height * sizeof(resample_span))
@@ -170,9 +212,14 @@ cdef int _run(
         resample_fill(along, left, box_width, job.width, clip_left, clip_right, RESAMPLE_ALONG_BITS, is_flipped, exact)
         job.between = <int16_t *>calloc(resample_between(along), sizeof(int16_t))
         job.wide = <int32_t *>malloc((width + 3) // 4 * 16 * along.pairs * sizeof(int32_t))
-        if job.between != NULL and job.wide != NULL:
+        if not (
+            resample_shift(down, job.height, first_row, num_rows)
+            and resample_shift(along, job.width, first_column, num_columns)
+        ):
+            outcome = LACKING
+        elif job.between != NULL and job.wide != NULL:
             resample_run(job)
-            is_done = 1
+            outcome = DONE
     free(job.between)
     free(job.wide)
     free(job.row)
@@ -181,4 +228,4 @@ cdef int _run(
     free(down.weights)
     free(along.spans)
     free(down.spans)
-    return is_done
+    return outcome

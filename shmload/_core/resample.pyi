@@ -11,6 +11,8 @@ def resample(
     box: tuple[float, float, float, float],
     clip: tuple[int, int, int, int],
     *,
+    origin: tuple[int, int] = (0, 0),
+    whole: tuple[int, int] | None = None,
     is_flipped: bool = False,
     is_planar: bool = False,
     levels: NDArray[Any] | None = None,

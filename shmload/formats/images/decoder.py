@@ -1,11 +1,14 @@
 """ImageDecoder: from the bytes of an image file to a row of a batch, in two passes over the pixels.
 
-The library decodes, at a half, a quarter or an eighth where that is exact enough; `_core.resample` takes the window out of that and
-resizes, mirrors, normalises and lays it out where it is delivered. Parameters are drawn from the sample's own generator.
+The library decodes, at a half, a quarter or an eighth where that is exact enough, and if it can only what the window needs;
+`_core.resample` takes the window out of that and resizes, mirrors, normalises and lays it out where it is delivered. It reckons in
+pixels of the whole image either way, so that what was left out changes no byte. Parameters are drawn from the sample's own
+generator.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,15 +19,14 @@ from numpy.typing import NDArray
 
 import shmload
 from shmload._core.resample import resample
-from shmload.formats.images.crops import Crop, Whole, Window
-from shmload.formats.images.libraries import LIBRARIES, Opened, Pixels, checked, open_image, orientation
+from shmload.formats.images.crops import Crop, Size, Whole, Window
+from shmload.formats.images.libraries import LIBRARIES, checked, open_image, orientation
+from shmload.formats.images.opened import Box, Opened, Part, Pixels
 
 Shape = tuple[int | None, ...]
 Place = Callable[[tuple[int, ...]], NDArray[Any]]  # shape -> where the image is to be written
 MAX_PIXELS = 89_478_485  # of an image, as Pillow has it: 256 MiB decoded
-_MARGIN = (
-    2  # a shrunk image is this much larger than the result: libjpeg's shrinking and the triangle then all but agree
-)
+_MARGIN = 2  # times the result that a shrunk image is: libjpeg's shrinking and the triangle then all but agree
 _LEAST_SHRUNK = 16  # pixels of a side: below, the library's rounding would choose another reduction
 _STRAIGHT: dict[int, Callable[[Pixels], Pixels]] = {  # how a stored image is turned, by EXIF orientation
     2: lambda pixels: pixels[:, ::-1],
@@ -49,13 +51,14 @@ class ImageDecoder:
         normalise: (mean, standard deviation), each three numbers on the scale from 0 to 1; makes float32.
         layout: "CHW", as torch's layers want it, or "HWC".
         dtype: "uint8", or "float32": from 0 to 1, or normalised. Default: float32 if normalised.
-        decoder: "auto", "simplejpeg", "pillow" or "opencv".
+        decoder: "auto", "libjpeg" (Pillow's, which decodes only what the crop needs), "simplejpeg", "pillow" or "opencv".
         scaled: let the JPEG decoder shrink large images to a half, a quarter or an eighth, as long as the crop stays twice as large
             as the result: mean deviation below 2 levels of 255. Without it, and for smaller images, no level is further than one
             from that of Pillow's BILINEAR.
         fast: decode with the fast DCT and chroma upsampling: a tenth quicker, mean deviation 1 to 2 levels.
         upright: turn images as their EXIF orientation says; else they stay as stored, as torchvision leaves them.
-        strict: refuse JPEG files that are damaged or cut off, as far as the library can tell.
+        strict: refuse JPEG files that are damaged or cut off, as far as the library can tell; what lies below the crop is not
+            read, so damage there goes unnoticed.
         max_pixels: of an image; a larger one is refused before any memory is taken.
     Raises:
         ValueError: an option is none of these; (by a call) a file is no sound image.
@@ -67,7 +70,7 @@ class ImageDecoder:
     normalise: tuple[Sequence[float], Sequence[float]] | None = None
     layout: Literal["CHW", "HWC"] = "CHW"
     dtype: Literal["uint8", "float32"] | None = None
-    decoder: Literal["auto", "simplejpeg", "pillow", "opencv"] = "auto"
+    decoder: Literal["auto", "libjpeg", "simplejpeg", "pillow", "opencv"] = "auto"
     scaled: bool = True
     fast: bool = False
     upright: bool = False
@@ -125,10 +128,13 @@ class ImageDecoder:
             checked(lambda: image.pixels(1, into=out))
             return out
         reduction = self._reduction(image, window)
-        pixels = checked(lambda: image.pixels(reduction))
+        whole = -(-height // reduction), -(-width // reduction)
+        window = _shrunk(window, reduction, whole)
         if turned > 1:
-            pixels = np.ascontiguousarray(_STRAIGHT[turned](pixels))
-        self._resample(pixels, out, _shrunk(window, reduction, pixels), is_flipped=is_flipped)
+            part = Part(np.ascontiguousarray(_STRAIGHT[turned](checked(lambda: image.pixels(reduction)))), (0, 0))
+        else:
+            part = checked(lambda: image.part(reduction, _needed(window)))
+        self._resample(part, whole, out, window, is_flipped=is_flipped)
         return out
 
     def _is_as_stored(self, window: Window, stored: tuple[int, int]) -> bool:
@@ -147,9 +153,18 @@ class ImageDecoder:
         room = min(room, image.height / _LEAST_SHRUNK, image.width / _LEAST_SHRUNK)
         return next((reduction for reduction in image.reductions if reduction <= room), 1)
 
-    def _resample(self, pixels: Pixels, out: NDArray[Any], window: Window, *, is_flipped: bool) -> None:
+    def _resample(self, part: Part, whole: Size, out: NDArray[Any], window: Window, *, is_flipped: bool) -> None:
         target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
-        resample(pixels, target, *window, is_flipped=is_flipped, is_planar=self.layout == "CHW", levels=self._levels)
+        resample(
+            part.pixels,
+            target,
+            *window,
+            origin=part.origin,
+            whole=whole,
+            is_flipped=is_flipped,
+            is_planar=self.layout == "CHW",
+            levels=self._levels,
+        )
         if target is not out:
             out[...] = target
 
@@ -174,16 +189,25 @@ def generator() -> np.random.Generator:
         return np.random.default_rng(random.getrandbits(128))
 
 
-def _shrunk(window: Window, reduction: int, pixels: Pixels) -> Window:
-    """The same window of an image shrunk to a `reduction`-th."""
+def _shrunk(window: Window, reduction: int, whole: Size) -> Window:
+    """The same window of an image shrunk to a `reduction`-th, of (height, width) `whole`."""
     if reduction == 1:
         return window
-    height, width = pixels.shape[:2]
     top, left, box_height, box_width = (each / reduction for each in window.box)
     clip = (
         window.clip[0] // reduction,
         window.clip[1] // reduction,
-        min(height, -(-window.clip[2] // reduction)),
-        min(width, -(-window.clip[3] // reduction)),
+        min(whole[0], -(-window.clip[2] // reduction)),
+        min(whole[1], -(-window.clip[3] // reduction)),
     )
     return Window(window.size, (top, left, box_height, box_width), clip)
+
+
+def _needed(window: Window) -> Box:
+    """The pixels within its clip that resampling a window looks at: those of its box, and half a triangle around."""
+    found = []
+    for axis in (0, 1):
+        start, length, low, high = window.box[axis], window.box[axis + 2], window.clip[axis], window.clip[axis + 2]
+        radius = max(1.0, length / window.size[axis])
+        found.append((max(low, math.floor(start - radius)), min(high, math.ceil(start + length + radius))))
+    return found[0][0], found[1][0], found[0][1], found[1][1]

@@ -1,50 +1,28 @@
 """From the bytes of a file to RGB pixels: which library decodes, and what it is not given.
 
-JPEG goes to simplejpeg, which decodes into memory of ours and reports damage within a scan; Pillow and OpenCV make something up
-for what is damaged, say nothing, and are kept from files that are cut off. PNG and all others go to Pillow. What a file is, its
+JPEG goes to Pillow's libjpeg-turbo, called directly so that a part of an image can be decoded, else to simplejpeg. Both decode into
+memory of ours and report damage within a scan; Pillow and OpenCV make something up for what is damaged and say nothing. simplejpeg
+reads every file to its end; the others are kept from files that are cut off. PNG and all others go to Pillow. What a file is, its
 bytes say, not its name. Conversions to RGB are Pillow's, except that of 16 bits, which there is a clipping: the high byte is taken.
 """
 
 from __future__ import annotations
 
 import io
-import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmload.formats.images.headers import JPEG, PNG, jpeg_header, jpeg_is_whole, png_header
+from shmload.formats.images.libjpeg import LibJpeg, unbound
+from shmload.formats.images.opened import HINT, Box, Opened, Part, Pixels, scratch
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 T = TypeVar("T")
-Pixels = NDArray[np.uint8]  # (height, width, 3)
-LIBRARIES = ("auto", "simplejpeg", "pillow", "opencv")
-_KEPT_NBYTES = 1 << 26  # of decoded pixels that a thread keeps its memory for
-_HINT = "pip install 'shmload[images]'"
-_local = threading.local()
-
-
-class Opened(Protocol):
-    """An image whose size is known and whose pixels are not decoded yet.
-
-    Attributes:
-        reductions: by how much its decoder itself can shrink it: powers of 2, 1 among them.
-    """
-
-    height: int
-    width: int
-    reductions: tuple[int, ...]
-
-    def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
-        """The image, shrunk to a `reduction`-th, rounded up.
-
-        Returns:
-            `into`, or memory that the thread's next image overwrites.
-        """
+LIBRARIES = ("auto", "libjpeg", "simplejpeg", "pillow", "opencv")
 
 
 def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool, is_fast: bool) -> Opened:
@@ -64,6 +42,8 @@ def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool, i
             return _Jpeg(data, header.height, header.width, is_strict=is_strict, is_fast=is_fast)
         if is_strict and not jpeg_is_whole(data, header):
             raise ValueError(f"a JPEG cut off: {len(data)} bytes without an end marker")
+        if chosen == "libjpeg":
+            return LibJpeg(data, header.height, header.width, is_strict=is_strict, is_fast=is_fast)
         if chosen == "opencv":
             return _OpenCv(data, header.height, header.width)
     elif data.startswith(PNG):
@@ -84,6 +64,8 @@ def _check_size(height: int, width: int, max_pixels: int) -> None:
 def _jpeg_library(library: str) -> str:
     if library != "auto":
         return library
+    if not unbound():
+        return "libjpeg"
     try:
         import simplejpeg  # noqa: F401  # only whether it is there
     except ImportError:
@@ -100,7 +82,7 @@ def open_picture(data: bytes) -> Picture:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise ImportError(f"decoding this image needs Pillow: {_HINT}") from error
+        raise ImportError(f"decoding this image needs Pillow: {HINT}") from error
     try:
         return Image.open(io.BytesIO(data))
     except UnidentifiedImageError:
@@ -144,9 +126,15 @@ def checked(read: Callable[[], T]) -> T:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
+def _all_of(image: Opened, reduction: int, needed: Box) -> Part:
+    """The part of those whose library decodes an image whole or not at all."""
+    return Part(image.pixels(reduction), (0, 0))
+
+
 class _Jpeg:
     """A JPEG that simplejpeg decodes."""
 
+    part = _all_of
     reductions: tuple[int, ...] = (8, 4, 2, 1)
 
     def __init__(self, data: bytes, height: int, width: int, *, is_strict: bool, is_fast: bool) -> None:
@@ -157,10 +145,12 @@ class _Jpeg:
         try:
             import simplejpeg
         except ImportError as error:
-            raise ImportError(f"decoder='simplejpeg' needs simplejpeg: {_HINT}") from error
+            raise ImportError(f"decoder='simplejpeg' needs simplejpeg: {HINT}") from error
         height, width = -(-self.height // reduction), -(-self.width // reduction)
         if into is None:
-            into = _scratch(height, width)
+            into = scratch(height, width)
+        if not self._is_strict:
+            into.fill(0)  # where it gives up it says nothing, and leaves what was in the memory: an image before
         found: Pixels = simplejpeg.decode_jpeg(
             self._data,
             "RGB",
@@ -179,6 +169,8 @@ class _Jpeg:
 class _Pillow:
     """An image that Pillow decodes."""
 
+    part = _all_of
+
     def __init__(self, picture: Picture, max_pixels: int) -> None:
         self._picture = picture
         self.width, self.height = picture.size
@@ -195,6 +187,8 @@ class _Pillow:
 class _OpenCv:
     """An image that OpenCV decodes."""
 
+    part = _all_of
+
     reductions: tuple[int, ...] = (1,)
 
     def __init__(self, data: bytes, height: int, width: int) -> None:
@@ -204,7 +198,7 @@ class _OpenCv:
         try:
             import cv2
         except ImportError as error:
-            raise ImportError(f"decoder='opencv' needs OpenCV: {_HINT}") from error
+            raise ImportError(f"decoder='opencv' needs OpenCV: {HINT}") from error
         flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
         found: Any = cv2.imdecode(np.frombuffer(self._data, np.uint8), flags)
         if found is None:
@@ -219,14 +213,3 @@ def _given(found: Pixels, height: int, width: int, into: Pixels | None) -> Pixel
         return np.ascontiguousarray(found)
     into[...] = found
     return into
-
-
-def _scratch(height: int, width: int) -> Pixels:
-    """Memory of this thread's for one image: fresh pages would cost a tenth of the decoding."""
-    nbytes = height * width * 3
-    if nbytes > _KEPT_NBYTES:
-        return np.empty((height, width, 3), np.uint8)
-    kept: Pixels | None = getattr(_local, "kept", None)
-    if kept is None or kept.size < nbytes:
-        kept = _local.kept = np.empty(nbytes, np.uint8)
-    return kept[:nbytes].reshape(height, width, 3)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from PIL import Image
 
 import shmload
 from shmload.formats.images.crops import Window
+from shmload.formats.images.libjpeg import unbound
 
 PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
 Encode = Callable[..., bytes]
@@ -67,3 +69,21 @@ def by_pillow() -> Callable[[Image.Image, Window], np.ndarray[Any, Any]]:
         return np.asarray(part.resize(window.size[::-1], Image.Resampling.BILINEAR, box=box))
 
     return resized
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Makes as if some modules were not installed."""
+    real = builtins.__import__
+
+    def hide(*names: str) -> None:
+        def importer(name: str, *rest: Any) -> Any:
+            if name.split(".")[0] in names:
+                raise ImportError(f"No module named {name!r}")
+            return real(name, *rest)
+
+        monkeypatch.setattr(builtins, "__import__", importer)
+        unbound.cache_clear()
+
+    yield hide
+    unbound.cache_clear()

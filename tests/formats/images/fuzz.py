@@ -1,6 +1,6 @@
-"""Windows of all sorts through the resampling, and damaged files through the decoder: python fuzz.py [seconds] [seed]
+"""Windows of all sorts through the resampling, damaged files through the decoder, parts of JPEGs: python fuzz.py [seconds] [seed]
 
-What may happen is a result of the right shape or a ValueError. Run it against a build with SHMLOAD_SANITIZE=address (and undefined),
+What may happen is a result of the right shape or a ValueError; and a part of a JPEG is cut from the whole, if that is sound. Run it against a build with SHMLOAD_SANITIZE=address (and undefined),
 with libasan preloaded.
 """
 
@@ -18,12 +18,16 @@ import numpy as np
 from PIL import Image
 
 import shmload
+from shmload._core.jpeg import decode as decode_part
 from shmload._core.resample import resample
 from shmload.formats import ImageDecoder, RandomResizedCrop, Resize
+from shmload.formats.images.headers import JPEG, jpeg_header
+from shmload.formats.images.libjpeg import unbound
 
 PHOTO = Path(shmload.__file__).parent / "data" / "chelsea.jpg"
 DECODERS = [
-    ImageDecoder(RandomResizedCrop(24), flip=0.5),
+    ImageDecoder(RandomResizedCrop(24), flip=0.5, max_pixels=1_000_000),
+    ImageDecoder(RandomResizedCrop(24), decoder="simplejpeg", max_pixels=1_000_000),
     ImageDecoder(Resize((9, 31)), decoder="pillow", dtype="float32", max_pixels=100_000),
     ImageDecoder(RandomResizedCrop(5), upright=True, strict=False, layout="HWC", max_pixels=100_000),
 ]
@@ -37,6 +41,8 @@ def corpus() -> list[bytes]:
     turned[0x0112] = 6
     ways = [
         (photo, "JPEG", {"quality": 90}),
+        (photo, "JPEG", {"subsampling": 0, "restart_marker_blocks": 3}),
+        (photo, "JPEG", {"subsampling": 1, "optimize": True}),
         (photo, "JPEG", {"quality": 50, "progressive": True, "exif": turned}),
         (photo.convert("L"), "JPEG", {}),
         (photo.convert("CMYK"), "JPEG", {}),
@@ -90,6 +96,39 @@ def decode(data: bytes, decoder: ImageDecoder) -> bool:
     return True
 
 
+def decode_parts(data: bytes, rng: np.random.Generator) -> bool:
+    """Any part of a JPEG, straight through the native decoder; whether it was decoded rather than refused."""
+    if unbound() or not data.startswith(JPEG):
+        return False
+    try:
+        header = jpeg_header(data)
+    except ValueError:
+        return False
+    if header.height * header.width > 1_000_000:
+        return False
+    reduction = int(rng.choice((1, 1, 2, 4, 8)))
+    size = -(-header.height // reduction), -(-header.width // reduction)
+    top, left = int(rng.integers(0, size[0])), int(rng.integers(0, size[1]))
+    bottom, right = int(rng.integers(top + 1, size[0] + 1)), int(rng.integers(left + 1, size[1] + 1))
+    is_strict, is_fast = bool(rng.integers(2)), bool(rng.integers(2))
+    kept = []
+    for part in ((top, left, bottom, right), (0, 0, *size)):
+        memory = np.full((part[2] - part[0]) * size[1] * 3, 77, np.uint8)  # no byte more, for the sanitizer to see
+        try:
+            first, end = decode_part(
+                data, memory, size, part, reduction=reduction, is_strict=is_strict, is_fast=is_fast
+            )
+        except ValueError:
+            return False
+        assert 0 <= first <= part[1] < part[3] <= end <= size[1]
+        nbytes = (part[2] - part[0]) * (end - first) * 3
+        assert (memory[nbytes:] == 77).all()
+        kept.append(memory[:nbytes].reshape(part[2] - part[0], end - first, 3)[:, part[1] - first : part[3] - first])
+    if is_strict:
+        assert np.array_equal(kept[0], kept[1][top:bottom, left:right])
+    return True
+
+
 def resample_at_random(rng: np.random.Generator) -> bool:
     """One window of a random image, with all instructions there are; whether it was none to refuse."""
     height, width = (int(n) for n in rng.integers(1, rng.choice((5, 40, 300)), 2))
@@ -128,12 +167,15 @@ if __name__ == "__main__":
     seconds, seed = (float(a) for a in (sys.argv[1:] + ["10", "0"][len(sys.argv) - 1 :]))
     end = monotonic() + seconds
     files, rng = mutations(int(seed)), np.random.default_rng(int(seed))
-    num_files = num_decoded = num_windows = num_resampled = 0
+    num_files = num_decoded = num_windows = num_resampled = num_parts = 0
     while monotonic() < end:
         for _ in range(20):
             num_resampled += resample_at_random(rng)
             num_windows += 1
         for decoder in DECODERS:
-            num_decoded += decode(next(files), decoder)
+            data = next(files)
+            num_decoded += decode(data, decoder)
+            num_parts += decode_parts(data, rng)
             num_files += 1
-    print(f"{num_windows} windows, {num_resampled} of them sound; {num_files} files, {num_decoded} of them decoded")
+    print(f"{num_windows} windows, {num_resampled} of them sound")
+    print(f"{num_files} files, {num_decoded} of them decoded, and parts of {num_parts}")

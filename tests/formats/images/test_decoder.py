@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import builtins
 import io
 import pickle
 import random
@@ -27,7 +26,7 @@ def picture_of(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data)).convert("RGB")
 
 
-@pytest.mark.parametrize("decoder", ["auto", "simplejpeg", "pillow", "opencv"])
+@pytest.mark.parametrize("decoder", ["auto", "libjpeg", "simplejpeg", "pillow", "opencv"])
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 30, "subsampling": 1}])
 def test_a_jpeg_decodes_to_what_pillow_makes_of_it(
     photo: Image.Image, encode: Encode, decoder: Any, options: Any
@@ -118,7 +117,7 @@ def test_a_center_crop_is_pillows_resize_and_crop(photo: Image.Image, encode: En
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("decoder", ["simplejpeg", "pillow"])
+@pytest.mark.parametrize("decoder", ["libjpeg", "simplejpeg", "pillow"])
 def test_shrinking_by_the_decoder_stays_within_its_tolerance(photos: list[Path], decoder: Any) -> None:
     deviations = []
     for path in photos:
@@ -198,7 +197,7 @@ def test_a_decoder_is_a_value_that_threads_share(photo: Image.Image, encode: Enc
     assert all(np.array_equal(still(data), each) for data, each in zip(files, found, strict=True))
 
 
-@pytest.mark.parametrize("decoder", ["simplejpeg", "pillow", "opencv"])
+@pytest.mark.parametrize("decoder", ["libjpeg", "simplejpeg", "pillow", "opencv"])
 def test_a_jpeg_cut_off_anywhere_is_refused(photo: Image.Image, encode: Encode, decoder: Any) -> None:
     data = encode(photo)
     for end in [0, 1, 2, 3, 10, *range(20, len(data), 97), len(data) - 1]:
@@ -213,6 +212,18 @@ def test_damage_within_a_scan_is_refused_unless_asked_for(photo: Image.Image, en
     with pytest.raises(ValueError, match="Corrupt JPEG data"):
         AS_STORED(bytes(data))
     assert ImageDecoder(layout="HWC", strict=False)(bytes(data)).shape == (90, 120, 3)
+
+
+def test_what_cannot_be_decoded_at_all_never_shows_the_image_before(photo: Image.Image, encode: Encode) -> None:
+    data = bytearray(encode(photo, progressive=True))
+    second_scan = data.index(b"\xff\xda", data.index(b"\xff\xda") + 1)
+    data[second_scan + 5 + 2 * data[second_scan + 4]] = 0xFF  # the first coefficient of the scan: there is none such
+    data[second_scan:second_scan] = b"zz"  # simplejpeg then takes what follows for a warning too
+    lenient = ImageDecoder(Resize((4, 4)), decoder="simplejpeg", strict=False)
+    assert lenient(encode(photo)).any()
+    assert not lenient(bytes(data)).any()
+    with pytest.raises(ValueError, match="Invalid progressive"):
+        ImageDecoder(Resize((4, 4)), decoder="libjpeg", strict=False)(bytes(data))
 
 
 @pytest.mark.parametrize(
@@ -269,22 +280,6 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message:
         ImageDecoder(**options)
 
 
-@pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes as if some modules were not installed."""
-    real = builtins.__import__
-
-    def hide(*names: str) -> None:
-        def importer(name: str, *rest: Any) -> Any:
-            if name.split(".")[0] in names:
-                raise ImportError(f"No module named {name!r}")
-            return real(name, *rest)
-
-        monkeypatch.setattr(builtins, "__import__", importer)
-
-    return hide
-
-
 def test_without_simplejpeg_pillow_decodes(photo: Image.Image, encode: Encode, without: Callable[..., None]) -> None:
     data = encode(photo)
     expected = AS_STORED(data)
@@ -299,5 +294,7 @@ def test_a_library_that_is_not_there_is_named(photo: Image.Image, encode: Encode
         AS_STORED(data)
     with pytest.raises(ImportError, match=r"decoder='opencv' needs OpenCV: pip install 'shmload\[images\]'"):
         ImageDecoder(decoder="opencv")(data)
+    with pytest.raises(ImportError, match=r"decoder='libjpeg': Pillow is needed: No module named 'PIL'; pip install"):
+        ImageDecoder(decoder="libjpeg")(data)
     with pytest.raises(ImportError, match=r"decoder='simplejpeg' needs simplejpeg: pip install 'shmload\[images\]'"):
         ImageDecoder(decoder="simplejpeg")(data)

@@ -13,6 +13,7 @@ from PIL import Image
 
 from shmload._core.resample import resample
 from shmload.formats.images.crops import Window
+from shmload.formats.images.decoder import _needed
 
 
 def resampled(image: np.ndarray[Any, Any], window: Window, **options: Any) -> np.ndarray[Any, Any]:
@@ -109,9 +110,32 @@ def test_pixels_beside_the_clip_leave_no_trace() -> None:
     assert np.array_equal(before, resampled(image, window))
 
 
+@settings(max_examples=40, deadline=None)
+@given(images_and_windows())
+def test_a_part_of_the_image_is_as_good_as_all_of_it(case: tuple[np.ndarray[Any, Any], Window]) -> None:
+    image, window = case
+    expected = resampled(image, window)
+    top, left, bottom, right = _needed(window)
+    part = np.ascontiguousarray(image[top:bottom, left:right])
+    assert np.array_equal(expected, resampled(part, window, origin=(top, left), whole=image.shape[:2]))
+
+
+def test_a_part_that_lacks_pixels_is_refused() -> None:
+    image = np.zeros((10, 10, 3), np.uint8)
+    window = Window((3, 3), (10.0, 10.0, 10.0, 9.0), (5, 5, 30, 30))
+    message = (
+        r"box \(10.0, .* within clip \(5, 5, 30, 30\) needs more than the 10 x 10 pixels at \(10, 10\) that are there"
+    )
+    with pytest.raises(ValueError, match=message):
+        resampled(image, window, origin=(10, 10), whole=(40, 40))
+    with pytest.raises(ValueError, match=r"10 x 10 pixels at \(31, 0\) are no part of an image of 40 x 40"):
+        resampled(image, window, origin=(31, 0), whole=(40, 40))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"origin": (0, -1)}, r"10 x 10 pixels at \(0, -1\) are no part of an image of 10 x 10"),
         ({"size": (0, 3)}, "size .* both sides need to be 1 to"),
         ({"clip": (0, 0, 11, 10)}, r"clip \(0, 0, 11, 10\) is no part of an image of 10 x 10"),
         ({"clip": (5, 0, 5, 10)}, "is no part of an image"),
@@ -143,7 +167,14 @@ def test_windows_of_all_sorts_are_resampled_or_refused(fuzz: ModuleType) -> None
 
 
 def test_damaged_files_are_decoded_or_refused(fuzz: ModuleType) -> None:
-    found = [fuzz.decode(data, fuzz.DECODERS[n % 3]) for n, data in enumerate(islice(fuzz.mutations(1), 300))]
+    found = [fuzz.decode(data, fuzz.DECODERS[n % 4]) for n, data in enumerate(islice(fuzz.mutations(1), 300))]
+    assert True in found
+    assert False in found
+
+
+def test_parts_of_damaged_files_are_decoded_or_refused(fuzz: ModuleType) -> None:
+    rng = np.random.default_rng(2)
+    found = [fuzz.decode_parts(data, rng) for data in islice(fuzz.mutations(2), 300)]
     assert True in found
     assert False in found
 

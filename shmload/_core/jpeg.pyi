@@ -1,0 +1,17 @@
+"""A part of a JPEG as RGB, by a libjpeg-turbo that is bound at run time."""
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+def bind(path: bytes) -> None: ...
+def decode(
+    data: bytes,
+    into: NDArray[Any],
+    size: tuple[int, int],
+    part: tuple[int, int, int, int],
+    *,
+    reduction: int = 1,
+    is_strict: bool = True,
+    is_fast: bool = False,
+) -> tuple[int, int]: ...

@@ -1,0 +1,94 @@
+"""A part of a JPEG as RGB, by the libjpeg-turbo that some shared object of this process brings: nothing is linked at build time.
+
+src/libjpeg62.h has the library's structures, src/jpeg.h the decoding; here are the checks that make it safe.
+"""
+
+from libc.stdint cimport uint8_t
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+
+cdef extern from "jpeg.h" nogil:
+    enum:
+        JPEG62_MESSAGE
+
+    ctypedef struct jpeg62_library:
+        pass
+
+    ctypedef struct jpeg_job:
+        const uint8_t *data
+        size_t nbytes
+        uint8_t *into
+        size_t into_nbytes
+        unsigned reduction, height, width, top, left, bottom, right
+        int is_strict, is_fast
+        char *message
+
+    int jpeg_bind(jpeg62_library *library, const char *path, char *message)
+    int jpeg_decode(const jpeg62_library *library, jpeg_job *job)
+
+cdef jpeg62_library bound
+cdef bint is_bound = False
+
+
+def bind(bytes path not None):
+    """Takes the library that a shared object is linked with, or is.
+
+    Raises:
+        ImportError: there is none, or one of another interface than libjpeg-turbo's of version 6.2.
+    """
+    global is_bound, bound
+    cdef jpeg62_library found
+    cdef char message[JPEG62_MESSAGE]
+    if not jpeg_bind(&found, path, message):
+        raise ImportError(f"no libjpeg-turbo through {path.decode(errors='replace')}: {message.decode(errors='replace')}")
+    bound = found
+    is_bound = True
+
+
+def decode(
+    bytes data not None,
+    uint8_t[::1] into not None,
+    tuple size not None,
+    tuple part not None,
+    *,
+    int reduction=1,
+    bint is_strict=True,
+    bint is_fast=False,
+):
+    """Decodes the rows and columns of a JPEG that a part of it needs, without the GIL.
+
+    Args:
+        into: room for the rows of `part` from `first` to `end`, R G B each.
+        size: (height, width) of the image as the file's header has them, divided by `reduction` and rounded up.
+        part: (top, left, bottom, right) in pixels of the shrunk image.
+        reduction: 1, 2, 4 or 8: how much smaller the image is decoded.
+        is_strict: damaged data are an error; else the library makes something up for them. What lies behind the last row that
+            is needed is not read.
+        is_fast: the fast DCT and upsampling.
+    Returns:
+        (first, end): the columns of the rows that were written, more than `part` has.
+    Raises:
+        ValueError: the data are damaged, no JPEG, or one that cannot become RGB; or `into` has no room.
+        RuntimeError: no library is bound.
+    """
+    cdef jpeg_job job
+    cdef int is_done
+    if not is_bound:
+        raise RuntimeError("no libjpeg-turbo is bound; bind() one first")
+    job.height, job.width = size
+    job.top, job.left, job.bottom, job.right = part
+    if not (job.top < job.bottom <= job.height and job.left < job.right <= job.width):
+        raise ValueError(f"part {part} is no part of an image of {job.height} x {job.width} pixels")
+    if reduction not in (1, 2, 4, 8):
+        raise ValueError(f"reduction needs to be 1, 2, 4 or 8; got {reduction}")
+    job.data = <const uint8_t *>PyBytes_AS_STRING(data)
+    job.nbytes = PyBytes_GET_SIZE(data)
+    job.into = &into[0] if into.shape[0] else NULL
+    job.into_nbytes = into.shape[0]
+    job.reduction = reduction
+    job.is_strict = is_strict
+    job.is_fast = is_fast
+    with nogil:
+        is_done = jpeg_decode(&bound, &job)
+    if not is_done:
+        raise ValueError(job.message.decode(errors="replace"))
+    return job.left, job.right

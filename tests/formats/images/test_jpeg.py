@@ -1,0 +1,286 @@
+"""A part of a JPEG is bit for bit what decoding all of it and cutting gives, or an error."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from shmload._core.jpeg import bind, decode
+from shmload.formats.images.headers import jpeg_header
+from shmload.formats.images.libjpeg import unbound
+
+Encode = Callable[..., bytes]
+Box = tuple[int, int, int, int]
+BEYOND = 64  # bytes behind the room that a call is given
+SAMPLINGS = ("444", "422", "420", "440", "411", "L")
+PHOTO = np.asarray(Image.open(next((Path(__file__).parents[3] / "shmload" / "data").glob("c*.jpg"))).convert("RGB"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def library() -> None:
+    if why := unbound():
+        pytest.skip(why)
+
+
+def shrunk(data: bytes, reduction: int) -> tuple[int, int]:
+    header = jpeg_header(data)
+    return -(-header.height // reduction), -(-header.width // reduction)
+
+
+def decoded(data: bytes, part: Box | None = None, reduction: int = 1, **options: Any) -> np.ndarray[Any, Any]:
+    """What of `part` is asked for, whatever comes besides."""
+    size = shrunk(data, reduction)
+    top, left, bottom, right = part = part or (0, 0, *size)
+    memory = np.full(size[0] * size[1] * 3 + BEYOND, 77, np.uint8)
+    first, end = decode(data, memory[:-BEYOND], size, part, reduction=reduction, **options)
+    used = (bottom - top) * (end - first) * 3
+    assert first <= left
+    assert right <= end
+    assert (memory[used:] == 77).all()
+    return memory[:used].reshape(bottom - top, end - first, 3)[:, left - first : right - first]
+
+
+def check_part(data: bytes, part: Box, reduction: int, **options: Any) -> None:
+    top, left, bottom, right = part
+    whole = decoded(data, None, reduction, **options)
+    assert np.array_equal(whole[top:bottom, left:right], decoded(data, part, reduction, **options))
+
+
+def encoded(height: int, width: int, sampling: str, quality: int, *, is_progressive: bool, restarts: int = 0) -> bytes:
+    photo = np.ascontiguousarray(PHOTO[20 : 20 + height, 90 : 90 + width])
+    if sampling in ("440", "411"):  # Pillow does not write them
+        return simplejpeg.encode_jpeg(photo, quality, "RGB", sampling)  # type: ignore[no-any-return]  # has no types
+    file = io.BytesIO()
+    picture = Image.fromarray(photo)
+    if sampling == "L":
+        picture = picture.convert("L")
+    else:
+        sampling = {"444": "4:4:4", "422": "4:2:2", "420": "4:2:0"}[sampling]
+        picture.save(
+            file,
+            "JPEG",
+            quality=quality,
+            progressive=is_progressive,
+            subsampling=sampling,
+            restart_marker_blocks=restarts,
+        )
+        return file.getvalue()
+    picture.save(file, "JPEG", quality=quality, progressive=is_progressive)
+    return file.getvalue()
+
+
+@st.composite
+def parts(draw: st.DrawFn, data: bytes, reduction: int) -> Box:
+    height, width = shrunk(data, reduction)
+    top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
+    return top, left, draw(st.integers(top + 1, height)), draw(st.integers(left + 1, width))
+
+
+def check_any_part(data: st.DataObject, sampling: str, largest: int) -> None:
+    file = encoded(
+        data.draw(st.integers(1, largest)),
+        data.draw(st.integers(1, largest)),
+        sampling,
+        data.draw(st.sampled_from((30, 85, 98))),
+        is_progressive=data.draw(st.booleans()),
+        restarts=data.draw(st.sampled_from((0, 0, 1, 5))),
+    )
+    reduction = data.draw(st.sampled_from((1, 1, 2, 4, 8)))
+    for _ in range(3):
+        check_part(file, data.draw(parts(file, reduction)), reduction, is_fast=data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_any_part_is_cut_from_the_whole(sampling: str, data: st.DataObject) -> None:
+    check_any_part(data, sampling, 70)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_any_part_of_a_larger_image_is_cut_from_the_whole(sampling: str, data: st.DataObject) -> None:
+    check_any_part(data, sampling, 260)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_fast", [False, True])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("is_progressive", [False, True])
+def test_every_column_and_every_row_is_cut_from_the_whole(sampling: str, is_progressive: bool, is_fast: bool) -> None:
+    file = encoded(61, 67, sampling, 90, is_progressive=is_progressive)
+    whole = decoded(file, is_fast=is_fast)
+    for start in range(60):
+        for extent in (1, 2, 7, 16, 40):
+            row, column = min(61, start + extent), min(67, start + extent)
+            assert np.array_equal(whole[start:row], decoded(file, (start, 0, row, 67), is_fast=is_fast))
+            assert np.array_equal(whole[:, start:column], decoded(file, (0, start, 61, column), is_fast=is_fast))
+
+
+@pytest.mark.parametrize("sampling", ["444", "420"])
+@pytest.mark.parametrize("num_scans", [1, 2, 3, 5])
+def test_a_progressive_file_that_is_smoothed_is_cut_from_the_whole(sampling: str, num_scans: int) -> None:
+    file = encoded(120, 130, sampling, 60, is_progressive=True)
+    cut = -1
+    for _ in range(num_scans + 1):
+        cut = file.index(b"\xff\xda", cut + 1)
+    cut = file.rindex(b"\xff\xc4", 0, cut)  # with the Huffman table before the scan
+    unfinished = file[:cut] + b"\xff\xd9"
+    assert not np.array_equal(decoded(file), decoded(unfinished))
+    rng = np.random.default_rng(num_scans)
+    for _ in range(20):
+        top, left = (int(n) for n in rng.integers(0, (110, 120)))
+        bottom, right = int(rng.integers(top + 1, 121)), int(rng.integers(left + 1, 131))
+        check_part(unfinished, (top, left, bottom, right), 1)
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_whole_is_what_simplejpeg_makes_of_it(sampling: str, is_fast: bool) -> None:
+    file = encoded(93, 121, sampling, 90, is_progressive=False)
+    expected = simplejpeg.decode_jpeg(file, "RGB", fastdct=is_fast, fastupsample=is_fast)
+    assert np.array_equal(expected, decoded(file, is_fast=is_fast))
+
+
+def test_a_part_is_a_fraction_of_the_work_in_memory(encode: Encode, photo: Image.Image) -> None:
+    memory = np.empty(
+        40 * (40 + 2 * 16 + 15) * 3, np.uint8
+    )  # an MCU on each side, and what the first column is aligned by
+    first, end = decode(encode(photo), memory, (90, 120), (30, 50, 70, 90))
+    assert (first, end) == (32, 106)
+
+
+def test_damage_above_or_within_a_part_is_refused_and_below_it_is_not_looked_at(
+    encode: Encode, photo: Image.Image
+) -> None:
+    data = bytearray(encode(photo))
+    middle = len(data) // 2
+    data[middle : middle + 2] = b"\xff\xd3"  # a restart, where none may be
+    damaged = bytes(data)
+    for part in ((0, 0, 90, 120), (80, 0, 90, 120), (89, 0, 90, 1)):
+        with pytest.raises(ValueError, match="Corrupt JPEG data"):
+            decoded(damaged, part)
+        assert decoded(damaged, part, is_strict=False).size
+    assert np.array_equal(decoded(encode(photo))[:16], decoded(damaged, (0, 0, 16, 120)))
+
+
+def test_what_follows_the_last_row_is_looked_at_with_the_last_row(encode: Encode, photo: Image.Image) -> None:
+    data = encode(photo)
+    assert data.endswith(b"\xff\xd9")
+    for part in ((0, 0, 90, 120), (89, 0, 90, 3)):
+        with pytest.raises(ValueError, match="Premature end of JPEG file"):
+            decoded(data[:-2], part)
+
+
+def without_segments(data: bytes, marker: bytes) -> bytes:
+    while (at := data.find(marker)) >= 0:
+        data = data[:at] + data[at + 2 + int.from_bytes(data[at + 2 : at + 4]) :]
+    return data
+
+
+def test_a_file_without_tables_gets_none_of_the_file_before(encode: Encode, photo: Image.Image) -> None:
+    data = encode(photo)
+    decoded(encode(photo, quality=30, optimize=True))  # tables of its own
+    with pytest.raises(ValueError, match=r"Quantization table 0x00 was not defined"):
+        decoded(without_segments(data, b"\xff\xdb"))
+    standard = without_segments(data, b"\xff\xc4")  # which libjpeg-turbo then takes, and Pillow wrote with
+    assert np.array_equal(decoded(data), decoded(standard))
+
+
+def test_a_file_of_endless_scans_is_refused(encode: Encode, photo: Image.Image) -> None:
+    data = encode(photo.crop((0, 0, 8, 8)), progressive=True)
+    at = data.rindex(b"\xff\xda")
+    bomb = data[:-2] + data[at:-2] * 501 + b"\xff\xd9"
+    with pytest.raises(ValueError, match="a JPEG of more than 500 scans"):
+        decoded(bomb, is_strict=False)
+    assert decoded(data[:-2] + data[at:-2] * 400 + b"\xff\xd9", is_strict=False).shape == (8, 8, 3)
+
+
+def test_another_size_than_the_header_says_is_refused(encode: Encode, photo: Image.Image) -> None:
+    memory = np.empty(100_000, np.uint8)
+    with pytest.raises(ValueError, match="a JPEG that decodes to another size than its header says"):
+        decode(encode(photo), memory, (90, 119), (0, 0, 9, 9))
+
+
+def test_more_bits_than_8_are_refused(encode: Encode, photo: Image.Image) -> None:
+    data = bytearray(encode(photo))
+    data[data.index(b"\xff\xc0") + 4] = 12
+    with pytest.raises(ValueError, match=r"a JPEG of other than 8 bits a channel|Unsupported JPEG data precision 12"):
+        decode(bytes(data), np.empty(90 * 120 * 3, np.uint8), (90, 120), (0, 0, 90, 120))
+
+
+@pytest.mark.parametrize("part", [(0, 0, 0, 5), (5, 0, 5, 5), (0, 7, 5, 7), (0, 0, 91, 5), (0, 0, 5, 121)])
+def test_a_part_that_is_none_is_refused(encode: Encode, photo: Image.Image, part: Box) -> None:
+    memory = np.empty(90 * 120 * 3, np.uint8)
+    with pytest.raises(ValueError, match=r"part \(.*\) is no part of an image of 90 x 120 pixels"):
+        decode(encode(photo), memory, (90, 120), part)
+
+
+def test_a_reduction_that_no_decoder_has_is_refused(encode: Encode, photo: Image.Image) -> None:
+    with pytest.raises(ValueError, match="reduction needs to be 1, 2, 4 or 8; got 3"):
+        decode(encode(photo), np.empty(9, np.uint8), (30, 40), (0, 0, 1, 1), reduction=3)
+
+
+def test_too_little_room_is_refused(encode: Encode, photo: Image.Image) -> None:
+    for nbytes in (0, 90 * 120 * 3 - 1):
+        with pytest.raises(ValueError, match="no room for the decoded part of a JPEG"):
+            decode(encode(photo), np.empty(nbytes, np.uint8), (90, 120), (0, 0, 90, 120))
+
+
+def test_nothing_is_decoded_before_a_library_is_bound() -> None:
+    program = "from shmload._core.jpeg import decode\ndecode(b'', memoryview(bytearray(3)), (1, 1), (0, 0, 1, 1))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert "RuntimeError: no libjpeg-turbo is bound; bind() one first" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (b"/nowhere/libjpeg.so", "no libjpeg-turbo through /nowhere/libjpeg.so: /nowhere/libjpeg.so: cannot open"),
+        (b"libm.so.6", "no libjpeg-turbo through libm.so.6: jpeg_std_error is not in it"),
+    ],
+)
+def test_an_object_without_the_library_is_refused_and_the_bound_one_stays(
+    encode: Encode, photo: Image.Image, path: bytes, message: str
+) -> None:
+    with pytest.raises(ImportError, match=message):
+        bind(path)
+    assert decoded(encode(photo)).shape == (90, 120, 3)
+
+
+OTHER_ABI = """
+#include <stdio.h>
+#include <stddef.h>
+struct err { void (*exit)(void *), (*emit)(void *, int), (*out)(void *), (*format)(void *, char *); char rest[200]; };
+struct cinfo { struct err *err; };
+static void format(void *cinfo, char *buffer) { sprintf(buffer, "Wrong JPEG library version: library is 80, caller expects 62"); }
+void *jpeg_std_error(struct err *err) { err->format = format; return err; }
+void jpeg_CreateDecompress(struct cinfo *cinfo, int version, size_t nbytes) { if (version != 80) cinfo->err->exit(cinfo); }
+void jpeg_mem_src(void) {} void jpeg_read_header(void) {} void jpeg_start_decompress(void) {} void jpeg_crop_scanline(void) {}
+void jpeg_skip_scanlines(void) {} void jpeg_read_scanlines(void) {} void jpeg_finish_decompress(void) {}
+void jpeg_destroy_decompress(void *cinfo) {}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_a_library_of_another_interface_is_refused(tmp_path: Path) -> None:
+    source, made = tmp_path / "other.c", tmp_path / "libother.so"
+    source.write_text(OTHER_ABI)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", made, source], check=True, timeout=60)
+    with pytest.raises(ImportError, match=r"libother.so: Wrong JPEG library version: library is 80, caller expects 62"):
+        bind(bytes(made))

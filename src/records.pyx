@@ -12,7 +12,7 @@ between, nothing read twice is a bound for what is written: rows end where the s
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
 cdef extern from "crc32c.h":
@@ -21,18 +21,15 @@ cdef extern from "crc32c.h":
     uint32_t crc32c_streamed(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
     uint32_t crc_masked(uint32_t crc) noexcept nogil
 
-cdef extern from "file_state.h":
-    ctypedef struct FileState:
-        uint64_t device
-        uint64_t inode
-        int64_t nbytes
-        int64_t mtime_ns
-    bint file_has_changed(const char *path, const FileState *was) noexcept nogil
+cdef extern from "streamed.h":
+    void shml_copy_streamed(uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
 
 cdef extern from *:
     void __builtin_prefetch(const void *) noexcept nogil
 
+include "file_state.pxi"
 include "example.pxi"
+include "record_frames.pxi"
 
 crc_start()
 
@@ -40,73 +37,11 @@ KINDS = {
     "int8": INT8, "int16": INT16, "int32": INT32, "int64": INT64, "uint8": UINT8, "uint16": UINT16, "uint32": UINT32,
     "uint64": UINT64, "bool": BOOL, "float32": FLOAT32, "float64": FLOAT64,
 }
-PROBLEMS = (
-    "", "wire", "header", "length_sum", "truncated", "sum", "missing", "kind", "count", "size", "range", "twice", "index", "changed",
-)
 cdef enum:
     FORM_RAW, FORM_EXAMPLE, FORM_SEQUENCE
 cdef enum:
-    NO_SUMS, LENGTH_SUMS, ALL_SUMS
-cdef enum:
-    OVERHEAD = 16  # bytes of a record beside its data
     LONG_RECORD = 16384  # bytes from which a record is summed while it is copied
     HUGE_VALUE = 1 << 18  # bytes from which a value is copied past the caches: a batch of such does not stay in them
-
-
-cdef inline int framed(const uint8_t *file, uint64_t file_nbytes, uint64_t start, int verify, uint64_t *nbytes) noexcept nogil:
-    """The length of the record at `start`; its data lies within the file if the answer is FINE."""
-    cdef uint32_t stored
-    cdef uint64_t length
-    if start > file_nbytes or file_nbytes - start < 12:
-        return BAD_HEADER
-    memcpy(&length, file + start, 8)
-    memcpy(&stored, file + start + 8, 4)
-    if verify and stored != crc_masked(crc32c_copied(0, NULL, file + start, 8)):
-        return BAD_LENGTH_SUM
-    nbytes[0] = length
-    if file_nbytes - start < OVERHEAD or length > file_nbytes - start - OVERHEAD:
-        return TRUNCATED
-    return FINE
-
-
-def record_starts(const uint8_t[::1] file):
-    """Where the records of a file begin, and where the last one ends, by walking from length to length.
-
-    Every length's own sum is checked before the length is believed.
-
-    Returns:
-        (int64 offsets as bytes, name of the problem or "", where it is)
-    """
-    cdef uint64_t nbytes = file.shape[0], start = 0, length = 0
-    cdef size_t count = 0, room = 0
-    cdef int64_t *starts = NULL
-    cdef int64_t *more
-    cdef int problem = FINE
-    cdef bint is_full = False
-    cdef const uint8_t *data = &file[0] if nbytes else NULL
-    with nogil:
-        while True:
-            if count == room:
-                room = 2 * room + 512
-                more = <int64_t *>realloc(starts, room * sizeof(int64_t))
-                if more == NULL:
-                    is_full = True
-                    break
-                starts = more
-            starts[count] = start
-            count += 1
-            if start == nbytes:
-                break
-            problem = framed(data, nbytes, start, LENGTH_SUMS, &length)
-            if problem:
-                break
-            start += length + OVERHEAD
-    try:
-        if is_full:
-            raise MemoryError("no memory for the offsets of a file's records")
-        return PyBytes_FromStringAndSize(<char *>starts, count * sizeof(int64_t)), PROBLEMS[problem], start
-    finally:
-        free(starts)
 
 
 cdef class RecordReader:
@@ -250,18 +185,6 @@ cdef class RecordReader:
 cdef struct Mapping:
     const char *path  # NULL: private memory, which does not change
     FileState was
-
-
-cdef inline bint is_intact(const Record *record) noexcept nogil:
-    cdef uint32_t stored
-    memcpy(&stored, record.data + record.nbytes, 4)
-    return stored == crc_masked(crc32c_copied(0, NULL, record.data, record.nbytes))
-
-
-cdef struct Record:
-    int64_t index, file, start
-    const uint8_t *data
-    uint64_t nbytes
 
 
 cdef class Survey:
@@ -438,7 +361,7 @@ cdef inline uint32_t crc_of_copy(uint32_t crc, uint8_t *to, const uint8_t *at, s
 
 cdef inline void copy(uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil:
     if nbytes >= HUGE_VALUE:
-        crc32c_streamed(0, to, at, nbytes)  # the sum costs nothing beside such a copy, which is faster than memcpy's
+        shml_copy_streamed(to, at, nbytes)
     else:
         memcpy(to, at, nbytes)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
-from glob import glob
+from collections.abc import Mapping
 from threading import Lock
 from typing import Any
 
@@ -12,8 +10,9 @@ import numpy as np
 
 from shmload._core.records import RecordReader, Survey
 from shmload.errors import SampleError, ShardCorrupt
+from shmload.formats.paths import Paths, expanded
 from shmload.formats.tfrecord.fields import error_of, fields_of
-from shmload.formats.tfrecord.files import COMPRESSIONS, RecordFile
+from shmload.formats.tfrecord.files import COMPRESSIONS, FOREIGN_SUFFIXES, SUFFIX, RecordFile
 
 FORMS = ("raw", "example", "sequence")
 LEVELS = ("none", "length", "all")
@@ -44,7 +43,7 @@ class TFRecordDataset:
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        paths: Paths,
         schema: Mapping[str, Any] | None = None,
         *,
         records: str | None = None,
@@ -61,7 +60,7 @@ class TFRecordDataset:
         ):
             if value not in allowed:
                 raise ValueError(f"{name} is one of {', '.join(map(repr, allowed))}; got {value!r}")
-        self.paths = _expanded(paths)
+        self.paths = expanded(paths, "TFRecord", beside=(SUFFIX, *FOREIGN_SUFFIXES))
         self.schema: Mapping[str, Any] = {"bytes": bytes} if schema is None else schema
         self.records, self.verify, self.compression = records, verify, compression
         self.max_inflated_bytes = max_inflated_bytes
@@ -204,19 +203,3 @@ def _memory_of(rows: Any) -> Any:
     import torch
 
     return rows.reshape(-1).view(torch.uint8).numpy()
-
-
-def _expanded(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    found: list[str] = []
-    for path in [os.fspath(p) for p in given]:
-        if os.path.exists(path):
-            found.append(os.path.abspath(path))
-            continue
-        matching = sorted(p for p in glob(path) if not p.endswith((".shmload-index", ".tfindex", ".index", ".idx")))
-        if not matching:
-            raise FileNotFoundError(f"no TFRecord file is named, or matches, {path!r}")
-        found += map(os.path.abspath, matching)
-    if not found:
-        raise ValueError("TFRecordDataset needs at least one path")
-    return found

@@ -15,6 +15,8 @@ from libc.stdint cimport int64_t, uint16_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memchr, memcmp, memcpy
 
+include "file_state.pxi"
+
 cdef enum:
     NO_RANK = 255
 
@@ -26,6 +28,9 @@ cdef struct Shard:
     const uint64_t *first  # member of each sample
     const uint8_t *ranks  # (field, extension) -> which of the field's alternatives it is, NO_RANK: none
     uint64_t num_extensions
+    const char *path  # NULL: memory that does not change
+    FileState was  # when it was mapped
+    uint64_t asked  # number of the last look at its file
 
 include "tar_payloads.pxi"
 
@@ -41,6 +46,7 @@ cdef class TarRows:
     cdef const int64_t[::1] _starts
     cdef list _keepers
     cdef Py_ssize_t _num_shards
+    cdef uint64_t _num_looks
 
     def __cinit__(self, const int64_t[::1] starts not None):
         self._starts = starts
@@ -62,12 +68,21 @@ cdef class TarRows:
         const uint16_t[::1] extensions not None,
         const uint64_t[::1] first not None,
         const uint8_t[:, ::1] ranks not None,
+        bytes path=None,
+        tuple state=None,
     ):
-        """Takes a mapped shard and its index, whose numbers the caller has checked."""
+        """Takes a mapped shard and its index, whose numbers the caller has checked.
+
+        Args:
+            path, state: of the file, as `MappedFile` gives it; None: it is private memory.
+        """
         if not 0 <= shard < self._num_shards or data.shape[0] == 0 or first.shape[0] < 1:
             raise ValueError(f"no shard {shard} of {data.shape[0]} bytes among {self._num_shards}")
-        self._keepers.append((data, offsets, sizes, extensions, first, ranks))
+        self._keepers.append((data, offsets, sizes, extensions, first, ranks, path))
         cdef Shard *opened = self._shards + shard
+        if path is not None:
+            opened.was.device, opened.was.inode, opened.was.nbytes, opened.was.mtime_ns = state
+            opened.path = path
         opened.num_extensions = ranks.shape[1]
         opened.ranks = &ranks[0, 0] if ranks.shape[0] and ranks.shape[1] else NULL
         opened.first = &first[0]
@@ -84,6 +99,23 @@ cdef class TarRows:
                 if self._shards[shard].base == NULL:
                     found = shard
                     break
+        return found
+
+    def changed(self, const int64_t[::1] indices not None):
+        """The number of a shard of these samples, all open, that was written to since it was mapped; -1 if there is none."""
+        cdef Py_ssize_t i, found = -1
+        cdef Shard *shard
+        cdef uint64_t look
+        self._num_looks += 1
+        look = self._num_looks  # no other thread's: what that one has looked at is looked at again
+        with nogil:
+            for i in range(indices.shape[0]):
+                shard = self._shards + self._shard_of(indices[i])
+                if shard.path != NULL and shard.asked != look:
+                    shard.asked = look
+                    if file_has_changed(shard.path, &shard.was):
+                        found = shard - self._shards
+                        break
         return found
 
     def find(self, const int64_t[::1] indices not None, int field):

@@ -42,6 +42,7 @@ from shmload.observe.bench.contestants import LoaderOptions
 from shmload.observe.bench.job import Job
 
 NUMEL = 1 << 18
+MANY = 1024  # records of 4 KiB, whose batch costs the trainer little more than one of 64
 LARGE = {"x": ("float32", (NUMEL,))}
 SMALL = {"bytes": ("uint8", (4096,)), "floats": ("float32", (16,)), "number": "int64"}
 
@@ -236,6 +237,7 @@ def measure(settings: Settings) -> Result:
             if name != "spdl" or importlib.util.find_spec("spdl"):
                 large_jobs[name] = job("1 MiB", "InPython", of_large, loader, 16, settings.seconds)
         small_jobs = {"shmload": job("4 KiB", "small", of_small, "shmload", 64, settings.seconds)}
+        small_jobs["large batches"] = job("4 KiB", "small", of_small, "shmload", MANY, settings.seconds)
         if importlib.util.find_spec("tfrecord"):
             theirs = "benchmarks.tfrecord:tfrecord_package"
             small_jobs["tfrecord"] = job("4 KiB", "small", of_small, theirs, 64, settings.seconds)
@@ -288,6 +290,11 @@ def _small_rows(found: dict[str, Any], us: float) -> list[Row]:
         theirs = found["tfrecord"]["cpu_us_per_sample"].median
         times, beside = theirs / through, f"{through:.2f} us, tfrecord {theirs:.1f}"
         rows.append(Row(f"{title}, CPU a sample: tfrecord over shmload", times, "x", beside, ">= 10x", times >= 10))
+    for name, batch_size in (("shmload", 64), ("large batches", MANY)):
+        per_gib = found[name]["trainer_s_per_gib"].median
+        beside = f"{found[name]['trainer_us_per_batch'].median:.0f} us a batch"
+        what = f"{title}, trainer CPU s per GiB, batches of {batch_size:,}"
+        rows.append(Row(what, per_gib, "s", beside, "<= 0.02", per_gib <= 0.02))
     return rows
 
 

@@ -2,14 +2,15 @@
 
     record: u64 length | u32 masked sum of the length | data | u32 masked sum of the data
 
-A batch is surveyed first: headers checked, fields found; nothing is copied. Then each field is written where it belongs. The sum of a
-small record is taken in the survey, when its bytes come into the cache anyway; that of a large one while its bytes are copied.
+A record is surveyed first: headers checked, fields found; nothing is copied. Then each field is written where it belongs: at once, or if
+a row's size depends on the record, after the survey of the whole batch. The sum of a small record is taken in the survey, when its
+bytes come into the cache anyway; that of a large one while its bytes are copied.
 
 Files may be cut off or written over at any time. Their state is compared before the survey and after the last byte was taken; in
 between, nothing read twice is a bound for what is written: rows end where the survey said.
 """
 
-from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
@@ -30,6 +31,7 @@ cdef extern from *:
 include "file_state.pxi"
 include "example.pxi"
 include "record_frames.pxi"
+include "record_rows.pxi"
 
 crc_start()
 
@@ -41,7 +43,6 @@ cdef enum:
     FORM_RAW, FORM_EXAMPLE, FORM_SEQUENCE
 cdef enum:
     LONG_RECORD = 16384  # bytes from which a record is summed while it is copied
-    HUGE_VALUE = 1 << 18  # bytes from which a value is copied past the caches: a batch of such does not stay in them
 
 
 cdef class RecordReader:
@@ -102,14 +103,29 @@ cdef class RecordReader:
         free(self._mappings)
         free(self._specs)
 
-    def survey(self, const int64_t[::1] indices not None):
+    def survey(self, const int64_t[::1] indices not None, list targets=None):
         """Finds the fields of some records.
 
+        Args:
+            targets: buffers for the rows of all fields, as `Survey.write` takes them. Each record is then written right after it was
+                found, while it is in the nearest cache: for fields of which neither is ragged or text.
         Returns:
             a `Survey`; its `problem` says what is wrong with the first bad one.
+        Raises:
+            ValueError: a buffer is too small, or rows of a field have no fixed size.
         """
         cdef Survey survey = Survey.__new__(Survey, self, indices.shape[0])
+        cdef _Targets rows = None
+        cdef uint8_t **to = NULL
         cdef Py_ssize_t row
+        cdef int i
+        if targets is not None:
+            rows = _Targets(targets, self.num_fields)
+            for i in range(self.num_fields):
+                if self._specs[i].is_ragged or self._specs[i].is_text or rows.to[i] == NULL:
+                    raise ValueError(f"field {i} has no rows of a fixed size to write at once")
+                rows.check(i, indices.shape[0] * row_nbytes(&self._specs[i], NULL))
+            to = rows.to
         with nogil:
             for row in range(indices.shape[0]):
                 if row == 0:
@@ -117,6 +133,8 @@ cdef class RecordReader:
                 if row + 1 < indices.shape[0]:
                     self._locate(&survey.records[row + 1], indices[row + 1])
                 if not self._survey_row(survey, row):
+                    break
+                if to != NULL and not survey._write_row(row, to):
                     break
         return survey
 
@@ -269,38 +287,20 @@ cdef class Survey:
         Raises:
             ValueError: a buffer is too small.
         """
-        cdef int num_fields = self._reader.num_fields, i, num_held = 0
+        cdef int num_fields = self._reader.num_fields, i
         cdef Py_ssize_t row
         cdef uint64_t wanted
-        cdef Py_buffer *views = <Py_buffer *>calloc(num_fields, sizeof(Py_buffer))
-        cdef uint8_t **to = <uint8_t **>calloc(num_fields, sizeof(uint8_t *))
-        cdef FieldSpec *spec
-        try:
-            if views == NULL or to == NULL:
-                raise MemoryError
-            for i in range(num_fields):
-                num_held = i + 1
-                if targets[i] is None:
-                    continue
-                spec = &self._reader._specs[i]
-                PyObject_GetBuffer(targets[i], &views[i], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
-                to[i] = <uint8_t *>views[i].buf
-                wanted = 0
-                for row in range(self.num_rows):
-                    wanted += row_nbytes(spec, self.found + row * num_fields + i)
-                if <uint64_t>views[i].len < wanted:
-                    raise ValueError(f"field {i}: {wanted} bytes do not fit a buffer of {views[i].len}")
-            with nogil:
-                for row in range(self.num_rows):
-                    if not self._write_row(row, to):
-                        break
-            return self._problem == FINE
-        finally:
-            if views != NULL:
-                for i in range(num_held):
-                    PyBuffer_Release(&views[i])
-            free(views)
-            free(to)
+        cdef _Targets rows = _Targets(targets, num_fields)
+        for i in range(num_fields):
+            wanted = 0
+            for row in range(self.num_rows):
+                wanted += row_nbytes(&self._reader._specs[i], self.found + row * num_fields + i)
+            rows.check(i, wanted)
+        with nogil:
+            for row in range(self.num_rows):
+                if not self._write_row(row, rows.to):
+                    break
+        return self._problem == FINE
 
     cdef bint _write_row(self, Py_ssize_t row, uint8_t **to) noexcept nogil:
         cdef FieldSpec *specs = self._reader._specs
@@ -351,27 +351,3 @@ cdef class Survey:
                     return False
             to[i] += row_nbytes(spec, &found[i])
         return True
-
-
-cdef inline uint32_t crc_of_copy(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil:
-    if nbytes >= HUGE_VALUE:
-        return crc32c_streamed(crc, to, at, nbytes)
-    return crc32c_copied(crc, to, at, nbytes)
-
-
-cdef inline void copy(uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil:
-    if nbytes >= HUGE_VALUE:
-        shml_copy_streamed(to, at, nbytes)
-    else:
-        memcpy(to, at, nbytes)
-
-
-cdef inline uint64_t row_nbytes(const FieldSpec *spec, const Found *found) noexcept nogil:
-    return spec.itemsize * spec.numel * (found.steps if spec.is_ragged else 1)
-
-
-cdef inline bint is_plain(const Found *found, const FieldSpec *spec) noexcept nogil:
-    """Whether the row is one run of bytes on the wire, as it is in memory."""
-    if found.is_list or found.num_pieces > 1:
-        return False
-    return (found.kind == BYTES and found.count == 1) or (found.kind == FLOATS and spec.kind == FLOAT32 and found.count > 0)

@@ -174,6 +174,11 @@ class TFRecordDataset:
 
     def _read(self, indices: Any, out: Any) -> tuple[Survey, dict[str, list[Any]]]:
         """Writes rows of all but the fields with decoders; gives texts, and what is to be decoded."""
+        if not any(field.is_text or field.is_ragged for field in self._fields):
+            survey = self._survey(indices, [_memory_of(out[field.name]) for field in self._fields])
+            if not survey.is_still_so():
+                raise self._error(survey)
+            return survey, {}
         survey = self._survey(indices)
         targets: list[Any] = []
         for number, field in enumerate(self._fields):
@@ -189,12 +194,12 @@ class TFRecordDataset:
                 out[field.name] = texts[field.name]
         return survey, texts
 
-    def _survey(self, indices: Any) -> Survey:
+    def _survey(self, indices: Any, targets: list[Any] | None = None) -> Survey:
         reader = self._opened()
         wanted = np.ascontiguousarray(indices, np.int64)
         if wanted.size and wanted.min() < 0:
             wanted = np.where((wanted < 0) & (wanted >= -self._num_records), wanted + self._num_records, wanted)
-        survey = reader.survey(wanted)
+        survey = reader.survey(wanted, targets)
         if survey.problem is not None:
             raise self._error(survey)
         return survey

@@ -30,6 +30,7 @@ SCHEMAS = [
         {"floats": 1, "ints": 2, "text": b"", "a": 0},
     ),
     ("example", {"floats": ("float64", (None, 3)), "ints": ("int16", (None,)), "text": ("uint8", (None,)), "": "bool"}, {"": 0}),
+    ("example", {"floats": ("float32", (3,)), "ints": ("int64", (2,)), "a": "int8"}, {"floats": 1, "ints": 2, "a": 0}),
     ("sequence", {"frames": ("float32", (None, 2)), "label": "uint8", "r": ("float64", (None,)), "k": "uint64"}, {"label": 0, "k": 0}),
 ]  # fmt: skip
 WHOLE = [
@@ -140,6 +141,8 @@ def _taken(reader: RecordReader, fields: list, indices: list[int], file: np.ndar
         nbytes = steps * field.numel * field.element.itemsize
         guarded.append(np.full(nbytes + GUARD, 0xA5, np.uint8))
         targets.append(guarded[-1][:nbytes])
+    if not any(field.is_text or field.is_ragged for field in fields):
+        assert reader.survey(np.array(indices, np.int64), targets).problem is None
     file[:] = np.frombuffer(later, np.uint8)
     is_written = survey.write(targets)
     assert is_written == (survey.problem is None)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
+from benchmarks.common import Result, Row, Settings, cpu_us, in_turn, main, plain, ways
 from shmload.formats import ArrayDataset
 
 NUM_ROWS, BATCH_SIZE = 400_000, 1024
@@ -46,21 +46,8 @@ def measure(settings: Settings) -> Result:
         "torch": ("torch", "tensors"),
         "threads": ("threads", "arrays"),
     }
-    found = in_turn(
-        {
-            name: forked(
-                settings,
-                workload="arrays",
-                dataset=f"benchmarks.arrays:{dataset}",
-                loader=loader,
-                batch_size=BATCH_SIZE,
-            )
-            for name, (loader, dataset) in cases.items()
-        },
-        settings,
-    )
-    cost = {name: each["cpu_us_per_sample"].median for name, each in found.items()}
-    beside = ", ".join(f"{name} {us:.3g}" for name, us in cost.items())
+    found = in_turn(ways("arrays", cases, settings, BATCH_SIZE), settings)
+    cost, beside = cpu_us(found)
     rows = [
         Row("rows of 64 float32, CPU a row", cost["shmload"], "us", beside, "<= 0.12", cost["shmload"] <= 0.12),
         Row(

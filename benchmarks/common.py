@@ -9,7 +9,7 @@ They stand on the measuring engine of `shmload bench` (shmload/observe/bench). R
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,23 @@ def forked(settings: Settings, **job: Any) -> Job:
     return Job(num_workers=2, start_method="fork", seconds=settings.seconds, **job)
 
 
+def ways(
+    name: str, cases: Mapping[str, tuple[str, str]], settings: Settings, batch_size: int, **arguments: Any
+) -> dict[str, Job]:
+    """Jobs of one benchmark: (loader, what it reads of the module `name`) by case."""
+    return {
+        case: forked(
+            settings,
+            workload=name,
+            dataset=f"benchmarks.{name}:{dataset}",
+            arguments=arguments,
+            loader=loader,
+            batch_size=batch_size,
+        )
+        for case, (loader, dataset) in cases.items()
+    }
+
+
 def in_turn(cases: dict[str, Job], settings: Settings) -> dict[str, dict[str, Spread]]:
     """Every case in a fresh process, round after round; metrics by case."""
     values: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
@@ -105,6 +122,12 @@ def in_turn(cases: dict[str, Job], settings: Settings) -> dict[str, dict[str, Sp
         name: {metric: Spread.of([each[metric] for each in rounds if metric in each]) for metric in rounds[0]}
         for name, rounds in values.items()
     }
+
+
+def cpu_us(measured: dict[str, dict[str, Spread]]) -> tuple[dict[str, float], str]:
+    """CPU microseconds a sample over all processes by case, and the same in words."""
+    cost = {name: each["cpu_us_per_sample"].median for name, each in measured.items()}
+    return cost, ", ".join(f"{name} {us:.3g}" for name, us in cost.items())
 
 
 def plain(measured: dict[str, dict[str, Spread]]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
+from benchmarks.common import Result, Row, Settings, cpu_us, in_turn, main, plain, ways
 from shmload.formats import TarDataset, TarWriter
 from shmload.observe.bench.contestants import LoaderOptions
 
@@ -68,22 +68,10 @@ def _collated(samples: list[Any]) -> dict[str, torch.Tensor]:
 def measure(settings: Settings) -> Result:
     """Measures the three."""
     names = {"shmload": "shmload", "torch": "torch", "webdataset": "benchmarks.tar:webdataset_loader"}
+    cases = {name: (loader, "in_place") for name, loader in names.items()}
     with shards() as urls:
-        found = in_turn(
-            {
-                name: forked(
-                    settings,
-                    workload="tar",
-                    dataset="benchmarks.tar:in_place",
-                    arguments={"urls": urls},
-                    loader=loader,
-                    batch_size=64,
-                )
-                for name, loader in names.items()
-            },
-            settings,
-        )
-    cost = {name: each["cpu_us_per_sample"].median for name, each in found.items()}
+        found = in_turn(ways("tar", cases, settings, 64, urls=urls), settings)
+    cost, _ = cpu_us(found)
     rows = [
         Row(
             f"tar of 4 KiB npy + cls, CPU a sample: {name} over shmload",

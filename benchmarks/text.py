@@ -9,7 +9,7 @@ Predicted: torch 200 us a batch at 20 characters (its queue 60-90, unpickling 25
 the engine's 18 and 256 strings at 25 ns.
 
 Result (2 cores, 2 workers), trainer CPU us a batch; over three runs the ratios were 4.6 to 4.9, 4.7 to 5.0 and 5.8 to 6.0. About
-20 us of ours are the engine's own, 4 making 256 strings, 3 freeing them, the rest sleeping and waking:
+20 us of ours are the engine's own, 3.6 making 256 strings; the rest (freeing them, sleeping, waking) was not measured apart:
 | characters | shmload | torch | ratio |
 |---|---|---|---|
 | 20 | 36 | 174 | 4.8 |

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
+from benchmarks.common import Result, Row, Settings, cpu_us, in_turn, main, plain, ways
 from shmload.formats import TokenDataset
 
 NUM_TOKENS, WINDOW, BATCH_SIZE = 50_000_000, 1025, 32
@@ -79,22 +79,8 @@ def measure(settings: Settings) -> Result:
         "threads": ("threads", "windows"),
     }
     with token_file() as path:
-        found = in_turn(
-            {
-                name: forked(
-                    settings,
-                    workload="tokens",
-                    dataset=f"benchmarks.tokens:{dataset}",
-                    arguments={"path": path},
-                    loader=loader,
-                    batch_size=BATCH_SIZE,
-                )
-                for name, (loader, dataset) in cases.items()
-            },
-            settings,
-        )
-    cost = {name: each["cpu_us_per_sample"].median for name, each in found.items()}
-    beside = ", ".join(f"{name} {us:.3g}" for name, us in cost.items())
+        found = in_turn(ways("tokens", cases, settings, BATCH_SIZE, path=path), settings)
+    cost, beside = cpu_us(found)
     plan_s, density = _plan_s()
     rows = [
         Row("windows of 1,025 tokens, CPU a window", cost["shmload"], "us", beside, "<= 3", cost["shmload"] <= 3),

@@ -5,7 +5,8 @@
    copy goes along in the same registers: each byte is read once. Two block sizes, so that short inputs have three stretches too; the
    long one is no multiple of 4096, or loads of one stretch would wait for stores of another that agree in their low 12 bits.
 
-   SSE4.2 and ARMv8's crc extension are looked for at run time; without them, eight tables take eight bytes a turn.
+   SSE4.2 and ARMv8's crc extension are looked for at run time; without them, eight tables take eight bytes a turn. Where there are
+   products without carries of 512 bits, runs that are only summed go by those.
 
    Source: Mark Adler, crc32c.c, https://stackoverflow.com/a/17646775 (the zero operator); Intel, "Fast CRC Computation for iSCSI
    Polynomial Using CRC32 Instruction" (three stretches). */
@@ -18,7 +19,7 @@
 #include <string.h>
 
 #if defined(__x86_64__)
-#include <nmmintrin.h>
+#include <immintrin.h>
 #define CRC_TARGET __attribute__((target("sse4.2")))
 #define CRC_EIGHT(crc, x) _mm_crc32_u64(crc, x)
 #define CRC_ONE(crc, x) _mm_crc32_u8((uint32_t)(crc), x)
@@ -40,6 +41,7 @@ static uint32_t crc_tables[8][256]; /* [k][b]: the sum of byte b with k zero byt
 static uint32_t crc_over_long[4][256]; /* [k][b]: byte k of a sum, carried over CRC_LONG zero bytes */
 static uint32_t crc_over_short[4][256];
 static int crc_has_instruction; /* whether this processor has it */
+static int crc_is_wide; /* and products without carries of 512 bits */
 
 static void crc_make_zeros(uint32_t tables[4][256], size_t nbytes) {
     uint32_t bits[32];
@@ -71,6 +73,8 @@ static void crc_start(void) {
     crc_make_zeros(crc_over_short, CRC_SHORT);
 #if defined(__x86_64__)
     crc_has_instruction = __builtin_cpu_supports("sse4.2") != 0;
+    crc_is_wide = crc_has_instruction && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                  __builtin_cpu_supports("vpclmulqdq");
 #elif defined(__aarch64__)
     crc_has_instruction = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
 #endif
@@ -139,7 +143,50 @@ CRC_TARGET __attribute__((always_inline)) static inline uint32_t crc_by_instruct
     return (uint32_t)crc;
 }
 
+#if defined(__x86_64__)
+
+/* What stands `distance` bytes further on, so that both have the sum together: two products without carries. */
+#define CRC_FOLDED(x, next, distance) \
+    _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(x, distance, 0x00), _mm512_clmulepi64_epi128(x, distance, 0x11), next, 0x96)
+#define CRC_FOLDED_16(x, next) \
+    _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, by_16, 0x00), _mm_clmulepi64_si128(x, by_16, 0x11)), next)
+
+/* A run of 256 bytes or more, 256 at a time: a third of the time of the three stretches, which matters for records of some KiB, as
+   those are summed by themselves. Source: V. Gopal et al., Fast CRC computation for generic polynomials using PCLMULQDQ, 2009; the
+   factors are x^(8n+32) and x^(8n-32) modulo the polynomial for a distance of n bytes, as P. Cawley's fast-crc32 has them. */
+__attribute__((target("sse4.2,pclmul,avx512f,avx512vl,vpclmulqdq"))) static uint32_t crc_of_wide_run(
+    uint32_t crc, const uint8_t *at, size_t nbytes) {
+    const __m512i by_256 = _mm512_broadcast_i32x4(_mm_setr_epi32((int)0xdcb17aa4, 0, (int)0xb9e02b86, 0));
+    const __m512i by_64 = _mm512_broadcast_i32x4(_mm_setr_epi32(0x740eef02, 0, (int)0x9e4addf8, 0));
+    const __m128i by_16 = _mm_setr_epi32((int)0xf20c0dfe, 0, 0x493c7d27, 0);
+    __m512i a = _mm512_xor_si512(_mm512_loadu_si512(at), _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)crc)));
+    __m512i b = _mm512_loadu_si512(at + 64), c = _mm512_loadu_si512(at + 128), d = _mm512_loadu_si512(at + 192);
+    for (at += 256, nbytes -= 256; nbytes >= 256; at += 256, nbytes -= 256) {
+        a = CRC_FOLDED(a, _mm512_loadu_si512(at), by_256);
+        b = CRC_FOLDED(b, _mm512_loadu_si512(at + 64), by_256);
+        c = CRC_FOLDED(c, _mm512_loadu_si512(at + 128), by_256);
+        d = CRC_FOLDED(d, _mm512_loadu_si512(at + 192), by_256);
+    }
+    b = CRC_FOLDED(a, b, by_64);
+    c = CRC_FOLDED(b, c, by_64);
+    d = CRC_FOLDED(c, d, by_64);
+    for (; nbytes >= 64; at += 64, nbytes -= 64) d = CRC_FOLDED(d, _mm512_loadu_si512(at), by_64);
+    __m128i last = CRC_FOLDED_16(_mm512_extracti32x4_epi32(d, 0), _mm512_extracti32x4_epi32(d, 1));
+    last = CRC_FOLDED_16(last, _mm512_extracti32x4_epi32(d, 2));
+    last = CRC_FOLDED_16(last, _mm512_extracti32x4_epi32(d, 3));
+    uint64_t sum = _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(last));
+    sum = _mm_crc32_u64(sum, (uint64_t)_mm_extract_epi64(last, 1));
+    return crc_by_instruction(sum, NULL, at, nbytes, 0);
+}
+
+#define CRC_WIDE_FROM 512u /* bytes of a run from which folding is the faster way */
+
+#endif
+
 CRC_TARGET static uint32_t crc_of_run(uint32_t crc, const uint8_t *at, size_t nbytes) {
+#if defined(__x86_64__)
+    if (crc_is_wide && nbytes >= CRC_WIDE_FROM) return crc_of_wide_run(crc, at, nbytes);
+#endif
     return crc_by_instruction(crc, NULL, at, nbytes, 0);
 }
 

@@ -2,11 +2,11 @@
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t
+
+include "file_state.pxi"
 
 cdef extern from "<sys/stat.h>":
-    cdef struct stat_t "stat":
-        pass
     int fstat(int descriptor, stat_t *status)
 
 cdef extern from "<fcntl.h>":
@@ -21,15 +21,6 @@ cdef extern from "<sys/mman.h>":
     void *MAP_FAILED
     void *mmap(void *at, size_t nbytes, int protection, int flags, int descriptor, int64_t offset)
     int munmap(void *at, size_t nbytes)
-
-cdef extern from "file_state.h":
-    ctypedef struct FileState:
-        uint64_t device
-        uint64_t inode
-        int64_t nbytes
-        int64_t mtime_ns
-    void file_state_of(const stat_t *status, FileState *state)
-    bint file_has_changed(const char *path, const FileState *was) nogil
 
 
 cdef class MappedFile:

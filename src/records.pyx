@@ -2,17 +2,18 @@
 
     record: u64 length | u32 masked sum of the length | data | u32 masked sum of the data
 
-A batch is surveyed first: headers checked, fields found; nothing is copied. Then each field is written where it belongs. The sum of a
-small record is taken in the survey, when its bytes come into the cache anyway; that of a large one while its bytes are copied.
+A record is surveyed first: headers checked, fields found; nothing is copied. Then each field is written where it belongs: at once, or if
+a row's size depends on the record, after the survey of the whole batch. The sum of a small record is taken in the survey, when its
+bytes come into the cache anyway; that of a large one while its bytes are copied.
 
 Files may be cut off or written over at any time. Their state is compared before the survey and after the last byte was taken; in
 between, nothing read twice is a bound for what is written: rows end where the survey said.
 """
 
-from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
 cdef extern from "crc32c.h":
@@ -21,18 +22,16 @@ cdef extern from "crc32c.h":
     uint32_t crc32c_streamed(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
     uint32_t crc_masked(uint32_t crc) noexcept nogil
 
-cdef extern from "file_state.h":
-    ctypedef struct FileState:
-        uint64_t device
-        uint64_t inode
-        int64_t nbytes
-        int64_t mtime_ns
-    bint file_has_changed(const char *path, const FileState *was) noexcept nogil
+cdef extern from "streamed.h":
+    void shml_copy_streamed(uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
 
 cdef extern from *:
     void __builtin_prefetch(const void *) noexcept nogil
 
+include "file_state.pxi"
 include "example.pxi"
+include "record_frames.pxi"
+include "record_rows.pxi"
 
 crc_start()
 
@@ -40,73 +39,10 @@ KINDS = {
     "int8": INT8, "int16": INT16, "int32": INT32, "int64": INT64, "uint8": UINT8, "uint16": UINT16, "uint32": UINT32,
     "uint64": UINT64, "bool": BOOL, "float32": FLOAT32, "float64": FLOAT64,
 }
-PROBLEMS = (
-    "", "wire", "header", "length_sum", "truncated", "sum", "missing", "kind", "count", "size", "range", "twice", "index", "changed",
-)
 cdef enum:
     FORM_RAW, FORM_EXAMPLE, FORM_SEQUENCE
 cdef enum:
-    NO_SUMS, LENGTH_SUMS, ALL_SUMS
-cdef enum:
-    OVERHEAD = 16  # bytes of a record beside its data
     LONG_RECORD = 16384  # bytes from which a record is summed while it is copied
-    HUGE_VALUE = 1 << 18  # bytes from which a value is copied past the caches: a batch of such does not stay in them
-
-
-cdef inline int framed(const uint8_t *file, uint64_t file_nbytes, uint64_t start, int verify, uint64_t *nbytes) noexcept nogil:
-    """The length of the record at `start`; its data lies within the file if the answer is FINE."""
-    cdef uint32_t stored
-    cdef uint64_t length
-    if start > file_nbytes or file_nbytes - start < 12:
-        return BAD_HEADER
-    memcpy(&length, file + start, 8)
-    memcpy(&stored, file + start + 8, 4)
-    if verify and stored != crc_masked(crc32c_copied(0, NULL, file + start, 8)):
-        return BAD_LENGTH_SUM
-    nbytes[0] = length
-    if file_nbytes - start < OVERHEAD or length > file_nbytes - start - OVERHEAD:
-        return TRUNCATED
-    return FINE
-
-
-def record_starts(const uint8_t[::1] file):
-    """Where the records of a file begin, and where the last one ends, by walking from length to length.
-
-    Every length's own sum is checked before the length is believed.
-
-    Returns:
-        (int64 offsets as bytes, name of the problem or "", where it is)
-    """
-    cdef uint64_t nbytes = file.shape[0], start = 0, length = 0
-    cdef size_t count = 0, room = 0
-    cdef int64_t *starts = NULL
-    cdef int64_t *more
-    cdef int problem = FINE
-    cdef bint is_full = False
-    cdef const uint8_t *data = &file[0] if nbytes else NULL
-    with nogil:
-        while True:
-            if count == room:
-                room = 2 * room + 512
-                more = <int64_t *>realloc(starts, room * sizeof(int64_t))
-                if more == NULL:
-                    is_full = True
-                    break
-                starts = more
-            starts[count] = start
-            count += 1
-            if start == nbytes:
-                break
-            problem = framed(data, nbytes, start, LENGTH_SUMS, &length)
-            if problem:
-                break
-            start += length + OVERHEAD
-    try:
-        if is_full:
-            raise MemoryError("no memory for the offsets of a file's records")
-        return PyBytes_FromStringAndSize(<char *>starts, count * sizeof(int64_t)), PROBLEMS[problem], start
-    finally:
-        free(starts)
 
 
 cdef class RecordReader:
@@ -167,14 +103,29 @@ cdef class RecordReader:
         free(self._mappings)
         free(self._specs)
 
-    def survey(self, const int64_t[::1] indices not None):
+    def survey(self, const int64_t[::1] indices not None, list targets=None):
         """Finds the fields of some records.
 
+        Args:
+            targets: buffers for the rows of all fields, as `Survey.write` takes them. Each record is then written right after it was
+                found, while it is in the nearest cache: for fields of which neither is ragged or text.
         Returns:
             a `Survey`; its `problem` says what is wrong with the first bad one.
+        Raises:
+            ValueError: a buffer is too small, or rows of a field have no fixed size.
         """
         cdef Survey survey = Survey.__new__(Survey, self, indices.shape[0])
+        cdef _Targets rows = None
+        cdef uint8_t **to = NULL
         cdef Py_ssize_t row
+        cdef int i
+        if targets is not None:
+            rows = _Targets(targets, self.num_fields)
+            for i in range(self.num_fields):
+                if self._specs[i].is_ragged or self._specs[i].is_text or rows.to[i] == NULL:
+                    raise ValueError(f"field {i} has no rows of a fixed size to write at once")
+                rows.check(i, indices.shape[0] * row_nbytes(&self._specs[i], NULL))
+            to = rows.to
         with nogil:
             for row in range(indices.shape[0]):
                 if row == 0:
@@ -182,6 +133,8 @@ cdef class RecordReader:
                 if row + 1 < indices.shape[0]:
                     self._locate(&survey.records[row + 1], indices[row + 1])
                 if not self._survey_row(survey, row):
+                    break
+                if to != NULL and not survey._write_row(row, to):
                     break
         return survey
 
@@ -250,18 +203,6 @@ cdef class RecordReader:
 cdef struct Mapping:
     const char *path  # NULL: private memory, which does not change
     FileState was
-
-
-cdef inline bint is_intact(const Record *record) noexcept nogil:
-    cdef uint32_t stored
-    memcpy(&stored, record.data + record.nbytes, 4)
-    return stored == crc_masked(crc32c_copied(0, NULL, record.data, record.nbytes))
-
-
-cdef struct Record:
-    int64_t index, file, start
-    const uint8_t *data
-    uint64_t nbytes
 
 
 cdef class Survey:
@@ -346,38 +287,20 @@ cdef class Survey:
         Raises:
             ValueError: a buffer is too small.
         """
-        cdef int num_fields = self._reader.num_fields, i, num_held = 0
+        cdef int num_fields = self._reader.num_fields, i
         cdef Py_ssize_t row
         cdef uint64_t wanted
-        cdef Py_buffer *views = <Py_buffer *>calloc(num_fields, sizeof(Py_buffer))
-        cdef uint8_t **to = <uint8_t **>calloc(num_fields, sizeof(uint8_t *))
-        cdef FieldSpec *spec
-        try:
-            if views == NULL or to == NULL:
-                raise MemoryError
-            for i in range(num_fields):
-                num_held = i + 1
-                if targets[i] is None:
-                    continue
-                spec = &self._reader._specs[i]
-                PyObject_GetBuffer(targets[i], &views[i], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
-                to[i] = <uint8_t *>views[i].buf
-                wanted = 0
-                for row in range(self.num_rows):
-                    wanted += row_nbytes(spec, self.found + row * num_fields + i)
-                if <uint64_t>views[i].len < wanted:
-                    raise ValueError(f"field {i}: {wanted} bytes do not fit a buffer of {views[i].len}")
-            with nogil:
-                for row in range(self.num_rows):
-                    if not self._write_row(row, to):
-                        break
-            return self._problem == FINE
-        finally:
-            if views != NULL:
-                for i in range(num_held):
-                    PyBuffer_Release(&views[i])
-            free(views)
-            free(to)
+        cdef _Targets rows = _Targets(targets, num_fields)
+        for i in range(num_fields):
+            wanted = 0
+            for row in range(self.num_rows):
+                wanted += row_nbytes(&self._reader._specs[i], self.found + row * num_fields + i)
+            rows.check(i, wanted)
+        with nogil:
+            for row in range(self.num_rows):
+                if not self._write_row(row, rows.to):
+                    break
+        return self._problem == FINE
 
     cdef bint _write_row(self, Py_ssize_t row, uint8_t **to) noexcept nogil:
         cdef FieldSpec *specs = self._reader._specs
@@ -428,27 +351,3 @@ cdef class Survey:
                     return False
             to[i] += row_nbytes(spec, &found[i])
         return True
-
-
-cdef inline uint32_t crc_of_copy(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil:
-    if nbytes >= HUGE_VALUE:
-        return crc32c_streamed(crc, to, at, nbytes)
-    return crc32c_copied(crc, to, at, nbytes)
-
-
-cdef inline void copy(uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil:
-    if nbytes >= HUGE_VALUE:
-        crc32c_streamed(0, to, at, nbytes)  # the sum costs nothing beside such a copy, which is faster than memcpy's
-    else:
-        memcpy(to, at, nbytes)
-
-
-cdef inline uint64_t row_nbytes(const FieldSpec *spec, const Found *found) noexcept nogil:
-    return spec.itemsize * spec.numel * (found.steps if spec.is_ragged else 1)
-
-
-cdef inline bint is_plain(const Found *found, const FieldSpec *spec) noexcept nogil:
-    """Whether the row is one run of bytes on the wire, as it is in memory."""
-    if found.is_list or found.num_pieces > 1:
-        return False
-    return (found.kind == BYTES and found.count == 1) or (found.kind == FLOATS and spec.kind == FLOAT32 and found.count > 0)

@@ -39,7 +39,7 @@ class Crop(Protocol):
     def shape(self) -> tuple[int | None, int | None]: ...
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
-        """The window of an image.
+        """The window of an image. Where it is smaller than `shape`, the result has black around it (`middle_of`).
 
         Args:
             rng: the sample's generator.
@@ -120,13 +120,11 @@ class Resize:
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """The middle of the image.
+    """The middle of the image; black around one that is smaller, as torchvision pads it.
 
     Args:
         size: of the result, (height, width) or one number for both.
         resize: first resize the whole image so that its shorter side is this long: the usual 256 for a size of 224.
-    Raises:
-        ValueError: (by `window`) an image is smaller than the crop; torchvision would pad it.
     """
 
     size: int | Sequence[int]
@@ -146,10 +144,7 @@ class CenterCrop:
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
         size = self.shape
         resized = (height, width) if self.resize is None else _shorter(self.resize, height, width)
-        if resized[0] < size[0] or resized[1] < size[1]:
-            raise ValueError(
-                f"it has {height} x {width} pixels, the center crop needs {size[0]} x {size[1]}; give resize="
-            )
+        size = min(size[0], resized[0]), min(size[1], resized[1])
         top, left = round((resized[0] - size[0]) / 2), round((resized[1] - size[1]) / 2)
         down, along = height / resized[0], width / resized[1]
         box = (top * down, left * along, size[0] * down, size[1] * along)
@@ -164,6 +159,15 @@ class Whole:
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
         return Window((height, width), (0.0, 0.0, float(height), float(width)), (0, 0, height, width))
+
+
+def middle_of(shape: Size, size: Size, *, is_flipped: bool) -> tuple[slice, slice]:
+    """The rows and columns of a result of `shape` that a window of a smaller `size` fills.
+
+    An odd pixel is one more below and at the right, or at the left of a mirror image, which is turned as a whole.
+    """
+    top, left = (shape[0] - size[0]) // 2, (shape[1] - size[1] + is_flipped) // 2
+    return slice(top, top + size[0]), slice(left, left + size[1])
 
 
 def _between(least: float, most: float, rng: np.random.Generator) -> float:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import shmload
 from shmload._core.resample import resample
-from shmload.formats.images.crops import Crop, Size, Whole, Window
+from shmload.formats.images.crops import Crop, Size, Whole, Window, middle_of
 from shmload.formats.images.libraries import LIBRARIES, checked, open_image, orientation
 from shmload.formats.images.opened import Box, Opened, Part, Pixels
 
@@ -123,9 +123,11 @@ class ImageDecoder:
         rng = generator()
         window = self._crop.window(height, width, rng)
         is_flipped = self.flip > 0 and rng.random() < self.flip
-        out = place((3, *window.size) if self.layout == "CHW" else (*window.size, 3))
-        if self._is_as_stored(window, stored) and turned == 1 and not is_flipped and out.flags.c_contiguous:
-            checked(lambda: image.pixels(1, into=out))
+        size = tuple(side or n for side, n in zip(self._crop.shape, window.size, strict=True))
+        out = place((3, *size) if self.layout == "CHW" else (*size, 3))
+        middle = out if size == window.size else self._middle(out, window.size, is_flipped=is_flipped)
+        if self._is_as_stored(window, stored) and turned == 1 and not is_flipped and middle.flags.c_contiguous:
+            checked(lambda: image.pixels(1, into=middle))
             return out
         reduction = self._reduction(image, window)
         whole = -(-height // reduction), -(-width // reduction)
@@ -134,8 +136,16 @@ class ImageDecoder:
             part = Part(np.ascontiguousarray(_STRAIGHT[turned](checked(lambda: image.pixels(reduction)))), (0, 0))
         else:
             part = checked(lambda: image.part(reduction, _needed(window)))
-        self._resample(part, whole, out, window, is_flipped=is_flipped)
+        self._resample(part, whole, middle, window, is_flipped=is_flipped)
         return out
+
+    def _middle(self, out: NDArray[Any], size: tuple[int, int], *, is_flipped: bool) -> NDArray[Any]:
+        """The part of a result that a window smaller than the crop fills; all of it becomes black."""
+        height, width = out.shape[1:] if self.layout == "CHW" else out.shape[:2]
+        rows, columns = middle_of((height, width), size, is_flipped=is_flipped)
+        black = np.zeros(3, out.dtype) if self._levels is None else self._levels[:, 0]
+        out[...] = black[:, None, None] if self.layout == "CHW" else black
+        return out[:, rows, columns] if self.layout == "CHW" else out[rows, columns]
 
     def _is_as_stored(self, window: Window, stored: tuple[int, int]) -> bool:
         """Whether the library's pixels are the result."""

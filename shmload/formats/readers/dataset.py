@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -76,6 +77,22 @@ class ColumnDataset(ABC):
     @property
     @abstractmethod
     def _source(self) -> str: ...
+
+
+class ArrayTreeDataset(ColumnDataset):
+    """Rows of arrays that one file or folder holds by their paths within it."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], fields: Mapping[str, str] | None = None, *, cache_bytes: int = 1 << 28
+    ) -> None:
+        super().__init__()
+        self.path = os.path.abspath(path)
+        self._fields = None if fields is None else dict(fields)
+        self._cache_bytes = cache_bytes
+
+    @property
+    def _source(self) -> str:
+        return self.path
 
 
 def _checked(indices: Any, num_rows: int) -> Indices:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,11 @@ from shmload.formats.readers.columns import (
     one_length,
     rows_in_blocks,
 )
-from shmload.formats.readers.dataset import ColumnDataset, Opened
+from shmload.formats.readers.dataset import ArrayTreeDataset, Opened
 from shmload.formats.readers.library import library
 
 
-class HDF5Dataset(ColumnDataset):
+class HDF5Dataset(ArrayTreeDataset):
     """Rows of the datasets of an HDF5 file; the first axis counts samples.
 
     A dataset that lies in the file in one piece is mapped, and its rows are copied without the GIL. A chunked or compressed one
@@ -46,14 +45,6 @@ class HDF5Dataset(ColumnDataset):
     Thread/process safety: any number of readers; h5py holds a lock of its own while it decodes, so only processes do that in
     parallel.
     """
-
-    def __init__(
-        self, path: str | os.PathLike[str], fields: Mapping[str, str] | None = None, *, cache_bytes: int = 1 << 28
-    ) -> None:
-        super().__init__()
-        self.path = os.path.abspath(path)
-        self._fields = None if fields is None else dict(fields)
-        self._cache_bytes = cache_bytes
 
     def _open(self) -> Opened:
         h5py = library("h5py", "hdf5")
@@ -113,10 +104,6 @@ class HDF5Dataset(ColumnDataset):
             return MappedColumn(typed_array(name, mapped.view(np.ndarray)))
         row_nbytes = dataset.nbytes // max(length, 1)
         return FixedColumn(blocks(lambda a, b: dataset[a:b], row_nbytes), dtype, dataset.shape[1:])
-
-    @property
-    def _source(self) -> str:
-        return self.path
 
 
 def _all_of(file: Any, h5py: Any) -> dict[str, str]:

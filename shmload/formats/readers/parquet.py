@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from glob import glob
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload.formats.paths import Paths, expanded
 from shmload.formats.readers.dataset import ColumnDataset, Opened
 from shmload.formats.readers.library import library
-
-Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 class ParquetDataset(ColumnDataset):
@@ -52,7 +49,7 @@ class ParquetDataset(ColumnDataset):
         cache_bytes: int = 1 << 28,
     ) -> None:
         super().__init__()
-        self.paths = expanded(paths)
+        self.paths = expanded(paths, "Parquet")
         self._columns = None if columns is None else list(columns)
         self._asked = dict(schema or {})
         self._fill_null = dict(fill_null or {})
@@ -89,22 +86,3 @@ class ParquetDataset(ColumnDataset):
     @property
     def _source(self) -> str:
         return f"{len(self.paths)} Parquet files"
-
-
-def expanded(paths: Paths) -> list[str]:
-    """The files that paths and patterns name.
-
-    Raises:
-        FileNotFoundError: a pattern matches nothing.
-        ValueError: there is no path.
-    """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    found: list[str] = []
-    for path in [os.fspath(p) for p in given]:
-        matching = [path] if os.path.exists(path) else sorted(glob(path, recursive=True))
-        if not matching:
-            raise FileNotFoundError(f"no Parquet file is named, or matches, {path!r}")
-        found += map(os.path.abspath, matching)
-    if not found:
-        raise ValueError("ParquetDataset needs at least one path")
-    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from shmload.errors import ShardCorrupt
@@ -18,11 +17,11 @@ from shmload.formats.readers.columns import (
     native,
     one_length,
 )
-from shmload.formats.readers.dataset import ColumnDataset, Opened
+from shmload.formats.readers.dataset import ArrayTreeDataset, Opened
 from shmload.formats.readers.library import library
 
 
-class ZarrDataset(ColumnDataset):
+class ZarrDataset(ArrayTreeDataset):
     """Rows of the arrays of a Zarr group, or of one array, of format 2 or 3; the first axis counts samples.
 
     Rows are decoded a chunk's (or shard's) at a time into a cache of this process; see `ParquetDataset` on random order and
@@ -38,14 +37,6 @@ class ZarrDataset(ColumnDataset):
         ValueError: on reading: a field is no array of a type that tensors have, or fields differ in length.
     Thread/process safety: any number of readers; one thread of a process decodes at a time.
     """
-
-    def __init__(
-        self, path: str | os.PathLike[str], fields: Mapping[str, str] | None = None, *, cache_bytes: int = 1 << 28
-    ) -> None:
-        super().__init__()
-        self.path = os.path.abspath(path)
-        self._fields = None if fields is None else dict(fields)
-        self._cache_bytes = cache_bytes
 
     def _open(self) -> Opened:
         zarr = library("zarr", "zarr")
@@ -89,7 +80,3 @@ class ZarrDataset(ColumnDataset):
                 "the others in fields="
             )
         return FixedColumn(Blocks(where, array.shape[0], rows, lambda a, b: array[a:b], cache), dtype, array.shape[1:])
-
-    @property
-    def _source(self) -> str:
-        return self.path

@@ -20,7 +20,7 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.tar.braces import shard_paths
 from shmload.formats.tar.columns import KEY, Column
 from shmload.formats.tar.decoders import INTEGERS, TEXTS, Decode, Decoders
-from shmload.formats.tar.shard import ShardIndex, load_index, map_shard
+from shmload.formats.tar.shard import ShardIndex, changed, load_index, map_shard
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _MOST_ALTERNATIVES = 254  # of a field: they are ranked in 8 bits
@@ -52,21 +52,37 @@ class _Samples:
         return self._open(shard) if found is None else found
 
     def open_all(self, indices: NDArray[np.int64]) -> None:
-        """Maps the shards of these samples."""
+        """Maps the shards of these samples.
+
+        Raises:
+            ShardCorrupt: one was written to since it was indexed.
+        """
         while (shard := self.rows.unopened(indices)) >= 0:
             self._open(shard)
+        self.check(indices)
+
+    def check(self, indices: NDArray[np.int64]) -> None:
+        """Whether the shards of these samples, all mapped, still are what they were; asked again when all is read.
+
+        Raises:
+            ShardCorrupt: one is not.
+        """
+        if (shard := self.rows.changed(indices)) >= 0:
+            raise changed(self.indexes[shard])
 
     def _open(self, shard: int) -> NDArray[np.uint8]:
         with self._lock:
             if shard not in self._mapped:
                 index = self.indexes[shard]
-                data = map_shard(index.path, index.nbytes)
+                file = map_shard(index)
+                data = np.frombuffer(memoryview(file), np.uint8)
                 ranks = np.full((len(self._alternatives), len(index.extensions)), 255, np.uint8)
                 for field, names in enumerate(self._alternatives):
                     for number, extension in enumerate(index.extensions):
                         if extension in names:
                             ranks[field, number] = names.index(extension)
-                self.rows.open(shard, data, index.offsets, index.sizes, index.member_extensions, index.first, ranks)
+                columns = (index.offsets, index.sizes, index.member_extensions, index.first, ranks)
+                self.rows.open(shard, data, *columns, os.fsencode(index.path), file.state)
                 self._mapped[shard] = data
             return self._mapped[shard]
 
@@ -76,7 +92,8 @@ class TarDataset:
 
     The first use reads all headers, some shards at a time, and keeps an index beside each shard (`x.tar.index`); after that opening
     costs next to nothing and any sample is as near as any other. Payloads are read from the mapped file. A pickled dataset
-    holds names only; every process maps the shards it reads. Shards must not be changed or shortened while they are in use.
+    holds names only; every process maps the shards it reads. A shard that was written to since it was indexed is an error; one that
+    was replaced or removed is still read as it was.
 
     With a `schema` whole batches are decoded into the rows they are delivered in: .npy, numbers, raw bytes and text natively.
 
@@ -166,6 +183,7 @@ class TarDataset:
         for column in self._columns:
             members = samples.rows.find(numbers, column.number)
             column.read(members, out, partial(self._row, numbers, column))
+        samples.check(numbers)
         if self.schema is not None and KEY in self.schema:
             places = [samples.at(number) for number in numbers.tolist()]
             out[KEY] = [samples.indexes[shard].key(sample) for shard, sample in places]
@@ -195,7 +213,7 @@ class TarDataset:
         raise self._corrupt(shard, sample, name, ValueError(f"there is no member {wanted}, only {there}"))
 
     def _decoded(self, shard: int, sample: int, name: str, extension: str, offset: int, size: int) -> Any:
-        data = self._opened().data(shard)[offset : offset + size].tobytes()
+        data = self._bytes(shard, sample, offset, size)
         decoder = self._decoders.of(extension)
         if decoder is None:
             return data
@@ -203,6 +221,15 @@ class TarDataset:
             return decoder(data)
         except Exception as error:  # of a library or of the user's own decoder: whichever it is, the member is at fault
             raise self._corrupt(shard, sample, name, error, f" at byte {offset}") from error
+
+    def _bytes(self, shard: int, sample: int, offset: int, size: int) -> bytes:
+        samples = self._opened()
+        whole = samples.data(shard)
+        number = samples.starts[shard : shard + 1] + sample
+        samples.check(number)
+        found = whole[offset : offset + size].tobytes()
+        samples.check(number)
+        return found
 
     def _corrupt(self, shard: int, sample: int, name: str, error: Exception, where: str = "") -> ShardCorrupt:
         index = self._opened().indexes[shard]

@@ -1,7 +1,7 @@
 """From a member's bytes to its value, by the last part of its extension; what is not known stays bytes.
 
 What could run code (pickle, torch.load) is decoded only when asked for. No payload makes room for more than it says it needs and
-holds: an .npy header is checked against the bytes behind it, what gzip expands to has a limit.
+holds: an .npy header is checked against the bytes behind it, what gzip and npz expand to has a limit.
 
 Source: webdataset 1.0.2, autodecode.py. Its encoders of class, count, msgpack, tenbin and html have
 no decoder there; they have one here.
@@ -14,6 +14,7 @@ import io
 import json
 import math
 import pickle
+import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,7 +28,7 @@ from shmload.formats.tar.tenbin import decode_tenbin
 
 Decoder = Callable[[bytes], Any]
 Decode = bool | str | Mapping[str, Decoder]
-GUNZIP_LIMIT = 1 << 31  # bytes that one member may expand to
+EXPANDED_LIMIT = 1 << 31  # bytes that one member may expand to
 INTEGERS = frozenset({"class", "cls", "cls2", "count", "id", "index", "inx"})
 TEXTS = frozenset({"htm", "html", "text", "transcript", "txt"})
 
@@ -53,6 +54,36 @@ def decode_npy(data: bytes) -> NDArray[Any]:
     return array.reshape(shape[::-1]).T.copy("K") if is_fortran else array.reshape(shape).copy()
 
 
+def decode_npz(data: bytes) -> dict[str, NDArray[Any] | bytes]:
+    """The arrays of a .npz payload by name; what in it is no .npy stays bytes, as numpy leaves it.
+
+    numpy's own reader would make room for whatever a header says, and inflate without an end.
+
+    Raises:
+        ValueError: it is damaged, would expand to more than 2 GiB, or holds what `decode_npy` refuses.
+    """
+    found: dict[str, NDArray[Any] | bytes] = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            nbytes = sum(info.file_size for info in archive.infolist())
+            if nbytes > EXPANDED_LIMIT:
+                raise ValueError(
+                    f"npz: expands to {nbytes} bytes, more than {EXPANDED_LIMIT}; store it as .npy, or give a decoder of your own"
+                )
+            for info in archive.infolist():
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise ValueError(
+                        f"npz: {info.filename!r} is compressed by method {info.compress_type}; numpy writes 0 and 8"
+                    )
+                with archive.open(info) as member:
+                    payload = member.read(info.file_size)  # with that limit zipfile inflates no more, whatever is there
+                is_array = payload.startswith(np.lib.format.MAGIC_PREFIX)
+                found[info.filename.removesuffix(".npy")] = decode_npy(payload) if is_array else payload
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"npz: {error}") from error
+    return found
+
+
 def gunzip(data: bytes) -> bytes:
     """What a gzip file holds.
 
@@ -60,7 +91,7 @@ def gunzip(data: bytes) -> bytes:
         ValueError: it is truncated, damaged, or expands to more than 2 GiB.
     """
     found = []
-    room = GUNZIP_LIMIT
+    room = EXPANDED_LIMIT
     while data:
         stream = zlib.decompressobj(31)
         try:
@@ -69,7 +100,7 @@ def gunzip(data: bytes) -> bytes:
             raise ValueError(f"gzip: {error}") from error
         room -= len(found[-1])
         if not stream.eof:
-            raise ValueError("gzip: truncated" if room > 0 else f"gzip: expands to more than {GUNZIP_LIMIT} bytes")
+            raise ValueError("gzip: truncated" if room > 0 else f"gzip: expands to more than {EXPANDED_LIMIT} bytes")
         data = stream.unused_data
     return b"".join(found)
 
@@ -132,11 +163,6 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8")
 
 
-def _npz(data: bytes) -> dict[str, NDArray[Any]]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return dict(arrays)
-
-
 def _torch(data: bytes) -> Any:
     import torch
 
@@ -149,7 +175,7 @@ _SAFE: dict[str, Decoder] = {
     **dict.fromkeys(("jsn", "json"), json.loads),
     **dict.fromkeys(("tb", "ten", "tenbin"), decode_tenbin),
     "npy": decode_npy,
-    "npz": _npz,
+    "npz": decode_npz,
 }
 _UNSAFE: dict[str, Decoder] = {**dict.fromkeys(("pickle", "pkl", "pyd"), pickle.loads), "pth": _torch}
 _MODULES = {"cbor": ("cbor", "loads"), **dict.fromkeys(("mp", "msg", "msgpack"), ("msgpack", "unpackb"))}

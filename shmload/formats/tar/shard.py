@@ -27,6 +27,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload._core.mapped_file import MappedFile
 from shmload._core.tar import TarScan
 from shmload.errors import ShardCorrupt
 
@@ -47,12 +48,14 @@ class ShardIndex:
     Attributes:
         offsets, sizes, member_extensions: of each member; `first`: of each sample, and one for the end.
         extensions: in lower case; `member_extensions` counts them.
-        nbytes: of the shard.
+        nbytes, mtime_ns: of the shard.
     """
 
     def __init__(self, path: str, packed: Any) -> None:
         self.path = path
-        _, self.nbytes, _, num_samples, num_members, extensions_nbytes, keys_nbytes, _ = _HEADER.unpack_from(packed)
+        _, self.nbytes, self.mtime_ns, num_samples, num_members, extensions_nbytes, keys_nbytes, _ = (
+            _HEADER.unpack_from(packed)
+        )
         self.num_samples = num_samples
         at = _HEADER.size
 
@@ -104,16 +107,24 @@ def map_file(path: str) -> tuple[mmap.mmap | bytes, os.stat_result]:
     return data, status
 
 
-def map_shard(path: str, nbytes: int) -> NDArray[np.uint8]:
+def map_shard(index: ShardIndex) -> MappedFile:
     """The shard's bytes.
 
     Raises:
-        ShardCorrupt: it has another size than when it was indexed.
+        ShardCorrupt: it was written to since it was indexed.
     """
-    data, status = map_file(path)
-    if status.st_size != nbytes:
-        raise ShardCorrupt(f"{path}: has {status.st_size} bytes, and had {nbytes} when it was indexed; open it anew")
-    return np.frombuffer(data, np.uint8)
+    file = MappedFile(os.fsencode(index.path))
+    _, _, nbytes, mtime_ns = file.state
+    if (nbytes, mtime_ns) != (index.nbytes, index.mtime_ns):
+        raise changed(index)
+    return file
+
+
+def changed(index: ShardIndex) -> ShardCorrupt:
+    """The error for a shard that is not what its index says any more."""
+    return ShardCorrupt(
+        f"{index.path}: was changed since it was indexed, with {index.nbytes} bytes: make the dataset anew"
+    )
 
 
 def load_index(path: str, *, cache: bool = True) -> ShardIndex:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
-from glob import glob
+from collections.abc import Callable, Mapping
+from functools import partial
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from shmload._core.records import RecordReader, Survey
+from shmload.batch.single_row import SingleRow
 from shmload.errors import SampleError, ShardCorrupt
-from shmload.formats.tfrecord.fields import error_of, fields_of
-from shmload.formats.tfrecord.files import COMPRESSIONS, RecordFile
+from shmload.formats.paths import Paths, expanded
+from shmload.formats.tfrecord.decoding import check_decoders, decode_into, decoded
+from shmload.formats.tfrecord.fields import RecordField, error_of, fields_of
+from shmload.formats.tfrecord.files import COMPRESSIONS, FOREIGN_SUFFIXES, SUFFIX, RecordFile
 
 FORMS = ("raw", "example", "sequence")
 LEVELS = ("none", "length", "all")
@@ -34,6 +36,8 @@ class TFRecordDataset:
             "raw" (the schema has one field, which is the record). None: "raw" without a schema, else "example".
         verify: which checksums are compared: "all", "length" (of records' headers), "none". Bounds are always checked.
         defaults: values for records that lack a field. A ragged field that is lacking is empty.
+        decode: {field: function} of fields whose one value of bytes becomes an array in Python, of the type and shape that the
+            schema says: {"image": ImageDecoder(...)}, with {"image": decoder.spec} in the schema.
         compression: "gzip" or "zlib" of whole files, "none", or "auto", by a file's first bytes.
         max_inflated_bytes: a compressed file that is larger is an error.
     Raises:
@@ -44,12 +48,13 @@ class TFRecordDataset:
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        paths: Paths,
         schema: Mapping[str, Any] | None = None,
         *,
         records: str | None = None,
         verify: str = "all",
         defaults: Mapping[str, Any] | None = None,
+        decode: Mapping[str, Callable[[bytes], Any]] | None = None,
         compression: str = "auto",
         max_inflated_bytes: int = 1 << 34,
     ) -> None:
@@ -61,12 +66,14 @@ class TFRecordDataset:
         ):
             if value not in allowed:
                 raise ValueError(f"{name} is one of {', '.join(map(repr, allowed))}; got {value!r}")
-        self.paths = _expanded(paths)
+        self.paths = expanded(paths, "TFRecord", beside=(SUFFIX, *FOREIGN_SUFFIXES))
         self.schema: Mapping[str, Any] = {"bytes": bytes} if schema is None else schema
         self.records, self.verify, self.compression = records, verify, compression
         self.max_inflated_bytes = max_inflated_bytes
         self.defaults = dict(defaults or {})
-        self._fields = fields_of(self.schema, self.defaults)
+        if decode:
+            check_decoders(decode, self.schema)
+        self._fields = fields_of(self.schema, self.defaults, decode)
         if records == "raw" and len(self._fields) != 1:
             raise ValueError(f'records="raw" needs a schema of one field, the whole record; got {list(self.schema)}')
         if records == "raw" and self.defaults:
@@ -127,7 +134,7 @@ class TFRecordDataset:
         sample: dict[str, Any] = {}
         targets: list[Any] = []
         for number, field in enumerate(self._fields):
-            if field.element is None:
+            if field.element is None or field.is_text:
                 targets.append(None)
                 sample[field.name] = None  # its place in the order of fields
                 continue
@@ -140,11 +147,38 @@ class TFRecordDataset:
 
                 sample[field.name] = torch.empty(shape, dtype=getattr(torch, field.element.name))
             targets.append(_memory_of(sample[field.name]))
-        texts = self._write(survey, targets)
-        return sample | {name: text for name, (text,) in texts.items()}
+        sample.update({name: text for name, (text,) in self._write(survey, targets).items()})
+        for field in self._fields:
+            if field.decode is not None:
+                sample[field.name] = self._decoded(survey, 0, field, partial(decoded, field, sample[field.name]))
+        return sample
 
-    def read_batch_into(self, indices: Any, out: Any) -> None:
-        """Reads records into rows: see `shmload.ShmLoader` for `out`."""
+    @property
+    def read_batch_into(self) -> Callable[[Any, Any], None] | None:
+        """Reads records into rows: see `shmload.ShmLoader` for `out`. None where a decoder does part of that.
+
+        A decoder may draw random numbers, which are each sample's own only if samples are read one by one.
+        """
+        return None if any(field.decode is not None for field in self._fields) else self._read_batch_into
+
+    def read_into(self, index: int, out: Any) -> None:
+        """Reads one record into its row."""
+        survey, texts = self._read([index], SingleRow(out))
+        for field in self._fields:
+            if field.decode is not None:
+                (data,) = texts[field.name]
+                self._decoded(survey, 0, field, partial(decode_into, field, data, out))
+
+    def _read_batch_into(self, indices: Any, out: Any) -> None:
+        self._read(indices, out)
+
+    def _read(self, indices: Any, out: Any) -> tuple[Survey, dict[str, list[Any]]]:
+        """Writes rows of all but the fields with decoders; gives texts, and what is to be decoded."""
+        if not any(field.is_text or field.is_ragged for field in self._fields):
+            survey = self._survey(indices, [_memory_of(out[field.name]) for field in self._fields])
+            if not survey.is_still_so():
+                raise self._error(survey)
+            return survey, {}
         survey = self._survey(indices)
         targets: list[Any] = []
         for number, field in enumerate(self._fields):
@@ -154,15 +188,18 @@ class TFRecordDataset:
                 targets.append(_memory_of(out.reserve(field.name, survey.steps(number))))
             else:
                 targets.append(_memory_of(out[field.name]))
-        for name, texts in self._write(survey, targets).items():
-            out[name] = texts
+        texts = self._write(survey, targets)
+        for field in self._fields:
+            if field.is_text and field.decode is None:
+                out[field.name] = texts[field.name]
+        return survey, texts
 
-    def _survey(self, indices: Any) -> Survey:
+    def _survey(self, indices: Any, targets: list[Any] | None = None) -> Survey:
         reader = self._opened()
         wanted = np.ascontiguousarray(indices, np.int64)
         if wanted.size and wanted.min() < 0:
             wanted = np.where((wanted < 0) & (wanted >= -self._num_records), wanted + self._num_records, wanted)
-        survey = reader.survey(wanted)
+        survey = reader.survey(wanted, targets)
         if survey.problem is not None:
             raise self._error(survey)
         return survey
@@ -179,14 +216,25 @@ class TFRecordDataset:
         for field in self._fields:
             if field.is_str:
                 found[field.name] = [
-                    self._decoded(text, survey, row, field.name) for row, text in enumerate(found[field.name])
+                    self._str(text, survey, row, field.name) for row, text in enumerate(found[field.name])
                 ]
         return found
 
     def _error(self, survey: Survey) -> Exception:
         return error_of(survey.problem or (), self._fields, self.paths, self._file_nbytes, self._num_records)
 
-    def _decoded(self, text: bytes, survey: Survey, row: int, name: str) -> str:
+    def _decoded(self, survey: Survey, row: int, field: RecordField, decode: Callable[[], Any]) -> Any:
+        try:
+            return decode()
+        except (ImportError, MemoryError):  # the record is not at fault
+            raise
+        except Exception as error:  # of a library or of the user's own decoder
+            index, file, start = survey.place(row)
+            raise ShardCorrupt(
+                f"{self.paths[file]}: record {index}, which starts at byte {start}: field {field.name!r}: {error}"
+            ) from error
+
+    def _str(self, text: bytes, survey: Survey, row: int, name: str) -> str:
         try:
             return text.decode()
         except UnicodeDecodeError as error:
@@ -204,19 +252,3 @@ def _memory_of(rows: Any) -> Any:
     import torch
 
     return rows.reshape(-1).view(torch.uint8).numpy()
-
-
-def _expanded(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    found: list[str] = []
-    for path in [os.fspath(p) for p in given]:
-        if os.path.exists(path):
-            found.append(os.path.abspath(path))
-            continue
-        matching = sorted(p for p in glob(path) if not p.endswith((".shmload-index", ".tfindex", ".index", ".idx")))
-        if not matching:
-            raise FileNotFoundError(f"no TFRecord file is named, or matches, {path!r}")
-        found += map(os.path.abspath, matching)
-    if not found:
-        raise ValueError("TFRecordDataset needs at least one path")
-    return found

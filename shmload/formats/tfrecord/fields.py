@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,18 +35,22 @@ _MISFITS = {
 
 @dataclass(frozen=True)
 class RecordField:
-    """One field of the schema: its element type (None: text), its shape with at most one None, its default row or None."""
+    """One field of the schema: its element type (None: text), its shape with at most one None, its default row or None.
+
+    A field with a decoder may have several None, and its default is what would be decoded.
+    """
 
     name: str
     element: ElementType | None
     shape: tuple[int | None, ...]
     is_str: bool = False
     fill: bytes | None = None
+    decode: Callable[[bytes], Any] | None = None
 
     @property
     def is_text(self) -> bool:
-        """Whether it is one str or bytes."""
-        return self.element is None
+        """Whether it is read as one str or bytes."""
+        return self.element is None or self.decode is not None
 
     @property
     def is_ragged(self) -> bool:
@@ -60,8 +64,10 @@ class RecordField:
 
     def native(self) -> tuple[Any, ...]:
         """The field as `RecordReader` takes it."""
-        kind, itemsize = (0, 1) if self.element is None else (KINDS.get(self.element.name, 0), self.element.itemsize)
-        return self.name.encode(), kind, itemsize, self.numel, self.is_ragged, self.is_text, self.fill
+        if self.element is None or self.decode is not None:
+            return self.name.encode(), 0, 1, 1, False, True, self.fill
+        kind = KINDS.get(self.element.name, 0)
+        return self.name.encode(), kind, self.element.itemsize, self.numel, self.is_ragged, False, self.fill
 
     def __str__(self) -> str:
         if self.element is None:
@@ -69,7 +75,9 @@ class RecordField:
         return f"{self.element.name} of shape {self.shape}"
 
 
-def fields_of(schema: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[RecordField]:
+def fields_of(
+    schema: Mapping[str, Any], defaults: Mapping[str, Any], decode: Mapping[str, Callable[[bytes], Any]] | None = None
+) -> list[RecordField]:
     """The fields of a schema.
 
     Raises:
@@ -79,7 +87,22 @@ def fields_of(schema: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Re
         raise TypeError(f"a schema is a mapping name -> (dtype, shape) with at least one field; got {schema!r}")
     if unknown := set(defaults) - set(schema):
         raise ValueError(f"defaults are for fields of the schema; {sorted(unknown)} are not among {list(schema)}")
-    return [_field(str(name), spec, defaults.get(name)) for name, spec in schema.items()]
+    decode = decode or {}
+    return [
+        _decoded(name, spec, defaults.get(name), decode[name])
+        if name in decode
+        else _field(str(name), spec, defaults.get(name))
+        for name, spec in schema.items()
+    ]
+
+
+def _decoded(name: str, spec: Any, default: Any, decode: Callable[[bytes], Any]) -> RecordField:
+    dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
+    if dtype in (str, bytes) or (element := of_any(dtype)).numpy is None:
+        raise ValueError(f"schema field {name!r} is {dtype}: decoders make arrays of numpy's types")
+    if not isinstance(default, bytes | None):
+        raise ValueError(f"defaults[{name!r}] needs the bytes that its decoder takes; got a {type(default).__name__}")
+    return RecordField(name, element, tuple(shape), fill=default, decode=decode)
 
 
 def _field(name: str, spec: Any, default: Any) -> RecordField:

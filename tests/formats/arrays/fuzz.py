@@ -1,7 +1,7 @@
-"""Mutated .npy and Megatron files through the readers of arrays and tokens, for as long as asked: python fuzz.py [seconds] [seed]
+"""Mutated .npy and Megatron files through the readers of arrays and tokens; ../fuzz.py runs it.
 
-What may happen is rows or windows, a ValueError (ShardCorrupt is one) or a TypeError. Run it against a build with
-SHMLOAD_SANITIZE=address, with libasan preloaded: heads are read by numpy and Python, but all that they say is followed natively.
+What may happen is rows or windows, a ValueError (ShardCorrupt is one) or a TypeError: heads are read by numpy and Python, but all
+that they say is followed natively.
 """
 
 from __future__ import annotations
@@ -9,11 +9,8 @@ from __future__ import annotations
 import io
 import random
 import struct
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic
 
 import numpy as np
 
@@ -46,8 +43,8 @@ def index_file() -> bytes:
     return head + lengths.tobytes() + pointers.tobytes() + np.array([0, 2, 3, 4], "<i8").tobytes()
 
 
-def mutations(seed: int) -> Iterator[tuple[str, bytes]]:
-    """Files with bytes, digits of heads and whole words changed, or cut: (which kind, content)."""
+def mutations(seed: int, folder: Path) -> Iterator[tuple[Path, str, bytes]]:
+    """Files with bytes, digits of heads and whole words changed, or cut: (where to write it, which kind, content)."""
     rng = random.Random(seed)
     valid = [("npy", data) for data in npy_files()] + [("idx", index_file())] * 6
     while True:
@@ -70,7 +67,7 @@ def mutations(seed: int) -> Iterator[tuple[str, bytes]]:
                 data = data[: rng.randrange(1, len(data) + 1)]
             elif way == 4 and rng.random() < 0.1:
                 data += bytes(rng.randrange(64))
-        yield kind, bytes(data)
+        yield folder, kind, bytes(data)
 
 
 def read(folder: Path, kind: str, data: bytes) -> bool:
@@ -95,16 +92,3 @@ def read(folder: Path, kind: str, data: bytes) -> bool:
     except (ValueError, TypeError):
         return False
     return True
-
-
-if __name__ == "__main__":
-    seconds, seed = (float(a) for a in (sys.argv[1:] + ["10", "0"][len(sys.argv) - 1 :]))
-    end = monotonic() + seconds
-    num_inputs = num_sound = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for kind, data in mutations(int(seed)):
-            num_sound += read(Path(folder), kind, data)
-            num_inputs += 1
-            if monotonic() > end:
-                break
-    print(f"{num_inputs} inputs, {num_sound} of them sound")

@@ -1,21 +1,15 @@
 from __future__ import annotations
 
-import importlib.util
 from itertools import islice
 from pathlib import Path
-
-spec = importlib.util.spec_from_file_location("array_fuzz", Path(__file__).with_name("fuzz.py"))
-assert spec is not None
-assert spec.loader is not None
-fuzz = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(fuzz)
+from types import ModuleType
 
 
-def test_the_valid_index_is_sound(tmp_path: Path) -> None:
+def test_the_valid_index_is_sound(fuzz: ModuleType, tmp_path: Path) -> None:
     assert fuzz.read(tmp_path, "idx", fuzz.index_file())
 
 
-def test_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
-    found = [fuzz.read(tmp_path, kind, data) for kind, data in islice(fuzz.mutations(1), 300)]
+def test_mutated_files_are_read_or_refused(fuzz: ModuleType, tmp_path: Path) -> None:
+    found = [fuzz.read(*each) for each in islice(fuzz.mutations(1, tmp_path), 300)]
     assert True in found
     assert False in found

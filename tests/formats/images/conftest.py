@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import builtins
-import importlib.util
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -45,16 +43,6 @@ def encode() -> Encode:
         return file.getvalue()
 
     return encoded
-
-
-@pytest.fixture(scope="session")
-def fuzz() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("images_fuzz", Path(__file__).with_name("fuzz.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session")

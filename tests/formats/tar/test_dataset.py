@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -164,11 +165,60 @@ def test_an_array_with_too_few_or_too_many_bytes_is_an_error(tmp_path: Path, nby
         rows_of(dataset, [0])
 
 
+def changed(path: Path, data: bytes) -> None:
+    """Writes another content of the same size, at another time."""
+    before = path.stat()
+    assert len(data) == before.st_size
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+
+
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["indexed", "mapped"])
+def test_a_shard_that_was_written_to_at_the_same_size_is_an_error(tmp_path: Path, is_mapped: bool) -> None:
+    paths = [written(tmp_path / f"{name}.tar", cls=1) for name in "ab"]
+    other = written(tmp_path / "other.tar", cls=2).read_bytes()
+    dataset = TarDataset(paths, schema={"cls": "int64"})
+    assert len(dataset) == 2
+    if is_mapped:
+        assert [dataset[n]["cls"] for n in range(2)] == [1, 1]
+    changed(paths[1], other)
+    assert dataset[0]["cls"] == 1
+    cause = "b.tar: was changed since it was indexed, with 10240 bytes: make the dataset anew"
+    with pytest.raises(ShardCorrupt, match=cause):
+        dataset[1]
+    with pytest.raises(ShardCorrupt, match=cause):
+        rows_of(dataset, [0, 1])
+    assert TarDataset(paths, schema={"cls": "int64"})[1]["cls"] == 2
+
+
+def test_a_shard_that_is_written_to_while_a_batch_is_read_is_an_error(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.tar", cls=1, txt=b"x")
+    dataset = TarDataset(path, schema={"cls": "int64", "txt": str})
+
+    class Writing(dict[str, Any]):
+        """Rows that are delivered when another process writes to the file."""
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            super().__setitem__(name, value)
+            changed(path, path.read_bytes())
+
+    with pytest.raises(ShardCorrupt, match="was changed since it was indexed"):
+        dataset.read_batch_into([0], Writing(cls=np.empty(1, np.int64)))
+
+
+def test_a_shard_that_was_replaced_is_read_as_it_was(tmp_path: Path) -> None:
+    dataset = TarDataset(written(tmp_path / "a.tar", cls=1))
+    assert dataset[0]["cls"] == 1
+    written(tmp_path / "b.tar", cls=2).replace(tmp_path / "a.tar")
+    assert dataset[0]["cls"] == 1
+
+
 def test_a_shard_that_changed_its_size_is_an_error(tmp_path: Path) -> None:
     dataset = TarDataset(written(tmp_path / "a.tar", cls=1))
     assert len(dataset) == 1
     (tmp_path / "a.tar").write_bytes(b"")
-    with pytest.raises(ShardCorrupt, match="has 0 bytes, and had 10240 when it was indexed; open it anew"):
+    with pytest.raises(ShardCorrupt, match="was changed since it was indexed, with 10240 bytes: make the dataset anew"):
         dataset[0]
 
 

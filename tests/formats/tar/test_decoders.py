@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import pickle
+import tracemalloc
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -84,8 +87,6 @@ def test_what_could_run_code_stays_bytes_until_asked_for(extension: str) -> None
 
 
 def test_an_npy_of_objects_is_refused() -> None:
-    import io
-
     file = io.BytesIO()
     np.save(file, np.array([{}], object), allow_pickle=True)
     with pytest.raises(ValueError, match=r"an \.npy of objects is a pickle"):
@@ -93,13 +94,70 @@ def test_an_npy_of_objects_is_refused() -> None:
 
 
 def test_what_gzip_expands_to_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoders, "GUNZIP_LIMIT", 1000)
+    monkeypatch.setattr(decoders, "EXPANDED_LIMIT", 1000)
     with pytest.raises(ValueError, match="gzip: expands to more than 1000 bytes"):
         decoded("bin.gz", gzip.compress(bytes(2000)))
     with pytest.raises(ValueError, match="gzip: truncated"):
         decoded("bin.gz", gzip.compress(b"abc")[:-4])
     with pytest.raises(ValueError, match="gzip: "):
         decoded("bin.gz", b"nothing")
+
+
+def npz_of(method: int = zipfile.ZIP_DEFLATED, **members: bytes) -> bytearray:
+    """A zip file whose members need not be arrays."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        for name, data in members.items():
+            archive.writestr(f"{name}.npy", data)
+    return bytearray(file.getvalue())
+
+
+def test_what_npz_expands_to_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    array = encode("npy", np.zeros(100, np.uint8))
+    monkeypatch.setattr(decoders, "EXPANDED_LIMIT", 2 * len(array))
+    assert list(decoded("npz", npz_of(a=array, b=array))) == ["a", "b"]
+    with pytest.raises(
+        ValueError, match=f"npz: expands to {3 * len(array)} bytes, more than {2 * len(array)}; store it as"
+    ):
+        decoded("npz", npz_of(a=array, b=array, c=array))
+
+
+def test_an_npz_that_lies_about_its_size_makes_no_room() -> None:
+    bomb = npz_of(a=encode("npy", np.zeros(1 << 25, np.uint8)))
+    directory = bomb.rindex(b"PK\x01\x02")
+    bomb[directory + 24 : directory + 28] = (500).to_bytes(4, "little")
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="npz: Bad CRC-32"):
+            decoded("npz", bytes(bomb))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        (b"nothing", "npz: File is not a zip file"),
+        (bytes(npz_of(a=encode("npy", np.zeros(9)))[:-9]), "npz: File is not a zip file"),
+        (bytes(npz_of(zipfile.ZIP_LZMA, a=b"x")), "npz: 'a.npy' is compressed by method 14; numpy writes 0 and 8"),
+        (
+            bytes(npz_of(a=encode("npy", np.zeros(1 << 10))[:-8])),
+            r"its header says float64 of shape \(1024,\), and 8184 bytes follow",
+        ),
+    ],
+)
+def test_a_damaged_npz_is_refused(data: bytes, cause: str) -> None:
+    with pytest.raises(ValueError, match=cause):
+        decoded("npz", data)
+
+
+def test_what_is_no_array_in_an_npz_stays_bytes() -> None:
+    file = io.BytesIO(npz_of(a=encode("npy", np.eye(3)), b=b"text"))
+    found, numpys = decoded("npz", file.getvalue()), np.load(file)
+    assert list(found) == list(numpys)
+    np.testing.assert_array_equal(found["a"], numpys["a"])
+    assert found["b"] == numpys["b"] == b"text"
 
 
 def test_unknown_extensions_and_images_not_asked_for_are_bytes() -> None:

@@ -336,3 +336,33 @@ def test_rows_too_small_for_a_batch_are_refused(tmp_path):
     path.write_bytes(framed(A))
     with pytest.raises(ValueError, match="field 0: 24 bytes do not fit a buffer of 16"):
         TFRecordDataset(path, {"a": ("int64", (3,))}).read_batch_into([0], {"a": np.empty(2, np.int64)})
+
+
+def test_rows_written_at_once_are_those_of_a_whole_survey(tmp_path):
+    path = tmp_path / "a"
+    with TFRecordWriter(path, raw=["image"]) as writer:
+        for number in range(9):
+            record = {"image": np.full(5000, number, np.uint8), "x": np.arange(3) + number, "label": number}
+            writer.write({name: value for name, value in record.items() if name != "label" or number % 2})
+    schema = {"image": ("uint8", (5000,)), "x": ("int16", (3,)), "label": "int64"}
+    order = np.array([8, 0, 3, 3, -1])
+    found = []
+    for more in ({}, {"lacking": ("int64", (None,))}):
+        dataset = TFRecordDataset(path, {**schema, **more}, defaults={"label": -1})
+        with ShmLoader(dataset, batch_size=5, sampler=order.tolist(), num_workers=0, ragged="list") as loader:
+            (batch,) = loader
+        found.append({name: batch[name].numpy().copy() for name in schema})
+    np.testing.assert_equal(*found)
+    assert found[0]["label"].tolist() == [-1, -1, 3, 3, -1]
+    assert found[0]["image"][:, -1].tolist() == [8, 0, 3, 3, 8]
+
+
+def test_rows_that_differ_in_size_are_not_written_at_once(tmp_path):
+    (tmp_path / "a").write_bytes(framed(A))
+    dataset = TFRecordDataset(tmp_path / "a", {"a": ("int64", (None,)), "b": bytes}, defaults={"b": b""})
+    reader = dataset._opened()
+    indices, room = np.zeros(1, np.int64), np.empty(9, np.int64)
+    with pytest.raises(ValueError, match="field 0 has no rows of a fixed size to write at once"):
+        reader.survey(indices, [room, None])
+    with pytest.raises(ValueError, match="1 buffers for 2 fields"):
+        reader.survey(indices).write([room])

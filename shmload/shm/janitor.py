@@ -142,7 +142,9 @@ def _described(stem: str, paths: list[str], uid: int, pid: int, why: str) -> Lef
 
 
 def _removed(leftover: Leftover, control: str) -> Leftover:
-    for path in sorted(leftover.paths, key=lambda path: path == control):  # as long as it is there, its lock guards the others
+    for path in sorted(
+        leftover.paths, key=lambda path: path == control
+    ):  # as long as it is there, its lock guards the others
         try:
             os.unlink(path)
         except FileNotFoundError:

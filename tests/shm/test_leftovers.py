@@ -94,7 +94,9 @@ def test_the_janitor_removes_what_the_reaper_could_not() -> None:
         child.kill()
         child.wait()
         assert len(left(stem)) == 3
-        swept = [found for found in janitor.sweep() if found.stem == stem]  # however young: a container may restart at once
+        swept = [
+            found for found in janitor.sweep() if found.stem == stem
+        ]  # however young: a container may restart at once
         assert len(swept) == 1
         assert swept[0].nbytes >= 1 << 20
         assert left(stem) == set()

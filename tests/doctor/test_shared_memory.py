@@ -64,7 +64,7 @@ def broken() -> NoReturn:
             fine,
             fine,
             ["good", "good"],
-            "memfds work; named segments do not (not permitted), and are not needed",
+            "memfds work; named segments do not, and are not needed",
         ),
         (fine, broken, fine, ["advice", "good"], "memfds do not work (not permitted): a ring that does not fit"),
         (

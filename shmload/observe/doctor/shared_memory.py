@@ -113,7 +113,7 @@ def check_kinds(
             "Permit memfd_create and mount /proc, or make /dev/shm large",
         )
     elif no_segment:
-        yield Finding("segments", "good", f"memfds work; named segments do not ({no_segment}), and are not needed")
+        yield Finding("segments", "good", "memfds work; named segments do not, and are not needed")
     else:
         yield Finding("segments", "good", "named segments and memfds work")
     if no_bell:

@@ -1,5 +1,6 @@
-"""A named semaphore's steady verbs. Waiting on it is so that every signal handler gets its say:
+"""A semaphore's steady verbs: of a named one, or of one that lies in a memfd where /dev/shm cannot be written to.
 
+Waiting on it is so that every signal handler gets its say:
 posix_ipc runs the handlers when a signal ends its wait, but keeps only KeyboardInterrupt of what they raise: an exit on SIGTERM or
 a time limit by SIGALRM would be lost. Here what a handler raises is raised. The wait is by the monotonic clock where the C library
 can do that, so a clock that is set does not prolong it.
@@ -10,9 +11,29 @@ cdef extern from *:
     #include <errno.h>
     #include <fcntl.h>
     #include <semaphore.h>
+    #include <sys/mman.h>
     #include <time.h>
+    #include <unistd.h>
 
     static int shml_sem_failed(sem_t *sem) { return sem == SEM_FAILED; }
+
+    /* The semaphore at the beginning of a file, or NULL and errno. */
+    static sem_t *shml_sem_map(int fd) {
+        void *at = mmap(NULL, sizeof(sem_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        return at == MAP_FAILED ? NULL : (sem_t *)at;
+    }
+
+    static void shml_sem_unmap(sem_t *sem) { munmap(sem, sizeof(sem_t)); }
+
+    /* Makes one there that nobody has posted; 0, or -1 and errno. */
+    static int shml_sem_make(int fd) {
+        if (ftruncate(fd, sizeof(sem_t)) != 0) return -1;
+        sem_t *sem = shml_sem_map(fd);
+        if (sem == NULL) return -1;
+        int failed = sem_init(sem, 1, 0);
+        shml_sem_unmap(sem);
+        return failed;
+    }
 
     /* 0, or the error number: ETIMEDOUT, EINTR. */
     static int shml_sem_wait(sem_t *sem, double timeout_s) {
@@ -46,6 +67,9 @@ cdef extern from *:
     int sem_post(sem_t *sem) nogil
     int sem_trywait(sem_t *sem) nogil
     int shml_sem_failed(sem_t *sem)
+    int shml_sem_make(int fd)
+    sem_t *shml_sem_map(int fd)
+    void shml_sem_unmap(sem_t *sem)
     int shml_sem_wait(sem_t *sem, double timeout_s) nogil
 
 from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
@@ -53,21 +77,54 @@ from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
 import os
 
 
+def make_semaphore(int fd):
+    """Makes a semaphore at the beginning of an empty file that can be written to; nobody has posted it."""
+    if shml_sem_make(fd):
+        PyErr_SetFromErrno(OSError)
+
+
 cdef class Bell:
-    """One process's open end of a semaphore that exists; the name begins with a slash."""
+    """One process's open end of a semaphore that exists: a named one (the name begins with a slash), or the one in a file `fd`.
+
+    The descriptor is not needed any more once this is made.
+    """
 
     cdef sem_t *_sem
+    cdef bint _is_mapped
 
-    def __cinit__(self, str name, *_, **__):
-        cdef bytes encoded = os.fsencode(name)
-        self._sem = sem_open(encoded, 0)
+    def __cinit__(self, str name, int fd=-1, *_, **__):
+        cdef bytes encoded
+        self._is_mapped = fd >= 0
+        if self._is_mapped:
+            self._sem = shml_sem_map(fd)
+        else:
+            encoded = os.fsencode(name)
+            self._sem = sem_open(encoded, 0)
         if shml_sem_failed(self._sem):
             self._sem = NULL
+        if self._sem == NULL:
             PyErr_SetFromErrno(OSError)
 
     def __dealloc__(self):
-        if self._sem != NULL:
+        if self._sem == NULL:
+            return
+        if self._is_mapped:
+            shml_sem_unmap(self._sem)
+        else:
             sem_close(self._sem)
+
+    @property
+    def value(self):
+        """Pending rings."""
+        cdef int value
+        if sem_getvalue(self._sem, &value):
+            PyErr_SetFromErrno(OSError)
+        return value
+
+    def post(self):
+        """Rings once."""
+        if sem_post(self._sem):
+            PyErr_SetFromErrno(OSError)
 
     def wait(self, double timeout_s):
         """Waits for a ring, without the GIL; False if none came in time or a signal came first. Raises what its handler does."""

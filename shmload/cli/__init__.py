@@ -2,7 +2,7 @@
 
 import typer
 
-from shmload.cli import bench, index, inspect, verify
+from shmload.cli import bench, clean, doctor, index, inspect, verify
 
 __all__ = ["app", "main"]
 
@@ -14,6 +14,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("bench")(bench.bench)
+app.command("clean")(clean.clean)
+app.command("doctor")(doctor.doctor)
 app.command("index")(index.index)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)

@@ -17,6 +17,7 @@ from shmload.errors import RingTooSmall
 from shmload.index.pack import Packed
 from shmload.shm import owner
 from shmload.shm.group import Group
+from shmload.shm.names import proc_self
 from shmload.shm.preflight import available_bytes
 from shmload.shm.segment import open_segment
 
@@ -99,7 +100,7 @@ class Memory:
         if not keeps_open:
             os.close(fd)
             return cls(mapping, reference)
-        memory = cls(mapping, reference._replace(path=f"/proc/{os.getpid()}/fd/{fd}"))
+        memory = cls(mapping, reference._replace(path=f"{proc_self()}/fd/{fd}"))
         weakref.finalize(memory, _release, owner.keep(fd), os.getpid())
         return memory
 

@@ -13,7 +13,7 @@ import weakref
 
 from shmload.shm import janitor, owner, reaper
 from shmload.shm.doorbell import Doorbell
-from shmload.shm.names import SHM_DIR, new_stem
+from shmload.shm.names import NEW, SHM_DIR, new_stem
 from shmload.shm.segment import Kind, Segment
 
 log = logging.getLogger("shmload")
@@ -28,8 +28,10 @@ class _Mark:
     def __init__(self, path: str) -> None:
         self._path = path
         self._pid = os.getpid()
-        self._fd = owner.keep(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = owner.keep(os.open(path + NEW, flags, 0o600))
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(path + NEW, path)  # never seen unlocked: see janitor.py
 
     def close(self) -> None:
         """Removes it. Does nothing in a forked child."""
@@ -51,7 +53,10 @@ class Group:
             _has_swept = True
             try:
                 for leftover in janitor.sweep():
-                    log.info("removed %s: %d bytes of a loader that died", leftover.stem, leftover.nbytes)
+                    if leftover.error:
+                        log.warning("could not remove %s of a loader that died: %s", leftover.stem, leftover.error)
+                    else:
+                        log.info("removed %s: %d bytes of a loader that died", leftover.stem, leftover.nbytes)
             except OSError as error:
                 log.warning("could not sweep the leavings of dead loaders: %s", error)
         self._pid = os.getpid()

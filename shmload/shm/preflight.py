@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from shmload.errors import RingTooSmall
+from shmload.shm import cgroups
 from shmload.shm.names import SHM_DIR
 
 
@@ -25,7 +26,7 @@ def shm_free_bytes(root: str = SHM_DIR) -> int:
 
 def available_bytes(root: Path = Path("/")) -> int:
     """Bytes this process may still take: free memory, and what every cgroup it is in leaves."""
-    return min([_free_memory(root), *_cgroup_rests(root)])
+    return min([free_memory_bytes(root), *(cgroup.rest for cgroup in cgroups.memory(root))])
 
 
 def check_fits(nbytes: int, *, num_slots: int, slot_nbytes: int, root: Path = Path("/")) -> None:
@@ -42,7 +43,8 @@ def check_fits(nbytes: int, *, num_slots: int, slot_nbytes: int, root: Path = Pa
         )
 
 
-def _free_memory(root: Path) -> int:
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """Bytes that programs may take before the kernel swaps or kills; very many if it does not tell."""
     try:
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -50,52 +52,3 @@ def _free_memory(root: Path) -> int:
     except OSError:
         pass
     return 1 << 62
-
-
-def _cgroup_rests(root: Path) -> list[int]:
-    """What is left below each memory limit on the way from this process's cgroups to their roots, v1 and v2."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    rests = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top, limit, usage = root / "sys/fs/cgroup", "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            top, limit, usage = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        folder = top / path.strip("/")
-        while True:
-            rest = _rest(folder, limit, usage)
-            if rest is not None:
-                rests.append(rest)
-            if folder == top or top not in folder.parents:
-                break
-            folder = folder.parent
-    return rests
-
-
-def _rest(folder: Path, limit: str, usage: str) -> int | None:
-    """What is left in one cgroup; None if it has no limit. Page cache that the kernel would drop counts as free."""
-    try:
-        most = (folder / limit).read_text().strip()
-        used = int((folder / usage).read_text())
-    except (OSError, ValueError):
-        return None
-    if most == "max" or int(most) >= 1 << 60:
-        return None
-    return max(int(most) - used + _droppable(folder), 0)
-
-
-def _droppable(folder: Path) -> int:
-    try:
-        for line in (folder / "memory.stat").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name in ("inactive_file", "total_inactive_file"):
-                return int(value)
-    except (OSError, ValueError):
-        pass
-    return 0

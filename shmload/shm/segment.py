@@ -22,7 +22,7 @@ from typing import Literal
 
 from shmload.errors import RingTooSmall
 from shmload.shm import owner
-from shmload.shm.names import SHM_DIR
+from shmload.shm.names import NEW, SHM_DIR, proc_self
 from shmload.shm.preflight import available_bytes, shm_free_bytes
 
 Kind = Literal["auto", "shm", "memfd"]
@@ -42,7 +42,7 @@ class Segment:
         self.nbytes = nbytes
         self.fd = owner.keep(fd)
         self.kind = kind
-        self.path = f"{SHM_DIR}/{name}" if kind == "shm" else f"/proc/{os.getpid()}/fd/{fd}"
+        self.path = f"{SHM_DIR}/{name}" if kind == "shm" else f"{proc_self()}/fd/{fd}"
         self._pid = os.getpid()
         self._is_closed = False
 
@@ -104,14 +104,15 @@ def open_segment(path: str) -> int:
 def _create_named(name: str, nbytes: int) -> int:
     if shm_free_bytes() < nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    _make_file(name, nbytes)
-    path = f"{SHM_DIR}/{name}"
+    _make_file(name + NEW, nbytes)
+    path = f"{SHM_DIR}/{name}{NEW}"
     fd = -1
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.fchmod(fd, 0o600)
         os.posix_fallocate(fd, 0, nbytes)
+        os.rename(path, f"{SHM_DIR}/{name}")  # never seen unlocked under its name: a janitor takes what it can lock
     except OSError:
         os.unlink(path)
         if fd >= 0:

@@ -11,8 +11,6 @@ import signal
 import sys
 from typing import Any
 
-import posix_ipc
-
 from shmload import faults
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
@@ -58,7 +56,7 @@ def main(post: Post, inherited: Job | None) -> None:
         ready, orders, grants = (
             Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell)
         )
-    except (FileNotFoundError, posix_ipc.ExistentialError):
+    except FileNotFoundError:
         os._exit(GONE)  # the loader has been closed before this process was up
     if post.stack_path:
         # written by the signal handler itself, so it also comes from a worker that is stuck in C with the GIL held

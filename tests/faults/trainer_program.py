@@ -1,6 +1,7 @@
 """A trainer to be killed: a program that brings a loader into a state, says so on its standard output, and stays there.
 
-Arguments: state, start method. Prints "ready <pids of everything it has started>" once it is in the state.
+Arguments: state, start method, and what it does when a line comes on its standard input: "hang" (nothing), "close" (the loader),
+"go on" (reads the epoch's rest, then closes). Prints "ready" once it is in the state, "done" after that.
 """
 
 from __future__ import annotations
@@ -54,13 +55,25 @@ def hang() -> None:
     select.poll().poll()
 
 
+def follow(then: str, loader: Any, stream: Any) -> None:
+    """Does what the third argument says when the line comes, and hangs."""
+    if then == "hang":
+        hang()
+    sys.stdin.readline()
+    if then == "go on":
+        assert sum(1 for _ in stream) == 18
+    loader.close()
+    say("done")
+    hang()
+
+
 def await_workers(loader: Any, condition: Callable[[dict[str, Any]], bool]) -> None:
     """Looks at the workers' records until all are so."""
     while not all(condition(worker) for worker in loader.stats()["workers"]):
         select.select([], [], [], 0.001)
 
 
-def main(state: str, method: str) -> None:
+def main(state: str, method: str, then: str = "hang") -> None:
     from shmload import ShmLoader
 
     dataset: Any = Rows(80) if state in ("idle", "full ring", "start") else Long(80, state)
@@ -75,8 +88,10 @@ def main(state: str, method: str) -> None:
             say("ready")  # in the middle: the worker has been started and knows nothing yet, the next does not exist
 
         crew.ProcessCrew._start = start
-        next(iter(loader))
-        hang()
+        stream = iter(loader)
+        next(stream)
+        next(stream)
+        follow(then, loader, stream)
     stream = iter(loader)
     kept = [next(stream), next(stream)]
     if state == "full ring":
@@ -86,7 +101,7 @@ def main(state: str, method: str) -> None:
         await_workers(loader, lambda worker: worker["index"] >= FIRST_LONG and not worker["is_waiting"])
     say("ready")
     del kept
-    hang()
+    follow(then, loader, stream)
 
 
 if __name__ == "__main__":

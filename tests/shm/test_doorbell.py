@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+
+import pytest
 
 from shmload.shm.doorbell import Doorbell
 from shmload.shm.group import Group
@@ -48,3 +51,61 @@ def test_a_closed_bell_leaves_no_name() -> None:
     bell.close()
     assert not os.path.exists(f"/dev/shm/sem.{bell.name[1:]}")
     group.close()
+
+
+@pytest.fixture
+def no_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where /dev/shm is read-only."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("posix_ipc.Semaphore", refuse)
+
+
+def test_where_no_name_can_be_made_a_bell_in_a_memfd_wakes_another_process(no_names: None) -> None:
+    group = Group()
+    there, back = group.doorbell("there"), group.doorbell("back")
+    assert there.name.startswith(f"/proc/{os.getpid()}/fd/")
+    pid = os.fork()
+    if pid == 0:
+        attached = Doorbell.attach(there.name)
+        if attached.wait(30):
+            Doorbell.attach(back.name).post()
+        os._exit(0)
+    there.post()
+    assert back.wait(30)
+    os.waitpid(pid, 0)
+    group.close()
+
+
+def test_a_bell_in_a_memfd_counts_and_closes_as_others_do(no_names: None) -> None:
+    group = Group()
+    before = len(os.listdir("/proc/self/fd"))
+    bell = group.doorbell("ready")
+    attached = Doorbell.attach(bell.name)
+    for _ in range(5):
+        attached.post_up_to(3)
+    assert (bell.value, bell.wait(0), bell.value) == (3, True, 2)
+    bell.drain()
+    assert (attached.value, attached.wait(0)) == (0, False)
+    attached.close()
+    bell.close()
+    bell.close()
+    assert before == len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError):
+        Doorbell.attach(bell.name)
+    group.close()
+
+
+def test_another_process_that_closes_a_named_bell_leaves_the_name() -> None:
+    group = Group()
+    bell = group.doorbell("ready")
+    Doorbell.attach(bell.name).close()
+    assert os.path.exists(f"/dev/shm/sem.{bell.name[1:]}")
+    group.close()
+
+
+def test_a_bell_that_is_gone_cannot_be_attached() -> None:
+    with pytest.raises(FileNotFoundError):
+        Doorbell.attach("/shmload-no-such-bell")

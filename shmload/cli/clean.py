@@ -1,0 +1,81 @@
+"""`shmload clean`: what loaders that were killed have left in /dev/shm, and its removal.
+
+Exit code 0: fine; 1: something could not be removed.
+"""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from shmload.shm.janitor import Leftover
+
+
+def clean(
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them. Without it they are only shown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
+) -> None:
+    """Show what dead loaders of yours have left in shared memory, or remove it.
+
+    Who is dead is known by a lock and not by a process number, so a loader that lives in another container is not touched.
+    """
+    from shmload.shm import janitor
+
+    found = janitor.sweep() if yes else janitor.find_leftovers()
+    if as_json:
+        typer.echo(json.dumps([_as_dict(leftover, removed=yes and not leftover.error) for leftover in found], indent=1))
+    else:
+        _show(found, removed=yes)
+    raise typer.Exit(any(leftover.error for leftover in found))
+
+
+def _as_dict(leftover: "Leftover", *, removed: bool) -> dict[str, object]:
+    return {
+        "stem": leftover.stem,
+        "owner": _name(leftover.uid),
+        "uid": leftover.uid,
+        "pid": leftover.pid or None,
+        "age_s": round(leftover.age_s, 3),
+        "nbytes": leftover.nbytes,
+        "paths": list(leftover.paths),
+        "why": leftover.why,
+        "removed": removed,
+        "error": leftover.error or None,
+    }
+
+
+def _show(found: "list[Leftover]", *, removed: bool) -> None:
+    from shmload.cli.inspect import readable
+
+    for leftover in found:
+        typer.echo(
+            f"{leftover.stem}: of {_name(leftover.uid)}, process {leftover.pid or 'unknown'}, {_age(leftover.age_s)} old, "
+            f"{len(leftover.paths)} file{'s' * (len(leftover.paths) > 1)}, {readable(leftover.nbytes)}; {leftover.why}"
+        )
+        if leftover.error:
+            typer.echo(f"shmload clean: {leftover.error}", err=True)
+    gone = [leftover for leftover in found if not leftover.error]
+    told = readable(sum(leftover.nbytes for leftover in gone))
+    if not found:
+        typer.echo("dead loaders have left nothing")
+    elif removed:
+        typer.echo(f"removed {len(gone)} of {len(found)}, {told}")
+    else:
+        typer.echo(f"{told} to be had back: shmload clean --yes")
+
+
+def _name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # no such user in this container
+        return f"uid {uid}"
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"

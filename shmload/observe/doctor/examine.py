@@ -1,0 +1,64 @@
+"""All checks, one after the other. One that fails itself is a finding, not an end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import shmload
+from shmload.observe.doctor import limits, memory, processors, software, system
+from shmload.observe.doctor.finding import Finding
+from shmload.observe.doctor.host import Host
+
+CORE = Path(shmload.__file__).parent / "_core"
+
+
+def examine(host: Host) -> list[Finding]:
+    """What every check says of a host, in the order in which things would go wrong."""
+    found: list[Finding] = []
+    for name, check in _checks(host):
+        try:
+            found += check()
+        except Exception as error:  # a check reads what other kernels write: it must not hide the others' findings
+            found.append(
+                Finding(name, "advice", f"could not be checked: {type(error).__name__}: {error}", "Please report it")
+            )
+    return found
+
+
+def _checks(host: Host) -> Iterable[tuple[str, Callable[[], Iterable[Finding]]]]:
+    yield "versions", software.check_versions
+    yield "compiled modules", partial(software.check_compiled, CORE)
+    yield "kernel", partial(system.check_kernel, host)
+    yield "/proc", partial(system.check_proc, host)
+    yield "PID 1", partial(system.check_pid_1, host)
+    yield "/dev/shm", partial(_shared_memory, "check_shm", host)
+    yield "segments", partial(_shared_memory, "check_kinds")
+    yield "leftovers", partial(_shared_memory, "check_leftovers", host)
+    yield "huge pages", partial(_shared_memory, "check_huge_pages", host)
+    yield "reaper", partial(system.check_reaper, host)
+    yield "memory", partial(memory.check_free_memory, host)
+    yield "cgroup memory", partial(memory.check_cgroup_memory, host)
+    yield "open files", partial(limits.check_open_files, host)
+    yield "locked memory", partial(limits.check_locked_memory, host)
+    yield "processes", partial(limits.check_processes, host)
+    yield "processors", partial(processors.check_processors, host)
+    yield "threads", partial(processors.check_threads, host)
+    yield "start method", lambda: software.check_start_method(system.has_gpu(host))
+    yield "GPU", lambda: system.check_gpu(host, _cuda_of_torch())
+
+
+def _shared_memory(check: str, *host: Host) -> Iterable[Finding]:
+    from shmload.observe.doctor import shared_memory  # here: it may not even be importable where nothing is built
+
+    function: Callable[..., Iterable[Finding]] = getattr(shared_memory, check)
+    return function(*host)
+
+
+def _cuda_of_torch() -> str | None:
+    try:
+        from torch.version import cuda
+    except ImportError:
+        return None
+    return str(cuda) if cuda else None

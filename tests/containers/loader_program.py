@@ -1,0 +1,97 @@
+"""A training to be run inside what a container makes of a host. Prints one line of JSON about itself.
+
+Arguments: JSON of `num_workers`, `seed`, `method`, `sample_nbytes` and `action`: "" reads two epochs; "kill" kills a worker in the
+first; "term" raises SIGTERM's handler in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from faults_kit import digest
+
+NUM_SAMPLES = 24
+
+
+class Samples:
+    """Rows of so many bytes."""
+
+    def __init__(self, sample_nbytes: int) -> None:
+        self.sample_nbytes = sample_nbytes
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": np.full(self.sample_nbytes, index, np.uint8), "i": index}
+
+
+class Stopped(Exception):
+    """SIGTERM has come."""
+
+
+def stop(*_: object) -> None:
+    raise Stopped
+
+
+def zombies() -> int:
+    """Dead processes that nobody has buried, among this one's children."""
+    count = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        count += state == "Z" and int(parent) == os.getpid()
+    return count
+
+
+def main(num_workers: int, seed: int | None, method: str, sample_nbytes: int, action: str) -> dict[str, Any]:
+    from shmload import ShmLoader
+    from shmload.shm import segment
+
+    kinds: list[str] = []
+    made = segment.Segment.__init__
+
+    def init(self: Any, *arguments: Any) -> None:
+        made(self, *arguments)
+        kinds.append(self.kind)
+
+    segment.Segment.__init__ = init  # type: ignore[method-assign]  # to see what was made
+    loader = ShmLoader(
+        Samples(sample_nbytes), batch_size=4, seed=seed, num_workers=num_workers, multiprocessing_context=method
+    )
+    signal.signal(signal.SIGTERM, stop)
+    digests: list[str] = []
+    stopped = False
+    try:
+        with loader:
+            for _ in range(2):
+                for number, batch in enumerate(loader):
+                    digests.append(digest(batch))
+                    if number == 1 and len(digests) == 2 and action == "kill":
+                        os.kill(max(worker["pid"] for worker in loader.stats()["workers"]), signal.SIGKILL)
+                    if number == 1 and action == "term":
+                        os.kill(os.getpid(), signal.SIGTERM)
+    except Stopped:
+        stopped = True
+    shm = Path("/dev/shm")
+    names = [name for name in os.listdir(shm) if "shmload" in name] if shm.is_dir() else []
+    return {
+        "pid": os.getpid(),
+        "digests": digests,
+        "kinds": sorted(set(kinds)),
+        "names": names,
+        "zombies": zombies(),
+        "stopped": stopped,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(**json.loads(sys.argv[1]))))

@@ -1,0 +1,25 @@
+"""Hosts made of files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shmload.observe.doctor.host import Host
+
+Tree = dict[str, str]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Callable[..., Host]:
+    """A host whose files are these: path -> text, and Host's other arguments."""
+
+    def make(files: Tree | None = None, **other: object) -> Host:
+        for name, text in (files or {}).items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return Host(root=tmp_path, **{"environ": {}, "pid": 7, **other})  # type: ignore[arg-type]  # by the tests' hands
+
+    return make

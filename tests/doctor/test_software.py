@@ -1,0 +1,152 @@
+"""Versions, compiled modules, start methods; and the command around all checks."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from shmload.cli import app
+from shmload.observe.doctor import examine, software
+from shmload.observe.doctor.finding import Finding
+from shmload.observe.doctor.host import Host
+
+FOUND = {"torch": "2.13.0+cpu", "numpy": "2.4.6", "posix_ipc": "1.3.2"}
+
+
+def test_good_versions_are_told() -> None:
+    (found,) = software.check_versions(FOUND.__getitem__, (3, 12, 1))
+    assert (found.level, found.text) == ("good", "Python 3.12.1, torch 2.13.0+cpu, numpy 2.4.6, posix_ipc 1.3.2")
+
+
+def test_old_and_missing_packages_are_problems() -> None:
+    def find(name: str) -> str:
+        if name == "posix_ipc":
+            raise PackageNotFoundError(name)
+        return {"torch": "2.9.1", "numpy": "2.0rc1"}[name]
+
+    *problems, _ = software.check_versions(find, (3, 10, 0))
+    assert {"problem"} == {one.level for one in problems}
+    assert [one.text for one in problems] == [
+        "Python 3.10.0 is too old",
+        "torch 2.9.1 is too old",
+        "posix_ipc is not installed",
+    ]
+    assert [one.remedy for one in problems] == [
+        "Python 3.11 or newer",
+        "pip install 'torch>=2.13'",
+        "pip install posix_ipc",
+    ]
+
+
+def stubs(folder: Path) -> Path:
+    (folder / "one.pyi").write_text(
+        "def f() -> None: ...\nclass C:\n    def __new__(cls) -> C: ...\n    def g(self) -> None: ...\n"
+    )
+    (folder / "two.pyi").write_text("def h() -> None: ...\n")
+    return folder
+
+
+def loads(modules: dict[str, Any]) -> Callable[[str], ModuleType]:
+    def load(name: str) -> Any:
+        if name.rpartition(".")[2] not in modules:
+            raise ImportError(name)
+        return modules[name.rpartition(".")[2]]
+
+    return load
+
+
+def test_compiled_modules_that_match_are_good(tmp_path: Path) -> None:
+    modules = {"one": SimpleNamespace(f=1, C=SimpleNamespace(g=1)), "two": SimpleNamespace(h=1)}
+    (found,) = software.check_compiled(stubs(tmp_path), loads(modules))
+    assert (found.level, found.text) == ("good", "all 2 are there and match")
+
+
+def test_missing_and_stale_compiled_modules_are_problems(tmp_path: Path) -> None:
+    modules = {"one": SimpleNamespace(f=1, C=SimpleNamespace())}
+    missing, stale = software.check_compiled(stubs(tmp_path), loads(modules))
+    assert (missing.level, missing.text) == ("problem", "two: missing, or built for another Python or C library")
+    assert (stale.level, stale.text) == ("problem", "one: of another version than the Python around")
+    assert "pip install" in missing.remedy
+    assert missing.remedy == stale.remedy
+
+
+def test_here_all_compiled_modules_match() -> None:
+    assert [one.level for one in software.check_compiled(examine.CORE)] == ["good"]
+
+
+@pytest.mark.parametrize(
+    ("method", "has_gpu", "level", "text"),
+    [
+        ("fork", True, "advice", "forked after CUDA was used"),
+        ("fork", False, "good", "fork: the quickest"),
+        ("spawn", True, "good", "spawn: workers inherit nothing by chance"),
+    ],
+)
+def test_start_methods(method: str, has_gpu: bool, level: str, text: str) -> None:
+    (found,) = software.check_start_method(has_gpu, method)
+    assert level == found.level
+    assert text in found.text
+    assert (level == "good") == (found.remedy == "")
+
+
+def test_the_start_method_is_pythons_own_unless_given() -> None:
+    (found,) = software.check_start_method(False)
+    assert found.text.startswith(multiprocessing.get_start_method())
+
+
+def test_every_check_is_made() -> None:
+    made = {name for name, _ in examine._checks(Host())}
+    assert made == {one.check for one in examine.examine(Host())} - {"semaphores"}
+    assert len(made) + 1 == 20
+
+
+def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(host: Host) -> list[Finding]:
+        raise ValueError("no such line")
+
+    monkeypatch.setattr("shmload.observe.doctor.memory.check_free_memory", breaks)
+    found = {one.check: one for one in examine.examine(Host())}
+    assert found["memory"].text == "could not be checked: ValueError: no such line"
+    assert found["versions"].level == "good"
+
+
+GOOD = Finding("memory", "good", "8 GiB are free")
+ADVICE = Finding("open files", "advice", "64 descriptors", "ulimit -n 4096")
+PROBLEM = Finding("kernel", "problem", "Linux 4 has no pidfd_open", "a newer one")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], *arguments: str) -> Any:
+    monkeypatch.setattr(examine, "examine", lambda host: findings)
+    return CliRunner().invoke(app, ["doctor", *arguments])
+
+
+def test_the_command_says_everything_and_ends_with_1_if_something_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(monkeypatch, [GOOD, ADVICE, PROBLEM])
+    assert done.exit_code == 1
+    assert done.stdout.splitlines() == [
+        "good    memory: 8 GiB are free",
+        "advice  open files: 64 descriptors",
+        "        -> ulimit -n 4096",
+        "problem kernel: Linux 4 has no pidfd_open",
+        "        -> a newer one",
+        "1 problem, advice on 1",
+    ]
+
+
+def test_advice_alone_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(monkeypatch, [GOOD, ADVICE])
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "no problems, advice on 1")
+
+
+def test_json_has_every_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(monkeypatch, [GOOD, PROBLEM], "--json")
+    assert done.exit_code == 1
+    assert [GOOD.as_dict(), PROBLEM.as_dict()] == json.loads(done.stdout)

@@ -1,0 +1,132 @@
+"""Trainers to be killed (trainer_program.py), and what is asked about them afterwards: who lives, which names are left."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from time import monotonic
+
+import psutil
+import trainer_program
+from faults_kit import DEADLINE_S, await_readable, program_env
+
+from shmload.shm.names import SHM_DIR
+
+BOUND_S = 2.0
+STEM = re.compile(r"shmload-\d+-[0-9a-f]{12}")
+
+
+def names_of(pids: list[int]) -> set[str]:
+    """The stems under which these processes hold shared memory."""
+    stems: set[str] = set()
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/maps") as file:
+                stems.update(STEM.findall(file.read()))
+        except OSError:
+            pass
+    return stems
+
+
+def files_with(stems: set[str]) -> list[str]:
+    return [name for name in os.listdir(SHM_DIR) if any(stem in name for stem in stems)]
+
+
+def words_of(pid: int) -> list[str]:
+    """The command line of a process, which may end meanwhile."""
+    try:
+        return psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return [f"process {pid}, which has ended since"]
+
+
+class Family:
+    """Processes, held by pidfds."""
+
+    def __init__(self, pids: list[int], stack: ExitStack) -> None:
+        self.pids = pids
+        self._pidfds = [os.pidfd_open(one) for one in self.pids]
+        for pidfd in self._pidfds:
+            stack.callback(os.close, pidfd)
+
+    @classmethod
+    def of(cls, pid: int, stack: ExitStack) -> Family:
+        """A trainer and all it has started."""
+        return cls([pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))], stack)
+
+    def survivors(self, timeout_s: float) -> list[list[str]]:
+        """Waits for all to end; the command lines of those that have not by then."""
+        until = monotonic() + timeout_s
+        left = dict(zip(self._pidfds, self.pids, strict=True))
+        poll = select.poll()
+        for pidfd in self._pidfds:
+            poll.register(pidfd, select.POLLIN)
+        while left and (wait_s := until - monotonic()) > 0:
+            for pidfd, _ in poll.poll(wait_s * 1000):
+                poll.unregister(pidfd)
+                left.pop(pidfd)
+        return [words_of(pid) for pid in left.values()]
+
+
+def kill_alone(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def kill_group(pid: int) -> None:
+    os.killpg(pid, signal.SIGKILL)
+
+
+@contextmanager
+def started(
+    state: str, method: str, then: str = "hang", prefix: tuple[str, ...] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A trainer that has come into the state."""
+    trainer = subprocess.Popen(
+        [*prefix, sys.executable, "-u", trainer_program.__file__, state, method, then],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=program_env(),
+    )
+    with trainer:
+        try:
+            assert said(trainer) == "ready"
+            yield trainer
+        finally:
+            kill_group(trainer.pid)
+
+
+@contextmanager
+def running(state: str, method: str) -> Iterator[int]:
+    """The pid of such a trainer."""
+    with started(state, method) as trainer:
+        yield trainer.pid
+
+
+def said(trainer: subprocess.Popen[bytes]) -> str:
+    """The next line of a trainer; on a loaded machine three processes take their time to import torch."""
+    assert trainer.stdout is not None
+    await_readable(trainer.stdout.fileno(), 4 * DEADLINE_S)
+    return trainer.stdout.readline().decode().strip()
+
+
+def workers_of(pid: int, stems: set[str]) -> list[int]:
+    """The processes under a trainer that have its memory."""
+    return [child.pid for child in psutil.Process(pid).children(recursive=True) if names_of([child.pid]) & stems]
+
+
+def first_worker(pid: int, stems: set[str]) -> int:
+    """The first process under the trainer that is up and has its memory."""
+    until = monotonic() + DEADLINE_S
+    while monotonic() < until:
+        workers = workers_of(pid, stems)
+        if workers:
+            return workers[0]
+        select.select([], [], [], 0.01)
+    raise AssertionError("no worker has come up")

@@ -1,0 +1,193 @@
+"""The janitor's rules in a folder of their own: what it takes for dead, and that it holds the lock while it removes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmload import ShmLoader
+from shmload.shm import janitor
+from shmload.shm.group import Group
+from shmload.shm.janitor import find_leftovers, sweep
+from shmload.shm.names import SHM_DIR, process_stem
+
+STEM = f"shmload-{os.getuid()}-0123456789ab-0"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for part in ("control", "payload-0"):
+        (tmp_path / f"{STEM}-{part}").write_bytes(b"x" * 100)
+    (tmp_path / f"sem.{STEM}-ready").write_bytes(b"x")
+    return tmp_path
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    fd = os.open(path, os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name.removeprefix("sem.").removeprefix(f"{STEM}-") for path in folder.iterdir()}
+
+
+def test_a_dead_group_is_taken_at_any_age(folder: Path) -> None:
+    (found,) = sweep(str(folder), guard_s=1e9)
+    assert (found.stem, found.error, len(found.paths)) == (STEM, "", 3)
+    assert names(folder) == set()
+
+
+def test_a_locked_group_is_left_alone(folder: Path) -> None:
+    with locked(folder / f"{STEM}-control"):
+        assert sweep(str(folder), guard_s=-1) == []
+    assert names(folder) == {"control", "payload-0", "ready"}
+
+
+def test_nobody_can_take_the_lock_while_files_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    control, order = folder / f"{STEM}-control", []
+    unlink = os.unlink
+
+    def watched(path: str) -> None:
+        with open(control, "r+b") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        order.append(os.path.basename(path))
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", watched)
+    sweep(str(folder))
+    assert order[-1] == control.name
+    assert len(order) == 3
+
+
+def test_a_group_that_began_anew_under_the_janitors_hands_is_left_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = folder / f"{STEM}-control"
+    flock = fcntl.flock
+
+    def late(fd: int, operation: int) -> None:
+        control.unlink()
+        control.write_bytes(b"the next one's")
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert sweep(str(folder)) == []
+    assert control.read_bytes() == b"the next one's"
+
+
+def test_a_lock_that_cannot_be_asked_counts_as_held(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        assert sweep(str(folder), guard_s=-1) == []
+    assert names(folder) == {"control", "payload-0", "ready"}
+
+
+def test_a_group_without_a_control_segment_is_left_until_it_is_old(folder: Path) -> None:
+    (folder / f"{STEM}-control").unlink()
+    assert sweep(str(folder), guard_s=60) == []
+    (found,) = sweep(str(folder), guard_s=-1)
+    assert found.why == "it has no control segment: its owner died at its start or its end"
+    assert names(folder) == set()
+
+
+def test_a_control_segment_that_is_being_made_is_left_alone(folder: Path) -> None:
+    (folder / f"{STEM}-control").rename(folder / f"{STEM}-control.new")
+    with locked(folder / f"{STEM}-control.new"):
+        assert sweep(str(folder), guard_s=-1) == []
+    assert sweep(str(folder), guard_s=60) == []  # not locked yet
+    assert len(sweep(str(folder), guard_s=-1)) == 1
+    assert names(folder) == set()
+
+
+def test_a_control_segment_is_locked_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    rename, seen = os.rename, []
+
+    def looked_at(old: str, new: str) -> None:
+        assert not os.path.exists(new)
+        rename(old, new)
+        with open(new, "r+b") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        seen.append(new)
+
+    monkeypatch.setattr(os, "rename", looked_at)
+    group = Group()
+    control = group.segment("control", 4096)
+    group.segment("payload-0", 4096)
+    assert seen == [control.path, f"{SHM_DIR}/{group.stem}-payload-0"]
+    group.close()
+
+
+@pytest.mark.slow
+def test_many_janitors_and_owners_at_once_leave_the_living_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = process_stem().replace(str(os.getuid()), r"(\d+)", 1)
+    monkeypatch.setattr(janitor, "STEM_PATTERN", re.compile(rf"(?:sem\.)?({ours}-\d+)-.+"))  # not what others test now
+    stop = threading.Event()
+
+    def sweeps() -> None:
+        while not stop.is_set():
+            sweep(guard_s=60)
+
+    janitors = [threading.Thread(target=sweeps) for _ in range(2)]
+    for thread in janitors:
+        thread.start()
+    try:
+        for _ in range(30):
+            group = Group()
+            control, bell = group.segment("control", 4096), group.doorbell("ready")
+            payload = group.segment("payload-0", 4096)
+            assert all(map(os.path.exists, (control.path, payload.path, f"{SHM_DIR}/sem.{bell.name[1:]}")))
+            group.close()
+    finally:
+        stop.set()
+        for thread in janitors:
+            thread.join()
+
+
+def test_a_real_loaders_owner_is_known_by_its_pid(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ShmLoader(list(range(8)), batch_size=2, seed=1, num_workers=1) as loader:
+        next(iter(loader))
+        monkeypatch.setattr(janitor, "_is_locked", lambda fd: False)
+        assert [os.getpid()] == [found.pid for found in find_leftovers() if process_stem() in found.stem]
+
+
+def test_folders_that_are_not_there_hold_nothing(tmp_path: Path) -> None:
+    assert sweep(str(tmp_path / "none")) == []
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=60)
+@given(
+    parts=st.sets(st.sampled_from(["control", "control.new", "payload-0", "orders-1"]), min_size=1),
+    is_locked=st.booleans(),
+    guard_s=st.sampled_from([-1.0, 60.0]),
+)
+def test_what_is_locked_stays_and_what_has_an_unlocked_control_goes(
+    parts: set[str], is_locked: bool, guard_s: float, tmp_path_factory: Any
+) -> None:
+    folder: Path = tmp_path_factory.mktemp("shm")
+    for part in parts:
+        (folder / f"{STEM}-{part}").write_bytes(b"")
+    lock = next((part for part in ("control", "control.new") if part in parts), None)
+    with locked(folder / f"{STEM}-{lock}") if is_locked and lock else nullcontext():
+        sweep(str(folder), guard_s=guard_s)
+    stays = (is_locked and lock is not None) or ("control" not in parts and guard_s > 0)
+    assert names(folder) == (parts if stays else set())

@@ -77,9 +77,9 @@ def test_holders_are_named_by_the_line_that_took_their_batch(seed: int | None) -
 def test_a_for_loop_is_named_and_a_copied_batch_holds_nothing() -> None:
     with loader_over_numbers() as loader, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        held = []
+        held: list[Any] = []
         for batch in loader:
-            held.append(batch)
+            held += [batch]
         num_slots = loader._last_engine.num_slots
         where = {holder.where.rpartition(" in ")[2] for holder in loader.holders()}
         assert where == {"test_a_for_loop_is_named_and_a_copied_batch_holds_nothing"}

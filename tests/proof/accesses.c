@@ -24,6 +24,7 @@
  * By hand, beyond what test_accesses.py runs (one core, about a million states and 80 MB a second; each holds and ends):
  *
  *   W S C R B  kills bumps  with                             states
+ *   2 2 2 2 3  1     1                                        3,806,958
  *   2 2 2 2 3  2     1                                       12,187,543
  *   2 2 2 2 2  1     2                                        7,448,724
  *   2 3 2 1 2  1     1                                        3,262,934
@@ -31,6 +32,9 @@
  *   2 3 1 2 4  2     1      static                            6,192,415
  *   2 2 2 2 2  2     1      poison                           27,469,128
  *   2 2 2 1 2  1     1      fail=1 odd=2 poison early         3,867,934
+ *   2 2 2 2 2  1     1      fail=1 odd=2                      2,272,267
+ *   2 2 1 1 2  1     1      static, bells, untimed            2,279,618
+ *   2 1 2 1 2  1     1      bells, timed, one post lost       2,643,211
  *   2 2 2 1 2  1     1      bells, untimed                   28,977,281
  *   2 2 1 1 3  1     1      static, bells, untimed            8,859,034
  *   2 2 1 2 2  1     1      bells, timed, two posts lost      6,601,744

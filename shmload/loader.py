@@ -425,10 +425,8 @@ class ShmLoader(DataLoader[T]):
         self._is_closed = True
         if self._stream is not None:
             self._stream.close()
-        iterator, self._iterator = getattr(self, "_iterator", None), None
-        if iterator is not None and hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()
-        for engine in list(self._engines):  # of iterators that someone still holds
+        self._iterator = None
+        for engine in list(self._engines):  # an iterator that someone still holds says that the loader is closed
             engine.close()
 
     def __enter__(self) -> Self:

@@ -31,8 +31,8 @@ def warn_of_fork() -> None:
     if others and not _has_told_of_threads:
         _has_told_of_threads = True
         log.info(
-            "workers are forked while %d other thread%s (%s): a lock that %s at that moment stays held in them for ever. If a worker "
-            'hangs before its first sample, give multiprocessing_context="forkserver"',
+            "workers are forked while %d other thread%s (%s): a lock that %s at that moment stays held in them for ever. If a "
+            'worker hangs before its first sample, give multiprocessing_context="forkserver"',
             len(others),
             " runs" if len(others) == 1 else "s run",
             ", ".join(others),

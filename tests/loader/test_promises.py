@@ -60,7 +60,12 @@ def test_a_state_is_told_without_asking_any_worker(seed: int | None, stopped: Ca
     with ShmLoader(Numbers(100), 4, num_workers=2, seed=seed) as loader:
         iterator = iter(loader)
         before = [next(iterator).tolist() for _ in range(3)]
+        engine = loader._last_engine
+        while not all(engine._is_done(order) for order in engine._queue):
+            engine._ready.wait(0.02)
         stopped(loader)
+        before.append(next(iterator).tolist())
+        assert not engine._is_done(engine._queue[-1])  # it was ordered just now, and nobody makes it
         state = loader.state_dict()
         for pid in loader._last_engine.crew.pids:
             os.kill(pid, signal.SIGCONT)

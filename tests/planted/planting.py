@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("shmload", "src", "tests", "setup.py", "pyproject.toml")
+COPIED = ("shmload", "src", "tests", "setup.py", "pyproject.toml", "README.md")
 TEST_TIMEOUT_S = 60  # of one test: what hangs for a defect is caught, too
 RUN_TIMEOUT_S = 600
 # A defect may make a program remove what is another's: in the machine's own /dev/shm that would be a neighbour's ring.
@@ -92,7 +92,11 @@ def missed_by(defect: Defect, folder: Path) -> list[str]:
 def build(module: str, folder: Path) -> None:
     """Compiles one module of the copied tree."""
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-    subprocess.run(command, cwd=folder, check=True, env={**os.environ, "SHMLOAD_ONLY": module})
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, "SHMLOAD_ONLY": module}, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(f"{module} does not build with the defect in it:\n{done.stderr[-2000:]}")
 
 
 def fails(test: str, folder: Path) -> bool:

@@ -159,7 +159,7 @@ def test_a_queue_between_threads_copies_nothing(stream: Any) -> None:
     thread.join()
     assert found[0][0] == address[0]
     assert torch.equal(found[0][1], expected)
-    del found
+    found.clear()
     assert stream.num_leased == 0
 
 
@@ -170,8 +170,7 @@ def test_two_loaders_at_once_use_nothing_of_each_others(make_stream: Any) -> Non
     streams = [make_stream(prefetch_factor=4), make_stream(prefetch_factor=4, seed=None)]
     held: list[tuple[dict[str, Any], Any]] = []
     for _ in range(30):
-        for stream in streams:
-            held.append((stream.next(), stream.expected()))
+        held += [(stream.next(), stream.expected()) for stream in streams]
         while len(held) > 6:
             held.pop(len(held) % 5)
         for batch, expected in held:

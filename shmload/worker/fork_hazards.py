@@ -1,8 +1,8 @@
 """What a fork does not take along: CUDA, and locks that other threads hold. Said before workers are forked.
 
 CUDA's state cannot be used in a forked child, which fails late, in a worker, and only if the dataset touches the GPU: that is a
-warning. A thread that holds a lock at the fork leaves it held for ever in the child; almost every program has threads (progress
-bars, loggers, Lightning) and almost none of them does harm, so that is told once, to the log.
+warning. A thread that holds a lock at the fork leaves it held for ever in the child. Seldom one does, so that is told once, to
+the log, and not of daemonic threads: progress bars and loggers have one in almost every program.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ def warn_of_fork() -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-    others = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+    here = threading.current_thread(), threading.main_thread()
+    others = [thread.name for thread in threading.enumerate() if thread not in here and not thread.daemon]
     if others and not _has_told_of_threads:
         _has_told_of_threads = True
-        log.info(
+        log.warning(
             "workers are forked while %d other thread%s (%s): a lock that %s at that moment stays held in them for ever. If a "
             'worker hangs before its first sample, give multiprocessing_context="forkserver"',
             len(others),

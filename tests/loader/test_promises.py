@@ -281,10 +281,11 @@ def test_a_fork_beside_running_threads_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fork_hazards, "_has_told_of_threads", False)
-    caplog.set_level(logging.INFO, "shmload")
+    caplog.set_level(logging.WARNING, "shmload")
     done = threading.Event()
-    thread = threading.Thread(target=done.wait, name="the test's own")
-    thread.start()
+    threads = [threading.Thread(target=done.wait, name=name, daemon=name == "daemon") for name in ("daemon", "mine")]
+    for thread in threads:
+        thread.start()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -293,8 +294,9 @@ def test_a_fork_beside_running_threads_is_told_once(
                     next(iter(loader))
     finally:
         done.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
     told = [record.getMessage() for record in caplog.records if "fork" in record.getMessage()]
     assert len(told) == 1
-    assert told[0].startswith("workers are forked while 1 other thread runs (the test's own): a lock that it holds")
+    assert told[0].startswith("workers are forked while 1 other thread runs (mine): a lock that it holds")
     assert 'multiprocessing_context="forkserver"' in told[0]

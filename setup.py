@@ -1,11 +1,12 @@
 """Extensions only; everything else stands in pyproject.toml.
 
-src/x.pyx becomes shmload._core.x. Every extension depends on all of src/, so that a changed header rebuilds what includes it
-and the sdist carries the headers. Switches: SHMLOAD_DEBUG=1 (bounds checks, assertions, -O0 -g), SHMLOAD_SANITIZE (what
--fsanitize takes: "address,undefined" or "thread"; tests/sanitize.py builds and tests so), and SHMLOAD_ONLY=name (one module).
+src/x.pyx becomes shmload._core.x. Every extension depends on what it includes, however deep, so that a changed header rebuilds just
+what must be, and the sdist carries the headers. Switches: SHMLOAD_DEBUG=1 (bounds checks, assertions, -O0 -g), SHMLOAD_SANITIZE
+(what -fsanitize takes: "address,undefined" or "thread"; tests/sanitize.py builds and tests so), SHMLOAD_ONLY=name (one module).
 """
 
 import os
+import re
 from glob import glob
 from pathlib import Path
 
@@ -32,13 +33,21 @@ if sanitizer:
     flags += ["-Wno-tsan"] if sanitizer == "thread" else []  # a fence at a ring's creation, which nobody else sees yet
     link += [f"-fsanitize={sanitizer}"]
 
+
+def included(source: Path) -> set[str]:
+    """The files beside it that a file includes, and those that they do."""
+    names = re.findall(r'(?:include|from) "([\w.]+)"', source.read_text())
+    files = {source.with_name(name) for name in names if source.with_name(name).exists()}
+    return {str(file) for file in files}.union(*(included(file) for file in files))
+
+
 sources = sorted(glob(f"src/{os.environ.get('SHMLOAD_ONLY', '*')}.pyx"))
 extensions = [
     Extension(
         f"shmload._core.{Path(source).stem}",
         [source],
         include_dirs=["src"],
-        depends=sorted(glob("src/*")),
+        depends=sorted(included(Path(source))),
         extra_compile_args=flags,
         extra_link_args=[*link, "-pthread"],
     )

@@ -81,8 +81,6 @@ class Holder(NamedTuple):
 class WatchedEngine(Engine):
     """An engine that notes where each batch is taken, over a ring whose slots are poisoned."""
 
-    _frames_to_caller = Engine._frames_to_caller + 1
-
     def __init__(self, *args: Any) -> None:
         self._taken: dict[int, tuple[int, int, float, str]] = {}  # slot -> epoch, step, when, where
         super().__init__(*args)
@@ -91,7 +89,7 @@ class WatchedEngine(Engine):
     def next(self, *, in_order: bool = True) -> Delivery:
         """As of any engine; notes who asked."""
         delivery = super().next(in_order=in_order)
-        order = delivery.order
+        order = delivery[0]
         self._taken[order.slot] = (order.epoch, order.step, monotonic(), _caller())
         return delivery
 

@@ -5,7 +5,8 @@
 Orders are delivered in the order they were submitted. They queue here, apart from slots, so that a sampler is asked at the pace
 its user expects whatever the ring's size. The trainer does its share of the protocol only inside these calls: there is no thread.
 One round is: take in freed slots, settle what workers ask for, publish, look at the next batch, see to deaths, and only then
-sleep, on a bell that every worker rings when it completes a slot.
+sleep, on a bell that a worker rings when it completes the slot that is slept for. When all goes well, a batch takes two native
+calls instead, `TrainerRing.post` and `TrainerRing.take`: a trainer of small batches spends its time on the steps between.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import pickle
+import sys
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -21,17 +22,18 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-import numpy as np
+import torch
 
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import (
+    ANY_SLOT,
     FAILED,
     FILLING,
     HELD,
-    MAX_CHUNKS,
     ORDERED,
     READY,
     REPACK,
+    Lease,
     TrainerRing,
     control_nbytes,
 )
@@ -39,6 +41,7 @@ from shmload.bad_samples import BadSamples
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows
 from shmload.batch.layout import Layout
 from shmload.batch.unpacked import unpack
+from shmload.order_writer import OrderWriter
 from shmload.orders import NOTHING, Delivery, Order
 from shmload.ring_memory import RingMemory
 from shmload.shm import forks
@@ -47,7 +50,7 @@ from shmload.supervision import Supervisor, Verdict
 from shmload.worker.crew import STOP_GRACE_S, interrupts_held
 from shmload.worker.failure import Failure
 from shmload.worker.muster import muster
-from shmload.worker.notes import END, load_note
+from shmload.worker.notes import END, NO_NEWS, Note, load_note
 from shmload.worker.spec import Job
 
 log = logging.getLogger("shmload")
@@ -57,8 +60,6 @@ DEATH_LOOK_S = 0.01  # how often deaths are looked for while batches keep coming
 TEXT_CAPACITY = 16384
 LAYOUT_CAPACITY = 65536
 ORDER_CAPACITY = 4096
-REPACKED_SHARE = 4  # one batch in so many that had to be packed after all makes all be packed
-CHUNK_WORK_NS = 300_000  # a chunk worth a claim of its own keeps a worker busy this long
 
 
 @dataclass(frozen=True)
@@ -90,19 +91,10 @@ class Engine:
         bad_samples: what is done about samples that cannot be read.
     """
 
-    _frames_to_caller = 7  # from the warning about held batches to whoever called next()
-
     def __init__(self, job: Job, options: EngineOptions, bad_samples: BadSamples) -> None:
         self._job = job
         self._bad_samples = bad_samples
         self._options = options
-        self._layout = options.layout
-        self._packs = (
-            job.collate_fn is not None
-            or not job.auto_collation
-            or (options.layout is None and job.ragged is not None and job.ragged.is_certain)
-        )
-        self._num_repacked = 0
         self._queue: deque[Order] = deque()  # submitted and not delivered
         self._backlog: deque[Order] = deque()  # its tail: not published
         self._lost: Order | None = None
@@ -135,6 +127,7 @@ class Engine:
             num_slots=self.num_slots,
             num_workers=options.num_workers,
             is_static=options.is_static,
+            threads_per_worker=self._job.num_threads,
             **sizes,
         )
         self._memory = RingMemory(group, self._ring, options.ring_bytes)
@@ -142,12 +135,16 @@ class Engine:
         self._grants = group.doorbell("grants")
         num_order_bells = options.num_workers if options.is_static else 1
         self._orders = [group.doorbell(f"orders-{i}") for i in range(num_order_bells)]
-        if self._layout is not None:
-            self._memory.make(self._layout.nbytes(max(options.max_rows, 1)))
-            self._ring.accept_layout(self._layout.dumps(), is_packed=False)
-        elif self._packs:
-            self._ring.accept_layout(b"", is_packed=True)
-        self._has_layout = self._layout is not None or self._packs
+        job = self._job
+        is_packed = (
+            job.collate_fn is not None
+            or not job.auto_collation
+            or (options.layout is None and job.ragged is not None and job.ragged.is_certain)
+        )
+        self._writer = OrderWriter(self._ring, self._memory, self._orders, is_packed=is_packed)
+        self._has_layout = options.layout is not None or is_packed
+        if self._has_layout:
+            self._writer.settle(options.layout, options.max_rows)
         self._has_notes = self._job.seed is None
         self.crew = muster(
             self._job,
@@ -179,8 +176,9 @@ class Engine:
             raise self._why_closed()
         try:
             self._queue.append(order)
-            self._backlog.append(order)
-            self._publish()
+            if self._backlog or not self._writer.post(order):
+                self._backlog.append(order)
+                self._publish()
         except BaseException:  # ^C, or what another signal handler raises, may come at any line
             self._mend()
             raise
@@ -204,55 +202,8 @@ class Engine:
             if slot < 0:
                 return
             order = self._backlog[0]
-            self._write(order, slot)
+            self._writer.write(order, slot)
             self._backlog.popleft()
-
-    def _write(self, order: Order, slot: int, *, is_packed: bool = False) -> None:
-        """Publishes an order in a slot that is held, or in its own again."""
-        nrows, indices = order.nrows, order.indices
-        if isinstance(indices, np.ndarray) and not order.is_given:
-            raw, is_pickled = indices, False
-        else:
-            try:
-                raw, is_pickled = _as_int64(indices), False
-            except (TypeError, ValueError, OverflowError):
-                raw, is_pickled = pickle.dumps(indices), True  # type: ignore[assignment]  # bytes, a buffer too
-        path = self._memory.order_path(slot, raw)
-        is_packed = is_packed or self._packs
-        if not is_packed and self._layout is not None:
-            self._memory.ensure(slot, self._layout.nbytes(nrows))
-        nchunks = 1 if is_packed or order.worker >= 0 else self._num_chunks(nrows)
-        order.slot = slot
-        self._ring.publish(
-            slot,
-            epoch=order.epoch,
-            step=order.step,
-            seq=order.step,
-            indices=raw,
-            nrows=nrows,
-            nchunks=nchunks,
-            is_packed=is_packed,
-            is_pickled=is_pickled,
-            reserved=order.worker,
-            order_path=path,
-        )
-        self._ring_workers(order.worker, nchunks)
-
-    def _ring_workers(self, worker: int, count: int) -> None:
-        if worker >= 0:
-            self._orders[worker].post_up_to(1)
-        else:
-            self._orders[0].post_up_to(min(count, self._options.num_workers))
-
-    def _num_chunks(self, nrows: int) -> int:
-        """Chunks for a batch: enough that every worker has a part, none shorter than a claim is worth."""
-        most = min(4 * self._options.num_workers, MAX_CHUNKS, nrows // self._job.num_threads)
-        if most <= 1:
-            return 1
-        busy_ns, num_samples = self._ring.work_done()
-        if num_samples < 2 * nrows:
-            return most
-        return int(max(1, min(most, nrows * busy_ns / num_samples / CHUNK_WORK_NS)))
 
     # ------------------------------------------------------------ delivery
 
@@ -271,6 +222,11 @@ class Engine:
         if self._is_closed:
             raise self._why_closed()
         try:
+            if in_order and not self._backlog:
+                order = self._queue[0]
+                lease = self._ring.take(order)
+                if lease is not None:
+                    return self._deliver(order, lease, NO_NEWS if lease.has_note else None)
             return self._next(in_order)
         except BaseException:  # ^C, or what another signal handler raises, may come at any line
             self._mend()
@@ -282,33 +238,34 @@ class Engine:
         self._round()
         if monotonic() - self._death_look > DEATH_LOOK_S:
             self._see_to_deaths()
-        while True:
-            order = self._queue[0] if in_order else self._first_done()
-            if order.slot >= 0:
-                found = ring.look(order.slot)
-                if found == READY:
-                    break
-                if found != FILLING:
-                    if self._settle(order, found):
-                        continue
-                    self._queue.remove(order)
-                    return Delivery(order, NOTHING, None)
-            if began == 0:
-                began = monotonic()
-                ring.begin_wait()
-            self._ready.drain()
-            self._round()
-            if self._is_done(order if in_order else self._first_done()):
-                continue
-            was_rung = self._ready.wait(WAIT_S)
-            now = monotonic()
-            if not was_rung or now - self._death_look > DEATH_LOOK_S:
-                self._see_to_deaths()
-            if self._options.timeout_s and now - began > self._options.timeout_s:
-                raise RuntimeError(f"DataLoader timed out after {self._options.timeout_s} seconds")
-        if began:
+        try:
+            while True:
+                order = self._queue[0] if in_order else self._first_done()
+                if order.slot >= 0:
+                    found = ring.look(order.slot)
+                    if found == READY:
+                        break
+                    if found != FILLING:
+                        if self._settle(order, found):
+                            continue
+                        self._queue.remove(order)
+                        return order, NOTHING, None
+                now = monotonic()
+                began = began or now
+                ring.begin_wait(order.slot if in_order and order.slot >= 0 else ANY_SLOT)
+                self._ready.drain()
+                self._round()
+                if self._is_done(order if in_order else self._first_done()):
+                    continue
+                was_rung = self._ready.wait(WAIT_S)
+                now = monotonic()
+                if not was_rung or now - self._death_look > DEATH_LOOK_S:
+                    self._see_to_deaths()
+                if self._options.timeout_s and now - began > self._options.timeout_s:
+                    raise RuntimeError(f"DataLoader timed out after {self._options.timeout_s} seconds")
+        finally:
             ring.end_wait()
-        return self._deliver(order)
+        return self._deliver_noted(order)
 
     def _is_done(self, order: Order) -> bool:
         return order.slot >= 0 and self._ring.look(order.slot) != FILLING
@@ -319,40 +276,42 @@ class Engine:
     def _why_closed(self) -> BaseException:
         return RuntimeError("this loader is closed: make a new one") if self._broken is None else self._broken.error()
 
-    def _deliver(self, order: Order) -> Delivery:
-        ring, slot = self._ring, order.slot
-        dumped = ring.note(slot) if self._has_notes else b""
+    def _deliver_noted(self, order: Order) -> Delivery:
+        """Delivers a ready order with whatever its worker sent along."""
+        slot = order.slot
+        dumped = self._ring.note(slot) if self._has_notes else b""
         if dumped[:1] == END:
-            ring.free(slot)
+            self._ring.free(slot)
             self._queue.remove(order)
-            return Delivery(order, NOTHING, load_note(dumped, None))
-        lease = ring.lease(slot)
+            return order, NOTHING, load_note(dumped, None)
+        lease = self._ring.lease(slot)
+        return self._deliver(order, lease, load_note(dumped, lease.bytes_at))
+
+    def _deliver(self, order: Order, lease: Lease, note: Note | None) -> Delivery:
         nbytes = lease.used_nbytes  # set by the worker that packed the batch, whatever the order asked for
         try:
-            note = load_note(dumped, lease.bytes_at)
             if note is not None and note.has_ended:
                 batch = NOTHING
             elif nbytes:
                 batch = unpack(LeasedBatch(lease))
             else:
-                assert self._layout is not None
-                batch = deliver_rows(self._layout, lease, order.nrows)
-                nbytes = self._layout.nbytes(order.nrows)
-            if ring.num_leased < self.num_slots:
+                assert self._writer.layout is not None
+                batch, nbytes = deliver_rows(self._writer.layout, lease, order.nrows)
+            del lease
+            is_last_slot = self._ring.count_batch(order.nrows, nbytes)
+            if not is_last_slot:
                 self._has_collected = False
             elif batch is not NOTHING and self._must_copy():
                 batch = copied(batch)
         except Exception:  # an object in it does not unpickle, say: it would not the next time either
             self._lose(order)
             raise
-        del lease
-        ring.count_batch(order.nrows, nbytes)
-        self._supervisor.batch_came()
+        self._supervisor.num_vain = 0
         if self._queue[0] is order:
             self._queue.popleft()
         else:
             self._queue.remove(order)
-        return Delivery(order, batch, note)
+        return order, batch, note
 
     def _lose(self, order: Order) -> None:
         self._queue.remove(order)
@@ -389,7 +348,7 @@ class Engine:
                 f"{ring.num_leased - 1} batches are still in use, all but one of the ring's {self.num_slots} slots: from now on "
                 "batches are copied to private memory while that is so. Drop batches you no longer need, or raise "
                 f"prefetch_factor or ring_bytes{self._who_holds()}",
-                stacklevel=self._frames_to_caller,
+                stacklevel=_callers_level(),
             )
         ring.count_copied_out()
         return True
@@ -408,16 +367,12 @@ class Engine:
         """
         ring, slot = self._ring, order.slot
         if found == REPACK:
-            self._num_repacked += 1
-            num_delivered = self._ring.counters()["batches"]
-            if self._num_repacked > 1 and REPACKED_SHARE * self._num_repacked >= num_delivered:
-                self._packs = True  # samples differ in shape more often than not: rows would be begun in vain
-            self._write(order, slot, is_packed=True)
+            self._writer.write_packed(order, self._ring.counters()["batches"])
             return True
         assert found == FAILED
         _, text = ring.failure(slot)
         if text == b"":  # opened again, because the text was another chunk's
-            self._ring_workers(order.worker, 1)
+            self._writer.ring_workers(order, 1)
             return True
         bad: Sequence[int]
         error: Callable[[], BaseException]
@@ -438,7 +393,7 @@ class Engine:
         if order.nrows == 0:
             ring.free(slot)
             return False
-        self._write(order, slot)
+        self._writer.write(order, slot)
         return True
 
     def _round(self) -> None:
@@ -460,13 +415,8 @@ class Engine:
 
     def _accept(self, text: bytes) -> None:
         """Settles the layout that a worker has proposed; no text: samples have no fixed rows."""
-        if text:
-            self._layout = Layout.loads(text)
-            nrows = max([self._options.max_rows, *(order.nrows for order in self._queue), 1])
-            self._memory.make(self._layout.nbytes(nrows))
-        else:
-            self._packs = True
-        self._ring.accept_layout(text, is_packed=not text)
+        nrows = max(self._options.max_rows, *(order.nrows for order in self._queue), 1)
+        self._writer.settle(Layout.loads(text) if text else None, nrows)
         self._has_layout = True
         self._ring_grants()
 
@@ -478,6 +428,7 @@ class Engine:
 
     def _see_to_deaths(self) -> None:
         self._death_look = monotonic()
+        self._ring.look_again(DEATH_LOOK_S)
         if self._options.sample_timeout_s is not None:
             with interrupts_held():
                 num_late = self._supervisor.see_to_late()
@@ -517,7 +468,7 @@ class Engine:
             **self._ring.counters(),
             "slots": {name: states[i] for i, name in enumerate(names)},
             "num_queued": len(self._queue),
-            "num_repacked": self._num_repacked,
+            "num_repacked": self._writer.num_repacked,
             "num_taken_back": self._supervisor.num_taken_back,
             "num_foreign": sum(worker["num_foreign"] for worker in workers),
             "workers": workers,
@@ -526,7 +477,7 @@ class Engine:
     @property
     def layout(self) -> Layout | None:
         """Where fields lie, once it is known."""
-        return self._layout
+        return self._writer.layout
 
     def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
         """Ends the workers and gives up the names; live batches stay valid. Safe to call twice, and in a forked child.
@@ -546,8 +497,10 @@ class Engine:
         self._group.close()
 
 
-def _as_int64(indices: Any) -> np.ndarray[Any, Any]:
-    """The indices as int64; TypeError if one is not exactly an int (its worker must see the sampler's own key)."""
-    if type(indices) is not list or not set(map(type, indices)) <= {int}:
-        raise TypeError("what is no list of int travels pickled")
-    return np.array(indices, np.int64)
+def _callers_level() -> int:
+    """How many frames up from who asks the user's code is, for a warning."""
+    ours = (os.path.dirname(__file__), os.path.dirname(torch.utils.data.__file__))
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+        level, frame = level + 1, frame.f_back
+    return level

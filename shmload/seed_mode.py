@@ -212,7 +212,7 @@ class SeedStream:
             if front is None or (front.epoch, front.step) != (epoch, step):
                 raise StopIteration
         try:
-            batch = engine.next().batch
+            _, batch, _ = engine.next()
         except Exception:
             if engine.front is not front:  # that batch is lost
                 place.step += self._stride

@@ -85,7 +85,7 @@ class Supervisor:
         self._kills: Counter[str] = Counter()  # by what a worker died over, in words
         self._poisoned: dict[int, FatalRow] = {}  # by slot
         self._num_restarts = 0
-        self._num_vain = 0
+        self.num_vain = 0  # deaths of workers with nothing to do, since a batch came: whoever delivers one sets it back
         self.num_taken_back = 0
 
     def see_to(self, death: Death) -> Verdict | None:
@@ -95,9 +95,9 @@ class Supervisor:
         if self._max_restarts is not None and self._num_restarts >= self._max_restarts:
             return _verdict(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
         if held is None:
-            self._num_vain += 1
-            if self._num_vain >= VAIN_DEATHS:
-                return _verdict(f"{death}, the {self._num_vain}th in a row that ended with nothing to do", death, None)
+            self.num_vain += 1
+            if self.num_vain >= VAIN_DEATHS:
+                return _verdict(f"{death}, the {self.num_vain}th in a row that ended with nothing to do", death, None)
         is_deadly = held is not None and work is not None and self._kills[work] >= 2
         if is_deadly and held is not None:
             self._poisoned[held[0]] = FatalRow(f"{work} ended its worker twice: {death}", held[3])
@@ -139,10 +139,6 @@ class Supervisor:
             self._ring.count_restart()
             self._crew.replace(worker)
         return num_late
-
-    def batch_came(self) -> None:
-        """Notes that workers do get something done."""
-        self._num_vain = 0
 
     def death_over(self, slot: int) -> FatalRow:
         """What happened to the workers of a slot that was given up."""

@@ -82,12 +82,10 @@ class _Iterator(_BaseDataLoaderIter):
         self._pass, recorder.num_passes = recorder.num_passes, recorder.num_passes + 1
         recorder.begins(functools.partial(header_of, loader, None), self._pass, self.progress.num_delivered)
 
-    def _is_nothing(self, order: Order, batch: Any) -> bool:
-        """Whether the order has no batch to be yielded; keeps the order."""
-        self._order = order
-        if batch is NOTHING and self._recorder is not None:
-            self._recorder.delivered(order, batch, epoch=self._pass)
-        return batch is NOTHING
+    def _nothing_came(self, order: Order) -> None:
+        """Records that an order has no batch to be yielded."""
+        if self._recorder is not None:
+            self._recorder.delivered(order, NOTHING, epoch=self._pass)
 
     def _skip_to(self, position: int) -> None:
         """Reads batches again, unseen, up to a position behind the last snapshot."""
@@ -257,8 +255,10 @@ class TorchIterator(_Iterator):
             elif self._num_active[order.worker] > 0:  # else an order from before its end
                 self._num_active[order.worker] -= 1
             self._try_put_index()
-            if not self._is_nothing(order, batch):
+            if batch is not NOTHING:
+                self._order = order
                 return self._pinned(batch) if self._pin_memory else batch
+            self._nothing_came(order)
 
     def _pinned(self, batch: Any) -> Any:
         return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
@@ -339,8 +339,10 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
             step = self._sampler_iter.num_taken - 1
             order = Order(0, step, keys if self._auto_collation else [keys])
             batch = self._reader.read(order)
-            if not self._is_nothing(order, batch):
+            if batch is not NOTHING:
+                self._order = order
                 return batch
+            self._nothing_came(order)
 
 
 def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
-from shmload.generators import Origin, replayed
+from shmload.generators import Origin, randperm, replayed
 from shmload.worker.snapshot import is_stateful
 
 SamplerState = dict[str, Any]
@@ -281,13 +281,12 @@ def _slices(batch_sampler: BatchSampler, random: RandomSampler | None, num_skipp
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
             generator = torch.Generator()
             generator.manual_seed(seed)
-        order = torch.randperm(n, generator=generator).numpy()
+        order = randperm(n, generator).numpy()
     for first in range(num_skipped * batch_size, n - batch_size + 1, batch_size):
         yield order[first : first + batch_size]
     if random is not None and random.generator is not None:
-        torch.randperm(
-            n, generator=generator
-        )  # torch's sampler draws an order it then takes nothing of, which moves the user's
+        # torch's sampler draws an order it then takes nothing of, which moves the user's
+        randperm(n, generator)
     rest = n % batch_size
     if rest and not batch_sampler.drop_last and num_skipped * batch_size < n:
         yield order[n - rest :]

@@ -195,7 +195,7 @@ cdef class WorkerRing:
         return self._ring.header.text_capacity
 
     def finish(self, uint32_t own, *, uint64_t num_foreign=0):
-        """Ends the claim with DONE, VOID or ERROR. Returns whether the trainer's bell must be rung."""
+        """Ends the claim with DONE, VOID or ERROR. Returns whether the trainer sleeps for it: its bell must be rung then."""
         self._record()
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
         me.busy_ns += _now_ns() - self._claimed_ns
@@ -207,7 +207,7 @@ cdef class WorkerRing:
         if all_final < 0:
             os.abort()  # someone else owns rows this process was writing: nothing here can be trusted any more
         self._is_claimed = False
-        return all_final == 1
+        return all_final == 1 and shml_is_awaited(&self._ring, self._claim.slot) == 1
 
     # ------------------------------------------------------------ layout
 

@@ -60,6 +60,7 @@ cdef class Lease:
 
     cdef shml_lease *_lease
     cdef readonly uint64_t used_nbytes  # bytes of a packed batch; 0: rows lie as the layout says
+    cdef readonly bint has_note  # its worker sent one along
 
     def __dealloc__(self):
         if self._lease != NULL:
@@ -100,7 +101,7 @@ cdef class Lease:
             raise ValueError(f"{place[1]} bytes of meta at {place[0]} end beyond the slot of {self._lease.nbytes}")
         return (<const char *>self._lease.base)[place[0]:place[0] + place[1]]
 
-    def capsule(self, uint64_t offset, int code, int bits, tuple shape):
+    cpdef capsule(self, uint64_t offset, int code, int bits, tuple shape):
         """A DLPack capsule of a C-order array in the slot; whoever consumes it holds the lease.
 
         Args:
@@ -122,15 +123,23 @@ cdef class Lease:
             managed.shape[i] = extent
         return PyCapsule_New(managed, "dltensor", <void (*)(object) noexcept>_drop_capsule)
 
-    def tensors(self, tuple plan, from_dlpack):
-        """One tensor per entry of `plan`, each holding the lease.
+    def tensors(self, tuple plan, from_dlpack, tuple names=None):
+        """One tensor per entry of `plan`, each holding the lease: a list, or with `names` a dict.
 
         Args:
             plan: per field (offset, code, bits, shape), or (-1, make, shape, dtype) for a field without bytes.
             from_dlpack: makes a tensor of a capsule.
         """
-        return [
-            from_dlpack(self.capsule(entry[0], entry[1], entry[2], entry[3])) if entry[0] >= 0
-            else entry[1](entry[2], dtype=entry[3])
-            for entry in plan
-        ]
+        cdef list found = []
+        cdef dict named = {}
+        cdef Py_ssize_t i
+        for i, entry in enumerate(plan):
+            if entry[0] >= 0:
+                tensor = from_dlpack(self.capsule(entry[0], entry[1], entry[2], entry[3]))
+            else:
+                tensor = entry[1](entry[2], dtype=entry[3])
+            if names is None:
+                found.append(tensor)
+            else:
+                named[names[i]] = tensor
+        return found if names is None else named

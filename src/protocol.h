@@ -31,6 +31,7 @@ enum {
     SHML_DONE = 0xFFFF,
 };
 #define SHML_ANYONE (-1)
+#define SHML_ANY_SLOT (-2)
 
 #define SHML_WORD(order, own) ((uint64_t)(order) << 16 | (uint64_t)(own))
 #define SHML_ORDER_OF(word) ((uint64_t)(word) >> 16)
@@ -217,6 +218,15 @@ static inline int32_t shml_recover(shml_ring *ring, uint32_t slot, uint32_t w, u
     return -1;
 }
 
+/* Says for which slot the trainer is about to sleep (SHML_ANY_SLOT: for any, -1: for none, it is awake). It must look at that slot
+ * once more before it does: a worker that finished earlier has seen no reason to ring. The fence and the one order of seq_cst in
+ * shml_finish and shml_is_awaited make one of the two see the other. */
+static inline void shml_await(shml_ring *ring, int64_t slot) {
+    uint64_t awaited = slot == SHML_ANY_SLOT ? UINT64_MAX : (uint64_t)(slot + 1);
+    atomic_store_explicit(&ring->header->awaited, awaited, memory_order_seq_cst);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
 /* Opens a chunk that ended in ERROR while the text area tells of another chunk's error: it will be filled, and fail, again. */
 static inline void shml_reopen(shml_ring *ring, uint32_t slot, uint32_t chunk, int reserved) {
     shml_slot *s = &ring->slots[slot];
@@ -270,7 +280,7 @@ static inline int shml_win_error(const shml_ring *ring, const shml_claim *claim)
                                                    memory_order_relaxed);
 }
 
-/* Ends a claim with DONE, VOID or ERROR. Returns 1 if every chunk of the slot is now final (ring the trainer's bell), 0 if not,
+/* Ends a claim with DONE, VOID or ERROR. Returns 1 if every chunk of the slot is now final (see shml_is_awaited), 0 if not,
  * -1 if the claim was no longer this worker's, which a live worker never sees: abort. */
 static inline int shml_finish(const shml_ring *ring, const shml_claim *claim, uint32_t w, uint32_t own) {
     shml_slot *s = &ring->slots[claim->slot];
@@ -282,6 +292,12 @@ static inline int shml_finish(const shml_ring *ring, const shml_claim *claim, ui
     for (uint32_t c = 0; c < nchunks; c++)
         if (!shml_is_final(atomic_load_explicit(&s->owner[c], memory_order_seq_cst))) return 0;
     return 1;
+}
+
+/* Whether the trainer sleeps for this slot, which has just become final: only then must its bell be rung. */
+static inline int shml_is_awaited(const shml_ring *ring, uint32_t slot) {
+    uint64_t awaited = atomic_load_explicit((shml_u64 *)&ring->header->awaited, memory_order_seq_cst);
+    return awaited == (uint64_t)slot + 1 || awaited == UINT64_MAX;
 }
 
 /* Before the layout is known, one worker describes it. Returns 1 if w may write the layout text; it then stores

@@ -59,7 +59,7 @@ cdef extern from "lease.h" nogil:
         void (*deleter)(dl_managed *)
 
     enum:
-        SHML_ABI, SHML_ANYONE, SHML_MAX_CHUNKS, SHML_MAX_WORKERS, SHML_PATH_NBYTES
+        SHML_ABI, SHML_ANYONE, SHML_ANY_SLOT, SHML_MAX_CHUNKS, SHML_MAX_WORKERS, SHML_PATH_NBYTES
         SHML_OPEN, SHML_RESERVED, SHML_POISON, SHML_ERROR, SHML_VOID, SHML_DONE
         SHML_FREE, SHML_HELD, SHML_ORDERED, SHML_LEASED, SHML_DRAINING
         SHML_LAYOUT_NONE, SHML_LAYOUT_PROPOSED, SHML_LAYOUT_READY, SHML_LAYOUT_ASKING
@@ -77,10 +77,12 @@ cdef extern from "lease.h" nogil:
     void shml_publish(shml_ring *ring, uint32_t slot, uint64_t order, int reserved)
     shml_status shml_inspect(const shml_ring *ring, uint32_t slot)
     void shml_void(shml_ring *ring, uint32_t slot)
+    void shml_await(shml_ring *ring, int64_t slot)
     int32_t shml_recover(shml_ring *ring, uint32_t slot, uint32_t w, uint32_t own)
     void shml_reopen(shml_ring *ring, uint32_t slot, uint32_t chunk, int reserved)
 
     int shml_take_claim(const shml_ring *ring, uint32_t w, shml_claim *claim)
+    int shml_is_awaited(const shml_ring *ring, uint32_t slot)
     int shml_win_error(const shml_ring *ring, const shml_claim *claim)
     int shml_finish(const shml_ring *ring, const shml_claim *claim, uint32_t w, uint32_t own)
     int shml_ask_layout(const shml_ring *ring, uint32_t w)

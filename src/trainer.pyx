@@ -6,13 +6,16 @@ the protocol's private mutex: every step is one C call that nothing interrupts h
 
 include "ring.pxi"
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 import os
 
+from numpy import ndarray
+
 include "leases.pxi"
+include "order.pxi"
 
 cdef extern from *:
     """
@@ -45,6 +48,9 @@ ORDERED = SHML_ORDERED
 MAX_CHUNKS = SHML_MAX_CHUNKS
 MAX_WORKERS = SHML_MAX_WORKERS
 ANYONE = SHML_ANYONE
+ANY_SLOT = SHML_ANY_SLOT
+
+cdef uint64_t CHUNK_WORK_NS = 300_000  # a chunk worth a claim of its own keeps a worker busy this long
 
 
 def control_nbytes(uint32_t num_slots, uint32_t num_workers, *, uint64_t order_capacity, uint64_t text_capacity,
@@ -59,6 +65,7 @@ cdef class TrainerRing:
     Args:
         control: mapping of zeroed memory, `control_nbytes(...)` long; everything else goes in by keyword.
         is_static: batch i belongs to one worker, and each worker takes its orders oldest first.
+        threads_per_worker: rows that a worker reads at a time: no chunk is smaller.
     """
 
     cdef shml_ring _ring
@@ -67,10 +74,14 @@ cdef class TrainerRing:
     cdef int _num_forks
     cdef object _pid
     cdef uint64_t _order
+    cdef uint32_t _threads_per_worker, _expected_nrows
+    cdef uint64_t _expected_nbytes
+    cdef uint64_t _look_ns
+    cdef bint _is_draining
     cdef readonly int num_slots, num_workers
 
     def __cinit__(self, control, *, uint32_t num_slots, uint32_t num_workers, uint64_t order_capacity,
-                  uint64_t text_capacity, uint64_t layout_capacity, bint is_static=False):
+                  uint64_t text_capacity, uint64_t layout_capacity, bint is_static=False, uint32_t threads_per_worker=1):
         cdef uint64_t needed = shml_plan(NULL, num_slots, num_workers, order_capacity, text_capacity, layout_capacity)
         if num_slots < 1 or num_workers > SHML_MAX_WORKERS:
             raise ValueError(f"a ring has at least 1 slot and at most {SHML_MAX_WORKERS} workers, "
@@ -82,6 +93,7 @@ cdef class TrainerRing:
         self._pid = os.getpid()
         self.num_slots = num_slots
         self.num_workers = num_workers
+        self._threads_per_worker = max(threads_per_worker, 1)
         shml_create(&self._ring, <void *><uintptr_t>control.address, num_slots, num_workers, order_capacity,
                     text_capacity, layout_capacity)
         self._ring.header.is_static = is_static
@@ -231,9 +243,15 @@ cdef class TrainerRing:
         record.epoch = epoch
         record.step = step
         record.seq = seq
+        record.order_kind = SHML_ORDER_PICKLED if is_pickled else SHML_ORDER_INT64
+        return self._open(slot, nrows, nchunks, is_packed, reserved)
+
+    cdef uint64_t _open(self, int slot, uint32_t nrows, uint32_t nchunks, bint is_packed, int reserved):
+        """Opens to workers an order that stands in its slot."""
+        cdef shml_slot *record = &self._ring.slots[slot]
+        cdef shml_place *place = &self._desk.places[slot]
         record.nrows = nrows
         record.nchunks = nchunks
-        record.order_kind = SHML_ORDER_PICKLED if is_pickled else SHML_ORDER_INT64
         record.form = SHML_FORM_PACKED if is_packed else SHML_FORM_ROWS
         record.generation = self._ring.header.generation
         record.ordered_ns = _now_ns()
@@ -243,6 +261,67 @@ cdef class TrainerRing:
         self._set_state(slot, SHML_ORDERED)
         shml_publish(&self._ring, slot, self._order, reserved)
         return self._order
+
+    def expect(self, uint32_t nrows, uint64_t nbytes):
+        """Says what room batches of up to `nrows` rows take, for `post`; until then it posts packed ones alone."""
+        self._expected_nrows = nrows
+        self._expected_nbytes = nbytes
+
+    def post(self, Order order, *, bint is_packed):
+        """Publishes an order in a free slot if it is a usual one: int64 indices that fit the order area, a slot that has the room.
+
+        One call for what `hold` and `publish` and what is asked between them do, which costs a trainer of small batches most.
+
+        Returns:
+            the number of its chunks; 0: it is no usual order, or no slot is free, and nothing has happened.
+        """
+        self._guard()
+        self._collect()
+        if order.is_given or self._desk.num_free == 0 or type(order.indices) is not ndarray:
+            return 0
+        cdef int slot = self._desk.free_list[self._desk.num_free - 1]
+        cdef shml_slot *record = &self._ring.slots[slot]
+        cdef Py_buffer view
+        cdef uint32_t nrows
+        PyObject_GetBuffer(order.indices, &view, PyBUF_FORMAT | PyBUF_STRIDES)
+        try:
+            if view.ndim != 1 or view.len == 0 or view.strides[0] != 8 or (view.format[0] != b"l" and view.format[0] != b"q"):
+                return 0
+            if <uint64_t>view.len > self._ring.header.order_capacity or record.order_path[0]:
+                return 0
+            nrows = view.len // 8
+            if not is_packed and (nrows > self._expected_nrows or self._desk.places[slot].nbytes < self._expected_nbytes):
+                return 0
+            memcpy(shml_order_area(&self._ring, slot), view.buf, view.len)
+            record.order_nbytes = view.len
+        finally:
+            PyBuffer_Release(&view)
+        self._desk.num_free -= 1
+        record.epoch = order.epoch
+        record.step = record.seq = order.step
+        record.order_kind = SHML_ORDER_INT64
+        cdef uint32_t nchunks = 1 if is_packed or order.worker >= 0 else self._num_chunks(nrows)
+        order.slot = slot
+        self._open(slot, nrows, nchunks, is_packed, order.worker)
+        return nchunks
+
+    def num_chunks(self, uint32_t nrows):
+        """Chunks for a batch of rows: enough that every worker has a part, none shorter than a claim is worth."""
+        return self._num_chunks(nrows)
+
+    cdef uint32_t _num_chunks(self, uint32_t nrows):
+        cdef uint32_t most = min(4 * <uint32_t>self.num_workers, <uint32_t>SHML_MAX_CHUNKS, nrows // self._threads_per_worker)
+        if most <= 1:
+            return 1
+        cdef uint64_t busy_ns = 0, num_samples = 0
+        for worker in range(self.num_workers):
+            busy_ns += self._ring.workers[worker].busy_ns
+            num_samples += self._ring.workers[worker].num_samples
+        if num_samples < 2 * <uint64_t>nrows:
+            return most
+        return max(1, min(most, <uint32_t>(<double>nrows * busy_ns / num_samples / CHUNK_WORK_NS)))
+
+    # ------------------------------------------------------------ looking and leasing
 
     def look(self, int slot):
         """FILLING, READY, FAILED or REPACK, from the owner words. Cost: about 0.1 us."""
@@ -303,6 +382,9 @@ cdef class TrainerRing:
 
     def needy(self):
         """A slot whose claimant waits for a larger payload; -1: none."""
+        return self._needy()
+
+    cdef int _needy(self):
         cdef int slot
         for slot in range(self.num_slots):
             if self._ring.slots[slot].need_nbytes != 0 and self._desk.places[slot].state in (SHML_ORDERED, SHML_DRAINING):
@@ -318,22 +400,51 @@ cdef class TrainerRing:
     def lease(self, int slot):
         """Leases a READY slot: it is the holder's until the last tensor made from the lease dies."""
         self._slot(slot)
-        cdef shml_place *place = &self._desk.places[slot]
         if self.look(slot) != READY:
             raise ValueError(f"slot {slot} is not ready")
-        if place.map == NULL:
+        if self._desk.places[slot].map == NULL:
             raise ValueError(f"slot {slot} has no payload")
+        return self._lease(slot)
+
+    def take(self, Order order):
+        """The lease of an order that is ready, if nothing else asks for the trainer: no death is to be looked for by now, no layout
+        or room to be settled, nothing drains, and no note came with it. Else None: then look at it all, one by one.
+
+        One call for what `look` and `lease` and what is asked between them do.
+        """
+        self._guard()
+        cdef int slot = order.slot
+        cdef shml_status status
+        cdef shml_slot *record
+        if slot < 0 or self._desk.places[slot].state != SHML_ORDERED or _now_ns() >= self._look_ns:
+            return None
+        if self._is_draining or self._ring.header.layout_state == SHML_LAYOUT_PROPOSED or self._needy() >= 0:
+            return None
+        record = &self._ring.slots[slot]
+        status = shml_inspect(&self._ring, slot)
+        if status.num_open or status.num_claimed or status.num_void or status.first_bad >= 0:
+            return None
+        if record.note_nbytes > 1 or (record.note_nbytes == 1 and shml_text_area(&self._ring, slot)[0] != 0):
+            return None
+        if record.repack == self._desk.places[slot].order or self._desk.places[slot].map == NULL:
+            return None
+        return self._lease(slot)
+
+    cdef Lease _lease(self, int slot):
         cdef Lease lease = Lease.__new__(Lease)
         lease.used_nbytes = self._ring.slots[slot].used_nbytes
+        lease.has_note = self._ring.slots[slot].note_nbytes != 0
         lease._lease = shml_lease_begin(self._desk, slot)
         self._ring.slots[slot].state = SHML_LEASED
         return lease
 
     def count_batch(self, uint32_t nrows, uint64_t nbytes):
-        """Adds to what was delivered."""
+        """Adds to what was delivered. Returns whether every slot is leased now, so that the next batch would find none."""
         self._ring.header.batches += 1
         self._ring.header.samples += nrows
         self._ring.header.nbytes += nbytes
+        self._collect()
+        return self._desk.num_leased == <uint32_t>self.num_slots
 
     @property
     def num_leased(self):
@@ -357,6 +468,7 @@ cdef class TrainerRing:
             if self._desk.places[slot].state == SHML_ORDERED:
                 shml_void(&self._ring, slot)
                 self._set_state(slot, SHML_DRAINING)
+                self._is_draining = True
 
     def drain(self):
         """Frees the draining slots that no worker writes into any more. Returns how many still drain."""
@@ -372,6 +484,7 @@ cdef class TrainerRing:
             else:
                 shml_desk_push_free(self._desk, slot)
                 self._ring.slots[slot].state = SHML_FREE
+        self._is_draining = num_left > 0
         return num_left
 
     def held_by(self, uint32_t worker):
@@ -460,12 +573,21 @@ cdef class TrainerRing:
         """Tells workers to leave."""
         self._ring.header.is_closing = 1
 
-    def begin_wait(self):
-        """Notes for onlookers that the trainer waits from now on."""
-        self._ring.header.waiting_since_ns = _now_ns()
+    def look_again(self, double after_s):
+        """From so many seconds on `take` declines: it is time to look for deaths."""
+        self._look_ns = _now_ns() + <uint64_t>(after_s * 1e9)
+
+    def begin_wait(self, int slot):
+        """Says that the trainer is about to sleep until this slot (ANY_SLOT: any) is final. Look once more before it does."""
+        if self._ring.header.waiting_since_ns == 0:
+            self._ring.header.waiting_since_ns = _now_ns()
+        shml_await(&self._ring, slot)
 
     def end_wait(self):
-        """Adds to the time the trainer has waited."""
+        """Says that it is awake, and adds to the time it has waited; does nothing if it had not begun to."""
+        if self._ring.header.waiting_since_ns == 0:
+            return
+        shml_await(&self._ring, -1)
         self._ring.header.wait_ns += _now_ns() - self._ring.header.waiting_since_ns
         self._ring.header.num_waits += 1
         self._ring.header.waiting_since_ns = 0
@@ -476,14 +598,6 @@ cdef class TrainerRing:
         return {"batches": h.batches, "samples": h.samples, "nbytes": h.nbytes, "wait_s": h.wait_ns / 1e9,
                 "num_waits": h.num_waits, "num_copied_out": h.num_copied_out, "num_grown": h.num_grown,
                 "num_restarts": h.num_restarts, "generation": h.generation}
-
-    def work_done(self):
-        """(nanoseconds workers have been busy, samples they have written), since the ring began."""
-        cdef uint64_t busy_ns = 0, num_samples = 0
-        for worker in range(self.num_workers):
-            busy_ns += self._ring.workers[worker].busy_ns
-            num_samples += self._ring.workers[worker].num_samples
-        return busy_ns, num_samples
 
     @property
     def order_capacity(self):

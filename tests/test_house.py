@@ -35,6 +35,7 @@ FLOORS = {
     "generators": 4,
     "opaque": 4,
     "orders": 4,
+    "order_writer": 4,
     "arguments": 4,
     "seed_sampler": 4,
     "bad_samples": 4,

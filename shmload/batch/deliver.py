@@ -25,24 +25,26 @@ from shmload.batch.packed import PackedBatch, is_plain_record
 _from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
 
 
-def deliver_rows(layout: Layout, lease: Lease, nrows: int) -> Any:
-    """The batch of `nrows` fixed samples in a leased slot."""
-    tensors = lease.tensors(_plan(layout, nrows), _from_dlpack)
-    if layout.names is not None:
-        return dict(zip(layout.names, tensors, strict=True))
-    return structure(layout.tree, tensors)
+def deliver_rows(layout: Layout, lease: Lease, nrows: int) -> tuple[Any, int]:
+    """The batch of `nrows` fixed samples in a leased slot, and its bytes."""
+    plan, nbytes = _plan(layout, nrows)
+    names = layout.names
+    if names is not None:
+        return lease.tensors(plan, _from_dlpack, names), nbytes
+    return structure(layout.tree, lease.tensors(plan, _from_dlpack)), nbytes
 
 
 @lru_cache(maxsize=64)
-def _plan(layout: Layout, nrows: int) -> tuple[tuple[Any, ...], ...]:
-    """Per field what a capsule needs: (offset, DLPack code, bits, shape); an empty field is a tensor of its own."""
-    offsets, _ = layout.place(nrows)
-    return tuple(
+def _plan(layout: Layout, nrows: int) -> tuple[tuple[tuple[Any, ...], ...], int]:
+    """Per field what a capsule needs, (offset, DLPack code, bits, shape), or how an empty one is made; and the bytes in all."""
+    offsets, nbytes = layout.place(nrows)
+    plan = tuple(
         (at, f.element.code, f.element.itemsize * 8, (nrows, *f.shape))
         if nrows * f.row_nbytes
         else (-1, torch.empty, (nrows, *f.shape), getattr(torch, f.dtype))
         for f, at in zip(layout.fields, offsets, strict=True)
     )
+    return plan, nbytes
 
 
 class LeasedBatch:

@@ -79,6 +79,8 @@ static struct options {
     X(static_ignores_last_order) /* a static scan takes words that are not announced yet */ \
     X(static_shared_bell)        /* static workers wait on one semaphore */ \
     X(look_then_empty)           /* the trainer empties its bell after its last look */ \
+    X(awaits_after_look)         /* the trainer says which slot it sleeps for after its last look at it */ \
+    X(awaits_nothing_if_unpublished) /* with no slot to sleep for it sleeps for none, not for any */ \
     X(sleep_on_next_only)        /* with the bell emptied, the trainer looks at the next batch only */ \
     X(deaths_ring_nothing)       /* a death does not wake the trainer */
 #define NAME(x) BUG_##x,
@@ -108,7 +110,7 @@ typedef struct {
 } slot_t;
 
 enum { W_LOOK, W_WAIT, W_SCAN, W_PREREAD, W_CAS, /* claimed: */ W_FIELDS, W_CHECK, W_NOW, W_ROW, W_ERR, W_TEXT, W_REPACK, W_FINISH,
-       /* no longer: */ W_LEFT, W_READY, W_FINAL, W_POST, W_DEAD };
+       /* no longer: */ W_LEFT, W_READY, W_FINAL, W_AWAITED, W_POST, W_DEAD };
 
 typedef struct {
     uint64_t pc : 5, slot : 2, chunk : 2, order : 4; /* the claim, or what a scan has found */
@@ -118,8 +120,9 @@ typedef struct {
     uint64_t now_order : 4, now_row : 3;             /* shared: worker record */
 } worker_t;
 
-enum { T_TOP, T_WORD, T_LAST, T_FIELDS, T_RING, T_POST, T_VOID, T_VOID_CAS, T_REC, T_REC_CAS, T_RESPAWN, T_REOPEN, T_EMPTY, T_LOOK,
+enum { T_TOP, T_WORD, T_LAST, T_FIELDS, T_RING, T_POST, T_VOID, T_VOID_CAS, T_REC, T_REC_CAS, T_RESPAWN, T_REOPEN, T_AWAIT, T_EMPTY, T_LOOK,
        T_ASLEEP };
+enum { NOTHING_AWAITED, ANY_AWAITED = 7 /* slot + 1 between */ };
 
 typedef struct {
     uint64_t pc : 4, slot : 2, chunk : 2, w : 2, tmp : 2, own : 4, want : 2; /* where the trainer is */
@@ -127,6 +130,7 @@ typedef struct {
     uint64_t last_order : 4, gen : 2, ready : 2;                            /* shared: header, the trainer's bell */
     uint64_t kills : 2, bumps : 2, lost : 2;                                /* left to the environment */
     uint64_t bell0 : 2, bell1 : 2, bell2 : 2;                               /* shared: workers' bells; bell0 is everybody's */
+    uint64_t awaited : 3;                                                   /* shared: header, the slot that is slept for */
     uint64_t pad;
 } trainer_t;
 
@@ -398,9 +402,13 @@ static void worker_steps(const state_t *x, int w) {
     case W_FINAL: {
         int rings = PLANTED(bell_only_when_all_done) ? all_done(s) : all_final(s);
         n = step(x, "looks whether all is final", w);
-        n->worker[w].pc = !rings ? W_LOOK : PLANTED(worker_moves_state) ? W_READY : W_POST;
+        n->worker[w].pc = !rings ? W_LOOK : PLANTED(worker_moves_state) ? W_READY : W_AWAITED;
         break;
     }
+    case W_AWAITED:
+        n = step(x, "looks whether the slot is slept for", w);
+        n->worker[w].pc = x->t.awaited == ANY_AWAITED || x->t.awaited == me->slot + 1u ? W_POST : W_LOOK;
+        break;
     case W_READY:
         n = step(x, "moves the state to ready", w);
         if (s->state == ORDERED) n->slot[me->slot].ready = 1;
@@ -426,7 +434,7 @@ static void tidy(state_t *x) {
         if (!is_alive) me->now_order = me->now_row = 0;
         if (pc >= W_FINAL || pc <= W_WAIT) {
             worker_t kept = {.pc = pc, .now_order = me->now_order, .now_row = me->now_row};
-            if (pc == W_FINAL || pc == W_READY) kept.slot = me->slot;
+            if (pc == W_FINAL || pc == W_READY || pc == W_AWAITED) kept.slot = me->slot;
             *me = kept;
         } else if (pc == W_CAS && !PLANTED(words_without_order)) {
             me->fields = me->gen = me->packed = me->row = me->own = 0;
@@ -577,7 +585,7 @@ static void trainer_steps(const state_t *x) {
     case T_TOP:
         trainer_verbs(x);
         if (num_steps == before && o.bells && !is_complete(x))
-            step(x, "has nothing to do", -1)->t.pc = PLANTED(look_then_empty) ? T_LOOK : T_EMPTY;
+            step(x, "has nothing to do", -1)->t.pc = PLANTED(awaits_after_look) ? T_EMPTY : T_AWAIT;
         break;
     case T_WORD: {
         const slot_t *s = &x->slot[t->slot];
@@ -684,6 +692,15 @@ static void trainer_steps(const state_t *x) {
         to_bells(&n->t);
         break;
     }
+    case T_AWAIT: {
+        int at = -1;
+        n = step(x, "says which slot it sleeps for", -1);
+        for (int i = 0; i < o.S; i++)
+            if (x->slot[i].state == ORDERED && x->slot[i].batch == t->next) at = i;
+        n->t.awaited = at >= 0 ? (at + 1) & 7 : PLANTED(awaits_nothing_if_unpublished) ? NOTHING_AWAITED : ANY_AWAITED;
+        n->t.pc = PLANTED(awaits_after_look) ? T_ASLEEP : PLANTED(look_then_empty) ? T_LOOK : T_EMPTY;
+        break;
+    }
     case T_EMPTY:
         n = step(x, "empties its bell", -1);
         n->t.ready = 0;
@@ -691,7 +708,10 @@ static void trainer_steps(const state_t *x) {
         break;
     case T_LOOK:
         n = step(x, "looks at everything once more", -1);
-        n->t.pc = may_act(x, PLANTED(sleep_on_next_only)) ? T_TOP : PLANTED(look_then_empty) ? T_EMPTY : T_ASLEEP;
+        n->t.pc = may_act(x, PLANTED(sleep_on_next_only)) ? T_TOP
+                  : PLANTED(look_then_empty)              ? T_EMPTY
+                  : PLANTED(awaits_after_look)            ? T_AWAIT
+                                                          : T_ASLEEP;
         break;
     case T_ASLEEP: {
         int is_death = 0;
@@ -711,6 +731,7 @@ static void trainer_steps(const state_t *x) {
     if (num_steps > before && steps[num_steps - 1].state.t.pc == T_TOP) {
         trainer_t *after = &steps[num_steps - 1].state.t;
         after->slot = after->chunk = after->w = after->tmp = after->own = after->want = 0;
+        after->awaited = NOTHING_AWAITED; /* in C a little later: more rings than here */
     }
 }
 
@@ -732,6 +753,7 @@ static void environment(const state_t *x) {
         n->t.gen++;
         n->t.next = n->t.published = 0;
         n->t.slot = n->t.chunk = 0;
+        n->t.awaited = NOTHING_AWAITED;
         n->t.pc = T_VOID;
         for (int i = 0; i < o.S; i++)
             if (x->slot[i].state == ORDERED) n->slot[i].state = DRAINING;

@@ -75,6 +75,7 @@ class SeedStream:
         self._next_epoch = 0
         self._first_step = 0  # of the next iteration: where a loaded state left off
         self._place: Place | None = None  # of the newest iterator
+        self._num_ahead = (loader.prefetch_factor or 1) * loader.num_workers  # batches ordered and not delivered
         self._cursor = (0, 0)  # (epoch, step) to be ordered next
         self.valid: int | None = None
         self._schedule: Schedule | BatchSchedule | None = None
@@ -197,9 +198,10 @@ class SeedStream:
     def take(self, place: Place) -> Any:
         """The batch at a place, which moves on, also beyond one that failed; StopIteration beyond the epoch's last."""
         epoch, step = place.epoch, place.step
-        if self._loader._is_closed:
+        loader = self._loader
+        if loader._is_closed:
             raise RuntimeError("this loader is closed: make a new one")
-        if self._loader.num_workers == 0:
+        if loader.num_workers == 0:
             return self._read_inline(place)
         engine = self._usable_engine()
         front = engine.front
@@ -244,7 +246,7 @@ class SeedStream:
 
     def _fill(self, engine: Engine) -> None:
         """Orders ahead, into the next epoch if this one is all ordered."""
-        while engine.num_queued < (self._loader.prefetch_factor or 1) * self._loader.num_workers:
+        while engine.num_queued < self._num_ahead:
             epoch, step = self._cursor
             order = self._order(epoch, step)
             if order is not None:

@@ -13,7 +13,7 @@ that shuffle a part of their own, which lose or repeat samples when ranks come a
 """
 
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -101,17 +101,17 @@ class Schedule:
                 "a newer one needs a newer shmload"
             )
 
-    @property
+    @cached_property
     def global_batch(self) -> int:
         """Samples of one step over all ranks."""
         return self.batch_size * self.world_size
 
-    @property
+    @cached_property
     def rest_rule(self) -> Uneven:
         """What happens to the rest: `uneven`, or "drop" if `drop_last` says so."""
         return "drop" if self.drop_last else self.uneven
 
-    @property
+    @cached_property
     def num_steps(self) -> int:
         """Steps of an epoch: the largest number that any rank has."""
         whole, rest = divmod(self.n, self.global_batch)
@@ -154,8 +154,9 @@ class Schedule:
 
     def batch(self, epoch: int, step: int, rank: int = 0) -> NDArray[np.int64]:
         """The sample indices of a rank's step, as a new array. Empty where "exact" leaves the rank no rows."""
-        out = np.empty(self.num_rows(step, rank), np.int64)
-        self.fill(epoch, step, rank, out)
+        start, stop = self._span(step, rank)
+        out = np.empty(stop - start, np.int64)
+        self._fill(epoch, start, out)
         return out
 
     def fill(self, epoch: int, step: int, rank: int, out: NDArray[np.int64]) -> int:
@@ -173,13 +174,16 @@ class Schedule:
         num_rows = stop - start
         if len(out) < num_rows:
             raise ValueError(f"Schedule.fill: out must hold {num_rows} indices, it holds {len(out)}")
+        self._fill(epoch, start, out[:num_rows])
+        return num_rows
+
+    def _fill(self, epoch: int, start: int, out: NDArray[np.int64]) -> None:
         done = 0
-        while done < num_rows:  # once, unless padding wraps round the epoch
+        while done < len(out):  # once, unless padding wraps round the epoch
             position = (start + done) % self.n
-            count = min(num_rows - done, self.n - position)
+            count = min(len(out) - done, self.n - position)
             self._take(epoch, position, out[done : done + count])
             done += count
-        return num_rows
 
     def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:
         """The index so many places behind that of a row, in the epoch's order and round its end."""

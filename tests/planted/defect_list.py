@@ -229,7 +229,7 @@ DEFECTS = [
         "R11",
         "one batch is ordered at a time",
         "shmload/seed_mode.py",
-        "        while engine.num_queued < (self._loader.prefetch_factor or 1) * self._loader.num_workers:\n",
+        "        while engine.num_queued < self._num_ahead:\n",
         "        while engine.num_queued < 1:\n",
         (
             f"{PROMISES}test_a_slow_sample_does_not_keep_other_slots_from_filling",

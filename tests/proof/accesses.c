@@ -33,8 +33,8 @@
  *   2 2 2 2 2  2     1      poison                           27,469,128
  *   2 2 2 1 2  1     1      fail=1 odd=2 poison early         3,867,934
  *   2 2 2 2 2  1     1      fail=1 odd=2                      2,272,267
- *   2 2 1 1 2  1     1      static, bells, untimed            2,279,618
- *   2 1 2 1 2  1     1      bells, timed, one post lost       2,643,211
+ *   2 2 1 1 2  1     1      static, bells, untimed            2,327,762
+ *   2 1 2 1 2  1     1      bells, timed, one post lost       3,001,589
  *   2 2 2 1 2  1     1      bells, untimed                   28,977,281
  *   2 2 1 1 3  1     1      static, bells, untimed            8,859,034
  *   2 2 1 2 2  1     1      bells, timed, two posts lost      6,601,744

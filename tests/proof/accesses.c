@@ -35,9 +35,8 @@
  *   2 2 2 2 2  1     1      fail=1 odd=2                      2,272,267
  *   2 2 1 1 2  1     1      static, bells, untimed            2,327,762
  *   2 1 2 1 2  1     1      bells, timed, one post lost       3,001,589
- *   2 2 2 1 2  1     1      bells, untimed                   28,977,281
- *   2 2 1 1 3  1     1      static, bells, untimed            8,859,034
- *   2 2 1 2 2  1     1      bells, timed, two posts lost      6,601,744
+ *   2 2 1 1 3  1     1      static, bells, untimed            9,136,864
+ *   2 2 1 2 2  1     1      bells, timed, two posts lost      7,221,509
  */
 #include <stdint.h>
 #include <stdio.h>

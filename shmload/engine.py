@@ -347,11 +347,15 @@ class Engine:
             warnings.warn(
                 f"{ring.num_leased - 1} batches are still in use, all but one of the ring's {self.num_slots} slots: from now on "
                 "batches are copied to private memory while that is so. Drop batches you no longer need, or raise "
-                "prefetch_factor or ring_bytes",
+                f"prefetch_factor or ring_bytes{self._who_holds()}",
                 stacklevel=_callers_level(),
             )
         ring.count_copied_out()
         return True
+
+    def _who_holds(self) -> str:
+        """What a warning adds about those who hold slots."""
+        return "; shmload.debug.enable() says where they were taken"
 
     def _settle(self, order: Order, found: int) -> bool:
         """Sees to a batch that will not become ready by itself.

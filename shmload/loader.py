@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 from shmload.arguments import NOT_BUILT, check_arguments
 from shmload.bad_samples import BadSamples, OnError
 from shmload.batch.ragged import AS_TORCH_OR_LIST, ragged_of
+from shmload.debug import Holder, WatchedEngine, is_enabled
 from shmload.engine import Engine, EngineOptions
 from shmload.generators import Origin, replayed
 from shmload.observe.audit.recorder import Recorder
@@ -256,7 +257,7 @@ class ShmLoader(DataLoader[T]):
         in_place = self.in_place
         layout = in_place and in_place.layout()
         known = self.batch_size if self._auto_collation else 1
-        engine = Engine(
+        engine = (WatchedEngine if is_enabled() else Engine)(
             dataclasses.replace(self.make_job(), **of_job),
             EngineOptions(
                 num_workers=self.num_workers,
@@ -372,6 +373,20 @@ class ShmLoader(DataLoader[T]):
         bad = {"num_bad_samples": self.bad_samples.count, "bad_samples": list(self.bad_samples.listed)}
         return bad if self._last_engine is None else {**self._last_engine.counters(), **bad}
 
+    def holders(self) -> list[Holder]:
+        """The batches whose slots are still held: which, how old, how large, and the line that took each. The oldest first.
+
+        Raises:
+            RuntimeError: nothing is noted of that, because `shmload.debug` was not enabled when the workers started.
+        """
+        watched = [engine for engine in self._engines if isinstance(engine, WatchedEngine)]
+        if self._engines and not watched:
+            raise RuntimeError(
+                "nobody has noted who takes this loader's batches: call shmload.debug.enable() before its workers start, or set "
+                "SHMLOAD_DEBUG_BATCHES=1"
+            )
+        return sorted((holder for engine in watched for holder in engine.holders()), key=lambda h: -h.age_s)
+
     def __repr__(self) -> str:
         mode = "torch mode" if self.seed is None else f"seed {self.seed}"
         path = read_path(self.dataset, self.custom_collate_fn is not None, self._auto_collation, self.ragged_rule)
@@ -410,10 +425,8 @@ class ShmLoader(DataLoader[T]):
         self._is_closed = True
         if self._stream is not None:
             self._stream.close()
-        iterator, self._iterator = getattr(self, "_iterator", None), None
-        if iterator is not None and hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()
-        for engine in list(self._engines):  # of iterators that someone still holds
+        self._iterator = None
+        for engine in list(self._engines):  # an iterator that someone still holds says that the loader is closed
             engine.close()
 
     def __enter__(self) -> Self:

@@ -43,6 +43,7 @@ FLOORS = {
     "loader": 4,
     "mix": 4,
     "observe": 4,
+    "debug": 4,
     "cli": 5,
 }
 

@@ -15,6 +15,7 @@ from shmload.shm.doorbell import Doorbell
 from shmload.shm.group import Group
 from shmload.shm.segment import Segment
 from shmload.worker.crew import ProcessCrew, context_of, pickled_once
+from shmload.worker.fork_hazards import warn_of_fork
 from shmload.worker.process import STACK_NBYTES
 from shmload.worker.spec import Job, Post
 
@@ -43,7 +44,9 @@ def muster(
     context = context_of(multiprocessing_context)
     travels = context.get_start_method() == "fork"
     parcel_path, parcel_nbytes = "", 0
-    if not travels:
+    if travels:
+        warn_of_fork()
+    else:
         parcel = pickled_once(job)
         if parcel is None:
             travels = True

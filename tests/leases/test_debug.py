@@ -1,0 +1,158 @@
+"""`shmload.debug`: who holds which slot, where it was taken, and what a slot reads as once nobody holds it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import inspect
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import shmload.debug
+from shmload import ShmLoader
+from shmload.debug import is_poisoned
+from shmload.engine import Engine
+
+N, BATCH_SIZE = 48, 4
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": np.full(16, i + 1, np.float32), "label": i}
+
+
+@pytest.fixture
+def debugging() -> Iterator[None]:
+    """Loaders made here are watched."""
+    shmload.debug.enable()
+    yield
+    shmload.debug.enable(False)
+
+
+def loader_over_numbers(**options: Any) -> ShmLoader[Any]:
+    return ShmLoader(Numbers(), **({"batch_size": BATCH_SIZE, "num_workers": 1} | options))
+
+
+def take(iterator: Iterator[Any]) -> tuple[Any, str]:
+    """A batch, and the line that took it."""
+    frame = inspect.currentframe()
+    assert frame is not None
+    return next(iterator), f"{__file__}:{frame.f_lineno} in take"
+
+
+@pytest.mark.usefixtures("debugging")
+@pytest.mark.parametrize("seed", [None, 3])
+def test_holders_are_named_by_the_line_that_took_their_batch(seed: int | None) -> None:
+    with loader_over_numbers(seed=seed, prefetch_factor=4) as loader:
+        iterator = iter(loader)
+        kept, line = take(iterator)
+        dropped = next(iterator)
+        view = next(iterator)["x"][1:].numpy()
+        nbytes = loader._last_engine._ring.payload_nbytes(0)
+        assert [(h.epoch, h.step, h.nbytes) for h in loader.holders()] == [(0, step, nbytes) for step in range(3)]
+        del dropped
+        first, second = loader.holders()
+        assert (first.step, first.where) == (0, line)
+        assert (second.step, second.where.split(":")[0]) == (2, __file__)
+        assert first.age_s >= second.age_s >= 0
+        assert str(first).startswith(
+            f"slot {first.slot} ({nbytes} bytes): batch 0 of epoch 0, taken 0.0 s ago at {line}"
+        )
+        assert [h["step"] for h in loader.stats()["holders"]] == [0, 2]
+        del kept, view
+        assert loader.holders() == []
+
+
+@pytest.mark.usefixtures("debugging")
+def test_a_for_loop_is_named_and_a_copied_batch_holds_nothing() -> None:
+    with loader_over_numbers() as loader, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        held: list[Any] = []
+        for batch in loader:
+            held += [batch]
+        num_slots = loader._last_engine.num_slots
+        where = {holder.where.rpartition(" in ")[2] for holder in loader.holders()}
+        assert where == {"test_a_for_loop_is_named_and_a_copied_batch_holds_nothing"}
+        assert len(loader.holders()) == num_slots - 1
+        assert len(held) == N // BATCH_SIZE
+    (warning,) = caught
+    assert warning.filename == __file__
+    first, *lines = str(warning.message).splitlines()
+    assert first.startswith(f"{num_slots - 1} batches are still in use")
+    assert len(lines) == num_slots - 1  # the copied batch is none of the ring's
+    assert all(f"batch {step} of epoch 0" in line and __file__ in line for step, line in enumerate(lines))
+
+
+@pytest.mark.usefixtures("debugging")
+def test_a_slot_is_poisoned_when_its_last_alias_dies() -> None:
+    with loader_over_numbers() as loader:
+        iterator = iter(loader)
+        batch = next(iterator)
+        assert not is_poisoned(batch["x"])
+        values = batch["x"]
+        raw = (ctypes.c_uint8 * values.nbytes).from_address(values.data_ptr())
+        batch.clear()
+        del values
+        stale = np.frombuffer(raw, np.float32)
+        assert is_poisoned(stale)
+        assert is_poisoned(torch.from_numpy(stale.copy()))
+        assert {str(stale.view(t)[0]) for t in (np.uint8, np.int32, np.int64)} == {
+            "165",
+            "-1515870811",
+            "-6510615555426900571",
+        }
+        assert (f"{stale[0]:.2e}", f"{stale.view(np.float64)[0]:.1e}") == ("-2.87e-16", "-2.5e-127")
+
+
+@pytest.mark.parametrize(
+    "values", [np.empty(0), np.array([0xA5, 0xA4], np.uint8), torch.zeros(3), torch.tensor(1, dtype=torch.bfloat16)]
+)
+def test_what_was_never_overwritten_is_not_poisoned(values: Any) -> None:
+    assert not is_poisoned(values)
+
+
+def test_by_default_nothing_is_watched_and_asking_says_what_to_do() -> None:
+    with loader_over_numbers() as loader:
+        assert loader.holders() == []  # nobody has taken anything
+        batch = next(iter(loader))
+        assert type(loader._last_engine) is Engine
+        assert not loader._last_engine._ring.poison
+        with pytest.raises(
+            RuntimeError,
+            match=r"call shmload.debug.enable\(\) before its workers start, or set SHMLOAD_DEBUG_BATCHES=1",
+        ):
+            loader.holders()
+        assert "holders" not in loader.stats()
+        assert batch["label"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("debugging")
+def test_batches_of_a_closed_loader_still_have_their_holders() -> None:
+    loader = loader_over_numbers()
+    iterator = iter(loader)
+    kept, line = take(iterator)
+    loader.close()
+    del iterator
+    gc.collect()
+    assert [h.where for h in loader.holders()] == [line]
+    kept.clear()
+    assert loader.holders() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("value", "is_on"), [("1", True), ("0", False), ("", False)])
+def test_the_environment_switches_it_on(value: str, is_on: bool) -> None:
+    program = "import shmload.debug; print(shmload.debug.is_enabled())"
+    env = {"PYTHONPATH": ":".join(path or "." for path in sys.path), "SHMLOAD_DEBUG_BATCHES": value}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=env)
+    assert (done.stdout.strip(), done.stderr) == (str(is_on), "")

@@ -1,0 +1,302 @@
+"""Promises that belong to no one module: start-up, the epoch boundary, slow samples, positions, many fields."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shmload import ShmLoader, sample_info
+from shmload._core.trainer import READY
+from shmload.worker import fork_hazards
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+DEADLINE_S = 20  # of what should come at once; nothing comes near it unless it hangs
+BOTH_MODES = pytest.mark.parametrize("seed", [None, 3])
+FORK = multiprocessing.get_context("fork")
+
+
+class Numbers:
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+
+# ---------------------------------------------------------------- R2: positions
+
+
+@pytest.fixture
+def stopped() -> Iterator[Callable[[ShmLoader[Any]], None]]:
+    """Stops a loader's workers; a close would end them all the same."""
+    pids: list[int] = []
+
+    def stop(loader: ShmLoader[Any]) -> None:
+        for pid in loader._last_engine.crew.pids:
+            os.kill(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+            pids.append(pid)
+
+    yield stop
+    assert pids
+
+
+@BOTH_MODES
+def test_a_state_is_told_without_asking_any_worker(seed: int | None, stopped: Callable[[ShmLoader[Any]], None]) -> None:
+    with ShmLoader(Numbers(100), 4, num_workers=2, seed=seed) as loader:
+        iterator = iter(loader)
+        before = [next(iterator).tolist() for _ in range(3)]
+        engine = loader._last_engine
+        while not all(engine._is_done(order) for order in engine._queue):
+            engine._ready.wait(0.02)
+        stopped(loader)
+        before.append(next(iterator).tolist())
+        assert not engine._is_done(engine._queue[-1])  # it was ordered just now, and nobody makes it
+        state = loader.state_dict()
+        for pid in loader._last_engine.crew.pids:
+            os.kill(pid, signal.SIGCONT)
+        rest = [batch.tolist() for batch in iterator]
+    assert [*before, *rest] == [list(range(i, i + 4)) for i in range(0, 100, 4)]
+    with ShmLoader(Numbers(100), 4, num_workers=2, seed=seed) as resumed:
+        resumed.load_state_dict(state)
+        assert [batch.tolist() for batch in resumed] == rest
+
+
+def test_a_state_costs_at_most_50_us_wherever_it_is_taken() -> None:
+    """In seed mode; the least of many, in this thread's own time, so that a busy machine is not mistaken for a slow state."""
+    with ShmLoader(range(10**9), 4, shuffle=True, num_workers=1, seed=3) as loader:
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+            took = []
+            for _ in range(200):
+                began = time.thread_time_ns()
+                loader.state_dict()
+                took.append(time.thread_time_ns() - began)
+            assert min(took) <= 50_000
+
+
+# ---------------------------------------------------------------- R8: many fields
+
+
+class Wide:
+    """Samples of so many fields, decoded in place."""
+
+    def __init__(self, num_fields: int) -> None:
+        self.schema = {f"field {i}": ("float32", (4,)) for i in range(num_fields)}
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def read_into(self, index: int, out: Any) -> None: ...
+
+
+def of_fields(num_fields: int) -> tuple[int, int]:
+    """(descriptors that the loader holds, with batches held; the least ns of trainer's time that a batch took)."""
+    before = len(os.listdir("/proc/self/fd"))
+    took = []
+    with ShmLoader(Wide(num_fields), 2, num_workers=1, seed=3, prefetch_factor=6) as loader:
+        iterator = iter(loader)
+        held = [next(iterator) for _ in range(3)]
+        num_open = len(os.listdir("/proc/self/fd")) - before
+        engine = loader._last_engine
+        for _ in range(60):
+            while not engine._is_done(engine.front):
+                engine._ready.wait(0.02)
+            began = time.thread_time_ns()
+            batch = next(iterator)
+            took.append(time.thread_time_ns() - began)
+            del batch
+        assert len(held[0]) == num_fields
+    return num_open, min(took)
+
+
+def test_descriptors_are_the_same_for_any_number_of_fields_and_a_field_costs_2_us_at_most() -> None:
+    few, few_ns = of_fields(4)
+    many, many_ns = of_fields(104)
+    assert few == many
+    assert (many_ns - few_ns) / 100 <= 2000
+
+
+# ---------------------------------------------------------------- R10: start and epochs
+
+
+class Travelling(Numbers):
+    """Notes each time it is pickled."""
+
+    num_pickled = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        type(self).num_pickled += 1
+        return self.__dict__
+
+
+@pytest.mark.slow
+@BOTH_MODES
+def test_the_dataset_is_pickled_once_for_all_workers(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Travelling, "num_pickled", 0)
+    with ShmLoader(Travelling(12), 2, num_workers=3, seed=seed, multiprocessing_context="forkserver") as loader:
+        assert [batch.tolist() for batch in loader] == [[i, i + 1] for i in range(0, 12, 2)]
+    assert Travelling.num_pickled == 1
+
+
+@BOTH_MODES
+def test_workers_start_at_the_same_time(seed: int | None) -> None:
+    """None leaves worker_init_fn before all are in it."""
+    barrier = FORK.Barrier(3)
+
+    def meet(worker_id: int) -> None:
+        barrier.wait(DEADLINE_S)
+
+    options = {"num_workers": 3, "worker_init_fn": meet, "multiprocessing_context": FORK}
+    with ShmLoader(Numbers(12), 2, seed=seed, **options) as loader:
+        assert len(list(loader)) == 6
+
+
+def test_workers_read_into_the_next_epoch_before_it_begins() -> None:
+    with ShmLoader(Numbers(12), 2, num_workers=2, prefetch_factor=2, seed=3) as loader:
+        assert sum(1 for _ in loader) == 6
+        engine = loader._last_engine
+        until = time.monotonic() + DEADLINE_S
+        while not (len(engine._queue) == 4 and all(engine._is_done(order) for order in engine._queue)):
+            assert time.monotonic() < until
+            engine._ready.wait(0.02)
+        assert [(order.epoch, order.step) for order in engine._queue] == [(1, step) for step in range(4)]
+        num_waits = loader.stats()["num_waits"]
+        assert next(iter(loader)).tolist() == [0, 1]
+        assert loader.stats()["num_waits"] == num_waits
+
+
+# ---------------------------------------------------------------- R11: slow samples
+
+
+class Meeting(Numbers):
+    """Some samples of the first epoch wait for each other: they come only if different workers read them at the same time."""
+
+    def __init__(self, n: int, meeting: set[int]) -> None:
+        super().__init__(n)
+        self.meeting, self.barrier = meeting, FORK.Barrier(len(meeting))
+
+    def __getitem__(self, index: int) -> Any:
+        if index in self.meeting and sample_info().epoch == 0:
+            self.barrier.wait(DEADLINE_S)
+        return index
+
+
+def test_all_workers_read_the_rows_of_one_batch() -> None:
+    dataset = Meeting(64, {0, 16, 32, 48})
+    with ShmLoader(dataset, 64, num_workers=4, seed=3, multiprocessing_context=FORK) as loader:
+        assert next(iter(loader)).tolist() == list(range(64))
+
+
+@BOTH_MODES
+def test_a_slow_sample_does_not_keep_other_slots_from_filling(seed: int | None) -> None:
+    """The first batch comes only when the fourth one is being read."""
+    dataset = Meeting(16, {0, 7})
+    with ShmLoader(dataset, 2, num_workers=2, prefetch_factor=2, seed=seed, multiprocessing_context=FORK) as loader:
+        iterator = iter(loader)
+        assert [next(iterator).tolist() for _ in range(8)] == [[i, i + 1] for i in range(0, 16, 2)]
+
+
+def test_a_slot_behind_a_slow_one_becomes_ready() -> None:
+    gate = FORK.Event()
+
+    class Gated(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            if index == 0:
+                gate.wait(DEADLINE_S)
+            return index
+
+    with ShmLoader(Gated(12), 2, num_workers=2, prefetch_factor=2, seed=3, multiprocessing_context=FORK) as loader:
+        stream = loader._stream
+        assert stream is not None
+        engine = stream._usable_engine()
+        iterator = iter(loader)
+        stream._cursor = (0, 0)
+        stream._fill(engine)
+        until = time.monotonic() + DEADLINE_S
+        while not all(order.slot >= 0 and engine._is_done(order) for order in list(engine._queue)[1:]):
+            assert time.monotonic() < until
+            engine._round()
+            engine._ready.wait(0.02)
+        assert engine._ring.look(engine.front.slot) != READY
+        gate.set()
+        assert next(iterator).tolist() == [0, 1]
+
+
+# ---------------------------------------------------------------- R12: the epoch travels with the order
+
+
+class Epochs(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return sample_info().epoch
+
+
+def test_persistent_workers_know_the_epoch_of_every_order() -> None:
+    with ShmLoader(Epochs(12), 2, num_workers=2, prefetch_factor=3, seed=3, persistent_workers=True) as loader:
+        pids: list[int] = []
+        for epoch in (0, 1, 2, 7, 8, 3):
+            loader.set_epoch(epoch)
+            assert [batch.tolist() for batch in loader] == [[epoch, epoch]] * 6
+            now = loader._last_engine.crew.pids
+            assert pids in ([], now)
+            pids = now
+
+
+# ---------------------------------------------------------------- R16: fork
+
+
+@BOTH_MODES
+def test_a_fork_of_a_process_that_uses_cuda_is_warned_of(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with (
+        ShmLoader(Numbers(4), 2, num_workers=1, seed=seed, multiprocessing_context="fork") as loader,
+        pytest.warns(RuntimeWarning, match=r"CUDA is in use .* cannot use it.*multiprocessing_context=\"spawn\""),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.slow
+def test_workers_that_are_not_forked_are_not_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with ShmLoader(np.arange(4), 2, num_workers=1, multiprocessing_context="forkserver") as loader:
+        assert len(list(loader)) == 2
+
+
+def test_a_fork_beside_running_threads_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_hazards, "_has_told_of_threads", False)
+    caplog.set_level(logging.WARNING, "shmload")
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait, name=name, daemon=name == "daemon") for name in ("daemon", "mine")]
+    for thread in threads:
+        thread.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(2):
+                with ShmLoader(Numbers(4), 2, num_workers=1, multiprocessing_context="fork") as loader:
+                    next(iter(loader))
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    told = [record.getMessage() for record in caplog.records if "fork" in record.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("workers are forked while 1 other thread runs (mine): a lock that it holds")
+    assert 'multiprocessing_context="forkserver"' in told[0]

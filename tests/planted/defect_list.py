@@ -1,0 +1,409 @@
+"""The defects: for each requirement of the product's list at least one mistake that breaks it, and the tests that notice.
+
+A requirement's tests are read off here. Where a node id names a parametrized test, one failing case is enough.
+"""
+
+from __future__ import annotations
+
+from planting import Defect
+
+PROMISES = "tests/loader/test_promises.py::"
+
+DEFECTS = [
+    # ------------------------------------------------ R1: little /dev/shm
+    Defect(
+        "R1",
+        "a segment is not reserved when it is made",
+        "shmload/shm/segment.py",
+        "        os.fchmod(fd, 0o600)\n        os.posix_fallocate(fd, 0, nbytes)\n    except OSError:\n        os.unlink(path)",
+        "        os.fchmod(fd, 0o600)\n        os.ftruncate(fd, nbytes)\n    except OSError:\n        os.unlink(path)",
+        ("tests/shm/test_segment.py::test_in_64_mib_a_demanded_name_is_refused_with_figures_and_nothing_stays",),
+    ),
+    Defect(
+        "R1",
+        "a ring that /dev/shm has no room for is given up",
+        "shmload/shm/segment.py",
+        '                if kind == "shm":\n',
+        "                if kind:\n",
+        ("tests/shm/test_segment.py::test_in_64_mib_a_larger_ring_takes_a_memfd",),
+    ),
+    # ------------------------------------------------ R2: positions
+    Defect(
+        "R2",
+        "a resume begins its epoch anew",
+        "shmload/seed_mode.py",
+        "            epoch, step = resume(state, self.schedule())\n",
+        "            epoch, step = resume(state, self.schedule())[0], 0\n",
+        (
+            "tests/resume/test_seed_mode.py::test_no_consumed_sample_is_read_again",
+            "tests/loader/test_seed_mode.py::test_a_resume_goes_on_with_exactly_the_rest",
+        ),
+    ),
+    Defect(
+        "R2",
+        "a state is more than a kibibyte",
+        "shmload/schedule/state.py",
+        '        "version": STATE_VERSION,\n        **',
+        '        "version": STATE_VERSION,\n        "order": "x" * 1000,\n        **',
+        ("tests/schedule/test_state.py::test_the_largest_state_fits_in_a_kibibyte",),
+    ),
+    Defect(
+        "R2",
+        "a state waits for workers",
+        "shmload/seed_mode.py",
+        "        assert self._schedule is not None\n        return dict(make_state",
+        "        while self._engine and not self._engine._is_done(self._engine._queue[-1]):\n"
+        "            self._engine._round()\n        return dict(make_state",
+        (f"{PROMISES}test_a_state_is_told_without_asking_any_worker",),
+    ),
+    Defect(
+        "R2",
+        "a state goes through the epoch up to its place",
+        "shmload/schedule/state.py",
+        '        "position": int(schedule.position(step)),\n',
+        '        "position": [int(schedule.position(i)) for i in range(step + 200)][step],\n',
+        (f"{PROMISES}test_a_state_costs_at_most_50_us_wherever_it_is_taken",),
+    ),
+    # ------------------------------------------------ R3: elastic
+    Defect(
+        "R3",
+        "the order depends on the number of ranks",
+        "shmload/schedule/schedule.py",
+        "_permutation(self.n, self.seed, epoch).fill(",
+        "_permutation(self.n, self.seed ^ (self.world_size - 1), epoch).fill(",
+        (
+            "tests/schedule/test_schedule.py::test_global_batches_do_not_depend_on_the_number_of_ranks",
+            "tests/resume/test_seed_mode.py::test_global_batches_go_on_at_another_world_size",
+        ),
+    ),
+    # ------------------------------------------------ R4: the packed index
+    Defect(
+        "R4",
+        "a worker keeps each entry it has read",
+        "shmload/index/shared_index.py",
+        "    def _slice(self, item: slice) -> SharedIndex:\n",
+        "    def __getitem__(self, item):\n"
+        "        entry = super().__getitem__(item)\n"
+        '        self.__dict__.setdefault("kept", []).append(entry)\n'
+        "        return entry\n\n"
+        "    def _slice(self, item: slice) -> SharedIndex:\n",
+        ("tests/index/test_processes.py::test_a_million_paths_do_not_grow_a_worker_by_10_mib",),
+    ),
+    # ------------------------------------------------ R5: no unbounded wait
+    Defect(
+        "R5",
+        "nobody looks at the pidfds",
+        "shmload/worker/crew.py",
+        "        return [self._death(self._pidfds[pidfd]) for pidfd, _ in self._poll.poll(0)]\n",
+        "        return []\n",
+        (
+            "tests/faults/test_deadly_samples.py::test_a_death_is_noticed_by_the_next_look_of_a_waiting_trainer",
+            "tests/faults/test_torch_mode.py::test_a_dead_worker_is_told_in_torchs_words",
+        ),
+    ),
+    Defect(
+        "R5",
+        "who dies while it asks for the layout is waited for",
+        "src/trainer.pyx",
+        "            self._ring.header.layout_state = SHML_LAYOUT_NONE\n",
+        "            pass\n",
+        ("tests/faults/test_crash_points.py::test_a_death_while_the_layout_is_settled_does_not_show_in_the_stream",),
+        ("trainer",),
+    ),
+    # ------------------------------------------------ R6: replaced workers
+    Defect(
+        "R6",
+        "the first death ends the loader",
+        "shmload/supervision.py",
+        "        if self._max_restarts is not None and self._num_restarts >= self._max_restarts:\n",
+        "        if True:\n",
+        ("tests/faults/test_crash_points.py::test_a_death_in_the_stream_does_not_show_in_it[after_claim-rows]",),
+    ),
+    Defect(
+        "R6",
+        "a replacement's randomness is its process's own",
+        "shmload/worker/sample_reader.py",
+        "self._ring.worker_id, reseed=job.seed_samples)",
+        "self._ring.worker_id, reseed=False)",
+        ("tests/faults/test_crash_points.py::test_a_death_in_the_stream_does_not_show_in_it[after_claim-rows]",),
+    ),
+    Defect(
+        "R6",
+        "a deadly sample is told without its epoch",
+        "shmload/supervision.py",
+        "of epoch {order.epoch} (row {row} of batch {order.step})",
+        "(row {row} of batch {order.step})",
+        ("tests/faults/test_deadly_samples.py::test_the_epoch_is_named_and_counts_for_itself",),
+    ),
+    # ------------------------------------------------ R7: nothing stays
+    Defect(
+        "R7",
+        "the reaper shares the trainer's process group",
+        "shmload/shm/reaper.py",
+        "            start_new_session=True,\n",
+        "",
+        ("tests/shm/test_leftovers.py::test_nothing_stays_when_the_owner_is_killed",),
+    ),
+    Defect(
+        "R7",
+        "workers do not watch their trainer",
+        "shmload/worker/process.py",
+        "    die_with(post.trainer_pid)\n",
+        "",
+        ("tests/faults/test_killed_trainer.py::test_nothing_stays_of_a_killed_trainer",),
+    ),
+    Defect(
+        "R7",
+        "a living neighbour's lock is not believed",
+        "shmload/shm/janitor.py",
+        "    except BlockingIOError:\n        return True\n",
+        "    except BlockingIOError:\n        return False\n",
+        ("tests/shm/test_leftovers.py::test_a_living_neighbour_is_never_swept",),
+        reaches_out=True,
+    ),
+    # ------------------------------------------------ R8: many fields
+    Defect(
+        "R8",
+        "each field takes a descriptor",
+        "shmload/batch/deliver.py",
+        "    plan, nbytes = _plan(layout, nrows)\n",
+        '    plan, nbytes = _plan(layout, nrows)\n    [__import__("os").memfd_create("a field") for _ in plan]\n',
+        (f"{PROMISES}test_descriptors_are_the_same_for_any_number_of_fields_and_a_field_costs_2_us_at_most",),
+    ),
+    Defect(
+        "R8",
+        "each field is copied out by itself",
+        "shmload/batch/deliver.py",
+        "        return lease.tensors(plan, _from_dlpack, names), nbytes\n",
+        "        return copied(lease.tensors(plan, _from_dlpack, names)), nbytes\n",
+        (f"{PROMISES}test_descriptors_are_the_same_for_any_number_of_fields_and_a_field_costs_2_us_at_most",),
+    ),
+    # ------------------------------------------------ R9: equal batch counts
+    Defect(
+        "R9",
+        "padding is left out",
+        "shmload/schedule/schedule.py",
+        '        if self.rest_rule == "pad":\n',
+        "        if False:\n",
+        (
+            "tests/schedule/test_schedule.py::test_ranks_have_equally_many_steps_and_rows_unless_exact",
+            "tests/loader/test_seed_mode.py::test_padding_is_said",
+        ),
+    ),
+    # ------------------------------------------------ R10: start and epochs
+    Defect(
+        "R10",
+        "the dataset is pickled for each worker",
+        "shmload/worker/muster.py",
+        "        parcel = pickled_once(job)\n",
+        "        parcel = [pickled_once(job) for _ in range(num_workers)][0]\n",
+        (f"{PROMISES}test_the_dataset_is_pickled_once_for_all_workers",),
+    ),
+    Defect(
+        "R10",
+        "workers are started one after the other",
+        "shmload/worker/crew.py",
+        "        for post in self._posts:\n            self._start(post)\n",
+        "        for post in self._posts:\n            self._start(post)\n            self._poll.poll(25_000)\n",
+        (f"{PROMISES}test_workers_start_at_the_same_time",),
+    ),
+    Defect(
+        "R10",
+        "workers stand still at the end of an epoch",
+        "shmload/seed_mode.py",
+        "            else:\n                self._cursor = (epoch + 1, 0)\n",
+        "            else:\n                return\n",
+        (f"{PROMISES}test_workers_read_into_the_next_epoch_before_it_begins",),
+    ),
+    # ------------------------------------------------ R11: slow samples
+    Defect(
+        "R11",
+        "a batch is one worker's",
+        "src/trainer.pyx",
+        "cdef uint32_t most = min(4 * <uint32_t>self.num_workers, ",
+        "cdef uint32_t most = min(1, ",
+        (f"{PROMISES}test_all_workers_read_the_rows_of_one_batch",),
+        ("trainer",),
+    ),
+    Defect(
+        "R11",
+        "one batch is ordered at a time",
+        "shmload/seed_mode.py",
+        "        while engine.num_queued < self._num_ahead:\n",
+        "        while engine.num_queued < 1:\n",
+        (
+            f"{PROMISES}test_a_slow_sample_does_not_keep_other_slots_from_filling",
+            f"{PROMISES}test_workers_read_into_the_next_epoch_before_it_begins",
+        ),
+    ),
+    # ------------------------------------------------ R12: the epoch travels with its order
+    Defect(
+        "R12",
+        "a worker keeps the epoch of its first order",
+        "shmload/worker/sample_reader.py",
+        "        begin_sample(job.seed, self._ring.epoch, ",
+        '        begin_sample(job.seed, self.__dict__.setdefault("epoch", self._ring.epoch), ',
+        (
+            f"{PROMISES}test_persistent_workers_know_the_epoch_of_every_order",
+            "tests/loader/test_seed_mode.py::test_batches_do_not_depend_on_who_makes_them",
+        ),
+    ),
+    # ------------------------------------------------ R13: a budget in bytes
+    Defect(
+        "R13",
+        "cgroups are not asked",
+        "shmload/shm/preflight.py",
+        "    return min([_free_memory(root), *_cgroup_rests(root)])\n",
+        "    return _free_memory(root)\n",
+        (
+            "tests/shm/test_preflight.py::test_a_v2_limit_counts_less_what_is_used_and_cannot_be_dropped",
+            "tests/shm/test_preflight.py::test_a_v1_limit_counts",
+        ),
+    ),
+    Defect(
+        "R13",
+        "ring_bytes limits nothing",
+        "shmload/ring_memory.py",
+        "        if self._limit is not None and self._nbytes + nbytes > self._limit:\n",
+        "        if False:\n",
+        ("tests/loader/test_bad_input.py::test_a_ring_larger_than_allowed_is_refused_with_figures",),
+    ),
+    # ------------------------------------------------ R14: on_error
+    Defect(
+        "R14",
+        "bad samples are not counted",
+        "shmload/bad_samples.py",
+        "        self.count += 1\n",
+        "",
+        (
+            "tests/loader/test_policies.py::test_skipping_makes_the_batch_shorter",
+            "tests/loader/test_policies.py::test_more_bad_samples_than_allowed_end_it",
+        ),
+    ),
+    Defect(
+        "R14",
+        "the substitute is another than the order says",
+        "shmload/bad_samples.py",
+        "self._next_index(order, first_row, tries + 1)",
+        "self._next_index(order, first_row, tries + 2)",
+        ("tests/loader/test_policies.py::test_the_next_of_the_same_permutation_stands_in",),
+    ),
+    Defect(
+        "R14",
+        "max_bad caps nothing",
+        "shmload/bad_samples.py",
+        "        if self._max_bad is not None and self.count > self._max_bad:\n",
+        "        if False:\n",
+        ("tests/loader/test_policies.py::test_more_bad_samples_than_allowed_end_it",),
+    ),
+    # ------------------------------------------------ R15: sample_timeout_s
+    Defect(
+        "R15",
+        "the stack of the stuck worker is left out",
+        "shmload/supervision.py",
+        r"Where it was:\n{stack}\nRaise",
+        r"Raise",
+        ("tests/loader/test_policies.py::test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker",),
+    ),
+    Defect(
+        "R15",
+        "no sample is ever late",
+        "shmload/supervision.py",
+        "            if took_s <= self._sample_timeout_s:\n",
+        "            if took_s <= 1e9:\n",
+        ("tests/loader/test_policies.py::test_late_samples_may_be_skipped",),
+    ),
+    # ------------------------------------------------ R16: what cannot travel
+    Defect(
+        "R16",
+        "what cannot be pickled is not named",
+        "shmload/worker/crew.py",
+        'for path, value in culprits) or "the dataset"',
+        'for path, value in ()) or "the dataset"',
+        ("tests/loader/test_bad_input.py::test_what_cannot_be_pickled_is_named_by_its_path",),
+    ),
+    Defect(
+        "R16",
+        "a fork beside CUDA and threads is not spoken of",
+        "shmload/worker/muster.py",
+        "        warn_of_fork()\n",
+        "        pass\n",
+        (
+            f"{PROMISES}test_a_fork_of_a_process_that_uses_cuda_is_warned_of",
+            f"{PROMISES}test_a_fork_beside_running_threads_is_told_once",
+        ),
+    ),
+    # ------------------------------------------------ R17: samples that do not fit
+    Defect(
+        "R17",
+        "a sample of another shape leaves its row as it was",
+        "shmload/worker/body.py",
+        "            if not placer.put(sample, row):\n",
+        "            if not placer.put(sample, row) and False:\n",
+        ("tests/loader/test_bad_input.py::test_in_torch_mode_a_sample_of_another_shape_is_refused_in_torchs_words",),
+    ),
+    Defect(
+        "R17",
+        "a batch larger than its slot gets no more room",
+        "shmload/ring_memory.py",
+        "        nbytes = int(self._ring.need_nbytes(slot) * GROWTH)\n        if self._has_payload:\n            self.ensure(slot, nbytes)\n",
+        "        nbytes = int(self._ring.need_nbytes(slot) * GROWTH)\n        if self._has_payload:\n            pass\n",
+        ("tests/loader/test_growth.py::test_batches_that_grow_come_right_and_old_room_is_given_up",),
+    ),
+    # ------------------------------------------------ R18: damaged files
+    Defect(
+        "R18",
+        "a .npy file may be shorter than its head says",
+        "shmload/formats/arrays/held.py",
+        "    if offset + needed > nbytes:\n",
+        "    if False:\n",
+        ("tests/formats/arrays/test_arrays.py::test_any_damage_to_a_head_is_an_error_or_another_array",),
+    ),
+    Defect(
+        "R18",
+        "an index is believed whatever it says",
+        "shmload/formats/tfrecord/files.py",
+        ' or len(body) % 8 or said != {**self._identity, "crc32c": crc32c(body)}:\n',
+        " or len(body) % 8:\n",
+        (
+            "tests/formats/tfrecord/test_files.py::test_an_index_of_the_file_as_it_was_is_made_anew",
+            "tests/formats/tfrecord/test_files.py::test_a_damaged_index_is_made_anew",
+        ),
+    ),
+    Defect(
+        "R18",
+        "the checksum of a record is not compared",
+        "src/records.pyx",
+        "            if stored != crc_masked(crc):\n",
+        "            if False:\n",
+        ("tests/formats/tfrecord/test_round_trip.py::test_any_changed_byte_and_any_cut_is_detected",),
+        ("records",),
+    ),
+    # ------------------------------------------------ R19: no pickle from remote data
+    Defect(
+        "R19",
+        "pickles of a shard are opened unasked",
+        "shmload/formats/tar/decoders.py",
+        "            return _UNSAFE[last] if self._allow_pickle else None\n",
+        "            return _UNSAFE[last]\n",
+        ("tests/formats/tar/test_decoders.py::test_what_could_run_code_stays_bytes_until_asked_for",),
+    ),
+    # ------------------------------------------------ E4: leases
+    Defect(
+        "E4",
+        "a tensor does not hold its slot",
+        "src/lease.h",
+        "    atomic_fetch_add_explicit(&lease->refs, 1, memory_order_relaxed);\n    return managed;\n",
+        "    return managed;\n",
+        ("tests/leases/test_aliases.py::test_an_alias_keeps_its_slot_until_it_dies",),
+        ("trainer",),
+    ),
+    Defect(
+        "E4",
+        "what is copied out still lies in the ring",
+        "shmload/batch/deliver.py",
+        "        return batch.clone(memory_format=torch.preserve_format)\n",
+        "        return batch\n",
+        ("tests/leases/test_hoarding.py::test_a_list_of_the_loader_is_right_and_warns_once_naming_the_slots",),
+    ),
+]

@@ -1,0 +1,42 @@
+"""The list of planted defects is whole and up to date; `python -m tests.planted` runs it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from defect_list import DEFECTS
+from planting import ROOT, Defect, node_exists
+
+pytestmark = pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="an installed package is being tested")
+
+
+def test_every_requirement_has_a_defect() -> None:
+    wanted = {f"R{i}" for i in range(1, 20)} | {"E4"}
+    assert wanted == {defect.requirement for defect in DEFECTS}
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: f"{d.requirement} {d.what}")
+def test_a_defect_can_be_planted_and_its_tests_exist(defect: Defect) -> None:
+    sound = (ROOT / defect.path).read_text()
+    assert defect.planted(sound) != sound
+    assert defect.tests
+    assert [test for test in defect.tests if not node_exists(test)] == []
+    assert bool(defect.modules) == (Path(defect.path).parts[0] == "src")
+
+
+def test_a_defect_whose_place_has_changed_says_so() -> None:
+    defect = Defect("R1", "nothing is checked", "some.py", "check()", "pass", ("tests/some.py::test",))
+    with pytest.raises(
+        ValueError, match=r"R1, 'nothing is checked': some.py has the text to be replaced 2 times and not once"
+    ):
+        defect.planted("check()\ncheck()\n")
+    assert defect.planted("a; check()") == "a; pass"
+
+
+def test_a_name_that_is_no_test_is_noticed() -> None:
+    here = "tests/planted/test_list.py::"
+    assert node_exists(f"{here}test_every_requirement_has_a_defect")
+    assert node_exists(f"{here}test_a_defect_can_be_planted_and_its_tests_exist[R1 something]")
+    assert not node_exists(f"{here}test_of_nothing")

@@ -1,0 +1,153 @@
+"""Builds every compiled module under a sanitizer, in a copy of the tree, and runs the tests that reach far into C there.
+
+    python -m tests.sanitize address                      AddressSanitizer and UndefinedBehaviorSanitizer
+    python -m tests.sanitize thread                       ThreadSanitizer
+    python -m tests.sanitize address tests/formats/tar    other tests; anything from the first word on is pytest's
+    python -m tests.sanitize thread --keep FOLDER         builds there, and the next time only what has changed
+
+Reports go to files, since many workers write them at once and their tests may be content; they are gathered at the end. The exit
+status is 1 if there was a report or a test failed. Python and torch are not instrumented: ThreadSanitizer sees what our own
+code does in threads of one process; what processes do to each other is tests/proof's (race.c, accesses.c).
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("shmload", "src", "tests", "docs", "benchmarks", "setup.py", "pyproject.toml", "README.md", "ARCHITECTURE.md")
+BUILDS = {"address": "address,undefined", "thread": "thread"}
+TESTS = {
+    "address": [
+        "tests/core",
+        "tests/leases",
+        "tests/shm",
+        "tests/index",
+        "tests/schedule",
+        "tests/proof/test_ring_machine.py",
+        "tests/formats/arrays",
+        "tests/formats/tar",
+        "tests/formats/tfrecord",
+        "tests/formats/tokens",
+        "tests/formats/images",
+        "tests/ragged",
+        "tests/loader",
+        "-mnot slow",
+    ],
+    "thread": [
+        "tests/core",
+        "tests/leases/test_aliases.py",
+        "tests/leases/test_hoarding.py",
+        "tests/loader/test_reading_threads.py",
+        "tests/formats/arrays/test_arrays.py",
+        "tests/formats/tfrecord/test_loading.py",
+        "tests/formats/images/test_decoder.py",
+        "tests/proof/test_ring_machine.py",
+        "tests/proof/test_race.py",
+        "-mnot slow",
+    ],
+}
+# Python's objects are malloc's own, so that AddressSanitizer sees each; what torch and the interpreter leak is theirs.
+OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0:halt_on_error=1:exitcode=66",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "die_after_fork=0:ignore_noninstrumented_modules=1:halt_on_error=0:exitcode=0",
+    "PYTHONMALLOC": "malloc",
+}
+# Promises in microseconds, which instrumented code does not keep.
+FIGURES = [
+    "tests/loader/test_promises.py::test_descriptors_are_the_same_for_any_number_of_fields_and_a_field_costs_2_us_at_most",
+    "tests/loader/test_promises.py::test_a_state_costs_at_most_50_us_wherever_it_is_taken",
+]
+REPORT = re.compile(r"^(?:.*ERROR: AddressSanitizer|WARNING: ThreadSanitizer|.*runtime error).*$", re.MULTILINE)
+
+
+def copy_tree(folder: Path) -> None:
+    """The sources and tests, without what was built; files that are there and have not changed are left alone."""
+
+    def copy(source: str, to: str) -> None:
+        if not os.path.exists(to) or not filecmp.cmp(source, to, shallow=False):
+            shutil.copy2(source, to)
+
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("*.so", "__pycache__", ".hypothesis")
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored, copy_function=copy, dirs_exist_ok=True)
+        else:
+            copy(str(ROOT / name), str(folder / name))
+
+
+def runtime(sanitizer: str) -> str:
+    """What must be loaded before Python: the sanitizer's runtime, and for its C++ exceptions libstdc++."""
+    names = {"address": ("libasan.so", "libubsan.so", "libstdc++.so"), "thread": ("libtsan.so", "libstdc++.so")}[
+        sanitizer
+    ]
+    return " ".join(
+        subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in names
+    )
+
+
+def reports_in(folder: Path) -> Counter[str]:
+    """The headlines of all reports, counted; a place that is reported by many processes is one headline."""
+    found: Counter[str] = Counter()
+    for path in folder.glob("report.*"):
+        for line in REPORT.findall(path.read_text(errors="replace")):
+            found[re.sub(r"==\d+==|\(pid=\d+\)|0x[0-9a-f]+", "", line).strip()] += 1
+    return found
+
+
+def run(sanitizer: str, folder: Path, arguments: list[str]) -> int:
+    """Builds and tests in a folder; the exit status."""
+    copy_tree(folder)
+    build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    subprocess.run(build, cwd=folder, check=True, env={**os.environ, "SHMLOAD_SANITIZE": BUILDS[sanitizer]})
+    for path in folder.glob("report.*"):
+        path.unlink()
+    options = {
+        name: f"{value}:log_path={folder}/report" if name.endswith("_OPTIONS") else value
+        for name, value in OPTIONS.items()
+    }
+    done = subprocess.run(
+        [
+            *("setarch", "-R"),  # ThreadSanitizer needs addresses where it expects them
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=600"),
+            *("-o", "faulthandler_timeout=300"),
+            *(f"--deselect={test}" for test in FIGURES),
+            *(arguments or TESTS[sanitizer]),
+        ],
+        cwd=folder,
+        env={**os.environ, **options, "LD_PRELOAD": runtime(sanitizer)},
+        check=False,
+    )
+    found = reports_in(folder)
+    for line, count in found.most_common():
+        print(f"{count:6d}  {line}")
+    print(f"{sanitizer}: {sum(found.values())} reports, pytest's exit status is {done.returncode}")
+    return int(bool(found) or done.returncode != 0)
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sanitize", description=__doc__.split("\n\n")[0])
+    parser.add_argument("sanitizer", choices=sorted(BUILDS))
+    parser.add_argument("--keep", type=Path, help="build in this folder and leave it there")
+    options, arguments = parser.parse_known_args()
+    if options.keep is not None:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        return run(options.sanitizer, options.keep.resolve(), arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        return run(options.sanitizer, Path(folder), arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

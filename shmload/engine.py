@@ -499,7 +499,7 @@ class Engine:
 
 def _callers_level() -> int:
     """How many frames up from who asks the user's code is, for a warning."""
-    ours = (os.path.dirname(__file__), os.path.dirname(torch.utils.data.__file__))
+    ours = tuple(os.path.join(os.path.dirname(file), "") for file in (__file__, torch.utils.data.__file__))
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         level, frame = level + 1, frame.f_back

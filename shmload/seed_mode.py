@@ -75,7 +75,7 @@ class SeedStream:
         self._next_epoch = 0
         self._first_step = 0  # of the next iteration: where a loaded state left off
         self._place: Place | None = None  # of the newest iterator
-        self._num_ahead = (loader.prefetch_factor or 1) * loader.num_workers  # batches ordered and not delivered
+        self._num_ahead = 0  # batches that are ordered and not delivered, at most
         self._cursor = (0, 0)  # (epoch, step) to be ordered next
         self.valid: int | None = None
         self._schedule: Schedule | BatchSchedule | None = None
@@ -188,6 +188,7 @@ class SeedStream:
         """Starts a pass: the next epoch, from its start or from where a loaded state left off."""
         if self._sampled is None:
             self.schedule()
+        self._num_ahead = (self._loader.prefetch_factor or 1) * self._loader.num_workers
         self._place = Place(self._next_epoch, self._first_step)
         formula = None if isinstance(self._schedule, BatchSchedule) else self._schedule
         header = partial(header_of, self._loader, formula, self._rank)

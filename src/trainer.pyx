@@ -15,7 +15,6 @@ import os
 from numpy import ndarray
 
 include "leases.pxi"
-include "order.pxi"
 
 cdef extern from *:
     """
@@ -59,267 +58,15 @@ def control_nbytes(uint32_t num_slots, uint32_t num_workers, *, uint64_t order_c
     return shml_plan(NULL, num_slots, num_workers, order_capacity, text_capacity, layout_capacity)
 
 
-cdef class TrainerRing:
-    """The private state of a ring's slots and the trainer's verbs on them.
+include "slot_desk.pxi"
+include "orders.pxi"
 
-    Args:
-        control: mapping of zeroed memory, `control_nbytes(...)` long; everything else goes in by keyword.
-        is_static: batch i belongs to one worker, and each worker takes its orders oldest first.
-        threads_per_worker: rows that a worker reads at a time: no chunk is smaller.
-    """
 
-    cdef shml_ring _ring
-    cdef shml_desk *_desk
-    cdef object _control
-    cdef int _num_forks
-    cdef object _pid
-    cdef uint64_t _order
-    cdef uint32_t _threads_per_worker, _expected_nrows
-    cdef uint64_t _expected_nbytes
+cdef class TrainerRing(OrderDesk):
+    """A ring with all of the trainer's verbs; the arguments are SlotDesk's."""
+
     cdef uint64_t _look_ns
     cdef bint _is_draining
-    cdef readonly int num_slots, num_workers
-
-    def __cinit__(self, control, *, uint32_t num_slots, uint32_t num_workers, uint64_t order_capacity,
-                  uint64_t text_capacity, uint64_t layout_capacity, bint is_static=False, uint32_t threads_per_worker=1):
-        cdef uint64_t needed = shml_plan(NULL, num_slots, num_workers, order_capacity, text_capacity, layout_capacity)
-        if num_slots < 1 or num_workers > SHML_MAX_WORKERS:
-            raise ValueError(f"a ring has at least 1 slot and at most {SHML_MAX_WORKERS} workers, "
-                             f"got num_slots={num_slots}, num_workers={num_workers}")
-        if control.nbytes < needed:
-            raise ValueError(f"the control block needs {needed} bytes, the mapping has {control.nbytes}")
-        self._control = control
-        self._num_forks = shml_num_forks
-        self._pid = os.getpid()
-        self.num_slots = num_slots
-        self.num_workers = num_workers
-        self._threads_per_worker = max(threads_per_worker, 1)
-        shml_create(&self._ring, <void *><uintptr_t>control.address, num_slots, num_workers, order_capacity,
-                    text_capacity, layout_capacity)
-        self._ring.header.is_static = is_static
-        self._ring.header.owner_pid = self._pid
-        self._ring.header.owner_start_ns = _now_ns()
-        self._desk = shml_desk_new(num_slots)
-        if self._desk == NULL:
-            raise MemoryError
-        _enter(self._desk)
-
-    def __dealloc__(self):
-        if self._desk != NULL:
-            shml_desk_close(self._desk)
-            shml_desk_drop(self._desk)
-
-    cdef int _guard(self) except -1:
-        if shml_num_forks != self._num_forks:
-            raise RuntimeError(f"this loader belongs to process {self._pid}; a forked child cannot use it: make a new one")
-        return 0
-
-    cdef int _slot(self, int slot) except -1:
-        if slot < 0 or slot >= self.num_slots:
-            raise IndexError(f"slot {slot} of a ring with {self.num_slots}")
-        return self._guard()
-
-    cdef int _worker(self, uint32_t worker) except -1:
-        if worker >= <uint32_t>self.num_workers:
-            raise IndexError(f"worker {worker} of a ring with {self.num_workers}")
-        return self._guard()
-
-    # ------------------------------------------------------------ slots
-
-    cdef void _collect(self):
-        """Takes in what leases have given back."""
-        cdef uint32_t first = self._desk.num_free
-        shml_desk_collect(self._desk)
-        if shml_num_forks != self._num_forks:
-            return  # a forked child's copy of all this says nothing about the slots
-        for i in range(first, self._desk.num_free):
-            self._ring.slots[self._desk.free_list[i]].state = SHML_FREE
-
-    def hold(self):
-        """Takes the most recently freed slot for publication; -1 if none is free."""
-        self._guard()
-        self._collect()
-        if self._desk.num_free == 0:
-            return -1
-        self._desk.num_free -= 1
-        cdef int slot = self._desk.free_list[self._desk.num_free]
-        self._set_state(slot, SHML_HELD)
-        return slot
-
-    cdef int _require_final(self, int slot) except -1:
-        cdef shml_status status = shml_inspect(&self._ring, slot)
-        if status.num_open or status.num_claimed:
-            raise ValueError(f"slot {slot} still has {status.num_open} open and {status.num_claimed} claimed chunks")
-        return 0
-
-    cdef void _set_state(self, int slot, int state):
-        self._desk.places[slot].state = state
-        self._ring.slots[slot].state = state
-
-    def free(self, int slot):
-        """Gives back a slot that was held, or whose order has ended without a delivery."""
-        self._slot(slot)
-        cdef int state = self._desk.places[slot].state
-        if state == SHML_FREE or state == SHML_LEASED:
-            raise ValueError(f"slot {slot} is not the trainer's to free: its state is {state}")
-        if state != SHML_HELD:
-            self._require_final(slot)
-        shml_desk_push_free(self._desk, slot)
-        self._ring.slots[slot].state = SHML_FREE
-
-    def state(self, int slot):
-        """The slot's private state: 0 free, 1 held, 2 ordered, 3 leased, 4 draining."""
-        self._slot(slot)
-        self._collect()
-        return self._desk.places[slot].state
-
-    def set_payload(self, int slot, mapping, bytes path, uint64_t offset, uint64_t nbytes):
-        """Points a slot to its bytes: `nbytes` from `offset` of the segment that workers open as `path`.
-
-        Allowed while nothing reads or writes the slot: it is held or free, or its one claimant waits for `need_nbytes`.
-        """
-        self._slot(slot)
-        if len(path) >= SHML_PATH_NBYTES:
-            raise ValueError(f"a payload path has at most {SHML_PATH_NBYTES - 1} bytes, got {len(path)}")
-        if nbytes > <uint64_t>mapping.nbytes or offset > <uint64_t>mapping.nbytes - nbytes:
-            raise ValueError(f"slot of {nbytes} bytes at {offset} ends beyond its segment of {mapping.nbytes}")
-        cdef shml_place *place = &self._desk.places[slot]
-        cdef shml_slot *record = &self._ring.slots[slot]
-        if place.state == SHML_LEASED:
-            raise ValueError(f"slot {slot} is leased: its payload cannot change")
-        shml_map_drop(place.map)
-        place.map = shml_map_keep(<shml_map *><uintptr_t>mapping.handle)
-        place.offset = offset
-        place.nbytes = nbytes
-        memset(record.payload_path, 0, SHML_PATH_NBYTES)
-        memcpy(record.payload_path, <const char *>path, len(path))
-        record.payload_offset = offset
-        record.payload_nbytes = nbytes
-        record.payload_version += 1
-
-    def payload_nbytes(self, int slot):
-        """Bytes the slot may use; 0 before the layout is known."""
-        self._slot(slot)
-        return self._desk.places[slot].nbytes
-
-    # ------------------------------------------------------------ orders
-
-    def publish(self, int slot, *, int64_t epoch, int64_t step, uint64_t seq, indices, uint32_t nrows, uint32_t nchunks=1,
-                bint is_packed=False, bint is_pickled=False, int reserved=SHML_ANYONE, bytes order_path=b""):
-        """Writes an order into a held slot, or into one whose order has ended undelivered, and opens it to workers.
-
-        Args:
-            indices: buffer with the order's bytes: `nrows` int64, or a pickle of them. Empty if `order_path` names a segment
-                that holds them; its used length is then `len(indices)` as given there: pass the buffer anyway.
-            reserved: the one worker that may claim it, or ANYONE.
-        Returns:
-            the order number.
-        """
-        self._slot(slot)
-        cdef shml_slot *record = &self._ring.slots[slot]
-        cdef shml_place *place = &self._desk.places[slot]
-        cdef Py_buffer view
-        if place.state != SHML_HELD and place.state != SHML_ORDERED:
-            raise ValueError(f"slot {slot} must be held before it is published; its state is {place.state}")
-        if place.state == SHML_ORDERED:
-            self._require_final(slot)
-        if nchunks < 1 or nchunks > SHML_MAX_CHUNKS or (nrows and nchunks > nrows):
-            raise ValueError(f"an order has 1 to {SHML_MAX_CHUNKS} chunks and no more than rows, got {nchunks} for {nrows}")
-        if len(order_path) >= SHML_PATH_NBYTES:
-            raise ValueError(f"an order path has at most {SHML_PATH_NBYTES - 1} bytes, got {len(order_path)}")
-        PyObject_GetBuffer(indices, &view, PyBUF_SIMPLE)
-        try:
-            if not is_pickled and <uint64_t>view.len != <uint64_t>nrows * 8:
-                raise ValueError(f"{nrows} rows need {nrows * 8} bytes of indices, got {view.len}")
-            if not order_path:
-                if <uint64_t>view.len > self._ring.header.order_capacity:
-                    raise ValueError(f"the order area holds {self._ring.header.order_capacity} bytes, the order has {view.len}")
-                memcpy(shml_order_area(&self._ring, slot), view.buf, view.len)
-            record.order_nbytes = view.len
-        finally:
-            PyBuffer_Release(&view)
-        memset(record.order_path, 0, SHML_PATH_NBYTES)
-        memcpy(record.order_path, <const char *>order_path, len(order_path))
-        record.epoch = epoch
-        record.step = step
-        record.seq = seq
-        record.order_kind = SHML_ORDER_PICKLED if is_pickled else SHML_ORDER_INT64
-        return self._open(slot, nrows, nchunks, is_packed, reserved)
-
-    cdef uint64_t _open(self, int slot, uint32_t nrows, uint32_t nchunks, bint is_packed, int reserved):
-        """Opens to workers an order that stands in its slot."""
-        cdef shml_slot *record = &self._ring.slots[slot]
-        cdef shml_place *place = &self._desk.places[slot]
-        record.nrows = nrows
-        record.nchunks = nchunks
-        record.form = SHML_FORM_PACKED if is_packed else SHML_FORM_ROWS
-        record.generation = self._ring.header.generation
-        record.ordered_ns = _now_ns()
-        self._order += 1
-        place.order = self._order
-        place.reserved = reserved
-        self._set_state(slot, SHML_ORDERED)
-        shml_publish(&self._ring, slot, self._order, reserved)
-        return self._order
-
-    def expect(self, uint32_t nrows, uint64_t nbytes):
-        """Says what room batches of up to `nrows` rows take, for `post`; until then it posts packed ones alone."""
-        self._expected_nrows = nrows
-        self._expected_nbytes = nbytes
-
-    def post(self, Order order, *, bint is_packed):
-        """Publishes an order in a free slot if it is a usual one: int64 indices that fit the order area, a slot that has the room.
-
-        One call for what `hold` and `publish` and what is asked between them do, which costs a trainer of small batches most.
-
-        Returns:
-            the number of its chunks; 0: it is no usual order, or no slot is free, and nothing has happened.
-        """
-        self._guard()
-        self._collect()
-        if order.is_given or self._desk.num_free == 0 or type(order.indices) is not ndarray:
-            return 0
-        cdef int slot = self._desk.free_list[self._desk.num_free - 1]
-        cdef shml_slot *record = &self._ring.slots[slot]
-        cdef Py_buffer view
-        cdef uint32_t nrows
-        PyObject_GetBuffer(order.indices, &view, PyBUF_FORMAT | PyBUF_STRIDES)
-        try:
-            if view.ndim != 1 or view.len == 0 or view.strides[0] != 8 or (view.format[0] != b"l" and view.format[0] != b"q"):
-                return 0
-            if <uint64_t>view.len > self._ring.header.order_capacity or record.order_path[0]:
-                return 0
-            nrows = view.len // 8
-            if not is_packed and (nrows > self._expected_nrows or self._desk.places[slot].nbytes < self._expected_nbytes):
-                return 0
-            memcpy(shml_order_area(&self._ring, slot), view.buf, view.len)
-            record.order_nbytes = view.len
-        finally:
-            PyBuffer_Release(&view)
-        self._desk.num_free -= 1
-        record.epoch = order.epoch
-        record.step = record.seq = order.step
-        record.order_kind = SHML_ORDER_INT64
-        cdef uint32_t nchunks = 1 if is_packed or order.worker >= 0 else self._num_chunks(nrows)
-        order.slot = slot
-        self._open(slot, nrows, nchunks, is_packed, order.worker)
-        return nchunks
-
-    def num_chunks(self, uint32_t nrows):
-        """Chunks for a batch of rows: enough that every worker has a part, none shorter than a claim is worth."""
-        return self._num_chunks(nrows)
-
-    cdef uint32_t _num_chunks(self, uint32_t nrows):
-        cdef uint32_t most = min(4 * <uint32_t>self.num_workers, <uint32_t>SHML_MAX_CHUNKS, nrows // self._threads_per_worker)
-        if most <= 1:
-            return 1
-        cdef uint64_t busy_ns = 0, num_samples = 0
-        for worker in range(self.num_workers):
-            busy_ns += self._ring.workers[worker].busy_ns
-            num_samples += self._ring.workers[worker].num_samples
-        if num_samples < 2 * <uint64_t>nrows:
-            return most
-        return max(1, min(most, <uint32_t>(<double>nrows * busy_ns / num_samples / CHUNK_WORK_NS)))
 
     # ------------------------------------------------------------ looking and leasing
 
@@ -438,26 +185,6 @@ cdef class TrainerRing:
         self._ring.slots[slot].state = SHML_LEASED
         return lease
 
-    def count_batch(self, uint32_t nrows, uint64_t nbytes):
-        """Adds to what was delivered. Returns whether every slot is leased now, so that the next batch would find none."""
-        self._ring.header.batches += 1
-        self._ring.header.samples += nrows
-        self._ring.header.nbytes += nbytes
-        self._collect()
-        return self._desk.num_leased == <uint32_t>self.num_slots
-
-    @property
-    def num_leased(self):
-        """Slots with a live lease."""
-        self._collect()
-        return self._desk.num_leased
-
-    @property
-    def num_free(self):
-        """Slots free now."""
-        self._collect()
-        return self._desk.num_free
-
     # ------------------------------------------------------------ abandoning and recovering
 
     def void(self):
@@ -537,15 +264,7 @@ cdef class TrainerRing:
         record.is_waiting = 0
         return found
 
-    def count_restart(self):
-        """Adds to the workers replaced."""
-        self._ring.header.num_restarts += 1
-
-    def count_copied_out(self):
-        """Adds to the batches copied to private memory."""
-        self._ring.header.num_copied_out += 1
-
-    # ------------------------------------------------------------ layout and the rest of the header
+    # ------------------------------------------------------------ layout, waiting
 
     @property
     def proposal(self):
@@ -591,36 +310,6 @@ cdef class TrainerRing:
         self._ring.header.wait_ns += _now_ns() - self._ring.header.waiting_since_ns
         self._ring.header.num_waits += 1
         self._ring.header.waiting_since_ns = 0
-
-    def counters(self):
-        """The header's counters, as a dict."""
-        cdef shml_header *h = self._ring.header
-        return {"batches": h.batches, "samples": h.samples, "nbytes": h.nbytes, "wait_s": h.wait_ns / 1e9,
-                "num_waits": h.num_waits, "num_copied_out": h.num_copied_out, "num_grown": h.num_grown,
-                "num_restarts": h.num_restarts, "generation": h.generation}
-
-    @property
-    def order_capacity(self):
-        """Bytes of an order that fit its area."""
-        return self._ring.header.order_capacity
-
-    def worker(self, uint32_t worker):
-        """One worker's record, as a dict."""
-        if worker >= <uint32_t>self.num_workers:
-            raise IndexError(f"worker {worker} of a ring with {self.num_workers}")
-        cdef shml_worker *r = &self._ring.workers[worker]
-        return {"pid": r.pid, "started_ns": r.started_ns, "since_ns": r.since_ns, "index": <int64_t>r.index,
-                "is_waiting": bool(r.is_waiting), "busy_s": r.busy_ns / 1e9, "num_chunks": r.num_chunks,
-                "num_samples": r.num_samples, "num_foreign": r.num_foreign}
-
-    @property
-    def poison(self):
-        """Debugging: overwrite a slot's bytes the moment it comes back."""
-        return bool(self._desk.poison)
-
-    @poison.setter
-    def poison(self, bint on):
-        self._desk.poison = on
 
 
 cdef extern from *:

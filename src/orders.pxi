@@ -1,0 +1,159 @@
+# Orders: what is asked for, and how it comes into a slot; included by trainer.pyx.
+
+
+cdef class Order:
+    """One batch to be made: which, of which samples, and (in torch mode) by which worker. `slot` is -1 until published.
+
+    An iterable dataset's order has as many indices as samples are wanted, each of them the pass's shared seed.
+
+    Args:
+        is_given: the indices are a batch sampler's own object, which `__getitems__` gets as it is.
+    """
+
+    cdef public int64_t epoch, step
+    cdef public object indices  # an int64 array, or a sequence of a sampler's keys
+    cdef public int worker, slot
+    cdef public bint is_given
+    cdef public object origins  # of rows after bad samples: (row they were ordered as, substitutes tried); None: there were none
+    cdef public object ordered  # the indices before bad samples; None: there were none
+
+    def __init__(self, int64_t epoch, int64_t step, indices, int worker=SHML_ANYONE, *, bint is_given=False):
+        self.epoch = epoch
+        self.step = step
+        self.indices = indices
+        self.worker = worker
+        self.slot = -1
+        self.is_given = is_given
+
+    def __repr__(self):
+        return f"Order(epoch={self.epoch}, step={self.step}, indices={self.indices!r}, worker={self.worker}, slot={self.slot})"
+
+    @property
+    def nrows(self):
+        """Rows of the batch."""
+        return len(self.indices)
+
+
+cdef class OrderDesk(SlotDesk):
+    """The ring's way in: orders are written into free slots and opened to workers."""
+
+    cdef uint64_t _order  # the newest
+    cdef uint32_t _expected_nrows
+    cdef uint64_t _expected_nbytes
+
+    def publish(self, int slot, *, int64_t epoch, int64_t step, uint64_t seq, indices, uint32_t nrows, uint32_t nchunks=1,
+                bint is_packed=False, bint is_pickled=False, int reserved=SHML_ANYONE, bytes order_path=b""):
+        """Writes an order into a held slot, or into one whose order has ended undelivered, and opens it to workers.
+
+        Args:
+            indices: buffer with the order's bytes: `nrows` int64, or a pickle of them. Empty if `order_path` names a segment
+                that holds them; its used length is then `len(indices)` as given there: pass the buffer anyway.
+            reserved: the one worker that may claim it, or ANYONE.
+        Returns:
+            the order number.
+        """
+        self._slot(slot)
+        cdef shml_slot *record = &self._ring.slots[slot]
+        cdef shml_place *place = &self._desk.places[slot]
+        cdef Py_buffer view
+        if place.state != SHML_HELD and place.state != SHML_ORDERED:
+            raise ValueError(f"slot {slot} must be held before it is published; its state is {place.state}")
+        if place.state == SHML_ORDERED:
+            self._require_final(slot)
+        if nchunks < 1 or nchunks > SHML_MAX_CHUNKS or (nrows and nchunks > nrows):
+            raise ValueError(f"an order has 1 to {SHML_MAX_CHUNKS} chunks and no more than rows, got {nchunks} for {nrows}")
+        if len(order_path) >= SHML_PATH_NBYTES:
+            raise ValueError(f"an order path has at most {SHML_PATH_NBYTES - 1} bytes, got {len(order_path)}")
+        PyObject_GetBuffer(indices, &view, PyBUF_SIMPLE)
+        try:
+            if not is_pickled and <uint64_t>view.len != <uint64_t>nrows * 8:
+                raise ValueError(f"{nrows} rows need {nrows * 8} bytes of indices, got {view.len}")
+            if not order_path:
+                if <uint64_t>view.len > self._ring.header.order_capacity:
+                    raise ValueError(f"the order area holds {self._ring.header.order_capacity} bytes, the order has {view.len}")
+                memcpy(shml_order_area(&self._ring, slot), view.buf, view.len)
+            record.order_nbytes = view.len
+        finally:
+            PyBuffer_Release(&view)
+        memset(record.order_path, 0, SHML_PATH_NBYTES)
+        memcpy(record.order_path, <const char *>order_path, len(order_path))
+        record.epoch = epoch
+        record.step = step
+        record.seq = seq
+        record.order_kind = SHML_ORDER_PICKLED if is_pickled else SHML_ORDER_INT64
+        return self._open(slot, nrows, nchunks, is_packed, reserved)
+
+    cdef uint64_t _open(self, int slot, uint32_t nrows, uint32_t nchunks, bint is_packed, int reserved):
+        """Opens to workers an order that stands in its slot."""
+        cdef shml_slot *record = &self._ring.slots[slot]
+        cdef shml_place *place = &self._desk.places[slot]
+        record.nrows = nrows
+        record.nchunks = nchunks
+        record.form = SHML_FORM_PACKED if is_packed else SHML_FORM_ROWS
+        record.generation = self._ring.header.generation
+        record.ordered_ns = _now_ns()
+        self._order += 1
+        place.order = self._order
+        place.reserved = reserved
+        self._set_state(slot, SHML_ORDERED)
+        shml_publish(&self._ring, slot, self._order, reserved)
+        return self._order
+
+    def expect(self, uint32_t nrows, uint64_t nbytes):
+        """Says what room batches of up to `nrows` rows take, for `post`; until then it posts packed ones alone."""
+        self._expected_nrows = nrows
+        self._expected_nbytes = nbytes
+
+    def post(self, Order order, *, bint is_packed):
+        """Publishes an order in a free slot if it is a usual one: int64 indices that fit the order area, a slot that has the room.
+
+        One call for what `hold` and `publish` and what is asked between them do, which costs a trainer of small batches most.
+
+        Returns:
+            the number of its chunks; 0: it is no usual order, or no slot is free, and nothing has happened.
+        """
+        self._guard()
+        self._collect()
+        if order.is_given or self._desk.num_free == 0 or type(order.indices) is not ndarray:
+            return 0
+        cdef int slot = self._desk.free_list[self._desk.num_free - 1]
+        cdef shml_slot *record = &self._ring.slots[slot]
+        cdef Py_buffer view
+        cdef uint32_t nrows
+        PyObject_GetBuffer(order.indices, &view, PyBUF_FORMAT | PyBUF_STRIDES)
+        try:
+            if view.ndim != 1 or view.len == 0 or view.strides[0] != 8 or (view.format[0] != b"l" and view.format[0] != b"q"):
+                return 0
+            if <uint64_t>view.len > self._ring.header.order_capacity or record.order_path[0]:
+                return 0
+            nrows = view.len // 8
+            if not is_packed and (nrows > self._expected_nrows or self._desk.places[slot].nbytes < self._expected_nbytes):
+                return 0
+            memcpy(shml_order_area(&self._ring, slot), view.buf, view.len)
+            record.order_nbytes = view.len
+        finally:
+            PyBuffer_Release(&view)
+        self._desk.num_free -= 1
+        record.epoch = order.epoch
+        record.step = record.seq = order.step
+        record.order_kind = SHML_ORDER_INT64
+        cdef uint32_t nchunks = 1 if is_packed or order.worker >= 0 else self._num_chunks(nrows)
+        order.slot = slot
+        self._open(slot, nrows, nchunks, is_packed, order.worker)
+        return nchunks
+
+    def num_chunks(self, uint32_t nrows):
+        """Chunks for a batch of rows: enough that every worker has a part, none shorter than a claim is worth."""
+        return self._num_chunks(nrows)
+
+    cdef uint32_t _num_chunks(self, uint32_t nrows):
+        cdef uint32_t most = min(4 * <uint32_t>self.num_workers, <uint32_t>SHML_MAX_CHUNKS, nrows // self._threads_per_worker)
+        if most <= 1:
+            return 1
+        cdef uint64_t busy_ns = 0, num_samples = 0
+        for worker in range(self.num_workers):
+            busy_ns += self._ring.workers[worker].busy_ns
+            num_samples += self._ring.workers[worker].num_samples
+        if num_samples < 2 * <uint64_t>nrows:
+            return most
+        return max(1, min(most, <uint32_t>(<double>nrows * busy_ns / num_samples / CHUNK_WORK_NS)))

@@ -1,0 +1,201 @@
+# Who has which slot of a ring: free, held, ordered, leased, draining; included by trainer.pyx.
+
+
+cdef class SlotDesk:
+    """A ring as its trainer sees it: who has which slot, and what it has counted.
+
+    Args:
+        control: mapping of zeroed memory, `control_nbytes(...)` long; everything else goes in by keyword.
+        is_static: batch i belongs to one worker, and each worker takes its orders oldest first.
+        threads_per_worker: rows that a worker reads at a time: no chunk is smaller.
+    """
+
+    cdef shml_ring _ring
+    cdef shml_desk *_desk
+    cdef object _control
+    cdef int _num_forks
+    cdef object _pid
+    cdef uint32_t _threads_per_worker
+    cdef readonly int num_slots, num_workers
+
+    def __cinit__(self, control, *, uint32_t num_slots, uint32_t num_workers, uint64_t order_capacity,
+                  uint64_t text_capacity, uint64_t layout_capacity, bint is_static=False, uint32_t threads_per_worker=1):
+        cdef uint64_t needed = shml_plan(NULL, num_slots, num_workers, order_capacity, text_capacity, layout_capacity)
+        if num_slots < 1 or num_workers > SHML_MAX_WORKERS:
+            raise ValueError(f"a ring has at least 1 slot and at most {SHML_MAX_WORKERS} workers, "
+                             f"got num_slots={num_slots}, num_workers={num_workers}")
+        if control.nbytes < needed:
+            raise ValueError(f"the control block needs {needed} bytes, the mapping has {control.nbytes}")
+        self._control = control
+        self._num_forks = shml_num_forks
+        self._pid = os.getpid()
+        self.num_slots = num_slots
+        self.num_workers = num_workers
+        self._threads_per_worker = max(threads_per_worker, 1)
+        shml_create(&self._ring, <void *><uintptr_t>control.address, num_slots, num_workers, order_capacity,
+                    text_capacity, layout_capacity)
+        self._ring.header.is_static = is_static
+        self._ring.header.owner_pid = self._pid
+        self._ring.header.owner_start_ns = _now_ns()
+        self._desk = shml_desk_new(num_slots)
+        if self._desk == NULL:
+            raise MemoryError
+        _enter(self._desk)
+
+    def __dealloc__(self):
+        if self._desk != NULL:
+            shml_desk_close(self._desk)
+            shml_desk_drop(self._desk)
+
+    cdef int _guard(self) except -1:
+        if shml_num_forks != self._num_forks:
+            raise RuntimeError(f"this loader belongs to process {self._pid}; a forked child cannot use it: make a new one")
+        return 0
+
+    cdef int _slot(self, int slot) except -1:
+        if slot < 0 or slot >= self.num_slots:
+            raise IndexError(f"slot {slot} of a ring with {self.num_slots}")
+        return self._guard()
+
+    cdef int _worker(self, uint32_t worker) except -1:
+        if worker >= <uint32_t>self.num_workers:
+            raise IndexError(f"worker {worker} of a ring with {self.num_workers}")
+        return self._guard()
+
+    # ------------------------------------------------------------ slots
+
+    cdef void _collect(self):
+        """Takes in what leases have given back."""
+        cdef uint32_t first = self._desk.num_free
+        shml_desk_collect(self._desk)
+        if shml_num_forks != self._num_forks:
+            return  # a forked child's copy of all this says nothing about the slots
+        for i in range(first, self._desk.num_free):
+            self._ring.slots[self._desk.free_list[i]].state = SHML_FREE
+
+    def hold(self):
+        """Takes the most recently freed slot for publication; -1 if none is free."""
+        self._guard()
+        self._collect()
+        if self._desk.num_free == 0:
+            return -1
+        self._desk.num_free -= 1
+        cdef int slot = self._desk.free_list[self._desk.num_free]
+        self._set_state(slot, SHML_HELD)
+        return slot
+
+    cdef int _require_final(self, int slot) except -1:
+        cdef shml_status status = shml_inspect(&self._ring, slot)
+        if status.num_open or status.num_claimed:
+            raise ValueError(f"slot {slot} still has {status.num_open} open and {status.num_claimed} claimed chunks")
+        return 0
+
+    cdef void _set_state(self, int slot, int state):
+        self._desk.places[slot].state = state
+        self._ring.slots[slot].state = state
+
+    def free(self, int slot):
+        """Gives back a slot that was held, or whose order has ended without a delivery."""
+        self._slot(slot)
+        cdef int state = self._desk.places[slot].state
+        if state == SHML_FREE or state == SHML_LEASED:
+            raise ValueError(f"slot {slot} is not the trainer's to free: its state is {state}")
+        if state != SHML_HELD:
+            self._require_final(slot)
+        shml_desk_push_free(self._desk, slot)
+        self._ring.slots[slot].state = SHML_FREE
+
+    def state(self, int slot):
+        """The slot's private state: 0 free, 1 held, 2 ordered, 3 leased, 4 draining."""
+        self._slot(slot)
+        self._collect()
+        return self._desk.places[slot].state
+
+    def set_payload(self, int slot, mapping, bytes path, uint64_t offset, uint64_t nbytes):
+        """Points a slot to its bytes: `nbytes` from `offset` of the segment that workers open as `path`.
+
+        Allowed while nothing reads or writes the slot: it is held or free, or its one claimant waits for `need_nbytes`.
+        """
+        self._slot(slot)
+        if len(path) >= SHML_PATH_NBYTES:
+            raise ValueError(f"a payload path has at most {SHML_PATH_NBYTES - 1} bytes, got {len(path)}")
+        if nbytes > <uint64_t>mapping.nbytes or offset > <uint64_t>mapping.nbytes - nbytes:
+            raise ValueError(f"slot of {nbytes} bytes at {offset} ends beyond its segment of {mapping.nbytes}")
+        cdef shml_place *place = &self._desk.places[slot]
+        cdef shml_slot *record = &self._ring.slots[slot]
+        if place.state == SHML_LEASED:
+            raise ValueError(f"slot {slot} is leased: its payload cannot change")
+        shml_map_drop(place.map)
+        place.map = shml_map_keep(<shml_map *><uintptr_t>mapping.handle)
+        place.offset = offset
+        place.nbytes = nbytes
+        memset(record.payload_path, 0, SHML_PATH_NBYTES)
+        memcpy(record.payload_path, <const char *>path, len(path))
+        record.payload_offset = offset
+        record.payload_nbytes = nbytes
+        record.payload_version += 1
+
+    def payload_nbytes(self, int slot):
+        """Bytes the slot may use; 0 before the layout is known."""
+        self._slot(slot)
+        return self._desk.places[slot].nbytes
+
+    @property
+    def num_leased(self):
+        """Slots with a live lease."""
+        self._collect()
+        return self._desk.num_leased
+
+    @property
+    def num_free(self):
+        """Slots free now."""
+        self._collect()
+        return self._desk.num_free
+
+    # ------------------------------------------------------------ what it has counted
+
+    def count_batch(self, uint32_t nrows, uint64_t nbytes):
+        """Adds to what was delivered. Returns whether every slot is leased now, so that the next batch would find none."""
+        self._ring.header.batches += 1
+        self._ring.header.samples += nrows
+        self._ring.header.nbytes += nbytes
+        self._collect()
+        return self._desk.num_leased == <uint32_t>self.num_slots
+
+    def count_restart(self):
+        """Adds to the workers replaced."""
+        self._ring.header.num_restarts += 1
+
+    def count_copied_out(self):
+        """Adds to the batches copied to private memory."""
+        self._ring.header.num_copied_out += 1
+
+    def counters(self):
+        """The header's counters, as a dict."""
+        cdef shml_header *h = self._ring.header
+        return {"batches": h.batches, "samples": h.samples, "nbytes": h.nbytes, "wait_s": h.wait_ns / 1e9,
+                "num_waits": h.num_waits, "num_copied_out": h.num_copied_out, "num_grown": h.num_grown,
+                "num_restarts": h.num_restarts, "generation": h.generation}
+
+    @property
+    def order_capacity(self):
+        """Bytes of an order that fit its area."""
+        return self._ring.header.order_capacity
+
+    def worker(self, uint32_t worker):
+        """One worker's record, as a dict."""
+        if worker >= <uint32_t>self.num_workers:
+            raise IndexError(f"worker {worker} of a ring with {self.num_workers}")
+        cdef shml_worker *r = &self._ring.workers[worker]
+        return {"pid": r.pid, "started_ns": r.started_ns, "since_ns": r.since_ns, "index": <int64_t>r.index,
+                "is_waiting": bool(r.is_waiting), "busy_s": r.busy_ns / 1e9, "num_chunks": r.num_chunks,
+                "num_samples": r.num_samples, "num_foreign": r.num_foreign}
+
+    @property
+    def poison(self):
+        """Debugging: overwrite a slot's bytes the moment it comes back."""
+        return bool(self._desk.poison)
+
+    @poison.setter
+    def poison(self, bint on):
+        self._desk.poison = on

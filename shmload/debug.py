@@ -16,20 +16,18 @@ loader asks once, when it starts its workers, which kind of engine to make. On, 
 from __future__ import annotations
 
 import os
-import sys
 from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.utils.data
 
+from shmload.callers import users_frame
 from shmload.engine import Engine
 from shmload.orders import Delivery
 
 POISON = 0xA5  # src/lease.h writes it
 LEASED = 3  # of TrainerRing.state
-_INSIDE = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (sys.modules["shmload"], torch.utils.data))
 _is_enabled = os.environ.get("SHMLOAD_DEBUG_BATCHES", "") not in ("", "0")
 
 
@@ -112,9 +110,7 @@ class WatchedEngine(Engine):
 
 
 def _caller() -> str:
-    """The nearest line that is neither shmload's nor torch's loader's."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
-        frame = frame.f_back
+    """The line that asked for a batch."""
+    frame, _ = users_frame()
     code = frame.f_code
     return f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"

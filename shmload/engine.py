@@ -11,18 +11,13 @@ calls instead, `TrainerRing.post` and `TrainerRing.take`: a trainer of small bat
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
-import sys
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
-
-import torch
 
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import (
@@ -41,6 +36,7 @@ from shmload.bad_samples import BadSamples
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows
 from shmload.batch.layout import Layout
 from shmload.batch.unpacked import unpack
+from shmload.hoarding import Hoarding
 from shmload.order_writer import OrderWriter
 from shmload.orders import NOTHING, Delivery, Order
 from shmload.ring_memory import RingMemory
@@ -103,8 +99,6 @@ class Engine:
         self._is_closed = False
         self._is_draining = False
         self._death_look = 0.0
-        self._has_warned_held = False
-        self._has_collected = False
         self.num_slots = max(options.num_ordered + 2, 4)
         self._group = Group()
         try:
@@ -130,6 +124,7 @@ class Engine:
             threads_per_worker=self._job.num_threads,
             **sizes,
         )
+        self._hoarding = Hoarding(self._ring)
         self._memory = RingMemory(group, self._ring, options.ring_bytes)
         self._ready = group.doorbell("ready")
         self._grants = group.doorbell("grants")
@@ -300,8 +295,8 @@ class Engine:
             del lease
             is_last_slot = self._ring.count_batch(order.nrows, nbytes)
             if not is_last_slot:
-                self._has_collected = False
-            elif batch is not NOTHING and self._must_copy():
+                self._hoarding.is_over()
+            elif batch is not NOTHING and self._hoarding.must_copy(self._who_holds):
                 batch = copied(batch)
         except Exception:  # an object in it does not unpickle, say: it would not the next time either
             self._lose(order)
@@ -332,26 +327,6 @@ class Engine:
                 if order.slot >= 0 and self._ring.state(order.slot) != ORDERED:
                     order.slot = -1
             self._backlog = deque(order for order in self._queue if order.slot < 0)
-
-    def _must_copy(self) -> bool:
-        """Whether the batch that has the last slot must leave it at once, because the user does hold all others."""
-        ring = self._ring
-        if not self._has_collected:  # a reference cycle holds its slots until the collector comes by
-            self._has_collected = True
-            forks.settle()
-            gc.collect()
-            if ring.num_leased < self.num_slots:
-                return False
-        if not self._has_warned_held:
-            self._has_warned_held = True
-            warnings.warn(
-                f"{ring.num_leased - 1} batches are still in use, all but one of the ring's {self.num_slots} slots: from now on "
-                "batches are copied to private memory while that is so. Drop batches you no longer need, or raise "
-                f"prefetch_factor or ring_bytes{self._who_holds()}",
-                stacklevel=_callers_level(),
-            )
-        ring.count_copied_out()
-        return True
 
     def _who_holds(self) -> str:
         """What a warning adds about those who hold slots."""
@@ -495,12 +470,3 @@ class Engine:
                     bell.post()
             self.crew.stop(grace_s)
         self._group.close()
-
-
-def _callers_level() -> int:
-    """How many frames up from who asks the user's code is, for a warning."""
-    ours = tuple(os.path.join(os.path.dirname(file), "") for file in (__file__, torch.utils.data.__file__))
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
-        level, frame = level + 1, frame.f_back
-    return level

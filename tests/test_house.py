@@ -34,6 +34,8 @@ FLOORS = {
     "torch_state": 4,
     "generators": 4,
     "opaque": 4,
+    "callers": 4,
+    "hoarding": 4,
     "orders": 4,
     "order_writer": 4,
     "arguments": 4,

@@ -1,0 +1,48 @@
+"""What becomes of a batch that has got the ring's last slot, because the user holds all the others."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable
+
+from shmload._core.trainer import TrainerRing
+from shmload.callers import users_frame
+from shmload.shm import forks
+
+
+class Hoarding:
+    """Whether batches must leave their slots, over one ring."""
+
+    def __init__(self, ring: TrainerRing) -> None:
+        self._ring = ring
+        self._has_warned = False
+        self._has_collected = False
+
+    def is_over(self) -> None:
+        """A slot is left."""
+        self._has_collected = False
+
+    def must_copy(self, who_holds: Callable[[], str]) -> bool:
+        """Whether the batch that has the last slot must leave it at once, because the user does hold all others.
+
+        Args:
+            who_holds: what else the warning says.
+        """
+        ring = self._ring
+        if not self._has_collected:  # a reference cycle holds its slots until the collector comes by
+            self._has_collected = True
+            forks.settle()
+            gc.collect()
+            if ring.num_leased < ring.num_slots:
+                return False
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"{ring.num_leased - 1} batches are still in use, all but one of the ring's {ring.num_slots} slots: from now on "
+                "batches are copied to private memory while that is so. Drop batches you no longer need, or raise "
+                f"prefetch_factor or ring_bytes{who_holds()}",
+                stacklevel=users_frame()[1],
+            )
+        ring.count_copied_out()
+        return True

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from shmload import faults
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import (
     FAILED,
@@ -236,6 +237,7 @@ class Engine:
         )
         self._ring_workers(order.worker, nchunks)
 
+    @faults.at("ringing")
     def _ring_workers(self, worker: int, count: int) -> None:
         if worker >= 0:
             self._orders[worker].post_up_to(1)
@@ -494,6 +496,7 @@ class Engine:
 
     # ------------------------------------------------------------ ends
 
+    @faults.at("abandoning")
     def abandon(self) -> None:
         """Forgets every order. Workers finish what they have claimed; nothing is waited for."""
         with interrupts_held():
@@ -531,13 +534,15 @@ class Engine:
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
-        if hasattr(self, "crew"):
-            self._ring.set_closing()
-            for bell in (*self._orders, self._grants):
-                for _ in range(self._options.num_workers):
-                    bell.post()
-            self.crew.stop(grace_s)
-        self._group.close()
+        try:
+            if hasattr(self, "crew"):
+                self._ring.set_closing()
+                for bell in (*self._orders, self._grants):
+                    for _ in range(self._options.num_workers):
+                        bell.post()
+                self.crew.stop(grace_s)
+        finally:
+            self._group.close()
 
 
 def _as_int64(indices: Any) -> np.ndarray[Any, Any]:

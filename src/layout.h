@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SHML_MAGIC UINT64_C(0x31444C4F4C4D4853) /* "SHMLOLD1" read as bytes */
-#define SHML_ABI 2u
+#define SHML_ABI 3u
 #define SHML_MAX_CHUNKS 64u
 #define SHML_MAX_WORKERS 16000u /* own = w + 1 stays below the reservations at 0x4000 */
 #define SHML_PATH_NBYTES 128u
@@ -118,7 +118,8 @@ typedef struct {
     uint64_t payload_nbytes;  /* bytes this slot may use */
     int64_t ordered_ns;       /* CLOCK_MONOTONIC of publication */
     shml_u64 note_nbytes;     /* bytes in the text area of a batch that did not fail: the worker's position; claimant, before finish */
-    uint8_t reserved[120];    /* to 768 */
+    shml_u64 num_lost;        /* claims of this order taken back from dead workers: its rows are then read one at a time; trainer */
+    uint8_t reserved[112];    /* to 768 */
     char payload_path[SHML_PATH_NBYTES]; /* what a worker opens; NUL-terminated, empty: no payload yet */
     char order_path[SHML_PATH_NBYTES];   /* segment holding an order too large for its area; empty: it fits */
 } shml_slot;

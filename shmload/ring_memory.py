@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shmload import faults
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import TrainerRing
 from shmload.errors import RingTooSmall
@@ -71,6 +72,7 @@ class RingMemory:
             self.make(nbytes)
         self._ring.grant(slot)
 
+    @faults.at("making_memory")
     def _payload(self, num_slots: int, slot_nbytes: int) -> Segment:
         nbytes = num_slots * slot_nbytes
         if self._limit is not None and self._nbytes + nbytes > self._limit:
@@ -84,6 +86,7 @@ class RingMemory:
         self._nbytes += nbytes
         return segment
 
+    @faults.at("publishing")
     def order_path(self, slot: int, order: Any) -> bytes:
         """Puts an order that is too large for its area into a segment and says which; empty if it fits the area."""
         if (

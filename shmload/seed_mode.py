@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shmload import faults
 from shmload.engine import Engine
 from shmload.inline import InlineReader
 from shmload.observe.audit.header import header_of
@@ -185,6 +186,7 @@ class SeedStream:
 
     def begin(self) -> Place:
         """Starts a pass: the next epoch, from its start or from where a loaded state left off."""
+        faults.hit("epoch_change")
         if self._sampled is None:
             self.schedule()
         self._place = Place(self._next_epoch, self._first_step)

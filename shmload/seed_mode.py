@@ -206,6 +206,8 @@ class SeedStream:
         engine = self._usable_engine()
         front = engine.front
         if front is None or (front.epoch, front.step) != (epoch, step):
+            if self._sampled is None and step >= self._end_of(epoch):
+                raise StopIteration  # what is ordered ahead is the next pass's
             if front is not None:
                 engine.abandon()
             self._cursor = (epoch, step)

@@ -28,7 +28,17 @@ SEED = int(os.environ.get("SHMLOAD_MATRIX_SEED", random.SystemRandom().randrange
 
 def run_sample(number: int, *only: str) -> None:
     """Runs so many cells by the command, which prints what it chose."""
-    command = [sys.executable, "-m", "tests.faults.matrix", "--sample", str(number), "--seed", str(SEED)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.faults.matrix",
+        "--sample",
+        str(number),
+        "--seed",
+        str(SEED),
+        "--patience",
+        "10",
+    ]
     done = subprocess.run(
         [*command, *(["--only", *only] if only else [])],
         capture_output=True,
@@ -183,6 +193,7 @@ def test_the_judge_finds_what_takes_too_long() -> None:
     assert delays(GONE, outcome(good_events()[:5], -9, gone_s=2.5), 0.0) == [
         "the last process ended 2.50 s after the trainer"
     ]
+    assert delays(GONE, outcome(good_events()[:5], -9, gone_s=2.5), 0.0, patience=2) == []
     noticed = [{"kind": "noticed", "at": 0.8}]
     assert delays(IDENTICAL, outcome(good_events() + noticed, died_at=0.6), 0.0) == ["noticed after 0.20 s"]
     assert delays(IDENTICAL, outcome(good_events() + noticed, died_at=0.75), 0.0) == []

@@ -19,6 +19,8 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from time import monotonic, time
@@ -60,7 +62,8 @@ class Driver:
 
         if cell.method == "forkserver" and forkserver._forkserver._forkserver_pid is None:
             forkserver.set_forkserver_preload(["torch", "matrix_data", "shmload.worker.process"])
-            forkserver.ensure_running()
+            with _silence():
+                forkserver.ensure_running()
         key = (cell.point in GROWING, cell.mode)
         if key not in self._expected:
             self._expected[key] = expected(cell.point, cell.mode)
@@ -133,9 +136,8 @@ class Driver:
             status = 1
             try:
                 os.close(end)
-                devnull = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(devnull, 2)  # dying workers' tracebacks
-                trainer.run()
+                with _silence():
+                    trainer.run()
                 status = 0
             except BaseException:
                 trainer.say("failed", text=traceback.format_exc())
@@ -166,6 +168,19 @@ class Driver:
     def _harmed_at(self, cell: Cell) -> float | None:
         """When the charge went off."""
         return next((path.stat().st_ctime for path in self._folder.glob(f"spent-{cell.point}.*")), None)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Has what is started here write its dying words nowhere."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _parsed(lines: bytes) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from shmload import faults
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import (
     ANY_SLOT,
@@ -426,6 +427,7 @@ class Engine:
 
     # ------------------------------------------------------------ ends
 
+    @faults.at("abandoning")
     def abandon(self) -> None:
         """Forgets every order. Workers finish what they have claimed; nothing is waited for."""
         with interrupts_held():
@@ -463,10 +465,12 @@ class Engine:
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
-        if hasattr(self, "crew"):
-            self._ring.set_closing()
-            for bell in (*self._orders, self._grants):
-                for _ in range(self._options.num_workers):
-                    bell.post()
-            self.crew.stop(grace_s)
-        self._group.close()
+        try:
+            if hasattr(self, "crew"):
+                self._ring.set_closing()
+                for bell in (*self._orders, self._grants):
+                    for _ in range(self._options.num_workers):
+                        bell.post()
+                self.crew.stop(grace_s)
+        finally:
+            self._group.close()

@@ -1,17 +1,26 @@
-"""Named points at which a test can make a process die, inert unless armed.
+"""Named points at which a test can harm a process, inert unless armed.
 
-`SHMLOAD_FAULTS=<folder>` arms them: a file `<point>.<anything>` in the folder is a charge, whose content is a signal number.
-The first process to reach the point removes the file and, if it was the one that did, kills itself with that signal; so a charge
-goes off once, whoever comes first, replacements included.
+`SHMLOAD_FAULTS=<folder>` arms them: a file `<point>.<anything>` in the folder is a charge. Its content says what happens to the
+first process that reaches the point: the number of a signal that it sends itself (none: SIGKILL), `exit` (os._exit, no clean-up),
+or the name of an exception that is raised there. That process renames the file to `spent-...-<pid>` first; so a charge goes off
+once, whoever comes first, replacements included. Who lays a charge of SIGSTOP sends the SIGCONT, too.
+
+What runs once or seldom calls `hit`. On the way of every batch stands `at`, which leaves the function as it is unless the points
+were armed when it was imported.
 """
 
 from __future__ import annotations
 
+import builtins
+import functools
 import os
 import signal
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-POINTS = (
+WORKER_POINTS = (
     "start",
+    "opening_memory",
     "before_claim",
     "after_claim",
     "mid_decode",
@@ -22,13 +31,47 @@ POINTS = (
     "before_finish",
     "after_finish",
     "before_post",
+    "leaving",
 )
+TRAINER_POINTS = (
+    "starting",
+    "making_memory",
+    "publishing",
+    "ringing",
+    "mapping",
+    "releasing",  # in C, where the last alias of a batch dies: `_core.trainer.harm_at_release` lays that charge
+    "replacing",
+    "abandoning",
+    "epoch_change",
+    "closing",
+)
+EXIT_CODE = 77  # of a process that a charge has made exit
+
+F = TypeVar("F", bound=Callable[..., Any])
+
 _folder = os.environ.get("SHMLOAD_FAULTS", "")
 armed = bool(_folder)
 
 
+def at(point: str) -> Callable[[F], F]:
+    """Puts a point before every call of a function."""
+
+    def put(function: F) -> F:
+        if not armed:
+            return function
+
+        @functools.wraps(function)
+        def harmed(*args: Any, **kwargs: Any) -> Any:
+            hit(point)
+            return function(*args, **kwargs)
+
+        return harmed  # type: ignore[return-value]  # the same signature
+
+    return put
+
+
 def hit(point: str) -> None:
-    """Dies here if a charge lies at this point."""
+    """Comes to harm here if a charge lies at this point."""
     if not armed:
         return
     for name in sorted(os.listdir(_folder)):
@@ -37,8 +80,13 @@ def hit(point: str) -> None:
         path = os.path.join(_folder, name)
         try:
             with open(path) as file:
-                number = int(file.read() or signal.SIGKILL)
+                harm = file.read() or str(int(signal.SIGKILL))
             os.rename(path, os.path.join(_folder, f"spent-{name}-{os.getpid()}"))
         except FileNotFoundError:
             continue
-        os.kill(os.getpid(), number)
+        if harm.isdigit():
+            os.kill(os.getpid(), int(harm))
+        elif harm == "exit":
+            os._exit(EXIT_CODE)
+        else:
+            raise getattr(builtins, harm)(f"a charge lay at {point}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from shmload import faults
 from shmload._core.trainer import Order, TrainerRing
 from shmload.batch.layout import Layout
 from shmload.ring_memory import RingMemory
@@ -46,13 +47,15 @@ class OrderWriter:
             self._ring.expect(max(max_rows, 1), nbytes)
         self._ring.accept_layout(b"" if layout is None else layout.dumps(), is_packed=layout is None)
 
+    @faults.at("publishing")
     def post(self, order: Order) -> bool:
         """Publishes a usual order in a free slot; False if it is none, or none is free."""
         nchunks = self._ring.post(order, is_packed=self.is_packed)
         if nchunks:
-            self._orders[order.worker].post_up_to(min(nchunks, self._ring.num_workers))
+            self.ring_workers(order, nchunks)
         return nchunks > 0
 
+    @faults.at("publishing")
     def write(self, order: Order, slot: int, *, is_packed: bool = False) -> None:
         """Publishes an order in a slot that is held, or in its own again."""
         indices = order.indices
@@ -92,6 +95,7 @@ class OrderWriter:
             self.is_packed = True  # rows would be begun in vain
         self.write(order, order.slot, is_packed=True)
 
+    @faults.at("ringing")
     def ring_workers(self, order: Order, nchunks: int) -> None:
         """Tells those who may claim the order that it is there."""
         self._orders[order.worker].post_up_to(min(nchunks, self._ring.num_workers))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shmload import faults
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import TrainerRing
 from shmload.errors import RingTooSmall
@@ -71,6 +72,7 @@ class RingMemory:
             self.make(nbytes)
         self._ring.grant(slot)
 
+    @faults.at("making_memory")
     def _payload(self, num_slots: int, slot_nbytes: int) -> Segment:
         nbytes = num_slots * slot_nbytes
         if self._limit is not None and self._nbytes + nbytes > self._limit:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shmload import faults
 from shmload.engine import Engine
 from shmload.inline import InlineReader
 from shmload.observe.audit.header import header_of
@@ -186,6 +187,7 @@ class SeedStream:
 
     def begin(self) -> Place:
         """Starts a pass: the next epoch, from its start or from where a loaded state left off."""
+        faults.hit("epoch_change")
         if self._sampled is None:
             self.schedule()
         self._num_ahead = (self._loader.prefetch_factor or 1) * self._loader.num_workers
@@ -207,6 +209,8 @@ class SeedStream:
         engine = self._usable_engine()
         front = engine.front
         if front is None or (front.epoch, front.step) != (epoch, step):
+            if self._sampled is None and step >= self._end_of(epoch):
+                raise StopIteration  # what is ordered ahead is the next pass's
             if front is not None:
                 engine.abandon()
             self._cursor = (epoch, step)

@@ -104,9 +104,9 @@ class Supervisor:
         if self._ring.recover(death.worker_id, poison=is_deadly) >= 0:
             self.num_taken_back += 1
         log.warning("%s%s; it is replaced", death, "" if work is None else f" on {work}")
+        self._crew.replace(death.worker_id)
         self._ring.count_restart()
         self._num_restarts += 1
-        self._crew.replace(death.worker_id)
         return None
 
     def see_to_late(self) -> int:

@@ -24,6 +24,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from shmload import faults
 from shmload.engine import Engine
 from shmload.errors import WorkerDied
 from shmload.generators import origin_of
@@ -142,6 +143,7 @@ class TorchIterator(_Iterator):
 
     def _reset(self, loader: ShmLoader[Any], first_iter: bool = False, state: TorchState | None = None) -> None:
         assert self._engine is not None
+        faults.hit("epoch_change")
         if not first_iter:
             self._finish(self._engine)
         is_resumed = state is not None and not state["is_finished"]

@@ -134,6 +134,11 @@ cdef class WorkerRing:
         return self._ring.header.generation != self._record().generation
 
     @property
+    def is_suspect(self):
+        """Whether a worker has died over the claimed order."""
+        return self._record().num_lost > 0
+
+    @property
     def payload(self):
         """(version, path, offset, nbytes) of the claimed slot's payload; an empty path before there is one."""
         cdef shml_slot *record = self._record()
@@ -234,6 +239,11 @@ cdef class WorkerRing:
     def ask_layout(self):
         """Asks to be the one who describes the layout; False if another worker is. If True, `propose_layout` must follow."""
         return bool(shml_ask_layout(&self._ring, self.worker_id))
+
+    def give_up_layout(self):
+        """Lets another worker describe the layout, after `ask_layout` has said True and no proposal follows."""
+        if self._ring.header.layout_state == <uint32_t>(SHML_LAYOUT_ASKING + self.worker_id):
+            self._ring.header.layout_state = SHML_LAYOUT_NONE
 
     def propose_layout(self, bytes text):
         """Offers a layout, after `ask_layout` has said True. Ring the trainer's bell then."""

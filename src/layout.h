@@ -119,7 +119,8 @@ typedef struct {
     uint64_t payload_nbytes;  /* bytes this slot may use */
     int64_t ordered_ns;       /* CLOCK_MONOTONIC of publication */
     shml_u64 note_nbytes;     /* bytes in the text area of a batch that did not fail: the worker's position; claimant, before finish */
-    uint8_t reserved[120];    /* to 768 */
+    shml_u64 num_lost;        /* claims of this order taken back from dead workers: its rows are then read one at a time; trainer */
+    uint8_t reserved[112];    /* to 768 */
     char payload_path[SHML_PATH_NBYTES]; /* what a worker opens; NUL-terminated, empty: no payload yet */
     char order_path[SHML_PATH_NBYTES];   /* segment holding an order too large for its area; empty: it fits */
 } shml_slot;

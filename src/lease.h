@@ -17,6 +17,7 @@
 
 #include "protocol.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -73,7 +74,8 @@ typedef struct {
 typedef struct shml_desk {
     _Atomic int refs;         /* the ring object, the list of all desks, and every live lease */
     _Atomic int32_t returned; /* head of the stack of slots whose last alias died, -1 empty */
-    _Atomic int poison;       /* debugging: overwrite a slot the moment it comes back */
+    _Atomic int poison;       /* debugging, what befalls a slot the moment it comes back: 0 nothing, 1 it is overwritten,
+                                 -n the process sends itself signal n and it is not back yet (once) */
     uint32_t num_slots;
     uint32_t num_free;
     uint32_t num_leased;      /* as the trainer last saw it */
@@ -166,7 +168,12 @@ static inline void shml_lease_drop(shml_lease *lease) {
     if (atomic_fetch_sub_explicit(&lease->refs, 1, memory_order_acq_rel) != 1) return;
     shml_desk *desk = lease->desk;
     shml_map *map = lease->map;
-    if (atomic_load_explicit(&desk->poison, memory_order_relaxed)) memset(lease->base, 0xA5, lease->nbytes);
+    int poison = atomic_load_explicit(&desk->poison, memory_order_relaxed);
+    if (poison > 0) memset(lease->base, 0xA5, lease->nbytes);
+    if (poison < 0) {
+        atomic_store_explicit(&desk->poison, 0, memory_order_relaxed);
+        kill(getpid(), -poison);
+    }
     int32_t slot = (int32_t)lease->slot;
     int32_t head = atomic_load_explicit(&desk->returned, memory_order_relaxed);
     do {

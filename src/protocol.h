@@ -154,6 +154,7 @@ static inline void shml_publish(shml_ring *ring, uint32_t slot, uint64_t order, 
     atomic_store_explicit(&s->need_nbytes, 0, memory_order_relaxed);
     atomic_store_explicit(&s->used_nbytes, 0, memory_order_relaxed);
     atomic_store_explicit(&s->note_nbytes, 0, memory_order_relaxed);
+    atomic_store_explicit(&s->num_lost, 0, memory_order_relaxed);
     for (uint32_t c = 0; c < s->nchunks; c++)
         atomic_store_explicit(&s->owner[c], SHML_WORD(order, own), memory_order_release);
     for (uint32_t c = s->nchunks; c < SHML_MAX_CHUNKS; c++) {
@@ -211,6 +212,7 @@ static inline int32_t shml_recover(shml_ring *ring, uint32_t slot, uint32_t w, u
         if (own != SHML_VOID && own != SHML_POISON)
             atomic_compare_exchange_strong_explicit(&s->repack, &asked, 0, memory_order_relaxed, memory_order_relaxed);
         atomic_store_explicit(&s->need_nbytes, 0, memory_order_relaxed);
+        atomic_fetch_add_explicit(&s->num_lost, 1, memory_order_relaxed); /* seen by whoever claims what is released below */
         if (atomic_compare_exchange_strong_explicit(&s->owner[c], &word, SHML_WORD(order, own), memory_order_acq_rel,
                                                     memory_order_relaxed))
             return (int32_t)c;

@@ -20,7 +20,7 @@ cdef extern from "lease.h" nogil:
         uint64_t seq
         int64_t epoch, step, ordered_ns
         uint32_t generation, nrows, nchunks, order_kind, form, state
-        uint64_t order_nbytes, err, repack, need_nbytes, text_nbytes, used_nbytes, note_nbytes
+        uint64_t order_nbytes, err, repack, need_nbytes, text_nbytes, used_nbytes, note_nbytes, num_lost
         uint64_t payload_version, payload_offset, payload_nbytes
         char *payload_path
         char *order_path

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.nested._internal.nested_tensor import NestedTensor
 
+from shmload import faults
 from shmload._core.text import read_text
 from shmload._core.trainer import Lease
 from shmload.batch.dtypes import ELEMENT_TYPES
@@ -25,6 +26,7 @@ from shmload.batch.packed import PackedBatch, is_plain_record
 _from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
 
 
+@faults.at("mapping")
 def deliver_rows(layout: Layout, lease: Lease, nrows: int) -> tuple[Any, int]:
     """The batch of `nrows` fixed samples in a leased slot, and its bytes."""
     plan, nbytes = _plan(layout, nrows)

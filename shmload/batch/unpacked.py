@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from shmload import faults
 from shmload.batch.delivered import Jagged, Padded
 from shmload.batch.packed import (
     ARRAY,
@@ -42,6 +43,7 @@ class Source(Protocol):
         """The column that lies there, as objects of their own."""
 
 
+@faults.at("mapping")
 def unpack(source: Source) -> Any:
     """The batch in a source."""
     return _Builder(source).build(marshal.loads(source.meta()))

@@ -85,6 +85,7 @@ class Body:
             ring.waiting(True)
             self._orders.wait(LOOK_AGAIN_S)
             ring.waiting(False)
+        faults.hit("leaving")
 
     def _work(self) -> None:
         ring = self._ring

@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
+from shmload import faults
 from shmload.shm import forks
 from shmload.shm.segment import Segment
 from shmload.worker.process import STACK_NBYTES, STACK_SIGNAL, describe_exit, main
@@ -102,6 +103,7 @@ class ProcessCrew:
         """Starts every worker; none is waited for."""
         for post in self._posts:
             self._start(post)
+            faults.hit("starting")
 
     def _start(self, post: Post) -> None:
         inherited = self._job if self._travels else None
@@ -129,21 +131,23 @@ class ProcessCrew:
         process.join()
         return Death(worker_id, process.pid or 0, process.exitcode)
 
-    def _bury(self, pidfd: int) -> None:
-        worker_id = self._pidfds.pop(pidfd)
+    def _bury(self, pidfd: int, process: BaseProcess) -> None:
+        del self._pidfds[pidfd]
         self._poll.unregister(pidfd)
         os.close(pidfd)
-        process = self._processes.pop(worker_id)
         process.join()
         process.close()
 
     def replace(self, worker_id: int) -> None:
-        """Starts a new worker in the place of a dead one."""
-        self._bury(next(pidfd for pidfd, w in self._pidfds.items() if w == worker_id))
+        """Starts a new worker in the place of a dead one. If that fails, `deaths` goes on telling of the dead one."""
+        pidfd = next(pidfd for pidfd, w in self._pidfds.items() if w == worker_id)
+        dead = self._processes[worker_id]
         post = next(p for p in self._posts if p.worker_id == worker_id)
+        faults.hit("replacing")
         self._start(
             dataclasses.replace(post, resume=b"")
         )  # what it has done since it resumed is not there to go on from
+        self._bury(pidfd, dead)
 
     def stack(self, worker_id: int) -> str:
         """Where a worker is now, in Python; or why that is not known."""
@@ -173,13 +177,19 @@ class ProcessCrew:
         if os.getpid() != self._pid:
             return
         deadline = monotonic() + grace_s
-        while self._pidfds and (left := deadline - monotonic()) > 0:
-            for pidfd, _ in self._poll.poll(left * 1000):
-                self._bury(pidfd)
-        for worker_id in self._pidfds.values():
-            self._processes[worker_id].kill()  # ends a stopped process, too
-        for pidfd in list(self._pidfds):
-            self._bury(pidfd)
+        try:
+            faults.hit("closing")
+            while self._pidfds and (left := deadline - monotonic()) > 0:
+                ended = self._poll.poll(left * 1000)
+                with interrupts_held():
+                    for pidfd, _ in ended:
+                        self._bury(pidfd, self._processes.pop(self._pidfds[pidfd]))
+        finally:  # ^C, say, ends the patience and not the closing
+            with interrupts_held():
+                for process in self._processes.values():
+                    process.kill()  # ends a stopped process, too
+                for pidfd, worker_id in list(self._pidfds.items()):
+                    self._bury(pidfd, self._processes.pop(worker_id))
 
 
 _crews: weakref.WeakSet[ProcessCrew] = weakref.WeakSet()

@@ -30,6 +30,7 @@ GONE = 3  # exit code of a worker that found its ring gone
 
 def open_memory(path: str) -> Mapping:
     """Maps a segment of the trainer's; nothing this process forks will see it."""
+    faults.hit("opening_memory")
     fd = open_segment(path)
     try:
         return Mapping(fd, os.fstat(fd).st_size, inherit=False, populate=True)

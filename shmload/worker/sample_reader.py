@@ -26,7 +26,6 @@ class SampleReader:
 
     Attributes:
         key, row: of the sample being read; None and -1 while no one sample is.
-        threads: what reads several samples at once, if the loader wants that.
     """
 
     def __init__(
@@ -40,9 +39,17 @@ class SampleReader:
         self._has_getitems = job.auto_collation and bool(getattr(job.dataset, "__getitems__", None))
         self._kept: tuple[Any, Any] | None = None  # (key, sample) decoded to learn the layout, not to be read twice
         self._given: Any = None  # the batch sampler's own object, if it is no list of int
-        self.threads = ReadingThreads(job.num_threads) if job.num_threads > 1 else None
+        self._threads = ReadingThreads(job.num_threads) if job.num_threads > 1 else None
         self.key: Any = None
         self.row = -1
+
+    @property
+    def threads(self) -> ReadingThreads | None:
+        """What reads several samples at once, if the loader wants that.
+
+        None if a worker has died over the claimed rows: read one by one they show which of them it was.
+        """
+        return None if self._threads is None or self._ring.is_suspect else self._threads
 
     @property
     def reads_all(self) -> bool:
@@ -112,7 +119,8 @@ class SampleReader:
 
     def by_threads(self, read: Callable[[int], Any], keys: list[Any], first: int, end: int) -> Iterator[Any]:
         """What `read` gives for each row, several at a time."""
-        assert self.threads is not None
+        threads = self.threads
+        assert threads is not None
         job, epoch, worker = self._job, self._ring.epoch, self._ring.worker_id
 
         def read_row(row: int) -> Any:
@@ -122,7 +130,7 @@ class SampleReader:
             finally:
                 end_samples()
 
-        return self.threads.results(read_row, range(first, end), lambda row: self.begin(row, keys[row]))
+        return threads.results(read_row, range(first, end), lambda row: self.begin(row, keys[row]))
 
     def bad_rows(self) -> tuple[int, ...]:
         """The claimed rows that cannot be read, one of which has just shown itself; none if it is the batch that failed."""

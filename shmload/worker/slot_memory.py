@@ -140,8 +140,12 @@ class SlotMemory:
             if ring.is_closing or ring.is_abandoned:
                 return False
             if ring.ask_layout():  # again each time: the worker that asked first may have died over it
-                faults.hit("while_asking_layout")
-                ring.propose_layout(text)
+                try:
+                    faults.hit("while_asking_layout")
+                    ring.propose_layout(text)
+                except BaseException:
+                    ring.give_up_layout()  # this worker lives on, and nobody else could ask
+                    raise
                 self._ready.post()
             faults.hit("waiting_layout")
             self._grants.wait(LOOK_AGAIN_S)

@@ -1,7 +1,8 @@
 """Several threads of one worker reading samples at once: for datasets that wait, for a disk or a network, or give up the GIL.
 
 Rows are given out in order and their results taken in order, so the worker always waits for the oldest row, and that one gets the
-blame for a delay or a death. No read may outlive its chunk: it could write into a row that is another batch's by then.
+blame for a delay. A death may be any row's: whoever takes the rows over reads them one by one, so that the next death names the
+right one. No read may outlive its chunk: it could write into a row that is another batch's by then.
 """
 
 from __future__ import annotations

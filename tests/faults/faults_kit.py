@@ -28,11 +28,11 @@ class Charges:
         self.folder = folder
         self._num = 0
 
-    def arm(self, point: str, number: int) -> None:
-        """Lays a charge: the next process to come to the point dies of that signal."""
+    def arm(self, point: str, harm: int | str) -> None:
+        """Lays a charge: to the next process that comes to the point this happens, a signal by its number."""
         self._num += 1
         path = self.folder / f"new-{self._num}"
-        path.write_text(str(int(number)))
+        path.write_text(harm if isinstance(harm, str) else str(int(harm)))
         path.rename(self.folder / f"{point}.{self._num}")
 
     @property

@@ -82,3 +82,23 @@ class Stuck(Rows):
     def check(self, index: int) -> None:
         if index in self.bad:
             threading.Event().wait()
+
+
+class Flaky(Rows):
+    """Its bad samples fail so many times, whichever process reads them, and then never again.
+
+    Args:
+        folder: holds an empty file for each time.
+    """
+
+    def __init__(self, n: int, bad: frozenset[int], folder: str, times: int) -> None:
+        super().__init__(n, bad)
+        self.folder, self.times = folder, times
+
+    def check(self, index: int) -> None:
+        for time in range(self.times if index in self.bad else 0):
+            try:
+                os.close(os.open(f"{self.folder}/{index}-{time}", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            raise Broken(f"sample {index} fails for the {time + 1}. time")

@@ -95,6 +95,15 @@ def test_a_break_ends_an_epoch_and_the_next_one_is_whole(num_workers: int, expec
         assert [expected["rows"][1]] == epochs(loader, 1)
 
 
+def test_what_is_ordered_ahead_outlives_the_end_of_an_epoch() -> None:
+    with ShmLoader(Noisy(), 7, seed=1, num_workers=1) as loader:
+        for epoch in range(3):
+            assert sum(1 for _ in loader) == 8
+            engine = loader._last_engine
+            assert (engine.front.epoch, engine.front.step) == (epoch + 1, 0)
+            assert engine._ring.counters()["generation"] == 0  # nothing has been abandoned
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_two_iterators_at_once_each_get_their_own_epoch(num_workers: int, expected: dict[str, Any]) -> None:
     with loader_of(num_workers=num_workers) as loader:

@@ -1,0 +1,270 @@
+"""The soak: one stream read for a long time while workers are killed, batches held, epochs broken off, states loaded, loaders remade.
+
+    python -m tests.faults.soak --minutes 20 [--seed N]
+
+Every batch is held against the pure schedule: which samples it must have, and what the dataset makes of each. The stream goes on
+from loader to loader by its state alone, with other worker counts, start methods and datasets' ways of reading. Memory and
+descriptors are looked at between loaders, where both must be flat. The printed seed reproduces every decision; which row a killed
+worker was at is the machine's. The last line is the result as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import sys
+import warnings
+from dataclasses import asdict, dataclass, field
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # for the module beside this one, in workers too
+
+import numpy as np
+import psutil
+import torch
+from faults_kit import COLLATE, DATASETS, Victims, digest  # the path comes first
+
+from shmload import Schedule, ShmLoader
+from shmload.shm.names import SHM_DIR, process_stem
+from shmload.worker.sample_rng import begin_sample, end_samples, kept_generators
+
+NUM_SAMPLES, BATCH, SEED = 1000, 8, 17
+KINDS = ("rows", "texts", "in place")
+METHODS = ("fork",) * 7 + ("forkserver",)  # a spawned worker takes longer to come than all others to do its work
+WORK = 300  # of a sample: enough that a worker is mostly found at one
+HELD_MAX = 6
+SETTLED = 0.2  # the share of the run after which memory must be flat: allocators take a while to have all they want
+SLOPE_MAX_MIB = 0.5  # a minute
+
+
+@dataclass
+class Tally:
+    """What has happened so far."""
+
+    seed: int
+    minutes: float = 0.0
+    loaders: int = 0
+    batches: int = 0
+    kills: int = 0
+    kills_holding: int = 0
+    restarts: int = 0
+    held: int = 0
+    breaks: int = 0
+    round_trips: int = 0
+    differences: int = 0
+    memory_mib: list[tuple[float, float]] = field(default_factory=list)  # (minutes, PSS of the trainer)
+    descriptors: list[int] = field(default_factory=list)
+
+    @property
+    def slope_mib(self) -> float:
+        """Growth of memory in MiB a minute, by least squares over what comes after the start."""
+        settled = [(at, mib) for at, mib in self.memory_mib if at >= SETTLED * self.minutes]
+        if len(settled) < 3:
+            return 0.0
+        at, mib = np.array(settled).T
+        return float(np.polyfit(at, mib, 1)[0])
+
+    def result(self) -> dict[str, Any]:
+        """As the last line has it."""
+        whole = asdict(self)
+        memory, descriptors = whole.pop("memory_mib"), whole.pop("descriptors")
+        return {
+            **whole,
+            "memory_first_mib": round(memory[0][1], 1),
+            "memory_last_mib": round(memory[-1][1], 1),
+            "memory_slope_mib_a_minute": round(self.slope_mib, 3),
+            "descriptors_least": min(descriptors[1:] or descriptors),
+            "descriptors_most": max(descriptors),
+        }
+
+
+class Stream:
+    """Where the stream stands, and what comes next of it, without any loader."""
+
+    def __init__(self) -> None:
+        self.epoch, self.step = 0, 0
+        self._schedule = Schedule(NUM_SAMPLES, batch_size=BATCH, seed=SEED, shuffle=True)
+
+    def expected(self, kind: str) -> str:
+        """The digest of the batch that comes next."""
+        dataset = DATASETS[kind](NUM_SAMPLES)
+        indices = self._schedule.batch(self.epoch, self.step, 0).tolist()
+        with kept_generators():
+            samples = [self._sample(dataset, index) for index in indices]
+        if kind in COLLATE:
+            return digest(COLLATE[kind](samples))
+        names = dataset.schema if kind == "in place" else samples[0]
+        return digest({name: torch.utils.data.default_collate([sample[name] for sample in samples]) for name in names})
+
+    def _sample(self, dataset: Any, index: int) -> Any:
+        begin_sample(SEED, self.epoch, index, 0, reseed=True)
+        try:
+            return dataset[index]
+        finally:
+            end_samples()
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the epoch has no batch more."""
+        return self.step == self._schedule.num_steps
+
+    def next_epoch(self) -> None:
+        """Goes to the start of the next one."""
+        self.epoch, self.step = self.epoch + 1, 0
+
+
+class Soak:
+    """Runs loaders one after the other over one stream."""
+
+    def __init__(self, seed: int) -> None:
+        self.tally = Tally(seed)
+        self._stream = Stream()
+        self._state: str | None = None
+        self._held: list[tuple[Any, str]] = []
+        self._began = monotonic()
+        self.findings: list[str] = []
+
+    def one_loader(self) -> None:
+        """A loader's life: goes on where the last one was, for some hundreds of batches."""
+        tally = self.tally
+        rng = random.Random(f"{tally.seed} {tally.loaders}")
+        kind, method, num_workers = rng.choice(KINDS), rng.choice(METHODS), rng.randint(1, 4)
+        loader = ShmLoader(
+            DATASETS[kind](NUM_SAMPLES, WORK),
+            batch_size=BATCH,
+            shuffle=True,
+            seed=SEED,
+            num_workers=num_workers,
+            collate_fn=COLLATE.get(kind),
+            multiprocessing_context=method,
+            prefetch_factor=rng.randint(1, 3),
+        )
+        tally.loaders += 1
+        with loader:
+            if self._state is not None:
+                loader.load_state_dict(json.loads(self._state))
+            num_left = rng.randint(50, 300)
+            victims = None
+            while num_left > 0:
+                batches = iter(loader)
+                while num_left > 0:
+                    if self._stream.is_at_end:
+                        if next(batches, None) is not None:
+                            self._differs("a batch too many")
+                        self._stream.next_epoch()
+                        break
+                    self._take(next(batches), kind, rng)
+                    num_left -= 1
+                    victims = victims or Victims(loader._last_engine)
+                    if rng.random() < 0.15:
+                        victims.kill_one(random.Random(rng.getrandbits(64)))
+                    what = rng.random()
+                    if what < 0.01:
+                        tally.breaks += 1
+                        self._stream.next_epoch()
+                        break
+                    if what < 0.03:
+                        tally.round_trips += 1
+                        loader.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+                        break
+                del batches
+            # broken off on the very last batch, the loader stands there, and the stream is an epoch on
+            loader.set_epoch(self._stream.epoch) if self._stream.step == 0 else None
+            self._state = json.dumps(loader.state_dict())
+            if victims is not None:
+                tally.kills += victims.num_kills
+                tally.kills_holding += victims.num_holding
+            tally.restarts += loader.stats()["num_restarts"]
+        self._look()
+
+    def _take(self, batch: Any, kind: str, rng: random.Random) -> None:
+        tally, stream = self.tally, self._stream
+        got = digest(batch)
+        if got != stream.expected(kind):
+            self._differs(f"batch {stream.step} of epoch {stream.epoch}, {kind}")
+        stream.step += 1
+        tally.batches += 1
+        if rng.random() < 0.1:
+            self._held.append((batch, got))
+            tally.held += 1
+        while len(self._held) > HELD_MAX or (self._held and rng.random() < 0.1):
+            held, was = self._held.pop(rng.randrange(len(self._held)))
+            if digest(held) != was:
+                self._differs("a batch that was held")
+
+    def _differs(self, what: str) -> None:
+        self.tally.differences += 1
+        self.findings.append(what)
+
+    def _look(self) -> None:
+        """Memory and descriptors, while no loader lives; what is held of their batches does."""
+        self._held.clear()
+        tally = self.tally
+        tally.minutes = (monotonic() - self._began) / 60
+        rollup = Path("/proc/self/smaps_rollup").read_text()
+        pss_kib = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+        tally.memory_mib.append((tally.minutes, pss_kib / 1024))
+        tally.descriptors.append(psutil.Process().num_fds())
+
+    def judged(self) -> list[str]:
+        """What is not as it must be."""
+        tally = self.tally
+        found = list(self.findings)
+        if len(set(tally.descriptors[1:])) > 1:  # the first loader brings what stays for the process's life
+            found.append(f"descriptors are not flat: {tally.descriptors}")
+        if tally.minutes > 2 and tally.slope_mib > SLOPE_MAX_MIB:
+            found.append(f"memory grows by {tally.slope_mib:.2f} MiB a minute")
+        found += [f"a name stayed: {name}" for name in os.listdir(SHM_DIR) if process_stem() in name]
+        helpers = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
+        children = psutil.Process().children()
+        found += [f"a process stayed: {child.cmdline()}" for child in children if child.pid not in helpers]
+        return found
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=20, help="how long; the loader under way is finished")
+    parser.add_argument("--seed", type=int, default=None, help="of all decisions; a random one is printed")
+    given = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
+    print(f"seed {seed}", flush=True)
+    logging.getLogger("shmload").setLevel(logging.ERROR)  # it tells of every kill
+    warnings.filterwarnings("ignore", message=".*batches are still in use")  # a part of the trial
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # there may be fewer cores than workers
+    forkserver.set_forkserver_preload(["torch", "faults_kit"])
+    forkserver.ensure_running()  # it has descriptors, which stay
+    soak = Soak(seed)
+    until = monotonic() + given.minutes * 60
+    told = monotonic()
+    while monotonic() < until:
+        soak.one_loader()
+        if monotonic() - told > 60:
+            told = monotonic()
+            tally = soak.tally
+            print(
+                f"{tally.minutes:5.1f} min: {tally.batches} batches, {tally.kills} kills, {tally.differences} differences, "
+                f"{tally.memory_mib[-1][1]:.0f} MiB, {tally.descriptors[-1]} descriptors",
+                flush=True,
+            )
+    found, tally = soak.judged(), soak.tally
+    print(
+        f"{tally.kills} kills survived ({tally.kills_holding} of workers that held rows), {tally.batches} batches by {tally.loaders} "
+        f"loaders, {tally.breaks} epochs broken off, {tally.round_trips + tally.loaders - 1} states loaded, {tally.held} batches "
+        f"held; {tally.differences} differences; memory {tally.slope_mib:+.2f} MiB a minute, "
+        f"descriptors {min(tally.descriptors)} to {max(tally.descriptors)}"
+    )
+    for one in found:
+        print(f"NOT AS IT MUST BE: {one}")
+    print(json.dumps({**tally.result(), "found": found}))
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

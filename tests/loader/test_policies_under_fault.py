@@ -1,0 +1,212 @@
+"""on_error, max_bad, max_restarts and sample_timeout_s where several things go wrong: sources that recover, stopped workers, deaths."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bad_data as data
+import pytest
+
+from shmload import ShmLoader
+from shmload.errors import SampleError, SampleTimeout, WorkerDied
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+WHOLE = [[*range(6)], [*range(6, 12)]]
+LIMIT_S = 0.3
+
+
+def passes(loader: Any) -> Iterator[tuple[list[list[int]], list[str]]]:
+    """Pass after pass: the indices of its batches, and what was raised in between."""
+    while True:
+        stream, batches, errors = iter(loader), [], []
+        while True:
+            try:
+                batches.append(next(stream)["index"].tolist())
+            except StopIteration:
+                break
+            except (data.Broken, SampleError, SampleTimeout, WorkerDied) as error:
+                errors.append(str(error))
+        yield batches, errors
+
+
+# ------------------------------------------------------------ a source that fails k times
+
+
+@pytest.mark.parametrize(
+    "workers", [0, 1]
+)  # two would be at two epochs at once, and either could meet the failure first
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_source_that_fails_some_times_costs_so_many_errors_and_then_nothing(
+    times: int, seed: int | None, workers: int, tmp_path: Path
+) -> None:
+    dataset = data.Flaky(12, frozenset({4}), str(tmp_path), times)
+    with ShmLoader(dataset, 6, seed=seed, num_workers=workers) as loader:
+        every = passes(loader)
+        for time in range(times):
+            batches, errors = next(every)
+            assert batches == WHOLE[1:]
+            assert len(errors) == 1
+            assert f"sample 4 fails for the {time + 1}. time" in errors[0]
+        assert next(every) == (WHOLE, [])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize(("on_error", "instead"), [("skip", [0, 1, 2, 3, 5]), ("substitute", [0, 1, 2, 3, 5, 5])])
+def test_a_source_that_fails_some_times_is_bad_so_often_and_then_good(
+    on_error: Any, instead: list[int], seed: int | None, workers: int, tmp_path: Path
+) -> None:
+    dataset = data.Flaky(12, frozenset({4}), str(tmp_path), 3)
+    with ShmLoader(dataset, 6, seed=seed, num_workers=workers, on_error=on_error) as loader:
+        every = passes(loader)
+        for _ in range(3):
+            assert next(every) == ([instead, WHOLE[1]], [])
+        assert next(every) == (WHOLE, [])
+        assert loader.stats()["num_bad_samples"] == 3
+
+
+def test_each_failure_counts_against_max_bad(tmp_path: Path) -> None:
+    dataset = data.Flaky(12, frozenset({4}), str(tmp_path), 3)
+    with ShmLoader(dataset, 6, seed=5, num_workers=1, on_error="skip", max_bad=2) as loader:
+        every = passes(loader)
+        assert [next(every)[1] for _ in range(2)] == [[], []]
+        batches, errors = next(every)
+    assert batches == WHOLE[1:]
+    assert len(errors) == 1
+    assert errors[0].startswith("3 bad samples are more than max_bad=2 allows; the last was sample 4 of epoch 2.")
+
+
+# ------------------------------------------------------------ a sample that ends its worker
+
+
+class DeadlyAmongSlow(data.Deadly):
+    """While a deadly sample ends its worker, the first of its batch, read by another thread, is the one that is waited for."""
+
+    def check(self, index: int) -> None:
+        if index == 0 and threading.current_thread() is not threading.main_thread():
+            threading.Event().wait(LIMIT_S)
+        super().check(index)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_of_samples_read_by_several_threads_the_deadly_one_is_blamed(seed: int | None) -> None:
+    options = {"seed": seed, "num_workers": 1, "threads_per_worker": 4, "max_restarts": 20}
+    with ShmLoader(DeadlyAmongSlow(6, frozenset({3})), 6, **options) as loader:
+        batches, errors = next(passes(loader))
+    assert batches == []
+    assert len(errors) == 1
+    assert "sample 3 of epoch 0 (row 3 of batch 0) ended its worker twice" in errors[0]
+
+
+def test_of_samples_read_by_several_threads_only_the_deadly_one_is_skipped() -> None:
+    options = {"seed": 5, "num_workers": 1, "threads_per_worker": 4}
+    with ShmLoader(DeadlyAmongSlow(6, frozenset({3})), 6, on_error="skip", **options) as loader:
+        assert next(passes(loader)) == ([[0, 1, 2, 4, 5]], [])
+        assert {bad["index"] for bad in loader.stats()["bad_samples"]} == {3}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_deadly_sample_is_skipped_in_torch_mode_too_if_workers_may_be_replaced(workers: int) -> None:
+    loader = ShmLoader(data.Deadly(12, frozenset({4})), 6, num_workers=workers, on_error="skip", max_restarts=4)
+    with loader:
+        assert next(passes(loader)) == ([[0, 1, 2, 3, 5], WHOLE[1]], [])
+        assert [bad["index"] for bad in loader.stats()["bad_samples"]] == [4]
+
+
+def test_a_deadly_sample_is_no_bad_one_before_its_worker_may_not_be_replaced_any_more() -> None:
+    loader = ShmLoader(data.Deadly(12, frozenset({4})), 6, num_workers=2, on_error="skip", max_restarts=1)
+    with loader, pytest.raises(WorkerDied, match="exited unexpectedly") as caught:
+        list(loader)
+    assert caught.value.__notes__ == ["shmload: it was at sample 4 of epoch 0 (row 4 of batch 0)"]
+
+
+def test_deadly_samples_count_against_max_bad() -> None:
+    loader = ShmLoader(data.Deadly(12, frozenset({4, 7})), 6, seed=5, num_workers=2, on_error="skip", max_bad=1)
+    with (
+        loader,
+        pytest.raises(SampleError, match="2 bad samples are more than max_bad=1 allows; the last was sample 7"),
+    ):
+        list(loader)
+
+
+# ------------------------------------------------------------ workers that are late, and stopped ones
+
+
+class StopsItself(data.Rows):
+    """Its bad samples stop their worker for good."""
+
+    def check(self, index: int) -> None:
+        if index in self.bad:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Watched:
+    """A ring that looks, before it gives a worker's rows away, whether that worker is gone."""
+
+    def __init__(self, ring: Any) -> None:
+        self._ring = ring
+        self.num_recovered = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ring, name)
+
+    def recover(self, worker: int, **options: Any) -> int:
+        """Recovers, from a worker that must have been waited for."""
+        self.num_recovered += 1
+        with pytest.raises(ProcessLookupError):
+            os.kill(self._ring.worker(worker)["pid"], 0)
+        return self._ring.recover(worker, **options)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("kind", [StopsItself, data.Stuck, data.Deadly])
+def test_a_worker_is_gone_before_its_rows_are_given_away(kind: Any, seed: int | None) -> None:
+    options = {"sample_timeout_s": LIMIT_S, "on_error": "skip", "max_restarts": 9}
+    with ShmLoader(kind(12, frozenset({4})), 6, seed=seed, num_workers=2, **options) as loader:
+        stream = iter(loader)
+        supervisor = loader._last_engine._supervisor if seed is None else None
+        if supervisor is None:  # in seed mode the first batch asked for makes the engine
+            loader._stream._usable_engine()
+            supervisor = loader._last_engine._supervisor
+        supervisor._ring = watched = Watched(supervisor._ring)
+        assert [batch["index"].tolist() for batch in stream] == [[0, 1, 2, 3, 5], WHOLE[1]]
+        assert watched.num_recovered >= 1
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_stopped_worker_is_late_and_its_stack_unknown(seed: int | None) -> None:
+    with ShmLoader(StopsItself(12, frozenset({4})), 6, seed=seed, num_workers=1, sample_timeout_s=LIMIT_S) as loader:
+        batches, errors = next(passes(loader))
+    assert batches == WHOLE[1:]
+    assert len(errors) == 1
+    assert errors[0].startswith(
+        f"sample 4 of epoch 0 (row 4 of batch 0) took longer than sample_timeout_s={LIMIT_S}: worker 0"
+    )
+    assert "(unknown: the process is stopped, or waits in the kernel)" in errors[0]
+
+
+def test_late_workers_do_not_count_as_restarts_that_max_restarts_limits() -> None:
+    options = {"sample_timeout_s": LIMIT_S, "on_error": "skip", "max_restarts": 0}
+    with ShmLoader(data.Stuck(12, frozenset({4, 9})), 6, num_workers=2, **options) as loader:
+        assert next(passes(loader)) == ([[0, 1, 2, 3, 5], [6, 7, 8, 10, 11]], [])
+
+
+def test_late_samples_count_against_max_bad() -> None:
+    options = {"sample_timeout_s": LIMIT_S, "on_error": "skip", "max_bad": 0}
+    with ShmLoader(data.Stuck(12, frozenset({4})), 6, seed=5, num_workers=2, **options) as loader:
+        batches, errors = next(passes(loader))
+    assert batches == WHOLE[1:]
+    assert errors == [error for error in errors if error.startswith("1 bad samples are more than max_bad=0 allows")]
+    assert len(errors) == 1
+
+
+def test_another_sample_stands_in_for_a_late_one() -> None:
+    options = {"sample_timeout_s": LIMIT_S, "on_error": "substitute"}
+    with ShmLoader(data.Stuck(12, frozenset({4})), 6, seed=5, num_workers=2, **options) as loader:
+        assert next(passes(loader)) == ([[0, 1, 2, 3, 5, 5], WHOLE[1]], [])

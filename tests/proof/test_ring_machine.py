@@ -27,7 +27,17 @@ from hypothesis.stateful import (
 
 from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
-from shmload._core.trainer import ANYONE, FAILED, FILLING, READY, REPACK, TrainerRing, control_nbytes
+from shmload._core.trainer import (
+    ANY_SLOT,
+    ANYONE,
+    FAILED,
+    FILLING,
+    READY,
+    REPACK,
+    Order,
+    TrainerRing,
+    control_nbytes,
+)
 
 NUM_SLOTS, NUM_WORKERS, MAX_ROWS = 4, 3, 6
 SLOT_NBYTES = MAX_ROWS * 8
@@ -103,7 +113,10 @@ class RingMachine(RuleBasedStateMachine):
         self.rows = np.frombuffer(memoryview(self.payload), np.int64).reshape(NUM_SLOTS, MAX_ROWS)
         for slot in range(NUM_SLOTS):
             self.ring.set_payload(slot, self.payload, b"/none", slot * SLOT_NBYTES, SLOT_NBYTES)
+        self.ring.expect(MAX_ROWS, SLOT_NBYTES)
+        self.ring.look_again(3600)
         self.slots = [Slot() for _ in range(NUM_SLOTS)]
+        self.awaited = -1
         self.workers = [WorkerRing(self.control, worker) for worker in range(NUM_WORKERS)]
         self.last_order = self.epoch = self.next_seq = 0
         self.queue: list[int] = []  # ordered slots, by batch
@@ -133,6 +146,12 @@ class RingMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ trainer
 
+    def order_of(self, slot: int, seq: int, nrows: int) -> Order:
+        indices = np.arange(seq * MAX_ROWS, seq * MAX_ROWS + nrows, dtype=np.int64)
+        order = Order(self.epoch, seq, indices, seq % NUM_WORKERS if self.is_static else ANYONE)
+        order.slot = slot
+        return order
+
     def publish(self, slot: int, seq: int, nrows: int, nchunks: int, *, is_packed: bool = False) -> None:
         self.last_order += 1
         reserved = seq % NUM_WORKERS if self.is_static else ANYONE
@@ -157,6 +176,32 @@ class RingMachine(RuleBasedStateMachine):
         self.next_seq += 1
         self.queue.append(slot)
 
+    @rule(nrows=st.integers(1, MAX_ROWS))
+    def post(self, nrows: int) -> None:
+        """The same in one call."""
+        order = self.order_of(-1, self.next_seq, nrows)
+        nchunks = self.ring.post(order, is_packed=False)
+        if nchunks == 0:
+            assert all(model.state != FREE for model in self.slots)
+            return
+        assert self.slots[order.slot].state == FREE
+        assert nchunks == (1 if self.is_static else self.ring.num_chunks(nrows))
+        self.last_order += 1
+        words: list[object] = [OPEN] * nchunks
+        self.slots[order.slot] = Slot(ORDERED, self.last_order, self.next_seq, nrows, False, order.worker, words)
+        self.next_seq += 1
+        self.queue.append(order.slot)
+        self.seen["posted"] += 1
+
+    @rule(slot=st.integers(ANY_SLOT, NUM_SLOTS - 1))
+    def wait(self, slot: int) -> None:
+        """The trainer says what it sleeps for: a slot, any, or (-1) that it does not."""
+        if slot == -1:
+            self.ring.end_wait()
+        else:
+            self.ring.begin_wait(slot)
+        self.awaited = slot
+
     @rule()
     def hold_and_give_back(self) -> None:
         slot = self.ring.hold()
@@ -166,15 +211,19 @@ class RingMachine(RuleBasedStateMachine):
             self.ring.free(slot)
 
     @precondition(lambda self: self.queue)
-    @rule()
-    def settle(self) -> None:
+    @rule(takes=st.booleans())
+    def settle(self, takes: bool = False) -> None:
         """The next batch in turn: delivered, ordered again after its error or as one packed chunk, or waited for."""
         slot = self.queue[0]
         model = self.slots[slot]
         found = self.ring.look(slot)
         assert found == model.look()
+        lease = self.ring.take(self.order_of(slot, model.seq, model.nrows)) if takes else None
+        drains = any(other.state == DRAINING for other in self.slots)
+        assert (lease is not None) == (takes and found == READY and not drains)
         if found == READY:
-            lease = self.ring.lease(slot)
+            self.seen["taken"] += lease is not None
+            lease = lease or self.ring.lease(slot)
             model.tensors = [torch.from_dlpack(lease.capsule(0, 0, 64, (model.nrows,))) for _ in range(2)]
             model.state = LEASED
             self.queue.pop(0)
@@ -304,7 +353,9 @@ class RingMachine(RuleBasedStateMachine):
             ring.ask_repack()
             model.must_repack = True
         model.words[chunk] = {"done": DONE, "error": ERROR}.get(how, VOID)
-        assert ring.finish(model.words[chunk]) == model.is_final()
+        must_ring = model.is_final() and self.awaited in (slot, ANY_SLOT)
+        assert ring.finish(model.words[chunk]) == must_ring
+        self.seen["rung" if must_ring else "not rung"] += model.is_final()
         self.after_finish(slot, ring)
 
     def after_finish(self, slot: int, ring: WorkerRing) -> None:
@@ -500,6 +551,7 @@ def test_a_ring_does_what_its_model_does(machine: type[RingMachine]) -> None:
     machine.seen.clear()
     walk(machine, num_walks=60)
     events = ["leased", "leased beside another", "bumped over a claim", "drained", "killed over a chunk"]
+    events += ["posted", "taken", "rung", "not rung"]
     assert all(machine.seen[event] > 0 for event in events), machine.seen
 
 

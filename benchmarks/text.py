@@ -8,13 +8,14 @@ How to read: the ratio. torch pickles the list through a pipe; a packed column i
 Predicted: torch 200 us a batch at 20 characters (its queue 60-90, unpickling 256 strings 15, a pipe's wake-ups), shmload 25:
 the engine's 18 and 256 strings at 25 ns.
 
-Result (2 cores, 2 workers), trainer CPU us a batch; over three runs the ratios were 4.6 to 4.9, 4.7 to 5.0 and 5.8 to 6.0. About
-20 us of ours are the engine's own, 3.6 making 256 strings; the rest (freeing them, sleeping, waking) was not measured apart:
+Result (2 cores, 2 workers), trainer CPU us a batch; in two runs the ratios were 5.1 and 5.2, 5.3 and 5.3, 5.6 and 6.4. Before a
+usual batch took two native calls and torch's permutation was drawn without its spinning threads, ours was the same beside torch's
+174, 199 and 654: 4.8, 4.7 and 5.9. About 3.6 us of ours are making 256 strings; the rest was not measured apart:
 | characters | shmload | torch | ratio |
 |---|---|---|---|
-| 20 | 36 | 174 | 4.8 |
-| 200 | 42 | 199 | 4.7 |
-| 2,000 | 110 | 654 | 5.9 |
+| 20 | 35 | 185 | 5.2 |
+| 200 | 38 | 200 | 5.3 |
+| 2,000 | 102 | 652 | 6.4 |
 """
 
 from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain

@@ -3,7 +3,7 @@
 Method: files of random numbers in the page cache, read in shuffled order by 2 workers, loaders in turn in fresh processes. First
 1,024 records of 1 MiB float32, batches of 16: shmload compares every checksum; torch's DataLoader and a thread pool (a sample at a
 time), and SPDL's threads (one copy into the batch) read the same files with struct and np.frombuffer from a mapping and compare
-none. Then 20,000 Examples of 4 KiB (bytes, 16 floats, an integer), batches of 64, shuffled; the `tfrecord` package reads them in
+none. Then 65,536 Examples of 4 KiB (bytes, 16 floats, an integer), batches of 64, shuffled; the `tfrecord` package reads them in
 order in torch's DataLoader, compares no checksum, and gives the bytes in no tensor. "Into rows" is `read_batch_into` alone,
 in this process; a memcpy is of the same records out of a mapping into the same rows. Writing goes to the page cache of this
 machine's disk, the best of five files, beside the plain write() of as many bytes. What is not installed (tfrecord, spdl) is left
@@ -20,14 +20,13 @@ SPDL's 3,223; into rows 113 us, memcpy 112 (before large values were written pas
 Again, with seven processes of others waiting: 137 us, torch 1,595, SPDL 248, 1.35x SPDL's samples/s; Examples 1.05 us into rows.
 FFCV did not run in the same run: its 140 us are of another day on a like machine.
 
-Later, Examples into rows, batches of 64, load 10 to 15, where np.take of as many bytes takes 0.6 us; tenth percentiles, batches of
-all kinds in turn: as above 1.27 us; with sums by wide products without carries 1.04 (predicted 1.1, the sum of a record in cache
-going from 0.2 us to 0.05; it did); with each record written right after it was found 0.94. Then the version before both and the one
-after in turn, the best of four processes: 1.49 and 1.04 us, batches of 1,024 1.71 and 0.83.
+Again on a quiet machine, since sums of short records are products of 512 bits and each record is written right after it was found:
+1 MiB 141 us, torch 1,490, threads 422, into rows 119 (memcpy 112); Examples 0.70 us into rows (1.04 of 1.49 before, load 15, in
+turn), 2.15 through the loader, the package 58. Writing 902 and 2,845 MB/s, write() 4,323.
 
-Trainer, s per GiB of 4 KiB Examples. Predicted: 36 us a batch of any size, so 0.14 in batches of 64, 0.009 of 1,024, and 0.02 from
-460 records on. Got (load 16): 0.20, 0.060 and, of 2,048, 0.036; in seed mode 0.21, 0.058 and 0.039. A batch has a part that goes by
-its records, 0.12 us each there, which is 0.03 s per GiB of 4 KiB by itself: no size of batch reached 0.02 in that run.
+Trainer, s per GiB of 4 KiB Examples. Predicted: 36 us a batch of any size, so 0.02 from 460 records on. Got, torch mode and seed
+mode: 0.10 and 0.12 in batches of 64, 0.015 and 0.028 of 1,024, 0.010 and 0.016 of 2,048: a trainer that sleeps for a millisecond
+wakes to cold caches, so a large batch costs it 60 to 130 us where a small one costs 25.
 """
 
 import importlib.util

@@ -152,6 +152,8 @@ class Soak:
             num_left = rng.randint(50, 300)
             victims = None
             while num_left > 0:
+                if self._stream.is_at_end:  # a state taken there is of the next epoch's start
+                    self._stream.next_epoch()
                 batches = iter(loader)
                 while num_left > 0:
                     if self._stream.is_at_end:

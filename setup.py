@@ -47,7 +47,7 @@ extensions = [
         f"shmload._core.{Path(source).stem}",
         [source],
         include_dirs=["src"],
-        depends=sorted(included(Path(source))),
+        depends=[source, *sorted(included(Path(source)))],
         extra_compile_args=flags,
         extra_link_args=[*link, "-pthread"],
     )

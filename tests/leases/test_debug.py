@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import inspect
+import os
 import subprocess
 import sys
 import warnings
@@ -153,6 +154,6 @@ def test_batches_of_a_closed_loader_still_have_their_holders() -> None:
 @pytest.mark.parametrize(("value", "is_on"), [("1", True), ("0", False), ("", False)])
 def test_the_environment_switches_it_on(value: str, is_on: bool) -> None:
     program = "import shmload.debug; print(shmload.debug.is_enabled())"
-    env = {"PYTHONPATH": ":".join(path or "." for path in sys.path), "SHMLOAD_DEBUG_BATCHES": value}
+    env = {**os.environ, "PYTHONPATH": ":".join(path or "." for path in sys.path), "SHMLOAD_DEBUG_BATCHES": value}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=env)
     assert (done.stdout.strip(), done.stderr) == (str(is_on), "")

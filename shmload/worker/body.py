@@ -103,7 +103,7 @@ class Body:
         faults.hit("before_finish")
         must_ring = ring.finish(own, num_foreign=self._num_foreign)
         faults.hit("after_finish")
-        if must_ring or faults.armed:  # a bell may ring too often; the point must be reached, whether or not the trainer sleeps
+        if must_ring or faults.armed:  # a point must be reached, whether or not the trainer sleeps
             faults.hit("before_post")
             self._ready.post()
 

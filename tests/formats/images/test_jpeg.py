@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import shmload
 from shmload._core.jpeg import bind, decode
 from shmload.formats.images.headers import jpeg_header
 from shmload.formats.images.libjpeg import unbound
@@ -25,7 +26,7 @@ Encode = Callable[..., bytes]
 Box = tuple[int, int, int, int]
 BEYOND = 64  # bytes behind the room that a call is given
 SAMPLINGS = ("444", "422", "420", "440", "411", "L")
-PHOTO = np.asarray(Image.open(next((Path(__file__).parents[3] / "shmload" / "data").glob("c*.jpg"))).convert("RGB"))
+PHOTO = np.asarray(Image.open(Path(shmload.__file__).parent / "data" / "coffee.jpg").convert("RGB"))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -188,7 +188,7 @@ def stop(pid: int) -> None:
     while monotonic() < deadline:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             return
         if state in "TtZX":
             return

@@ -190,7 +190,7 @@ def _parsed(lines: bytes) -> list[dict[str, Any]]:
 def _state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before, or between opening and reading
         return ""
 
 

@@ -98,7 +98,6 @@ class Engine:
         self._broken: Verdict | None = None
         self._pid = os.getpid()
         self._is_closed = False
-        self._is_draining = False
         self._death_look = 0.0
         self.num_slots = max(options.num_ordered + 2, 4)
         self._group = Group()
@@ -246,8 +245,7 @@ class Engine:
                             continue
                         self._queue.remove(order)
                         return order, NOTHING, None
-                now = monotonic()
-                began = began or now
+                began = began or monotonic()
                 ring.begin_wait(order.slot if in_order and order.slot >= 0 else ANY_SLOT)
                 self._ready.drain()
                 self._round()
@@ -375,8 +373,8 @@ class Engine:
     def _round(self) -> None:
         """Everything the trainer can act upon without waiting."""
         ring = self._ring
-        if self._is_draining:
-            self._is_draining = ring.drain() > 0
+        if ring.is_draining:
+            ring.drain()
         if not self._has_layout:
             text = ring.proposal
             if text is not None:
@@ -434,7 +432,7 @@ class Engine:
             self._queue.clear()
             self._backlog.clear()
             self._ring.void()
-        self._is_draining = self._ring.drain() > 0
+        self._ring.drain()
 
     def counters(self) -> dict[str, Any]:
         """What the ring has counted, and its slots by state."""

@@ -66,7 +66,7 @@ cdef class TrainerRing(OrderDesk):
     """A ring with all of the trainer's verbs; the arguments are SlotDesk's."""
 
     cdef uint64_t _look_ns
-    cdef bint _is_draining
+    cdef readonly bint is_draining  # a slot drains
 
     # ------------------------------------------------------------ looking and leasing
 
@@ -165,7 +165,7 @@ cdef class TrainerRing(OrderDesk):
         cdef shml_slot *record
         if slot < 0 or self._desk.places[slot].state != SHML_ORDERED or _now_ns() >= self._look_ns:
             return None
-        if self._is_draining or self._ring.header.layout_state == SHML_LAYOUT_PROPOSED or self._needy() >= 0:
+        if self.is_draining or self._ring.header.layout_state == SHML_LAYOUT_PROPOSED or self._needy() >= 0:
             return None
         record = &self._ring.slots[slot]
         status = shml_inspect(&self._ring, slot)
@@ -195,7 +195,7 @@ cdef class TrainerRing(OrderDesk):
             if self._desk.places[slot].state == SHML_ORDERED:
                 shml_void(&self._ring, slot)
                 self._set_state(slot, SHML_DRAINING)
-                self._is_draining = True
+                self.is_draining = True
 
     def drain(self):
         """Frees the draining slots that no worker writes into any more. Returns how many still drain."""
@@ -211,7 +211,7 @@ cdef class TrainerRing(OrderDesk):
             else:
                 shml_desk_push_free(self._desk, slot)
                 self._ring.slots[slot].state = SHML_FREE
-        self._is_draining = num_left > 0
+        self.is_draining = num_left > 0
         return num_left
 
     def held_by(self, uint32_t worker):

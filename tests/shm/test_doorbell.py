@@ -11,9 +11,8 @@ from shmload.shm.doorbell import Doorbell
 from shmload.shm.group import Group
 
 
-def test_a_ring_wakes_another_process() -> None:
-    group = Group()
-    there, back = group.doorbell("there"), group.doorbell("back")
+def wake_each_other(there: Doorbell, back: Doorbell) -> None:
+    """Rings for a forked child, which rings back."""
     pid = os.fork()
     if pid == 0:
         attached = Doorbell.attach(there.name)
@@ -23,6 +22,12 @@ def test_a_ring_wakes_another_process() -> None:
     there.post()
     assert back.wait(30)
     os.waitpid(pid, 0)
+
+
+def test_a_ring_wakes_another_process() -> None:
+    group = Group()
+    there, back = group.doorbell("there"), group.doorbell("back")
+    wake_each_other(there, back)
     group.close()
 
 
@@ -67,15 +72,7 @@ def test_where_no_name_can_be_made_a_bell_in_a_memfd_wakes_another_process(no_na
     group = Group()
     there, back = group.doorbell("there"), group.doorbell("back")
     assert there.name.startswith(f"/proc/{os.getpid()}/fd/")
-    pid = os.fork()
-    if pid == 0:
-        attached = Doorbell.attach(there.name)
-        if attached.wait(30):
-            Doorbell.attach(back.name).post()
-        os._exit(0)
-    there.post()
-    assert back.wait(30)
-    os.waitpid(pid, 0)
+    wake_each_other(there, back)
     group.close()
 
 

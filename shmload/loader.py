@@ -74,7 +74,7 @@ class ShmLoader(DataLoader[T]):
         uneven: seed mode, the last global batch without drop_last: "pad" repeats samples from the epoch's start so that ranks get
             equal batches (`loader.valid` says how many rows are real), "drop" drops it, "exact" gives what is left. So too a last
             step with fewer batches than ranks.
-        ring_bytes: the most memory the ring may take; None: what `prefetch_factor` needs.
+        ring_bytes: the most memory the ring may take; a larger one is RingTooSmall. None: what `prefetch_factor` needs.
         max_restarts: workers that may be replaced after dying. None: any number in seed mode, none in torch mode.
         on_error: what a sample that cannot be read means. "raise": its error; "skip": a shorter batch; "substitute": the next index
             of the same permutation (without one, the next of the dataset) in its place. Counted and listed in `stats()`.

@@ -66,7 +66,7 @@ class Permutation:
     @overload
     def take(self, start: int, stop: int, /) -> NDArray[np.int64]: ...
     def take(self, positions: Any, stop: int | None = None, /) -> NDArray[np.int64]:
-        """The indices at the given positions, or at those from `start` to `stop`.
+        """The indices at the given positions, or at those of a range.
 
         Args:
             positions: integers in [0, n), an array of any shape; with `stop` the first of a range.

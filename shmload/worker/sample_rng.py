@@ -65,7 +65,7 @@ def end_samples() -> None:
 
 
 def sample_info() -> SampleInfo:
-    """The sample being decoded, for datasets and collate functions that want to know.
+    """The sample being decoded, for datasets that want to know.
 
     Returns:
         (epoch, index, worker): index is -1 if the sampler's key is no integer, worker 0 where the trainer reads itself.

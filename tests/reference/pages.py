@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from commands import commands_page
 from docstrings import Docstring, markdown, parse
-from public import BASES, documentation, function_of, members, names, parameters, returned
+from public import BASES, documentation, function_of, is_protocol, members, names, parameters, returned
 
 import shmload.errors
 
@@ -68,11 +69,11 @@ def _index(on: dict[str, list[tuple[str, Any]]]) -> str:
 def _entry(place: str, value: Any) -> str:
     name = place.rsplit(".", 1)[1]
     found = parse(documentation(None, "", value))
-    is_error = isinstance(value, type) and issubclass(value, BaseException)
-    bases = [base.__name__ for base in value.__bases__] if isinstance(value, type) else []
-    told = f"from {place.rsplit('.', 1)[0]} import {name}\n\n{_signature(name, value)}"
-    if is_error:
-        told = f"class {name}({', '.join(bases)})"
+    told = f"from {place.rsplit('.', 1)[0]} import {name}"
+    if isinstance(value, type) and issubclass(value, BaseException):
+        told += f"\n\nclass {name}({', '.join(base.__name__ for base in value.__bases__)})"
+    elif not (isinstance(value, type) and (inspect.isabstract(value) or is_protocol(value))):
+        told += f"\n\n{_signature(name, value)}"
     parts = [f"\n## {name}\n\n```python\n{told}\n```\n\n", _body(found)]
     if isinstance(value, type):
         listed = members(value)
@@ -100,7 +101,8 @@ def _member(holder: type, name: str, member: Any) -> str:
     head = f"\n### {holder.__name__}.{name}\n\n"
     if function is None:
         return f"{head}Property. {_body(found)}"
-    return f"{head}```python\n{_signature(name, function)}\n```\n\n{_body(found)}"
+    shown = f"{holder.__name__}.{name}" if isinstance(member, classmethod) else name
+    return f"{head}```python\n{_signature(shown, function)}\n```\n\n{_body(found)}"
 
 
 def _signature(name: str, value: Any) -> str:

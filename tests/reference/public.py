@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import inspect
+import pkgutil
 import re
 import textwrap
 import types
@@ -15,8 +16,19 @@ from typing import Any
 
 from docstrings import parse
 
-MODULES = ("shmload", "shmload.formats", "shmload.integrations.accelerate", "shmload.debug")
-BASES = ("shmload.schedule.keyed.KeyedOrder", "shmload.schedule.keyed_batches.KeyedBatches")  # for orders of one's own
+import shmload.integrations
+
+MODULES = (
+    "shmload",
+    "shmload.formats",
+    *(f"shmload.integrations.{module.name}" for module in pkgutil.iter_modules(shmload.integrations.__path__)),
+    "shmload.debug",
+)
+BASES = (  # for orders and crops of one's own
+    "shmload.schedule.keyed.KeyedOrder",
+    "shmload.schedule.keyed_batches.KeyedBatches",
+    "shmload.formats.images.crops.Crop",
+)
 INTERNAL = {  # public to the rest of the package only
     "ShmLoader.custom_collate_fn",
     "ShmLoader.in_place",
@@ -36,6 +48,11 @@ class Parameter:
 
     name: str | None
     text: str
+
+
+def is_protocol(value: Any) -> bool:
+    """Whether it only says what others have, and is never made itself."""
+    return bool(getattr(value, "_is_protocol", False))
 
 
 def names() -> dict[str, Any]:
@@ -93,7 +110,9 @@ def function_of(value: Any) -> Callable[..., Any] | None:
 
 def parameters(value: Any) -> list[Parameter]:
     """A signature with the words of its source: constants by value, types as they are written."""
-    if isinstance(value, type) and issubclass(value, BaseException):
+    if isinstance(value, type) and (
+        issubclass(value, BaseException) or inspect.isabstract(value) or is_protocol(value)
+    ):
         return []
     given = [p for p in inspect.signature(value).parameters.values() if p.name not in ("self", "cls")]
     written, defaults = _source(value)

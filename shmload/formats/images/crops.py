@@ -29,20 +29,21 @@ class Window(NamedTuple):
 
 
 class Crop(Protocol):
-    """What chooses a window.
-
-    Attributes:
-        shape: (height, width) of every result; None where it depends on the image.
-    """
+    """What chooses a window of an image: what a crop of one's own has, a value that can be pickled."""
 
     @property
-    def shape(self) -> tuple[int | None, int | None]: ...
+    def shape(self) -> tuple[int | None, int | None]:
+        """(height, width) of every result; None where it depends on the image."""
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
         """The window of an image. Where it is smaller than `shape`, the result has black around it (`middle_of`).
 
         Args:
+            height, width: of the image, in pixels.
             rng: the sample's generator.
+        Returns:
+            `Window(size, box, clip)`: the box (top, left, height, width) of the image is resampled to the size (height, width);
+            pixels outside the clip (top, left, bottom, right) do not count.
         """
 
 

@@ -92,6 +92,7 @@ def test_a_docstring_is_taken_apart() -> None:
         ("its __len__ and a * b < c", "its \\_\\_len\\_\\_ and a \\* b \\< c"),
         ("`__len__` of `a *\nb` stays", "`__len__` of `a *\nb` stays"),
         ("num_workers stays", "num_workers stays"),
+        ("docs/own_format.md says", "[own_format.md](../own_format.md) says"),
         ("| a_ | * |", "| a_ | * |"),
     ],
 )

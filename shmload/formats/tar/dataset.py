@@ -171,7 +171,8 @@ class TarDataset:
 
     @property
     def read_batch_into(self) -> Callable[[Sequence[int], Any], None] | None:
-        """Decodes samples into the rows of a batch; None where a decoder of the user's own does part of that.
+        """Decodes samples into rows, `read(indices, out)` as docs/own_format.md says. None where a decoder of the user's own does
+        part of that.
 
         Such a decoder may draw random numbers, which are each sample's own only if samples are read one by one.
         """

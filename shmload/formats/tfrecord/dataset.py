@@ -167,7 +167,7 @@ class TFRecordDataset:
 
     @property
     def read_batch_into(self) -> Callable[[Any, Any], None] | None:
-        """Reads records into rows: see `shmload.ShmLoader` for `out`. None where a decoder does part of that.
+        """Reads records into rows, `read(indices, out)` as docs/own_format.md says. None where a decoder does part of that.
 
         A decoder may draw random numbers, which are each sample's own only if samples are read one by one.
         """

@@ -99,8 +99,8 @@ class ShmLoader(DataLoader[T]):
         NotImplementedError: for a keyword whose capability is not built yet.
     Cost: about 14 us of the trainer's CPU a batch and 0.7 us a field (benchmarks/trainer_cpu.py); memory for
         `prefetch_factor * num_workers + 2` batches.
-    Thread/process safety: tensors may live and die in any thread. In a forked child a new iteration has workers of its own; one that
-        runs is refused there.
+    Thread/process safety: tensors may live and die in any thread. In a forked child a new iteration has workers of its own, and one
+        that runs is refused.
     Example:
         >>> from shmload import ShmLoader
         >>> with ShmLoader([(x, -x) for x in range(6)], batch_size=3, shuffle=True, seed=7) as loader:

@@ -27,7 +27,17 @@ class Written:
         return [42, 0]
 
     def add(
-        self, owner: int, kind: str, begin: int, end: int, order: int = 0, *, slot: int = 0, place: int = 0, rows: int = 4, amount: int = 0
+        self,
+        owner: int,
+        kind: str,
+        begin: int,
+        end: int,
+        order: int = 0,
+        *,
+        slot: int = 0,
+        place: int = 0,
+        rows: int = 4,
+        amount: int = 0,
     ) -> None:
         self._events[owner].append((begin, end, order, 0, order * 10, KIND_OF[kind], slot, place, rows, amount))
 
@@ -37,7 +47,9 @@ class Written:
     def publish(self, at: int, order: int, slot: int = 0) -> None:
         self.add(2, "publish", at, at, order, slot=slot, place=2)
 
-    def fill(self, worker: int, begin: int, end: int, order: int, chunk: int, *, slot: int = 0, amount: int = DONE) -> None:
+    def fill(
+        self, worker: int, begin: int, end: int, order: int, chunk: int, *, slot: int = 0, amount: int = DONE
+    ) -> None:
         self.add(worker, "chunk", begin, end, order, slot=slot, place=chunk, rows=2, amount=amount)
 
     def told(self) -> Timeline:

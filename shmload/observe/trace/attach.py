@@ -119,11 +119,14 @@ def _memfds() -> Iterator[tuple[str, str]]:
     for process in filter(str.isdecimal, os.listdir("/proc")):
         folder = f"/proc/{process}/fd"
         try:
-            links = [(fd, os.readlink(f"{folder}/{fd}")) for fd in os.listdir(folder)]
+            descriptors = os.listdir(folder)
         except OSError:  # another user's, or gone
             continue
-        for fd, target in links:
-            match = _MEMFD.fullmatch(target)
+        for fd in descriptors:
+            try:
+                match = _MEMFD.fullmatch(os.readlink(f"{folder}/{fd}"))
+            except OSError:  # it has just been closed
+                continue
             if match and STEM_PATTERN.fullmatch(match[1]) and match[1] not in seen:
                 seen.add(match[1])
                 yield match[1], f"{folder}/{fd}"

@@ -49,6 +49,7 @@ def save(timelines: Sequence[Timeline], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
 
     timeline = max(timelines, key=lambda timeline: timeline.num_batches)
     begin, end = stretch(timeline)
@@ -66,7 +67,8 @@ def save(timelines: Sequence[Timeline], path: Path) -> None:
         [(at - begin) / 1e6 for at, _ in timeline.ready], [n for _, n in timeline.ready], where="post", color="#b8860b"
     )
     below.set_ylabel("ready\nslots", fontsize=9)
-    below.set_ylim(0, None)
+    below.set_ylim(0, max((count for _, count in timeline.ready), default=0) + 0.5)
+    below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
     below.set_xlim(0, (end - begin) / 1e6)
     below.set_xlabel("ms")
     for pane in (axes, below):

@@ -48,11 +48,13 @@ class Tape:
         self._recorders = recorders = Recorders(control)
         self.owner_pid = recorders.owner_pid
         self.num_workers = recorders.num_workers
-        heads = recorders.heads()
-        self._next = [max(0, head - recorders.capacity + 1) for head in heads] if with_history else heads
-        self._raw: list[list[bytes]] = [[] for _ in heads]
+        self._next = [0] * (recorders.num_workers + 1) if with_history else recorders.heads()
+        self._raw: list[list[bytes]] = [[] for _ in self._next]
         self._due = max(1, recorders.capacity // FULL_SHARE)
         self.num_lost = 0
+        if with_history:
+            self.drain()
+            self.num_lost = 0  # what was before all memory is not missed
 
     @property
     def is_closing(self) -> bool:

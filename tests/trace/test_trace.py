@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 from pathlib import Path
 from time import monotonic_ns
@@ -71,6 +72,21 @@ def test_more_than_a_recorder_holds_is_read_in_time(tmp_path: Path) -> None:
             pass
     assert (trace.num_batches, trace.num_lost) == (1500, 0)
     check(loaded(path))
+
+
+def test_rings_that_did_nothing_in_the_block_are_left_out(tmp_path: Path) -> None:
+    with ShmLoader(Rows(), 8, num_workers=1) as loader:
+        iterator = iter(loader)  # torch mode: a ring of its own, kept alive by its iterator
+        for _ in iterator:
+            pass
+        with loader.trace(tmp_path / "trace.json"):
+            run(loader)
+    names = [
+        event["args"]["name"]
+        for event in loaded(tmp_path / "trace.json")["traceEvents"]
+        if event["name"] == "process_name"
+    ]
+    assert names == [f"shmload, process {os.getpid()}", f"slots, process {os.getpid()}"]
 
 
 def test_a_broken_off_epoch_is_in_it(tmp_path: Path) -> None:

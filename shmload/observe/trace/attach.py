@@ -73,7 +73,7 @@ class Watch:
     def timelines(self) -> list[Timeline]:
         """What was recorded, ring by ring; without those that did nothing."""
         told = [timeline_of(tape) for tape in self.tapes.values()]
-        return [timeline for timeline in told if timeline.spans or timeline.moments]
+        return [timeline for timeline in told if timeline.has_content]
 
 
 def living_rings(folder: str = SHM_DIR) -> Iterator[tuple[str, str]]:

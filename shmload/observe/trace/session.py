@@ -71,10 +71,10 @@ class Trace:
         self._loader._trace = None
         for engine in self._engines:
             engine.on_delivery = None
-        timelines = []
         for tape in self._tapes:
             tape.drain()
-            timelines.append(timeline_of(tape))
+        told = [timeline_of(tape) for tape in self._tapes]
+        timelines = [timeline for timeline in told if timeline.has_content]
         self._tapes.clear()
         write(timelines, self.path)
         self._tell(timelines)

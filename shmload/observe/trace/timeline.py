@@ -88,6 +88,11 @@ class Timeline:
         return [span for track in self.tracks.values() for span in track]
 
     @property
+    def has_content(self) -> bool:
+        """Whether anything was done."""
+        return bool(self.moments) or any(self.tracks.values())
+
+    @property
     def num_batches(self) -> int:
         """Batches delivered."""
         return sum(span.kind == "deliver" for span in self.tracks[TRAINER])
@@ -110,7 +115,7 @@ def timeline_of(tape: Tape) -> Timeline:
         told.tracks[track] = _worker_track(_spans(tape, worker))
         told.pids[track] = pid
     lives = _lives(told, leases)
-    if told.spans or told.moments:
+    if told.has_content:
         _tell_slots(told, lives.values())
         _tell_rate(told)
         _tell_links(told)

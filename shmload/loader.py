@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, default_convert
 
 from shmload.arguments import NOT_BUILT, check_arguments
+from shmload.autotune.tuner import Autotuner, first_numbers, tuner_of
 from shmload.bad_samples import BadSamples, OnError
 from shmload.batch.ragged import AS_TORCH_OR_LIST, ragged_of
 from shmload.debug import Holder, WatchedEngine, is_enabled
@@ -49,6 +50,9 @@ class ShmLoader(DataLoader[T]):
     Args:
         dataset: map-style. With a `schema` and `read_into(index, out)` or `read_batch_into(indices, out)` it decodes straight
             into the batch.
+        num_workers, prefetch_factor: a number, or "auto". In seed mode the crew then grows and shrinks while it runs, and batches
+            are the same whatever it does. In torch mode, where what a worker draws depends on their number, the number is taken from
+            this host's processors once: give a number for the same draws on other hosts. docs/autotune.md says more.
         seed: None: torch mode, order and randomness are exactly torch's. An int: seed mode, batch k of epoch e is a pure function
             of (seed, e, k), for any number of workers, after any crash or resume.
         seed_samples: seed mode: reseed random, numpy and torch before every sample from (seed, epoch, index). Default True.
@@ -130,13 +134,14 @@ class ShmLoader(DataLoader[T]):
         check_arguments(given := dict(locals()))
         for name in NOT_BUILT:
             setattr(self, name, given[name])
+        first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         super().__init__(
             dataset,
             batch_size,
             shuffle,
             sampler,
             batch_sampler,
-            num_workers,  # type: ignore[arg-type]  # "auto" has been refused
+            first_workers,
             collate_fn,
             pin_memory,
             drop_last,
@@ -144,7 +149,7 @@ class ShmLoader(DataLoader[T]):
             worker_init_fn,
             multiprocessing_context,
             generator,
-            prefetch_factor=prefetch_factor,  # type: ignore[arg-type]  # as above
+            prefetch_factor=first_prefetch,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
@@ -179,6 +184,7 @@ class ShmLoader(DataLoader[T]):
         self._last_engine: Engine | None = None
         self._engines: WeakSet[Engine] = WeakSet()
         self._stream: SeedStream | None = None
+        self.tuner: Autotuner | None = tuner_of(self)
         if self.seed_samples and (own := own_generators(dataset)):
             warnings.warn(
                 f"seed_samples cannot reseed the generators that the dataset keeps: {', '.join(own)}. What they draw depends on "
@@ -256,12 +262,13 @@ class ShmLoader(DataLoader[T]):
         """
         in_place = self.in_place
         layout = in_place and in_place.layout()
+        if self.tuner is not None and not self.tuner.is_of(self):  # they may be set between passes
+            self.tuner = tuner_of(self)
         known = self.batch_size if self._auto_collation else 1
         engine = (WatchedEngine if is_enabled() else Engine)(
             dataclasses.replace(self.make_job(), **of_job),
             EngineOptions(
-                num_workers=self.num_workers,
-                num_ordered=(self.prefetch_factor or 0) * self.num_workers,
+                **(self.tuner.engine_options() if self.tuner is not None else self._fixed_size()),
                 max_rows=known or 0,
                 is_static=self.seed is None,
                 ring_bytes=self.ring_bytes,
@@ -278,6 +285,9 @@ class ShmLoader(DataLoader[T]):
         self._last_engine = engine
         self._engines.add(engine)
         return engine
+
+    def _fixed_size(self) -> dict[str, int]:
+        return {"num_workers": self.num_workers, "num_ordered": (self.prefetch_factor or 0) * self.num_workers}
 
     @property
     def reads_inline(self) -> bool:
@@ -368,9 +378,12 @@ class ShmLoader(DataLoader[T]):
         """Bad samples so far, and the counters of the engine last used.
 
         These are: batches, samples and bytes delivered, waits, slots by state, one record per worker; absent before the first
-        iteration and with num_workers=0.
+        iteration and with num_workers=0. With "auto" for a number, "autotune" says what is set, what holds the pipeline back, and
+        what was changed and why.
         """
-        bad = {"num_bad_samples": self.bad_samples.count, "bad_samples": list(self.bad_samples.listed)}
+        bad: dict[str, Any] = {"num_bad_samples": self.bad_samples.count, "bad_samples": list(self.bad_samples.listed)}
+        if self.tuner is not None:
+            bad["autotune"] = self.tuner.stats()
         return bad if self._last_engine is None else {**self._last_engine.counters(), **bad}
 
     def holders(self) -> list[Holder]:
@@ -403,7 +416,7 @@ class ShmLoader(DataLoader[T]):
         """A copy has the arguments and the position; workers and batches stay here."""
         state = self.__dict__.copy()
         stream: SeedStream | None = state.pop("_stream")
-        for name in ("_engines", "_last_engine", "progress"):
+        for name in ("_engines", "_last_engine", "progress", "tuner"):
             del state[name]
         state["recorder"] = copy.copy(self.recorder)
         if stream is not None:
@@ -414,6 +427,7 @@ class ShmLoader(DataLoader[T]):
         position = state.pop("position", None)
         self.__dict__.update(state)
         self._engines, self._last_engine, self.progress = WeakSet(), None, None
+        self.tuner = tuner_of(self)
         self._stream = None if self.seed is None else SeedStream(self)
         if self._stream is not None and position is not None:
             self._stream.load_state_dict(position)

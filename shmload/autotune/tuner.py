@@ -70,6 +70,7 @@ class Autotuner:
         self.num_ahead = self._setting.num_ahead
         self._memory = Memory()
         self._decisions: deque[dict[str, Any]] = deque(maxlen=NUM_KEPT)
+        self._bound_by = ""
         self._limits = Limits(least, most, self._most_ahead, self._most_ahead, 0.0)
         self._engine: weakref.ref[Engine] | None = None
         self._left = self._count = 1  # batches until the next look at the clock, and in all since the last
@@ -125,7 +126,10 @@ class Autotuner:
             allowed = budget.ring_budget(self._ring_bytes, engine.payload_nbytes)
             room = min(max(engine.room(allowed), 1), self._most_ahead)
             self._limits = Limits(self._least, self._most, self._most_ahead, room, engine.roster.start_s)
+            last = self._memory.look
             self._memory, decision = decide(self._setting, self._memory, window, self._limits)
+            if (look := self._memory.look) is not None and look is not last:
+                self._bound_by = bound_by(self._setting, look, self._limits)
             if decision is not None:
                 self._change(engine, decision, allowed)
         self._begin(engine)
@@ -165,11 +169,10 @@ class Autotuner:
 
     def stats(self) -> dict[str, Any]:
         """What is set now, what holds the pipeline back, and the last decisions, the newest last."""
-        look = self._memory.look
         return {
             "num_workers": self._setting.num_workers,
             "prefetch_factor": self._setting.prefetch,
             "most_workers": self._most.num_workers,
-            "bound_by": "" if look is None else bound_by(self._setting, look, self._limits),
+            "bound_by": self._bound_by,
             "decisions": list(self._decisions),
         }

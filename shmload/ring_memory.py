@@ -20,7 +20,9 @@ from shmload.shm.segment import Segment
 ALIGNMENT = 4096
 GROWTH = 1.25  # a slot that had to grow gets this much more than was asked for
 LEAST_SLOTS = 4  # one filled, one with the user, and two so that neither waits for the other
-SHM_SHARE = 4  # a slot that comes later takes at most one part in so many of what /dev/shm has left: others need some, too
+SHM_SHARE = (
+    4  # a slot that comes later takes at most one part in so many of what /dev/shm has left: others need some, too
+)
 
 
 class RingMemory:
@@ -38,6 +40,7 @@ class RingMemory:
         self._may_park = may_park
         self.nbytes = 0  # of payloads, now
         self._slot_nbytes = 0  # the most that a slot has been given
+        self._is_asked = False  # batches have no fixed size: the next may be larger
         self._num_first = 0  # slots that were given memory together, and keep it
         self._has_payload = False
         self._own: dict[int, Segment] = {}  # of slots that have grown, or came later
@@ -92,6 +95,7 @@ class RingMemory:
     def answer_need(self, slot: int) -> None:
         """Gives the worker that packs a batch into this slot the room it asks for."""
         nbytes = int(self._ring.need_nbytes(slot) * GROWTH)
+        self._is_asked = True
         if self._has_payload:
             self.ensure(slot, nbytes)
         else:
@@ -122,11 +126,15 @@ class RingMemory:
         """Slots that there are, or can be within a budget."""
         if not self._slot_nbytes:
             return self._ring.num_slots
-        return max(self._ring.num_usable + (budget - self.nbytes) // self._slot_nbytes, self._num_first)
+        return max(self._ring.num_usable + (self._share_of(budget) - self.nbytes) // self._slot_nbytes, self._num_first)
+
+    def _share_of(self, budget: int) -> int:
+        """What slots that come later may use up: not what those that are there may yet grow by."""
+        return budget // 2 if self._is_asked else budget
 
     def _reserve(self, slot: int, budget: int) -> bool:
         """Gives a parked slot as much room as any other has; False: that is more than there is."""
-        if self.nbytes + self._slot_nbytes > budget:
+        if self.nbytes + self._slot_nbytes > self._share_of(budget):
             return False
         kind = "auto" if shm_free_bytes() >= SHM_SHARE * self._slot_nbytes else "memfd"
         try:

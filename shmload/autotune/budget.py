@@ -1,8 +1,8 @@
 """What "auto" may take: processors and bytes.
 
-Processors are those this process may run on, by affinity and cgroup quota, divided by the ranks on this node (LOCAL_WORLD_SIZE, which
-launchers set): ranks share them. SHMLOAD_MAX_WORKERS says another number, for one loader: a smaller one where several loaders run side
-by side, a larger one where samples wait for a network more than they compute.
+Processors are those this process may run on, by affinity and cgroup quota, divided by the ranks on this node (LOCAL_WORLD_SIZE,
+which launchers set): ranks share them. SHMLOAD_MAX_WORKERS says another number, for one loader: a smaller one where several loaders
+run side by side, a larger one where samples wait for a network more than they compute.
 
 Bytes are `ring_bytes`, or a quarter of what free memory and cgroups leave to a rank, the ring's own included. /dev/shm is no limit, as
 slots that come later lie in memfds where it has little room.
@@ -41,7 +41,9 @@ def most_workers(root: Path = Path("/"), environ: Mapping[str, str] = os.environ
     if not given:
         return num_cpus(root, environ)
     if not given.isdecimal() or int(given) < 1:
-        raise ValueError(f'{LIMIT} is a whole number from 1 up, the most workers that num_workers="auto" takes; got {given!r}')
+        raise ValueError(
+            f'{LIMIT} is a whole number from 1 up, the most workers that num_workers="auto" takes; got {given!r}'
+        )
     return int(given)
 
 

@@ -30,7 +30,10 @@ WAITS = 0.04  # of the time: from here on the trainer waits too much
 WAITS_NOT = 0.01  # below this it does not wait
 WAITS_LONG = 0.12  # it waits so much that one look is enough
 BUSY = 0.75  # of their time: such workers have none to spare
-GROW, SHRINK = 0.25, 0.5  # so many more than the formula says, times its root: what a crew grows to, and what it shrinks to
+GROW, SHRINK = (
+    0.25,
+    0.5,
+)  # so many more than the formula says, times its root: what a crew grows to, and what it shrinks to
 GAIN = 0.03  # batches a second that a change must bring to stay
 ALIKE = 1.3  # loads within this factor are the same
 PAYBACK_S = 60.0  # within this time what starting a worker takes must come back
@@ -108,7 +111,9 @@ class Memory:
 
     windows: tuple[Window, ...] = ()
     trial: Trial | None = None
-    barred: dict[tuple[What, bool], Load] = field(default_factory=dict)  # (what, was it more) -> the load under which it failed
+    barred: dict[tuple[What, bool], Load] = field(
+        default_factory=dict
+    )  # (what, was it more) -> the load under which it failed
     look: Look | None = None  # the newest
     leaning: tuple[What, bool] | None = None  # the change that it spoke for, if that was not urgent
 
@@ -171,9 +176,7 @@ def _verdict(now: Setting, trial: Trial, look: Look) -> Decision | None:
         return Decision(before, reason)
     if look.rate >= trial.look.rate * (1 + GAIN):
         return None
-    tried, was = (
-        (_workers(now), before.num_workers) if trial.what == "num_workers" else (_ahead(now), before.prefetch)
-    )
+    tried, was = (_workers(now), before.num_workers) if trial.what == "num_workers" else (_ahead(now), before.prefetch)
     reason = f"{tried} gave {look.rate:.3g} batches/s, {was} gave {trial.look.rate:.3g}: back to {was}"
     return Decision(before, reason)
 
@@ -217,7 +220,9 @@ def bound_by(now: Setting, look: Look, limits: Limits) -> str:
     if look.waits < WAITS:
         return f"the trainer: it waits {look.waits:.0%} of the time"
     if look.busy < BUSY:
-        return f"what workers wait for: they are busy {look.busy:.0%} of the time, and the trainer waits {look.waits:.0%}"
+        return (
+            f"what workers wait for: they are busy {look.busy:.0%} of the time, and the trainer waits {look.waits:.0%}"
+        )
     most = " and there may be no more" if now.num_workers == limits.most.num_workers else ""
     return f"the workers: they are busy {min(look.busy, 1):.0%} of the time{most}; the trainer waits {look.waits:.0%}"
 

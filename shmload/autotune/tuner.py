@@ -131,17 +131,17 @@ class Autotuner:
             if (look := self._memory.look) is not None and look is not last:
                 self._bound_by = bound_by(self._setting, look, self._limits)
             if decision is not None:
-                self._change(engine, decision, allowed)
+                self._change(engine, decision)
+            engine.make_room(self.num_ahead, allowed)  # slots may have become free that were to be parked
         self._begin(engine)
 
-    def _change(self, engine: Engine, decision: Decision, allowed: int) -> None:
+    def _change(self, engine: Engine, decision: Decision) -> None:
         before, setting, reason = self._setting, decision.setting, decision.reason
         if setting.num_workers != before.num_workers and not engine.resize(setting.num_workers):
             self._most = self._most._replace(num_workers=before.num_workers)
             engine.resize(before.num_workers)
             setting, reason = before, f"{reason}; but no more processes could be started"
             self._memory = Memory(barred=self._memory.barred)
-        engine.make_room(setting.num_ahead, allowed)
         self._setting, self.num_ahead = setting, setting.num_ahead
         look = self._memory.look
         self._decisions.append(

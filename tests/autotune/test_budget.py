@@ -34,7 +34,7 @@ def machine(tmp_path: Path, *, quota: str = "max", free_kib: int = 1 << 20) -> P
 
 
 def test_the_processors_are_those_this_process_may_run_on(tmp_path: Path) -> None:
-    assert NUM_CPUS == budget.num_cpus(machine(tmp_path), {})
+    assert budget.num_cpus(machine(tmp_path), {}) == NUM_CPUS
 
 
 @pytest.mark.parametrize(("quota", "count"), [("max", 24), ("600000", 6), ("650000", 6), ("50000", 1)])
@@ -76,9 +76,9 @@ def test_the_crew_to_begin_with_and_the_one_that_does_not_change(
 
 def test_the_ring_takes_a_quarter_of_what_is_free_its_own_included(tmp_path: Path) -> None:
     root = machine(tmp_path)
-    assert (1 << 30) // 4 == budget.ring_budget(None, 0, root, {})
-    assert ((1 << 30) + 400) // 4 == budget.ring_budget(None, 400, root, {})
-    assert 12345 == budget.ring_budget(12345, 400, root, {})
+    assert budget.ring_budget(None, 0, root, {}) == (1 << 30) // 4
+    assert budget.ring_budget(None, 400, root, {}) == ((1 << 30) + 400) // 4
+    assert budget.ring_budget(12345, 400, root, {}) == 12345
 
 
 def test_a_number_found_automatically_is_a_number() -> None:
@@ -92,6 +92,8 @@ def test_a_number_found_automatically_is_a_number() -> None:
         assert again == 4
 
 
-@pytest.mark.parametrize(("value", "is_one"), [("auto", True), (AutoNumber(2), True), (2, False), (None, False), ("a", False)])
+@pytest.mark.parametrize(
+    ("value", "is_one"), [("auto", True), (AutoNumber(2), True), (2, False), (None, False), ("a", False)]
+)
 def test_what_asks_to_be_found(value: object, is_one: bool) -> None:
     assert is_one == is_auto(value)

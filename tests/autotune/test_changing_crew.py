@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from tuning_kit import BATCH, N, SEED, Rows, change, expected_epochs, told
+from tuning_kit import BATCH, SEED, N, Rows, change, expected_epochs, told
 
 from shmload import ShmLoader
 from shmload.autotune import tuner

@@ -11,15 +11,22 @@ from tuning_kit import Pipeline
 
 from shmload.autotune.controller import LOOK, Limits, Memory, Setting, Window, bound_by, decide, looked
 
-LOADS = [(0.01, 0.002), (0.01, 0.0095), (0.01, 0.0105), (0.01, 0.035), (0.01, 0.1), (0.01, 0.3), (0.05, 0.12), (0.3, 1.0)]
+LOADS = [
+    (0.01, 0.002),
+    (0.01, 0.0095),
+    (0.01, 0.0105),
+    (0.01, 0.035),
+    (0.01, 0.1),
+    (0.01, 0.3),
+    (0.05, 0.12),
+    (0.3, 1.0),
+]
 MOST = Setting(16, 2)
 LIMITS = Limits(Setting(1, 2), MOST, 128, 128, 0.0)
 
 
 def pipeline(step_s: float, work_s: float, first: int = 2, **options: object) -> Pipeline:
-    return Pipeline(
-        lambda now: step_s, lambda now: work_s, **{"setting": Setting(first, 2), "most": MOST, **options}
-    )  # type: ignore[arg-type]  # options are its own
+    return Pipeline(lambda now: step_s, lambda now: work_s, **{"setting": Setting(first, 2), "most": MOST, **options})  # type: ignore[arg-type]  # options are its own
 
 
 @pytest.mark.parametrize("load", LOADS, ids=str)
@@ -34,20 +41,18 @@ def test_it_comes_within_one_worker_of_the_fewest_that_keep_up_and_stays(
     model.run(2 * settled_s)
     best = min(max(ceil(load[1] / load[0]), 1), 16)
     assert abs(model.setting.num_workers - best) <= max(1, best // 5)
-    assert [] == [decision for at, decision in model.decisions if at > settled_s]
+    assert [decision for at, decision in model.decisions if at > settled_s] == []
 
 
 def test_a_crew_far_too_large_shrinks_by_halves() -> None:
     model = pipeline(0.01, 0.012, 16)
     model.run(60)
-    assert [8, 4, 2] == [decision.setting.num_workers for _, decision in model.decisions]
-    assert "the trainer does not wait, 16 workers are busy 8%: 8 keep up" == model.decisions[0][1].reason
+    assert [decision.setting.num_workers for _, decision in model.decisions] == [8, 4, 2]
+    assert model.decisions[0][1].reason == "the trainer does not wait, 16 workers are busy 8%: 8 keep up"
 
 
 def test_a_load_that_grows_and_one_that_falls_are_followed() -> None:
-    model = Pipeline(
-        lambda now: 0.01 if 40 <= now < 80 else 0.05, lambda now: 0.06, setting=Setting(2, 2), most=MOST
-    )
+    model = Pipeline(lambda now: 0.01 if 40 <= now < 80 else 0.05, lambda now: 0.06, setting=Setting(2, 2), most=MOST)
     model.run(40)
     assert model.setting.num_workers == 2
     model.run(80)
@@ -60,7 +65,7 @@ def test_a_load_that_grows_and_one_that_falls_are_followed() -> None:
 def test_workers_that_bring_nothing_are_taken_back_and_not_tried_again() -> None:
     model = pipeline(0.01, 0.08, 2, num_cpus=4)
     model.run(200)
-    assert [4, 8, 4] == [decision.setting.num_workers for _, decision in model.decisions]
+    assert [decision.setting.num_workers for _, decision in model.decisions] == [4, 8, 4]
     reason = model.decisions[-1][1].reason
     assert reason.startswith("8 workers gave ")
     assert reason.endswith(": back to 4")

@@ -41,7 +41,8 @@ def change(loader: ShmLoader[Any], num_workers: int, prefetch: int = 2) -> None:
     engine = loader._last_engine
     assert engine is not None
     assert loader.tuner is not None
-    loader.tuner._change(engine, Decision(Setting(num_workers, prefetch), "a test wants it"), 1 << 40)
+    loader.tuner._change(engine, Decision(Setting(num_workers, prefetch), "a test wants it"))
+    engine.make_room(loader.tuner.num_ahead, 1 << 40)
 
 
 class Pipeline:

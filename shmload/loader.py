@@ -51,8 +51,8 @@ class ShmLoader(DataLoader[T]):
         dataset: map-style. With a `schema` and `read_into(index, out)` or `read_batch_into(indices, out)` it decodes straight
             into the batch.
         num_workers, prefetch_factor: a number, or "auto". In seed mode the crew then grows and shrinks while it runs, and batches
-            are the same whatever it does. In torch mode, where what a worker draws depends on their number, the number is taken from
-            this host's processors once: give a number for the same draws on other hosts. docs/autotune.md says more.
+            are the same whatever it does. In torch mode, where what workers draw depends on their number, that is taken from this
+            host's processors once: give a number for the same draws on other hosts. docs/autotune.md says more.
         seed: None: torch mode, order and randomness are exactly torch's. An int: seed mode, batch k of epoch e is a pure function
             of (seed, e, k), for any number of workers, after any crash or resume.
         seed_samples: seed mode: reseed random, numpy and torch before every sample from (seed, epoch, index). Default True.

@@ -1,4 +1,4 @@
-"""The memory behind a ring's slots: one segment for those in use at first, a segment of its own for a slot that needs more or comes later.
+"""The memory behind a ring's slots: one segment for all in use at first, one of its own for a slot that needs more or comes later.
 
 A slot keeps the room it was given: batches of growing size make the ring learn, slot by slot, and nothing waits for an epoch's end.
 What a slot had before is given up at once; leases and workers that still map it keep it until they let go. A ring may be made for

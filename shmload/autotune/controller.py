@@ -9,10 +9,10 @@ down, or wait for the same disk. So the formula proposes, and the batches that c
     the trainer never waits              ->  fewer workers, if those that are left would still have some time to spare
     memory is short                      ->  fewer batches ordered ahead
 
-Batches come unevenly, so a few more workers than the formula says are needed; how many goes by its square root, as for any crew that
-serves what arrives at random. Every change is on trial for one look. One that brought nothing is taken back, and is not tried again
-before the load itself has become another. What is not urgent must be found by two looks. That, the gap between the sizes to which it
-grows and shrinks, and looks over the medians of several windows are why it stands still under a steady load.
+Batches come unevenly, so a few more workers than the formula says are needed; how many goes by its square root, as for any crew
+that serves what arrives at random. Every change is on trial for one look. One that brought nothing is taken back, and is not tried
+again before the load itself has become another. What is not urgent must be found by two looks. That, the gap between the sizes to
+which it grows and shrinks, and looks over the medians of several windows are why it stands still under a steady load.
 
 Ancestry: utilisation law (D. Menasce et al., Performance by Design, 2004, ch. 3), square-root staffing (S. Halfin, W. Whitt,
 Operations Research 29, 1981). Additive increase and multiplicative decrease were rejected: they never stand still.
@@ -65,8 +65,8 @@ class Window(NamedTuple):
 class Limits(NamedTuple):
     """What may be chosen.
 
-    `room` is the number of batches that there is or can be memory for. `start_s` is what a new worker takes to come. Where least and
-    most are one number, it is not the controller's to change.
+    `room` is the number of batches that there is or can be memory for. `start_s` is what a new worker takes to come. Where least
+    and most are one number, it is not the controller's to change.
     """
 
     least: Setting

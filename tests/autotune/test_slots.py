@@ -97,7 +97,7 @@ def test_what_cannot_be_parked_says_so() -> None:
         ring.park(slot)
     with pytest.raises(ValueError, match="slot 1 is not parked: its state is 0"):
         ring.unpark(1)
-    with pytest.raises(ValueError, match="a ring has at least 1 slot and at most .* num_usable=4"):
+    with pytest.raises(ValueError, match=r"a ring has at least 1 slot and at most .* num_usable=4"):
         ring_of(3, 4)
 
 

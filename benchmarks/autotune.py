@@ -2,9 +2,9 @@
 
 Method: three workloads in seed mode, batch 8, prefetch "auto" against 2: samples that wait 10 ms under a training step of 10 ms
 (8 workers keep up), samples of 0.5 ms under a step of 20 ms (one is more than enough), and samples that compute for some
-milliseconds under no step. The step is slept. Fixed crews of 1, 2, 4 and 8 (where samples compute: 1 and 2) and auto take turns, each
-in a fresh process; auto may take 8 (SHMLOAD_MAX_WORKERS), or 2. Fixed crews are timed after a lead of 16 batches, auto once it has
-changed nothing for three times the timed part. Every batch of every run is hashed, those during changes too.
+milliseconds under no step. The step is slept. Fixed crews of 1, 2, 4 and 8 (where samples compute: 1 and 2) and auto take turns,
+each in a fresh process; auto may take 8 (SHMLOAD_MAX_WORKERS), or 2. Fixed crews are timed after a lead of 16 batches, auto once it
+has changed nothing for three times the timed part. Every batch of every run is hashed, those during changes too.
 
 How to read: a share of 1 is the best fixed crew of the same round. Where the best crew is all that is allowed, auto can only lose
 by what it does in `next()`; the best of several is the luckiest, too, so equal crews give less than 1 on a loaded machine.

@@ -28,7 +28,7 @@ LOOKS = 4  # at the clock, about, in a window
 COUNT_MAX = 64  # batches between two looks at the clock: the pace may fall
 FIRST_PREFETCH = 2
 PREFETCH_MAX = 8
-MOST_AHEAD = 128  # batches under way: every slot has a record that workers look at
+MOST_AHEAD = 64  # batches under way, or 2 a worker: every slot has a record that workers look at
 NUM_KEPT = 20  # decisions that stats() tells of
 
 
@@ -58,16 +58,20 @@ class Autotuner:
     def __init__(self, loader: ShmLoader[Any]) -> None:
         self._loader = weakref.ref(loader)  # the loader has this
         self._ring_bytes = loader.ring_bytes
-        num_workers, prefetch = int(loader.num_workers), int(loader.prefetch_factor or 1)
-        self._setting = Setting(num_workers, prefetch)
-        least, most = self._setting, self._setting
+        given = Setting(int(loader.num_workers), int(loader.prefetch_factor or 1))
+        least, most = given, given
         if is_auto(loader.num_workers) and loader.seed is not None:
             least, most = least._replace(num_workers=1), most._replace(num_workers=budget.most_workers())
         if is_auto(loader.prefetch_factor):
             least, most = least._replace(prefetch=1), most._replace(prefetch=PREFETCH_MAX)
         self._least, self._most = least, most
-        self._most_ahead = max(most.num_workers * least.prefetch, min(most.num_ahead, MOST_AHEAD), prefetch)
+        self._setting = Setting(
+            min(given.num_workers, most.num_workers), given.prefetch
+        )  # a copy may come from a larger host
+        needed = most.num_workers * max(least.prefetch, min(FIRST_PREFETCH, most.prefetch))
+        self._most_ahead = max(needed, min(most.num_ahead, MOST_AHEAD))
         self.num_ahead = self._setting.num_ahead
+        self._tell(loader)
         self._memory = Memory()
         self._decisions: deque[dict[str, Any]] = deque(maxlen=NUM_KEPT)
         self._bound_by = ""

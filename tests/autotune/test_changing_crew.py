@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import multiprocessing
 import os
 import random
 import select
@@ -282,5 +283,23 @@ def test_a_crew_that_cannot_grow_goes_on_as_it_is(
         assert told_of["decisions"][-1]["reason"] == "a test wants it; but no more processes could be started"
         words = "could not be started ([Errno 11] Resource temporarily unavailable): the loader goes on with fewer"
         assert any(words in record.message for record in caplog.records)
+        found += [told(batch) for batch in batches]
+    assert found == expected[0]
+
+
+def test_a_worker_that_nobody_can_watch_is_not_left_alone(
+    monkeypatch: pytest.MonkeyPatch, expected: list[list[Any]]
+) -> None:
+    def refused(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with auto_loader() as loader:
+        batches = iter(loader)
+        found = [told(next(batches))]
+        before = set(multiprocessing.active_children())
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pidfd_open", refused)
+            change(loader, MOST)
+        assert set(multiprocessing.active_children()) == before
         found += [told(batch) for batch in batches]
     assert found == expected[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,6 +60,40 @@ def test_one_number_may_be_given_and_the_other_found(monkeypatch: pytest.MonkeyP
         assert (repr(loader.num_workers), loader.prefetch_factor) == ("1", 7)
 
 
+def test_a_copy_on_a_smaller_host_has_the_crew_of_that_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "4")
+    with loader_of(seed=SEED) as loader:
+        next(iter(loader))
+        change(loader, 4)
+        dumped = pickle.dumps(loader)
+    assert pickle.loads(dumped).num_workers == 4
+    monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "2")
+    with pickle.loads(dumped) as again:
+        assert again.num_workers == 2
+        assert [told(batch) for batch in again][-1] == expected_epochs(1)[0][-1]
+
+
+@pytest.mark.parametrize(
+    ("most", "options", "num_slots"),
+    [
+        (1, {}, 10),
+        (4, {}, 34),
+        (8, {}, 66),
+        (40, {}, 82),
+        (4, {"prefetch_factor": 3}, 14),
+        (4, {"prefetch_factor": 30}, 122),
+    ],
+)
+def test_a_ring_is_made_for_the_largest_crew(
+    most: int, options: dict[str, Any], num_slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHMLOAD_MAX_WORKERS", str(most))
+    with loader_of(seed=SEED, **options) as loader:
+        next(iter(loader))
+        engine: Any = loader._last_engine
+        assert (engine._ring.num_workers, engine.num_slots) == (most, num_slots)
+
+
 def test_no_batches_ahead_can_be_found_where_no_worker_reads() -> None:
     with pytest.raises(ValueError, match="prefetch_factor option could only be specified in multiprocessing"):
         loader_of(num_workers=0)
@@ -108,9 +141,7 @@ def read(loader: ShmLoader[Any], now: list[float], num_batches: int, figures: An
     found = []
     for batch in loader:
         engine: Any = loader._last_engine
-        engine.pace = figures
-        while not engine.roster.is_complete():
-            threading.Event().wait(0.001)  # a window with a worker to come tells nothing
+        engine.pace, engine.roster.is_complete = figures, lambda: True
         now[0] += 0.1
         found.append(told(batch))
         if len(found) == num_batches:
@@ -144,6 +175,7 @@ class Who(Rows):
         return index, info.id, info.num_workers, torch.rand(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_order", [True, False])
 def test_torch_mode_orders_further_ahead_without_changing_a_batch(by_count: list[float], in_order: bool) -> None:
     now = by_count
@@ -157,9 +189,7 @@ def test_torch_mode_orders_further_ahead_without_changing_a_batch(by_count: list
             for _ in range(2):
                 for batch in loader:
                     engine: Any = loader._last_engine
-                    engine.pace = idle
-                    while not engine.roster.is_complete():
-                        threading.Event().wait(0.001)
+                    engine.pace, engine.roster.is_complete = idle, lambda: True
                     now[0] += 0.1
                     yield [value.tolist() for value in batch]
             if options:
@@ -174,6 +204,7 @@ def test_torch_mode_orders_further_ahead_without_changing_a_batch(by_count: list
         assert list(range(60)) == sorted(batch[0][0] for batch in found[:60])
 
 
+@pytest.mark.slow
 def test_torch_mode_takes_one_number_and_keeps_it(by_count: list[float]) -> None:
     now = by_count
     torch.manual_seed(3)

@@ -11,7 +11,11 @@ by what it does in `next()`; the best of several is the luckiest, too, so equal 
 
 Predicted: 0.97 or more in all three: the controller stops growing when the trainer waits less than 4% of its time.
 
-Result (2 cores, shared with other work): see RESULT in the table of docs/autotune.md.
+Result (2 cores, loaded by other work, medians of 3 rounds): 0.984, 0.979 and 0.987 of the best fixed crew. Auto came to rest
+6.4 s after the first batch where it grew from 1 worker to 8 (83 batches/s; the worst fixed crew 10), 1.4 s after it from 1 to 2
+(34; 13), and changed nothing with one worker (47; 46). All batches were alike. With samples and steps of 5 ms, equal crews gave
+shares of 0.84 to 1.07 on the same machine. What auto does in `next()` takes 48 ns a batch and about 150 us a window of half a
+second, 130 of them to read how much memory is free.
 """
 
 import multiprocessing

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from benchmarks import (
     arrays,
     audit,
+    autotune,
     columnar,
     first_batch,
     gil,
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "mix": mix.measure,
     "huggingface": huggingface.measure,
     "audit": audit.measure,
+    "autotune": autotune.measure,
     "shared_index": shared_index.measure,
     "tar": tar.measure,
     "columnar": columnar.measure,

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from shmload.autotune.numbers import is_auto
+
 NOT_BUILT: dict[str, Any] = {  # keyword -> the value that asks for nothing
     "crew": "auto",
     "address": None,
@@ -25,8 +27,9 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     for name, nothing in NOT_BUILT.items():
         if given[name] != nothing:
             raise NotImplementedError(f"ShmLoader({name}=...) is not built yet; leave it at {nothing!r}")
-    if given["num_workers"] == "auto" or given["prefetch_factor"] == "auto":
-        raise NotImplementedError('num_workers="auto" and prefetch_factor="auto" are not built yet; give a number')
+    for name in ("num_workers", "prefetch_factor"):
+        if isinstance(given[name], str) and not is_auto(given[name]):
+            raise ValueError(f'{name} is a number or "auto"; got {given[name]!r}')
     _check_seed(given)
     _check_threads(given)
     _check_policies(given)

@@ -35,6 +35,7 @@ from shmload._core.trainer import (
     TrainerRing,
     control_nbytes,
 )
+from shmload.autotune.roster import Roster
 from shmload.bad_samples import BadSamples
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows
 from shmload.batch.layout import Layout
@@ -42,7 +43,7 @@ from shmload.batch.unpacked import unpack
 from shmload.hoarding import Hoarding
 from shmload.order_writer import OrderWriter
 from shmload.orders import NOTHING, Delivery, Order
-from shmload.ring_memory import RingMemory
+from shmload.ring_memory import LEAST_SLOTS, RingMemory
 from shmload.shm import forks
 from shmload.shm.group import Group
 from shmload.supervision import Supervisor, Verdict
@@ -65,7 +66,8 @@ ORDER_CAPACITY = 4096
 class EngineOptions:
     """How an engine is built; the loader derives it from its own arguments.
 
-    `max_rows` is the largest batch expected (0: unknown), `num_ordered` how many batches may be under way at once.
+    `max_rows` is the largest batch expected (0: unknown), `num_ordered` how many batches may be under way at once. It begins with
+    `first_workers` of its workers and slots for `first_ordered` batches; 0: all, and that never changes.
     """
 
     num_workers: int
@@ -80,6 +82,8 @@ class EngineOptions:
     layout: Layout | None
     resume: Sequence[bytes] = ()
     sample_timeout_s: float | None = None
+    first_workers: int = 0
+    first_ordered: int = 0
 
 
 class Engine:
@@ -102,7 +106,7 @@ class Engine:
         self._is_closed = False
         self._death_look = 0.0
         self.on_delivery: Callable[[], None] | None = None  # called after each batch; nobody looks: None
-        self.num_slots = max(options.num_ordered + 2, 4)
+        self.num_slots = _num_slots(options.num_ordered)
         self._group = Group()
         try:
             self._build()
@@ -126,10 +130,11 @@ class Engine:
             num_workers=options.num_workers,
             is_static=options.is_static,
             threads_per_worker=self._job.num_threads,
+            num_usable=_num_slots(options.first_ordered) if options.first_ordered else 0,
             **sizes,
         )
         self._hoarding = Hoarding(self._ring)
-        self._memory = RingMemory(group, self._ring, options.ring_bytes)
+        self._memory = RingMemory(group, self._ring, options.ring_bytes, may_park=options.first_ordered > 0)
         self._ready = group.doorbell("ready")
         self._grants = group.doorbell("grants")
         num_order_bells = options.num_workers if options.is_static else 1
@@ -161,11 +166,12 @@ class Engine:
         limit = options.max_restarts
         if limit is None and self._job.seed is None:
             limit = 0
+        self.roster = Roster(self._ring, self.crew)
         self._supervisor = Supervisor(
-            self._ring, self.crew, limit, self._order_in, sample_timeout_s=options.sample_timeout_s
+            self._ring, self.crew, self.roster, limit, self._order_in, sample_timeout_s=options.sample_timeout_s
         )
         with interrupts_held():
-            self.crew.start()
+            self.roster.start(options.first_workers or options.num_workers)
 
     # ------------------------------------------------------------ orders
 
@@ -455,11 +461,50 @@ class Engine:
             self._ring.void()
         self._ring.drain()
 
+    # ------------------------------------------------------------ size
+
+    def resize(self, num_workers: int) -> bool:
+        """Makes the crew that large, in seed mode; nobody is waited for. False: a process could not be started."""
+        with interrupts_held():
+            return self.roster.resize(num_workers)
+
+    def make_room(self, num_ordered: int, budget: int) -> int:
+        """Brings slots into use for so many batches under way, or parks what is free beyond.
+
+        Args:
+            budget: bytes that payloads may take in all for the sake of more slots.
+        Returns:
+            how many batches there is room for.
+        """
+        with interrupts_held():
+            return self._memory.use(_num_slots(num_ordered), budget) - 2
+
+    @property
+    def payload_nbytes(self) -> int:
+        """Bytes reserved for batches now."""
+        return self._memory.nbytes
+
+    @property
+    def num_delivered(self) -> int:
+        """Batches delivered so far."""
+        return int(self._ring.counters()["batches"])
+
+    def room(self, budget: int) -> int:
+        """Batches under way that there are slots for, or can be within a budget."""
+        return self._memory.room(budget) - 2
+
+    def pace(self) -> tuple[float, float, int]:
+        """So far: seconds that the trainer has waited, seconds that workers have worked, and workers that were replaced."""
+        ring = self._ring
+        counters = ring.counters()
+        busy_s = sum(ring.worker(w)["busy_s"] for w in range(ring.num_workers))
+        return counters["wait_s"], busy_s, counters["num_restarts"]
+
     def counters(self) -> dict[str, Any]:
         """What the ring has counted, and its slots by state."""
         workers = [self._ring.worker(w) for w in range(self._options.num_workers)]
         states = Counter(self._ring.state(slot) for slot in range(self.num_slots))
-        names = ("free", "held", "ordered", "leased", "draining")
+        names = ("free", "held", "ordered", "leased", "draining", "parked")[: 5 + (states[5] > 0)]
         return {
             **self._ring.counters(),
             "slots": {name: states[i] for i, name in enumerate(names)},
@@ -498,3 +543,8 @@ class Engine:
                 self.crew.stop(grace_s)
         finally:
             self._group.close()
+
+
+def _num_slots(num_ordered: int) -> int:
+    """Slots for so many batches under way: one more is the user's, and one is free to be ordered when that comes back."""
+    return max(num_ordered + 2, LEAST_SLOTS)

@@ -34,12 +34,12 @@ class Hoarding:
             self._has_collected = True
             forks.settle()
             gc.collect()
-            if ring.num_leased < ring.num_slots:
+            if ring.num_leased < ring.num_usable:
                 return False
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"{ring.num_leased - 1} batches are still in use, all but one of the ring's {ring.num_slots} slots: from now on "
+                f"{ring.num_leased - 1} batches are still in use, all but one of the ring's {ring.num_usable} slots: from now on "
                 "batches are copied to private memory while that is so. Drop batches you no longer need, or raise "
                 f"prefetch_factor or ring_bytes{who_holds()}",
                 stacklevel=users_frame()[1],

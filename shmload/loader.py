@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, default_convert
 
 from shmload.arguments import NOT_BUILT, check_arguments
+from shmload.autotune.tuner import Autotuner, first_numbers, tuner_of
 from shmload.bad_samples import BadSamples, OnError
 from shmload.batch.ragged import AS_TORCH_OR_LIST, ragged_of
 from shmload.debug import Holder, WatchedEngine, is_enabled
@@ -61,7 +62,10 @@ class ShmLoader(DataLoader[T]):
         shuffle: a random order, anew in each epoch. None means False.
         sampler, batch_sampler: torch mode: as torch's. Seed mode: shmload's own (KeyedOrder, KeyedBatches) are sharded over ranks,
             and resumed in O(1); any other orders for this rank alone, and the seed only keys the randomness.
-        num_workers: processes that read, of each rank. 0: the trainer reads, into private memory; there is no ring.
+        num_workers: processes that read, of each rank. 0: the trainer reads, into private memory; there is no ring. "auto": in seed
+            mode the crew grows and shrinks while it runs, and batches are the same whatever it does; in torch mode, where what
+            workers draw depends on their number, that is taken from this host's processors once: give a number for the same
+            draws on other hosts. docs/autotune.md says more.
         collate_fn: makes a batch of a list of samples, in a worker; then nothing is decoded in place. None: torch's rules, straight
             into the batch.
         pin_memory, pin_memory_device: torch mode: batches are copied to pinned memory, as torch does; these copies alias no slot.
@@ -71,7 +75,7 @@ class ShmLoader(DataLoader[T]):
         worker_init_fn: called in each worker with its number, after its generators are seeded.
         multiprocessing_context: how workers start: "fork", "spawn", "forkserver" or a context. None: Python's default.
         generator: torch mode: draws the order and the workers' base seed, in place of torch's global one. Not with `seed`.
-        prefetch_factor: batches ordered ahead for each worker, 2 by default; with `num_workers` it sets the ring's size.
+        prefetch_factor: batches ordered ahead for each worker, 2 by default, or "auto"; with `num_workers` it sets the ring's size.
         persistent_workers: torch mode: keep the workers when a pass ends. In seed mode they always stay.
         in_order: torch mode: False yields batches as they are ready. Seed mode keeps the order.
         seed: None: torch mode, order and randomness are exactly torch's. An int: seed mode, batch k of epoch e is a pure function
@@ -158,13 +162,14 @@ class ShmLoader(DataLoader[T]):
         check_arguments(given := dict(locals()))
         for name in NOT_BUILT:
             setattr(self, name, given[name])
+        first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         super().__init__(
             dataset,
             batch_size,
             shuffle,
             sampler,
             batch_sampler,
-            num_workers,  # type: ignore[arg-type]  # "auto" has been refused
+            first_workers,
             collate_fn,
             pin_memory,
             drop_last,
@@ -172,7 +177,7 @@ class ShmLoader(DataLoader[T]):
             worker_init_fn,
             multiprocessing_context,
             generator,
-            prefetch_factor=prefetch_factor,  # type: ignore[arg-type]  # as above
+            prefetch_factor=first_prefetch,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
@@ -210,6 +215,7 @@ class ShmLoader(DataLoader[T]):
         self._epoch_callbacks = callbacks_of_environment()
         self._engines: WeakSet[Engine] = WeakSet()
         self._stream: SeedStream | None = None
+        self.tuner: Autotuner | None = tuner_of(self)
         if self.seed_samples and (own := own_generators(dataset)):
             warnings.warn(
                 f"seed_samples cannot reseed the generators that the dataset keeps: {', '.join(own)}. What they draw depends on "
@@ -287,12 +293,13 @@ class ShmLoader(DataLoader[T]):
         """
         in_place = self.in_place
         layout = in_place and in_place.layout()
+        if self.tuner is not None and not self.tuner.is_of(self):  # they may be set between passes
+            self.tuner = tuner_of(self)
         known = self.batch_size if self._auto_collation else 1
         engine = (WatchedEngine if is_enabled() else Engine)(
             dataclasses.replace(self.make_job(), **of_job),
             EngineOptions(
-                num_workers=self.num_workers,
-                num_ordered=(self.prefetch_factor or 0) * self.num_workers,
+                **(self.tuner.engine_options() if self.tuner is not None else self._fixed_size()),
                 max_rows=known or 0,
                 is_static=self.seed is None,
                 ring_bytes=self.ring_bytes,
@@ -311,6 +318,9 @@ class ShmLoader(DataLoader[T]):
         if self._trace is not None:
             self._trace.follow(engine)
         return engine
+
+    def _fixed_size(self) -> dict[str, int]:
+        return {"num_workers": self.num_workers, "num_ordered": (self.prefetch_factor or 0) * self.num_workers}
 
     @property
     def reads_inline(self) -> bool:
@@ -422,12 +432,15 @@ class ShmLoader(DataLoader[T]):
         """Bad samples so far, and the counters of the engine last used.
 
         These are: batches, samples and bytes delivered, waits, slots by state, one record per worker; absent before the first
-        iteration and with num_workers=0. Reading them disturbs nobody.
+        iteration and with num_workers=0. With "auto" for a number, "autotune" says what is set, what holds the pipeline back, and
+        what was changed and why. Reading them disturbs nobody.
 
         Returns:
             a new dict of plain data: `num_bad_samples` and `bad_samples` always.
         """
-        bad = {"num_bad_samples": self.bad_samples.count, "bad_samples": list(self.bad_samples.listed)}
+        bad: dict[str, Any] = {"num_bad_samples": self.bad_samples.count, "bad_samples": list(self.bad_samples.listed)}
+        if self.tuner is not None:
+            bad["autotune"] = self.tuner.stats()
         return bad if self._last_engine is None else {**self._last_engine.counters(), **bad}
 
     def holders(self) -> list[Holder]:
@@ -497,7 +510,7 @@ class ShmLoader(DataLoader[T]):
         """A copy has the arguments and the position; workers and batches stay here."""
         state = self.__dict__.copy()
         stream: SeedStream | None = state.pop("_stream")
-        for name in ("_engines", "_last_engine", "_progress", "_trace", "_watch", "_epoch_callbacks"):
+        for name in ("_engines", "_last_engine", "_progress", "_trace", "_watch", "_epoch_callbacks", "tuner"):
             del state[name]
         state["recorder"] = copy.copy(self.recorder)
         if stream is not None:
@@ -509,6 +522,7 @@ class ShmLoader(DataLoader[T]):
         self.__dict__.update(state)
         self._engines, self._last_engine, self._progress = WeakSet(), None, None
         self._trace, self._watch, self._epoch_callbacks = None, None, callbacks_of_environment()
+        self.tuner = tuner_of(self)
         self._stream = None if self.seed is None else SeedStream(self)
         if self._stream is not None and position is not None:
             self._stream.load_state_dict(position)

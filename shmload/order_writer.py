@@ -98,7 +98,7 @@ class OrderWriter:
     @faults.at("ringing")
     def ring_workers(self, order: Order, nchunks: int) -> None:
         """Tells those who may claim the order that it is there."""
-        self._orders[order.worker].post_up_to(min(nchunks, self._ring.num_workers))
+        self._orders[order.worker].post_up_to(min(nchunks, self._ring.num_wanted))
 
 
 def _as_int64(indices: Any) -> np.ndarray[Any, Any]:

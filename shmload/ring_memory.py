@@ -1,7 +1,8 @@
-"""The memory behind a ring's slots: one segment for all at first, a larger one of its own for a slot that needs it.
+"""The memory behind a ring's slots: one segment for all in use at first, one of its own for a slot that needs more or comes later.
 
 A slot keeps the room it was given: batches of growing size make the ring learn, slot by slot, and nothing waits for an epoch's end.
-What a slot had before is given up at once; leases and workers that still map it keep it until they let go.
+What a slot had before is given up at once; leases and workers that still map it keep it until they let go. A ring may be made for
+more slots than are in use: the others are parked and have no memory.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from __future__ import annotations
 from typing import Any
 
 from shmload import faults
-from shmload._core.mapping import Mapping
-from shmload._core.trainer import TrainerRing
+from shmload._core.mapping import Mapping, give_back_pages
+from shmload._core.trainer import FREE, PARKED, TrainerRing
 from shmload.errors import RingTooSmall
 from shmload.shm.group import Group
-from shmload.shm.preflight import check_fits
+from shmload.shm.preflight import check_fits, shm_free_bytes
 from shmload.shm.segment import Segment
 
 ALIGNMENT = 4096
 GROWTH = 1.25  # a slot that had to grow gets this much more than was asked for
+LEAST_SLOTS = 4  # one filled, one with the user, and two so that neither waits for the other
+SHM_SHARE = (
+    4  # a slot that comes later takes at most one part in so many of what /dev/shm has left: others need some, too
+)
 
 
 class RingMemory:
@@ -25,65 +30,149 @@ class RingMemory:
 
     Args:
         limit: bytes that payloads may take in all; None: what the machine has.
+        may_park: slots may be taken out of use where the memory is too little for all of them.
     """
 
-    def __init__(self, group: Group, ring: TrainerRing, limit: int | None) -> None:
+    def __init__(self, group: Group, ring: TrainerRing, limit: int | None, *, may_park: bool = False) -> None:
         self._group = group
         self._ring = ring
         self._limit = limit
-        self._nbytes = 0
+        self._may_park = may_park
+        self.nbytes = 0  # of payloads, now
+        self._slot_nbytes = 0  # the most that a slot has been given
+        self._is_asked = False  # batches have no fixed size: the next may be larger
+        self._num_first = 0  # slots that were given memory together, and keep it
         self._has_payload = False
-        self._own: dict[int, Segment] = {}  # of slots that have grown
+        self._own: dict[int, Segment] = {}  # of slots that have grown, or came later
         self._orders: dict[int, Segment] = {}  # of slots whose order is larger than its area
         self._num_made = 0
 
     def make(self, slot_nbytes: int) -> None:
-        """Reserves the same room for every slot, in one segment.
+        """Reserves the same room for every slot in use, in one segment.
 
         Raises:
             RingTooSmall: that is more than is allowed, or than there is.
         """
-        slot_nbytes, num_slots = _aligned(slot_nbytes), self._ring.num_slots
-        segment = self._payload(num_slots, slot_nbytes)
-        memory = Mapping(segment.fd, num_slots * slot_nbytes, populate=True)
-        for slot in range(num_slots):
-            self._ring.set_payload(slot, memory, segment.path.encode(), slot * slot_nbytes, slot_nbytes)
-        self._has_payload = True
+        slot_nbytes = _aligned(slot_nbytes)
+        while True:
+            slots = [slot for slot in range(self._ring.num_slots) if self._ring.state(slot) != PARKED]
+            try:
+                segment = self._payload(len(slots), slot_nbytes)
+                break
+            except RingTooSmall:
+                if not self._park_one():
+                    raise
+        memory = Mapping(segment.fd, len(slots) * slot_nbytes, populate=True)
+        for place, slot in enumerate(slots):
+            self._ring.set_payload(slot, memory, segment.path.encode(), place * slot_nbytes, slot_nbytes)
+        self._has_payload, self._num_first = True, len(slots)
 
     def ensure(self, slot: int, nbytes: int) -> None:
         """Sees to it that a slot has that much room."""
         if self._ring.payload_nbytes(slot) >= nbytes:
             return
         nbytes = _aligned(nbytes)
-        segment = self._payload(1, nbytes)
-        self._ring.set_payload(slot, Mapping(segment.fd, nbytes), segment.path.encode(), 0, nbytes)
+        while True:
+            try:
+                segment = self._payload(1, nbytes)
+                break
+            except RingTooSmall:
+                if not self._park_one():
+                    raise
+        self._put(slot, segment)
+
+    def _put(self, slot: int, segment: Segment) -> None:
+        self._ring.set_payload(slot, Mapping(segment.fd, segment.nbytes), segment.path.encode(), 0, segment.nbytes)
+        self._give_up(slot)
+        self._own[slot] = segment
+
+    def _give_up(self, slot: int) -> None:
         old = self._own.pop(slot, None)
         if old is not None:
-            self._nbytes -= old.nbytes
+            self.nbytes -= old.nbytes
             self._group.give_up(old)
-        self._own[slot] = segment
 
     def answer_need(self, slot: int) -> None:
         """Gives the worker that packs a batch into this slot the room it asks for."""
         nbytes = int(self._ring.need_nbytes(slot) * GROWTH)
+        self._is_asked = True
         if self._has_payload:
             self.ensure(slot, nbytes)
         else:
             self.make(nbytes)
         self._ring.grant(slot)
 
+    # ------------------------------------------------------------ slots in use
+
+    def use(self, num_slots: int, budget: int) -> int:
+        """Brings slots into use, or parks free ones, until so many are in use or memory ends.
+
+        Args:
+            budget: bytes that payloads may take in all for the sake of more slots.
+        Returns:
+            how many are in use now.
+        """
+        ring = self._ring
+        parked = (slot for slot in range(ring.num_slots) if ring.state(slot) == PARKED)
+        while ring.num_usable < num_slots and (slot := next(parked, -1)) >= 0:
+            if self._has_payload and not self._reserve(slot, budget):
+                break
+            ring.unpark(slot)
+        while ring.num_usable > num_slots and self._park_one():
+            pass
+        return ring.num_usable
+
+    def room(self, budget: int) -> int:
+        """Slots that there are, or can be within a budget."""
+        if not self._slot_nbytes:
+            return self._ring.num_slots
+        return max(self._ring.num_usable + (self._share_of(budget) - self.nbytes) // self._slot_nbytes, self._num_first)
+
+    def _share_of(self, budget: int) -> int:
+        """What slots that come later may use up: not what those that are there may yet grow by."""
+        return budget // 2 if self._is_asked else budget
+
+    def _reserve(self, slot: int, budget: int) -> bool:
+        """Gives a parked slot as much room as any other has; False: that is more than there is."""
+        if self.nbytes + self._slot_nbytes > self._share_of(budget):
+            return False
+        kind = "auto" if shm_free_bytes() >= SHM_SHARE * self._slot_nbytes else "memfd"
+        try:
+            self._put(slot, self._payload(1, self._slot_nbytes, kind))
+        except RingTooSmall:
+            return False
+        return True
+
+    def _park_one(self) -> bool:
+        """Takes a free slot out of use and gives its memory back; False: there is none, or too few would be left."""
+        ring = self._ring
+        if not self._may_park or ring.num_usable <= LEAST_SLOTS:
+            return False
+        candidates = sorted(self._own) if self._has_payload else range(ring.num_slots)
+        slot = next((slot for slot in reversed(candidates) if ring.state(slot) == FREE), -1)
+        if slot < 0:
+            return False
+        ring.park(slot)
+        if slot in self._own:
+            give_back_pages(self._own[slot].fd, self._own[slot].nbytes)  # workers may have it mapped for long
+            self._give_up(slot)
+        return True
+
+    # ------------------------------------------------------------ segments
+
     @faults.at("making_memory")
-    def _payload(self, num_slots: int, slot_nbytes: int) -> Segment:
+    def _payload(self, num_slots: int, slot_nbytes: int, kind: Any = "auto") -> Segment:
         nbytes = num_slots * slot_nbytes
-        if self._limit is not None and self._nbytes + nbytes > self._limit:
-            free = self._limit - self._nbytes
+        if self._limit is not None and self.nbytes + nbytes > self._limit:
+            free = self._limit - self.nbytes
             raise RingTooSmall(
                 f"the ring needs {num_slots} slots of {slot_nbytes} bytes, {nbytes} in all; ring_bytes allows {free}, room for "
                 f"{free // slot_nbytes} slots. Raise ring_bytes, or lower prefetch_factor, num_workers or batch_size"
             )
         check_fits(nbytes, num_slots=num_slots, slot_nbytes=slot_nbytes)
-        segment = self._segment("payload", nbytes, (num_slots, slot_nbytes))
-        self._nbytes += nbytes
+        segment = self._segment("payload", nbytes, (num_slots, slot_nbytes), kind)
+        self.nbytes += nbytes
+        self._slot_nbytes = max(self._slot_nbytes, slot_nbytes)
         return segment
 
     def order_path(self, slot: int, order: Any) -> bytes:
@@ -102,8 +191,8 @@ class RingMemory:
         memoryview(Mapping(segment.fd, view.nbytes))[:] = view
         return segment.path.encode()
 
-    def _segment(self, part: str, nbytes: int, slots: tuple[int, int] | None) -> Segment:
-        segment = self._group.segment(f"{part}-{self._num_made}", nbytes, slots=slots)
+    def _segment(self, part: str, nbytes: int, slots: tuple[int, int] | None, kind: Any = "auto") -> Segment:
+        segment = self._group.segment(f"{part}-{self._num_made}", nbytes, kind=kind, slots=slots)
         self._num_made += 1
         return segment
 

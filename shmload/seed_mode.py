@@ -18,6 +18,7 @@ import numpy as np
 from torch.autograd import profiler
 
 from shmload import faults
+from shmload.autotune.tuner import Autotuner
 from shmload.engine import Engine
 from shmload.inline import InlineReader
 from shmload.observe.audit.header import header_of
@@ -92,6 +93,7 @@ class SeedStream:
         self._schedule: Schedule | BatchSchedule | None = None
         self._num_steps: int | None = 0  # of every epoch; None where they may differ
         self._stride = 1  # from one step to the next
+        self._tuner: Autotuner | None = None  # of the engine's crew
         self._sampled = SampledOrder(loader._index_sampler, loader.seed or 0) if loader._has_own_order else None
         if self._sampled is None:
             self.schedule()
@@ -240,6 +242,8 @@ class SeedStream:
                 place.step += self._stride
             raise
         self._delivered(front, batch)
+        if self._tuner is not None:
+            self._num_ahead = self._tuner.counted(engine)
         self._fill(engine)
         place.step += self._stride
         return batch
@@ -281,6 +285,7 @@ class SeedStream:
         if self._engine is None or self._pid != os.getpid():  # a forked child makes its own
             self._pid = os.getpid()
             self._engine = self._loader.make_engine(base_seed=_base_seed(self._loader.seed or 0))
+            self._tuner = self._loader.tuner
         return self._engine
 
     def _read_inline(self, place: Place) -> Any:

@@ -15,6 +15,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, NamedTuple
 
 from shmload._core.trainer import TrainerRing
+from shmload.autotune.roster import Roster
 from shmload.errors import SampleTimeout, ShmloadError, WorkerDied
 from shmload.worker.crew import Crew, Death
 
@@ -63,6 +64,7 @@ class Supervisor:
     """Sees to the deaths of one crew.
 
     Args:
+        roster: which workers there are to be.
         max_restarts: deaths that may be mended; None: any number.
         order_in: the order that stands in a slot, if one does.
         sample_timeout_s: how long one sample may take before its worker is ended; None: for ever.
@@ -72,6 +74,7 @@ class Supervisor:
         self,
         ring: TrainerRing,
         crew: Crew,
+        roster: Roster,
         max_restarts: int | None,
         order_in: Callable[[int], Order | None],
         *,
@@ -79,6 +82,7 @@ class Supervisor:
     ) -> None:
         self._ring = ring
         self._crew = crew
+        self._roster = roster
         self._max_restarts = max_restarts
         self._order_in = order_in
         self._sample_timeout_s = sample_timeout_s
@@ -90,8 +94,12 @@ class Supervisor:
         self.num_taken_back = 0
 
     def see_to(self, death: Death) -> Verdict | None:
-        """Opens a dead worker's rows again and replaces it; or says why that may not be."""
+        """Opens a dead worker's rows again and replaces it, if it is wanted; or says why that may not be."""
         held = self._ring.held_by(death.worker_id)
+        if held is None and self._roster.was_told(death.worker_id):
+            self._ring.recover(death.worker_id)
+            self._roster.has_gone(death.worker_id)
+            return None
         work = None if held is None else self._blame(held[0], held[3])
         if self._max_restarts is not None and self._num_restarts >= self._max_restarts:
             return _verdict(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
@@ -104,8 +112,12 @@ class Supervisor:
             self._poisoned[held[0]] = FatalRow(f"{work} ended its worker twice: {death}", held[3])
         if self._ring.recover(death.worker_id, poison=is_deadly) >= 0:
             self.num_taken_back += 1
-        log.warning("%s%s; it is replaced", death, "" if work is None else f" on {work}")
-        self._crew.replace(death.worker_id)
+        if self._roster.was_told(death.worker_id):
+            log.warning("%s%s, when it was about to leave", death, "" if work is None else f" on {work}")
+            self._roster.has_gone(death.worker_id)
+        else:
+            log.warning("%s%s; it is replaced", death, "" if work is None else f" on {work}")
+            self._crew.replace(death.worker_id)
         self._ring.count_restart()
         self._num_restarts += 1
         return None

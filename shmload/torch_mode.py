@@ -141,6 +141,7 @@ class TorchIterator(_Iterator):
             worker_init_fn=init_fn,
             shared_seed=self._shared_seed,
         )
+        self._tuner = loader.tuner
         self._reset(loader, first_iter=True, state=state)
 
     @property
@@ -231,6 +232,17 @@ class TorchIterator(_Iterator):
         self._num_active[worker] += 1
         self._num_sent += 1
 
+    def _go_on_ordering(self, engine: Engine) -> None:
+        """Orders as many batches as have come: one, unless the number ahead is another now."""
+        tuner = self._tuner
+        if tuner is None:
+            self._try_put_index()
+            return
+        num_ahead = tuner.counted(engine)
+        self._prefetch_factor = num_ahead // self._num_workers
+        for _ in range(num_ahead - engine.num_queued):
+            self._try_put_index()
+
     def _next_worker(self) -> int:
         """Whose turn it is: round about, without those whose iterator has ended or, unless in_order, that have their share."""
         num_left = self._num_workers - self._num_active.count(-1)
@@ -255,7 +267,7 @@ class TorchIterator(_Iterator):
             except Exception:
                 if (lost := engine.take_lost()) is not None:  # the pace is kept, as torch does
                     self._num_active[lost.worker] -= 1
-                    self._try_put_index()
+                    self._go_on_ordering(engine)
                 raise
             progress = self.progress
             progress.last_worker = order.worker
@@ -266,7 +278,7 @@ class TorchIterator(_Iterator):
                 self._takes_turns = False
             elif self._num_active[order.worker] > 0:  # else an order from before its end
                 self._num_active[order.worker] -= 1
-            self._try_put_index()
+            self._go_on_ordering(engine)
             if batch is not NOTHING:
                 self._order = order
                 return self._pinned(batch) if self._pin_memory else batch

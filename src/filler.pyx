@@ -68,6 +68,11 @@ cdef class WorkerRing:
         """Whether the trainer wants workers to leave."""
         return bool(self._ring.header.is_closing)
 
+    @property
+    def is_wanted(self):
+        """Whether the trainer wants this worker to go on."""
+        return not self._ring.header.is_closing and <uint64_t>self.worker_id < self._ring.header.num_wanted
+
     def waiting(self, bint on):
         """Notes for onlookers whether this worker waits for orders."""
         self._ring.workers[self.worker_id].is_waiting = on

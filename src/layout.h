@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SHML_MAGIC UINT64_C(0x31444C4F4C4D4853) /* "SHMLOLD1" read as bytes */
-#define SHML_ABI 3u
+#define SHML_ABI 4u
 #define SHML_MAX_CHUNKS 64u
 #define SHML_MAX_WORKERS 16000u /* own = w + 1 stays below the reservations at 0x4000 */
 #define SHML_PATH_NBYTES 128u
@@ -83,7 +83,8 @@ typedef struct {
     shml_u64 num_foreign;       /* objects that travelled pickled */
     shml_u64 waiting_since_ns;  /* CLOCK_MONOTONIC when the trainer began to wait; 0: it does not */
     shml_u64 awaited;           /* slot + 1 that the trainer sleeps for, UINT64_MAX for any, 0 if it is awake: only then is a ring heard; trainer */
-    uint8_t reserved1[136];     /* to 512: room for pinning and the audit */
+    shml_u64 num_wanted;        /* workers of this number and above leave when they have finished what they hold; trainer */
+    uint8_t reserved1[128];     /* to 512: room for pinning and the audit */
 } shml_header;
 
 typedef struct {

@@ -53,6 +53,7 @@ enum { /* private slot states, the truth about who owns a slot */
     SHML_ORDERED = 2,
     SHML_LEASED = 3,
     SHML_DRAINING = 4, /* abandoned while a worker still writes into it */
+    SHML_PARKED = 5,   /* out of use: a ring may be made for more batches than are under way now */
 };
 
 struct shml_desk;
@@ -86,13 +87,15 @@ typedef struct shml_desk {
     _Atomic int poison;       /* debugging, what befalls a slot the moment it comes back: 0 nothing, 1 it is overwritten,
                                  -n the process sends itself signal n and it is not back yet (once) */
     uint32_t num_slots;
+    uint32_t num_usable;      /* not parked */
     uint32_t num_free;
     uint32_t num_leased;      /* as the trainer last saw it */
     int32_t *free_list;       /* last in, first out: the ring in use stays as small and as cache-hot as it can */
     shml_place *places;
 } shml_desk;
 
-static inline shml_desk *shml_desk_new(uint32_t num_slots) {
+/* The first `num_usable` slots are free, the others parked. */
+static inline shml_desk *shml_desk_new(uint32_t num_slots, uint32_t num_usable) {
     shml_desk *desk = (shml_desk *)calloc(1, sizeof(shml_desk));
     if (!desk) return NULL;
     desk->places = (shml_place *)calloc(num_slots, sizeof(shml_place));
@@ -106,7 +109,9 @@ static inline shml_desk *shml_desk_new(uint32_t num_slots) {
     atomic_store(&desk->refs, 1);
     atomic_store(&desk->returned, -1);
     desk->num_slots = num_slots;
-    for (uint32_t s = 0; s < num_slots; s++) desk->free_list[desk->num_free++] = (int32_t)(num_slots - 1 - s);
+    desk->num_usable = num_usable;
+    for (uint32_t s = 0; s < num_usable; s++) desk->free_list[desk->num_free++] = (int32_t)(num_usable - 1 - s);
+    for (uint32_t s = num_usable; s < num_slots; s++) desk->places[s].state = SHML_PARKED;
     return desk;
 }
 
@@ -130,6 +135,14 @@ static inline void shml_desk_close(shml_desk *desk) {
 static inline void shml_desk_push_free(shml_desk *desk, uint32_t slot) {
     desk->places[slot].state = SHML_FREE;
     desk->free_list[desk->num_free++] = (int32_t)slot;
+}
+
+/* Takes a free slot off the list. */
+static inline void shml_desk_pull_free(shml_desk *desk, uint32_t slot) {
+    uint32_t at = 0;
+    while (desk->free_list[at] != (int32_t)slot) at++;
+    desk->num_free--;
+    for (; at < desk->num_free; at++) desk->free_list[at] = desk->free_list[at + 1];
 }
 
 /* Takes in the slots that leases have given back since last time. Trainer only. Returns how many. */

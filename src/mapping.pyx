@@ -26,6 +26,17 @@ cdef extern from "sys/mman.h" nogil:
     void *MAP_FAILED
 
 
+cdef extern from "fcntl.h" nogil:
+    int fallocate(int fd, int mode, long offset, long nbytes)
+    int FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
+
+
+def give_back_pages(int fd, size_t nbytes):
+    """Frees the memory behind a segment though others still map it: what they read there from now on is zero."""
+    if fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, nbytes):
+        raise OSError(errno, f"fallocate to give back {nbytes} bytes: {os.strerror(errno)}")
+
+
 cdef class Mapping:
     """`nbytes` of the file behind `fd`, shared. The descriptor may be closed afterwards.
 

@@ -148,7 +148,7 @@ cdef class OrderDesk(SlotDesk):
         return self._num_chunks(nrows)
 
     cdef uint32_t _num_chunks(self, uint32_t nrows):
-        cdef uint32_t most = min(4 * <uint32_t>self.num_workers, <uint32_t>SHML_MAX_CHUNKS, nrows // self._threads_per_worker)
+        cdef uint32_t most = min(4 * <uint32_t>self._ring.header.num_wanted, <uint32_t>SHML_MAX_CHUNKS, nrows // self._threads_per_worker)
         if most <= 1:
             return 1
         cdef uint64_t busy_ns = 0, num_samples = 0

@@ -14,7 +14,7 @@ cdef extern from "lease.h" nogil:
         uint32_t generation, layout_state, is_packed, is_closing
         uint64_t layout_nbytes
         uint64_t batches, samples, nbytes, wait_ns, num_waits, num_copied_out, num_grown, num_restarts, num_foreign
-        uint64_t waiting_since_ns
+        uint64_t waiting_since_ns, num_wanted
     ctypedef struct shml_worker:
         uint64_t now, pid, started_ns, since_ns, index, is_waiting, busy_ns, num_chunks, num_samples, num_foreign
     ctypedef struct shml_slot:
@@ -51,7 +51,7 @@ cdef extern from "lease.h" nogil:
         int32_t state, reserved
         shml_lease lease
     ctypedef struct shml_desk:
-        uint32_t num_slots, num_free, num_leased
+        uint32_t num_slots, num_usable, num_free, num_leased
         int32_t *free_list
         shml_place *places
         int refs, poison
@@ -64,7 +64,7 @@ cdef extern from "lease.h" nogil:
     enum:
         SHML_ABI, SHML_ANYONE, SHML_ANY_SLOT, SHML_MAX_CHUNKS, SHML_MAX_WORKERS, SHML_PATH_NBYTES
         SHML_OPEN, SHML_RESERVED, SHML_POISON, SHML_ERROR, SHML_VOID, SHML_DONE
-        SHML_FREE, SHML_HELD, SHML_ORDERED, SHML_LEASED, SHML_DRAINING
+        SHML_FREE, SHML_HELD, SHML_ORDERED, SHML_LEASED, SHML_DRAINING, SHML_PARKED
         SHML_LAYOUT_NONE, SHML_LAYOUT_PROPOSED, SHML_LAYOUT_READY, SHML_LAYOUT_ASKING
         SHML_ORDER_INT64, SHML_ORDER_PICKLED, SHML_FORM_ROWS, SHML_FORM_PACKED
     enum:
@@ -100,11 +100,12 @@ cdef extern from "lease.h" nogil:
 
     shml_map *shml_map_keep(shml_map *map)
     void shml_map_drop(shml_map *map)
-    shml_desk *shml_desk_new(uint32_t num_slots)
+    shml_desk *shml_desk_new(uint32_t num_slots, uint32_t num_usable)
     void shml_desk_keep(shml_desk *desk)
     void shml_desk_drop(shml_desk *desk)
     void shml_desk_close(shml_desk *desk)
     void shml_desk_push_free(shml_desk *desk, uint32_t slot)
+    void shml_desk_pull_free(shml_desk *desk, uint32_t slot)
     uint32_t shml_desk_collect(shml_desk *desk)
     shml_lease *shml_lease_begin(shml_desk *desk, uint32_t slot)
     int shml_lease_try_keep(shml_lease *lease)

@@ -6,6 +6,7 @@ cdef class SlotDesk:
 
     Args:
         control: mapping of zeroed memory, `control_nbytes(...)` long; everything else goes in by keyword.
+        num_usable: slots in use at first, the others are parked; 0: all.
         is_static: batch i belongs to one worker, and each worker takes its orders oldest first.
         threads_per_worker: rows that a worker reads at a time: no chunk is smaller.
     """
@@ -20,11 +21,11 @@ cdef class SlotDesk:
     cdef readonly int num_slots, num_workers
 
     def __cinit__(self, control, *, uint32_t num_slots, uint32_t num_workers, uint64_t order_capacity,
-                  uint64_t text_capacity, uint64_t layout_capacity, bint is_static=False, uint32_t threads_per_worker=1):
+                  uint64_t text_capacity, uint64_t layout_capacity, bint is_static=False, uint32_t threads_per_worker=1, uint32_t num_usable=0):
         cdef uint64_t needed = shml_plan(NULL, num_slots, num_workers, order_capacity, text_capacity, layout_capacity)
-        if num_slots < 1 or num_workers > SHML_MAX_WORKERS:
+        if num_slots < 1 or num_workers > SHML_MAX_WORKERS or num_usable > num_slots:
             raise ValueError(f"a ring has at least 1 slot and at most {SHML_MAX_WORKERS} workers, "
-                             f"got num_slots={num_slots}, num_workers={num_workers}")
+                             f"got num_slots={num_slots}, num_workers={num_workers}, num_usable={num_usable}")
         if control.nbytes < needed:
             raise ValueError(f"the control block needs {needed} bytes, the mapping has {control.nbytes}")
         self._control = control
@@ -37,9 +38,12 @@ cdef class SlotDesk:
         shml_create(&self._ring, <void *><uintptr_t>control.address, num_slots, num_workers, order_capacity,
                     text_capacity, layout_capacity)
         self._ring.header.is_static = is_static
+        self._ring.header.num_wanted = num_workers
         self._ring.header.owner_pid = self._pid
         self._ring.header.owner_start_ns = shml_now_ns()
-        self._desk = shml_desk_new(num_slots)
+        self._desk = shml_desk_new(num_slots, num_usable or num_slots)
+        for slot in range(num_usable or num_slots, num_slots):
+            self._ring.slots[slot].state = SHML_PARKED
         if self._desk == NULL:
             raise MemoryError
         _enter(self._desk)
@@ -117,10 +121,51 @@ cdef class SlotDesk:
         self._ring.slots[slot].state = SHML_FREE
 
     def state(self, int slot):
-        """The slot's private state: 0 free, 1 held, 2 ordered, 3 leased, 4 draining."""
+        """The slot's private state: 0 free, 1 held, 2 ordered, 3 leased, 4 draining, 5 parked."""
         self._slot(slot)
         self._collect()
         return self._desk.places[slot].state
+
+    def park(self, int slot):
+        """Takes a free slot out of use, and its payload from it."""
+        if self.state(slot) != SHML_FREE:
+            raise ValueError(f"slot {slot} is not free to be parked: its state is {self._desk.places[slot].state}")
+        cdef shml_place *place = &self._desk.places[slot]
+        cdef shml_slot *record = &self._ring.slots[slot]
+        shml_desk_pull_free(self._desk, slot)
+        self._desk.num_usable -= 1
+        self._set_state(slot, SHML_PARKED)
+        shml_map_drop(place.map)
+        place.map = NULL
+        place.offset = place.nbytes = 0
+        memset(record.payload_path, 0, SHML_PATH_NBYTES)
+        record.payload_offset = record.payload_nbytes = 0
+        record.payload_version += 1
+
+    def unpark(self, int slot):
+        """Brings a parked slot back into use."""
+        if self.state(slot) != SHML_PARKED:
+            raise ValueError(f"slot {slot} is not parked: its state is {self._desk.places[slot].state}")
+        shml_desk_push_free(self._desk, slot)
+        self._desk.num_usable += 1
+        self._ring.slots[slot].state = SHML_FREE
+
+    @property
+    def num_usable(self):
+        """Slots that are not parked."""
+        return self._desk.num_usable
+
+    @property
+    def num_wanted(self):
+        """How many workers there are to be: the first so many. Others leave when they have finished what they hold."""
+        return self._ring.header.num_wanted
+
+    @num_wanted.setter
+    def num_wanted(self, uint32_t count):
+        if count < 1 or count > <uint32_t>self.num_workers:
+            raise ValueError(f"a ring made for {self.num_workers} workers has 1 to as many, got {count}")
+        self._guard()
+        self._ring.header.num_wanted = count
 
     def set_payload(self, int slot, mapping, bytes path, uint64_t offset, uint64_t nbytes):
         """Points a slot to its bytes: `nbytes` from `offset` of the segment that workers open as `path`.
@@ -166,7 +211,7 @@ cdef class SlotDesk:
     # ------------------------------------------------------------ what it has counted
 
     def count_batch(self, uint32_t nrows, uint64_t nbytes):
-        """Adds to what was delivered. Returns whether every slot is leased now, so that the next batch would find none."""
+        """Adds to what was delivered. Returns whether every slot in use is leased now: the next batch would find none."""
         if self._delivering >= 0:
             self._note(SHML_EVENT_DELIVER, self._desk.places[self._delivering].leased_ns, shml_now_ns(), self._delivering, 0, nbytes)
             self._delivering = -1
@@ -174,7 +219,7 @@ cdef class SlotDesk:
         self._ring.header.samples += nrows
         self._ring.header.nbytes += nbytes
         self._collect()
-        return self._desk.num_leased == <uint32_t>self.num_slots
+        return self._desk.num_leased == self._desk.num_usable
 
     def count_restart(self):
         """Adds to the workers replaced."""

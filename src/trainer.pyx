@@ -34,9 +34,11 @@ FILLING = 0   # a chunk is unclaimed or being filled
 READY = 1     # every row is in place
 FAILED = 2    # a chunk ended in an error, or was given up after killing its workers
 REPACK = 3    # its samples have no fixed rows: order it again as one packed chunk
-# What `state` answers, apart from free, leased and draining.
+# What `state` answers, apart from leased and draining.
+FREE = SHML_FREE
 HELD = SHML_HELD
 ORDERED = SHML_ORDERED
+PARKED = SHML_PARKED
 MAX_CHUNKS = SHML_MAX_CHUNKS
 MAX_WORKERS = SHML_MAX_WORKERS
 ANYONE = SHML_ANYONE

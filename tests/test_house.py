@@ -39,6 +39,7 @@ FLOORS = {
     "orders": 4,
     "order_writer": 4,
     "arguments": 4,
+    "autotune": 4,
     "seed_sampler": 4,
     "bad_samples": 4,
     "integrations": 5,

@@ -1,3 +1,5 @@
+def give_back_pages(fd: int, nbytes: int) -> None: ...
+
 class Mapping:
     nbytes: int
     def __new__(

@@ -74,10 +74,10 @@ class Body:
         self._num_foreign = 0
 
     def run(self) -> None:
-        """Works until the trainer closes the ring."""
+        """Works until the trainer closes the ring, or does not want this worker any more."""
         ring = self._ring
         ring.announce(process_begin_ns())
-        while not ring.is_closing:
+        while ring.is_wanted:
             faults.hit("before_claim")
             if ring.claim():
                 faults.hit("after_claim")
@@ -86,6 +86,7 @@ class Body:
             ring.waiting(True)
             self._orders.wait(LOOK_AGAIN_S)
             ring.waiting(False)
+        self._orders.post()  # the ring that woke this one may have been meant for another
         faults.hit("leaving")
 
     def _work(self) -> None:

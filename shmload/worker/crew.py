@@ -46,8 +46,14 @@ class Death(NamedTuple):
 class Crew(Protocol):
     """What the engine needs of workers, whatever they run on."""
 
-    def start(self) -> None:
-        """Starts every worker."""
+    def start(self, num_workers: int) -> None:
+        """Starts the first so many workers."""
+
+    def hire(self, worker_id: int) -> None:
+        """Starts one that was not started yet, or has been buried."""
+
+    def bury(self, worker_id: int) -> None:
+        """Forgets a worker that has ended and is not to be replaced."""
 
     def deaths(self) -> list[Death]:
         """Workers that have ended and have not been replaced: each is told again until it is."""
@@ -99,11 +105,20 @@ class ProcessCrew:
         """The workers' process objects, in worker order."""
         return [self._processes[w] for w in sorted(self._processes)]
 
-    def start(self) -> None:
-        """Starts every worker; none is waited for."""
-        for post in self._posts:
+    def start(self, num_workers: int) -> None:
+        """Starts the first so many workers; none is waited for."""
+        for post in self._posts[:num_workers]:
             self._start(post)
             faults.hit("starting")
+
+    def hire(self, worker_id: int) -> None:
+        """Starts one more worker, later than the others; it is not waited for."""
+        self._start(dataclasses.replace(self._posts[worker_id], resume=b""))
+
+    def bury(self, worker_id: int) -> None:
+        """Forgets a worker that has ended."""
+        pidfd = next(pidfd for pidfd, w in self._pidfds.items() if w == worker_id)
+        self._bury(pidfd, self._processes.pop(worker_id))
 
     def _start(self, post: Post) -> None:
         inherited = self._job if self._travels else None
@@ -119,6 +134,10 @@ class ProcessCrew:
             pidfd = os.pidfd_open(process.pid)
         except ProcessLookupError:  # started by a fork server, which has already buried it
             pidfd = os.dup(process.sentinel)
+        except OSError:  # no descriptor is left: a worker nobody watches must not be
+            process.kill()
+            process.join()
+            raise
         self._processes[post.worker_id] = process
         self._pidfds[pidfd] = post.worker_id
         self._poll.register(pidfd, select.POLLIN)

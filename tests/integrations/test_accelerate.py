@@ -11,10 +11,11 @@ import torch
 from integrations_kit import Numbers, Tiny, facts
 
 from shmload import ShmLoader
+from shmload.autotune.numbers import is_auto
 
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate: pip install shmload[integrations]")
 
-from shmload.integrations.accelerate import PreparedLoader, prepare  # noqa: E402  # only where accelerate is
+from shmload.integrations.accelerate import PreparedLoader, _copy, prepare  # noqa: E402  # only where accelerate is
 
 
 @pytest.fixture
@@ -33,7 +34,12 @@ def make_loader() -> Iterator[Callable[..., ShmLoader[Any]]]:
 Make = Callable[..., ShmLoader[Any]]
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"seed": None, "num_workers": 1}, {"seed": None}])
+AUTO = {"num_workers": "auto", "prefetch_factor": "auto"}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 1}, {"seed": None, "num_workers": 1}, {"seed": None}, AUTO, {"seed": None, **AUTO}]
+)
 def test_a_prepared_loader_stays_a_shm_loader(make_loader: Make, options: dict[str, Any]) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
     loader = make_loader(**options)
@@ -52,6 +58,12 @@ def test_prepared_batches_are_the_loaders_own(make_loader: Make) -> None:
     expected = [facts(batch) for _ in range(2) for batch in alone]
     prepared = prepare(accelerate.Accelerator(cpu=True), make_loader(num_workers=1))
     assert [facts(batch) for _ in range(2) for batch in prepared] == expected
+
+
+def test_what_is_found_automatically_goes_along(make_loader: Make) -> None:
+    with _copy(make_loader(**AUTO), batch_size=2) as copied:
+        assert all(is_auto(getattr(copied, name)) for name in AUTO)
+        assert sum(len(batch["index"]) for batch in copied) == 22
 
 
 def test_torch_mode_keeps_torchs_order(make_loader: Make) -> None:

@@ -12,6 +12,7 @@ import torch
 from integrations_kit import Numbers, Tiny, facts
 
 from shmload import ShmLoader
+from shmload.autotune.numbers import is_auto
 
 L = pytest.importorskip("lightning", reason="needs lightning: pip install shmload[integrations]")
 
@@ -133,6 +134,21 @@ def test_lightning_keeps_every_argument(tmp_path: Path) -> None:
     for name, value in options.items():
         if name not in changed | {"multiprocessing_context"}:
             assert getattr(used, name) == value, name
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_lightning_keeps_what_is_found_automatically(seed: int | None, tmp_path: Path) -> None:
+    run = trainer(tmp_path)
+    numbers: dict[str, Any] = {"num_workers": "auto", "prefetch_factor": "auto"}
+    with ShmLoader(Numbers(), batch_size=4, seed=seed, **numbers) as loader:
+        predicted = run.predict(Module(), loader)
+        with run.predict_loop._combined_loader.flattened[0] as used:
+            assert used is not loader, "Lightning has re-created it"
+            for name in numbers:
+                assert is_auto(getattr(used, name)), name
+                assert isinstance(getattr(used, name), int), "torch computes with it"
+            assert "autotune" in used.stats()
+    assert torch.cat(predicted).tolist() == list(range(22))
 
 
 class Stop(L.Callback):

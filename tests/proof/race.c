@@ -529,7 +529,7 @@ int main(int argc, char **argv) {
     map->base = share(NUM_SLOTS * SLOT_NBYTES);
     map->nbytes = NUM_SLOTS * SLOT_NBYTES;
     atomic_store(&map->refs, 1);
-    trainer t = {.desk = shml_desk_new(NUM_SLOTS), .rng = start_rng(0)};
+    trainer t = {.desk = shml_desk_new(NUM_SLOTS, NUM_SLOTS), .rng = start_rng(0)};
     for (uint32_t slot = 0; slot < NUM_SLOTS; slot++) {
         t.desk->places[slot].map = shml_map_keep(map);
         t.desk->places[slot].offset = (uint64_t)slot * SLOT_NBYTES;

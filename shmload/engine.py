@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -21,6 +21,7 @@ from typing import Any
 
 from shmload import faults
 from shmload._core.mapping import Mapping
+from shmload._core.onlooker import Onlooker
 from shmload._core.trainer import (
     ANY_SLOT,
     FAILED,
@@ -38,6 +39,9 @@ from shmload.batch.deliver import LeasedBatch, copied, deliver_rows
 from shmload.batch.layout import Layout
 from shmload.batch.unpacked import unpack
 from shmload.hoarding import Hoarding
+from shmload.observe.live.label import introduce
+from shmload.observe.live.meaning import describe
+from shmload.observe.live.processes import add_memory
 from shmload.order_writer import OrderWriter
 from shmload.orders import NOTHING, Delivery, Order
 from shmload.ring_memory import RingMemory
@@ -78,6 +82,8 @@ class EngineOptions:
     layout: Layout | None
     resume: Sequence[bytes] = ()
     sample_timeout_s: float | None = None
+    rank: int | None = None
+    world_size: int | None = None
 
 
 class Engine:
@@ -116,14 +122,17 @@ class Engine:
         }
         nbytes = control_nbytes(self.num_slots, options.num_workers, **sizes)
         control = group.segment("control", nbytes)
+        memory = Mapping(control.fd, nbytes)
         self._ring = TrainerRing(
-            Mapping(control.fd, nbytes),
+            memory,
             num_slots=self.num_slots,
             num_workers=options.num_workers,
             is_static=options.is_static,
             threads_per_worker=self._job.num_threads,
             **sizes,
         )
+        introduce(self._ring, self._job, options.rank, options.world_size)
+        self._onlooker = Onlooker(memory)
         self._hoarding = Hoarding(self._ring)
         self._memory = RingMemory(group, self._ring, options.ring_bytes)
         self._ready = group.doorbell("ready")
@@ -292,7 +301,7 @@ class Engine:
                 assert self._writer.layout is not None
                 batch, nbytes = deliver_rows(self._writer.layout, lease, order.nrows)
             del lease
-            is_last_slot = self._ring.count_batch(order.nrows, nbytes)
+            is_last_slot = self._ring.count_batch(order, nbytes)
             if not is_last_slot:
                 self._hoarding.is_over()
             elif batch is not NOTHING and self._hoarding.must_copy(self._who_holds):
@@ -360,6 +369,7 @@ class Engine:
             if not bad:
                 raise error()
             order.indices = self._bad_samples.replaced(order, bad, error)
+            ring.count_bad_samples(self._bad_samples.count)
         except Exception:
             ring.free(slot)
             self._lose(order)
@@ -434,19 +444,23 @@ class Engine:
             self._ring.void()
         self._ring.drain()
 
+    def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
+        """Tells onlookers how long the pass is that begins (0: that is not known), and how its orders count."""
+        self._ring.begin_pass(num_steps, step_stride=step_stride, epoch_base=epoch_base)
+
     def counters(self) -> dict[str, Any]:
-        """What the ring has counted, and its slots by state."""
-        workers = [self._ring.worker(w) for w in range(self._options.num_workers)]
-        states = Counter(self._ring.state(slot) for slot in range(self.num_slots))
-        names = ("free", "held", "ordered", "leased", "draining")
+        """What `shmload top` shows of this ring (docs/top.md), over its whole life, and what only the trainer knows."""
+        self._ring.state(0)  # takes in what leases have given back, and refuses a forked child
+        report = describe(self._onlooker.snapshot())
+        pids = self.crew.pids
+        for worker, pid in zip(report["workers"], pids, strict=False):  # none is left when it is closed
+            worker["pid"] = worker["pid"] or pid
+        add_memory(report)
         return {
-            **self._ring.counters(),
-            "slots": {name: states[i] for i, name in enumerate(names)},
+            **report,
             "num_queued": len(self._queue),
             "num_repacked": self._writer.num_repacked,
             "num_taken_back": self._supervisor.num_taken_back,
-            "num_foreign": sum(worker["num_foreign"] for worker in workers),
-            "workers": workers,
         }
 
     @property

@@ -105,7 +105,7 @@ class Supervisor:
             self.num_taken_back += 1
         log.warning("%s%s; it is replaced", death, "" if work is None else f" on {work}")
         self._crew.replace(death.worker_id)
-        self._ring.count_restart()
+        self._ring.count_restart(death.worker_id)
         self._num_restarts += 1
         return None
 
@@ -136,7 +136,7 @@ class Supervisor:
             log.warning("%s", text)
             self._poisoned[slot] = FatalRow(text, row, SampleTimeout)
             self._ring.recover(worker, poison=True)
-            self._ring.count_restart()
+            self._ring.count_restart(worker)
             self._crew.replace(worker)
         return num_late
 

@@ -84,6 +84,7 @@ cdef class WorkerRing:
         cdef shml_slot *record = &self._ring.slots[self._claim.slot]
         self._is_claimed = True
         self._claimed_ns = _now_ns()
+        self._ring.workers[self.worker_id].claimed_ns = self._claimed_ns
         self.slot = self._claim.slot
         self.chunk = self._claim.chunk
         self.order = self._claim.order
@@ -204,6 +205,7 @@ cdef class WorkerRing:
         self._record()
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
         me.busy_ns += _now_ns() - self._claimed_ns
+        me.claimed_ns = 0
         me.num_chunks += 1
         me.num_foreign += num_foreign
         if own == SHML_DONE:

@@ -142,6 +142,12 @@ cdef class OrderDesk(SlotDesk):
         self._open(slot, nrows, nchunks, is_packed, order.worker)
         return nchunks
 
+    def count_batch(self, Order order, uint64_t nbytes):
+        """Adds to what was delivered. Returns whether every slot is leased now, so that the next batch would find none."""
+        shml_count_batch(self._ring.header, len(order.indices), nbytes, order.epoch, order.step)
+        self._collect()
+        return self._desk.num_leased == <uint32_t>self.num_slots
+
     def num_chunks(self, uint32_t nrows):
         """Chunks for a batch of rows: enough that every worker has a part, none shorter than a claim is worth."""
         return self._num_chunks(nrows)

@@ -20,6 +20,17 @@ cdef extern from *:
     """
     #include <pthread.h>
     #include <time.h>
+    /* The trainer is the only writer: a load and a store each, and no locked instruction. */
+    static void shml_count(shml_u64 *counter, uint64_t more) {
+        atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + more, memory_order_relaxed);
+    }
+    static void shml_count_batch(shml_header *h, uint64_t nrows, uint64_t nbytes, int64_t epoch, int64_t step) {
+        shml_count(&h->batches, 1);
+        shml_count(&h->samples, nrows);
+        shml_count(&h->nbytes, nbytes);
+        atomic_store_explicit(&h->epoch, (uint64_t)epoch, memory_order_relaxed);
+        atomic_store_explicit(&h->step, (uint64_t)step, memory_order_relaxed);
+    }
     static uint64_t shml_now_ns(void) {
         struct timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
@@ -32,6 +43,7 @@ cdef extern from *:
     int shml_num_forks
     int shml_watch_forks()
     uint64_t _now_ns "shml_now_ns" ()
+    void shml_count_batch(shml_header *h, uint64_t nrows, uint64_t nbytes, int64_t epoch, int64_t step)
 
 if shml_watch_forks():
     raise MemoryError
@@ -262,6 +274,7 @@ cdef class TrainerRing(OrderDesk):
         record.pid = 0
         record.started_ns = 0
         record.is_waiting = 0
+        record.claimed_ns = 0
         return found
 
     # ------------------------------------------------------------ layout, waiting

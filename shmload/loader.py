@@ -369,11 +369,11 @@ class ShmLoader(DataLoader[T]):
     def stats(self) -> dict[str, Any]:
         """What `shmload top` shows of this loader, over the life of the ring last used; docs/top.md names every key with its unit.
 
-        These are: `batches`, `samples`, `nbytes` delivered and their rates a second; `epoch`, `step`, `num_steps`; `slots` by state;
-        `orders` under way; `time`, of which per cent the trainer waited, the workers waited, nobody did, and workers started; `limit`,
-        `waits_for`, `is_hung`; `workers`, one record each, with its process, sample and busy share; `memory`; counts of restarts,
-        foreign objects, copies. Absent before the first iteration and with num_workers=0. Always there: `num_bad_samples`
-        and `bad_samples`, a list of `epoch`, `step`, `index`, `error`, over the life of the loader.
+        These are: `batches`, `samples`, `nbytes` delivered and their rates a second; `epoch`, `step`, `num_steps`; `slots` by
+        state; `orders` under way; `time`: in how many per cent of it the trainer waited, the workers waited, nobody did, and
+        workers started; `limit`, `waits_for`, `is_hung`; `workers`, one record each, with its process, sample and busy share;
+        `memory`; counts of restarts, foreign objects, copies. Absent before the first iteration and with num_workers=0. Always
+        there: `num_bad_samples` and `bad_samples`, a list of `epoch`, `step`, `index`, `error`, over the life of the loader.
 
         Cost: about 0.1 ms with a few workers; the files of their processes under /proc are read.
         """

@@ -1,8 +1,8 @@
 """Every control block on this host: named ones in /dev/shm, and those in memfds, seen under /proc/<pid>/fd.
 
 Whether the owner of a named block lives is known by the flock on it. It is not asked for by taking it: /proc/locks lists who holds
-what. Only a block whose lock no process in sight holds is asked about as `shmload clean` does (shm/janitor.py): it is a dead loader's,
-or that of another container which shares /dev/shm.
+what. Only a block whose lock no process in sight holds is asked about as `shmload clean` does (shm/janitor.py): it is a dead
+loader's, or that of another container which shares /dev/shm.
 """
 
 from __future__ import annotations

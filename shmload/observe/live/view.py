@@ -68,12 +68,7 @@ def _job_line(loaders: list[Report]) -> Text:
     speed = sum(loader["samples_per_s"] for loader in loaders)
     nbytes = sum(loader["nbytes_per_s"] for loader in loaders)
     slowest = max(loaders, key=lambda loader: float(loader["time"]["trainer_waits"]))
-    text = Text(
-        f"ranks {', '.join(map(str, ranks))} of {loaders[0]['world_size']}",
-        style="bold",
-        overflow="ellipsis",
-        no_wrap=True,
-    )
+    text = _line().append(f"ranks {', '.join(map(str, ranks))} of {loaders[0]['world_size']}", style="bold")
     return text.append(
         f"  {number(speed)} samples/s  {nbytes_text(nbytes)}/s; rank {slowest['rank']} waits most: "
         f"{slowest['time']['trainer_waits']:.0f} %",

@@ -82,10 +82,10 @@ def slot(**words: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def running(scenario: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(scenario: str, prefix: tuple[str, ...] = (), **environment: str) -> Iterator[subprocess.Popen[bytes]]:
     """A program in a session of its own that has come to its scenario; killed at the end, with all that it has started."""
     program = subprocess.Popen(
-        [sys.executable, "-u", live_program.__file__, scenario],
+        [*prefix, sys.executable, "-u", live_program.__file__, scenario],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from contextlib import ExitStack
 from typing import Any
 
 import psutil
 import pytest
-from faults_kit import DEADLINE_S
+from faults_kit import DEADLINE_S, program_env
 from killed_kit import Family
 from live_kit import look_until, only_loader, running
 from live_program import BAD, STUCK
@@ -156,6 +159,25 @@ def test_a_killed_trainer_becomes_a_leftover() -> None:
             assert stem not in [loader["stem"] for loader in look["loaders"]]
         finally:
             janitor.sweep()
+
+
+CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+can_unshare = subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_unshare, reason="PID namespaces are not permitted here")
+def test_a_loader_in_a_container_that_shares_dev_shm_is_seen_from_without_and_from_within() -> None:
+    with running("still", CONTAINER) as container:
+        trainer = psutil.Process(container.pid).children()[0].pid
+        found = watched(trainer, least_s=0)
+        assert (found["pid"], found["owner_pid"], found["slots"]["leased"]) == (trainer, 1, 2)
+        assert [worker["rss_bytes"] for worker in found["workers"]] == [None, None], "its workers' pids are not ours"
+    with running("still") as outside:
+        (stem,) = (loader["stem"] for loader in Watch([outside.pid]).look()["loaders"])
+        words = [*CONTAINER, sys.executable, "-m", "shmload.cli", "top", "--once", "--json", "--interval", "0.01"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, env=program_env(), check=True)
+        (found,) = (loader for loader in json.loads(done.stdout)["loaders"] if loader["stem"] == stem)
+        assert (found["pid"], found["owner_pid"], found["command"]) == (None, outside.pid, "")
 
 
 def test_ranks_of_one_run_are_told_apart() -> None:

@@ -55,11 +55,15 @@ def command_of(pid: int | None, proc: str = "/proc") -> str:
     return " ".join(words)
 
 
-def add_memory(report: dict[str, Any], proc: str = "/proc") -> None:
-    """Adds to a report (meaning.describe) what its workers' processes take and whether one is stopped; None where unknown."""
+def add_memory(report: dict[str, Any], proc: str = "/proc", *, is_known: bool = True) -> None:
+    """Adds to a report (meaning.describe) what its workers' processes take and whether one is stopped; None where unknown.
+
+    Args:
+        is_known: their pids are those of this PID namespace.
+    """
     rss = private = 0
     for worker in report["workers"]:
-        found = look(worker["pid"], proc)
+        found = look(worker["pid"], proc) if is_known else None
         worker["is_stopped"] = None if found is None else found.is_stopped
         worker["rss_bytes"] = None if found is None else found.rss_bytes
         worker["private_bytes"] = None if found is None else found.private_bytes

@@ -9,13 +9,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
 from shmload._core.mapping import Mapping
 from shmload._core.onlooker import Onlooker
 from shmload.observe.live.find import Block, Found, find
 from shmload.observe.live.meaning import Report, describe
-from shmload.observe.live.processes import add_memory, command_of, look
+from shmload.observe.live.processes import Process, add_memory, command_of, look
 from shmload.observe.live.stalls import Snapshot
 from shmload.shm.names import SHM_DIR
 
@@ -67,19 +66,19 @@ class Watch:
         found = self._find()
         reports, unreadable = [], []
         for block in found.blocks:
+            process = look(block.pid)
+            if self._pids and self._pids.isdisjoint({block.pid, process and process.parent}):
+                continue
             try:
                 seen = read_block(block.path)
-            except FileNotFoundError:  # it has closed since
+            except (FileNotFoundError, PermissionError):  # it has closed since, or is another user's
                 continue
             except (OSError, ValueError) as error:
                 unreadable.append({"path": block.path, "uid": block.uid, "pid": block.pid, "why": str(error)})
                 continue
-            process = look(block.pid)
-            if self._pids.isdisjoint({block.pid, process.parent if process else None}) and self._pids:
-                continue
-            reports.append(self._report(block, seen, process.parent if process else None, process))
+            reports.append(self._report(block, seen, process))
         self._forget({report["stem"] for report in reports})
-        reports.sort(key=lambda report: (report["parent_pid"] or 0, report["rank"], report["age_s"] * -1))
+        reports.sort(key=lambda report: (report["parent_pid"] or 0, report["rank"], -report["age_s"]))
         return {
             "time_s": time.time(),
             "loaders": reports,
@@ -99,9 +98,12 @@ class Watch:
             self._found_at, self._finding_s = began, time.monotonic() - began
         return self._found
 
-    def _report(self, block: Block, seen: Snapshot, parent: int | None, process: Any) -> Report:
+    def _report(self, block: Block, seen: Snapshot, process: Process | None) -> Report:
         report = describe(seen, self._last.get(block.stem))
-        add_memory(report)
+        is_at_home = (
+            block.pid == seen["owner_pid"]
+        )  # else its workers' pids are of another PID namespace, and here another's
+        add_memory(report, is_known=is_at_home)
         self._last[block.stem] = seen
         history = self._history.setdefault(block.stem, deque(maxlen=HISTORY))
         history.append(report["samples_per_s"])
@@ -113,7 +115,7 @@ class Watch:
             "uid": block.uid,
             "pid": block.pid,
             "owner_pid": seen["owner_pid"],
-            "parent_pid": parent,
+            "parent_pid": None if process is None else process.parent,
             "is_stopped": None if process is None else process.is_stopped,
             "command": self._commands[block.stem],
             "rank": seen["rank"],

@@ -64,6 +64,14 @@ def test_until_the_first_worker_is_ready_it_is_start_up_whoever_waits() -> None:
     assert limit_of(parts(100, 0, 0, 0)) == "start-up"
 
 
+def test_parts_that_are_all_rounded_up_still_sum_to_the_whole() -> None:
+    before = made_up(0, workers=[worker(started_ns=0)])
+    found = shares(
+        before, made_up(10, wait_ns=6670 * SECOND // 1000, workers=[worker(started_ns=3335 * SECOND // 1000)])
+    )
+    assert found == parts(33.4, 33.4, 33.2, 0)
+
+
 def test_a_worker_replaced_in_the_interval_makes_no_start_up() -> None:
     replaced = [worker(started_ns=18 * SECOND), worker(started_ns=18 * SECOND)]
     assert shares(made_up(10), made_up(20, workers=replaced))["start_up"] == 0

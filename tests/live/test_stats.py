@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from live_program import Rows
 
-from shmload import ShmLoader
+from shmload import ShmLoader, TokenBudget
 from shmload.observe.live.watch import Watch
 
 DOCS = next(p / "docs" for p in Path(__file__).parents if (p / "docs").exists())
@@ -94,6 +95,20 @@ def test_persistent_workers_go_on_counting_passes() -> None:
             for _ in loader:
                 pass
             assert loader.stats().items() >= {"epoch": epoch, "step": 9, "batches": 10 * (epoch + 1)}.items()
+
+
+def test_of_epochs_of_different_lengths_each_has_its_own_and_a_rank_counts_its_own_steps() -> None:
+    lengths = np.random.default_rng(0).integers(1, 90, 60)
+    batches = TokenBudget(lengths, max_tokens=100, window=4)
+    lengths_seen = set()
+    with ShmLoader(Rows(60), num_workers=2, seed=1, batch_sampler=batches, rank=1, world_size=2) as loader:
+        for epoch in range(4):
+            for step, _ in enumerate(loader):
+                found = loader.stats()
+                assert (found["epoch"], found["step"]) == (epoch, step)
+            assert found["num_steps"] == step + 1
+            lengths_seen.add(step)
+    assert len(lengths_seen) > 1, "else this shows nothing"
 
 
 class Lengthless:

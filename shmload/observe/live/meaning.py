@@ -133,7 +133,7 @@ def ring_nbytes(seen: Snapshot) -> int:
     for slot in seen["slots"]:
         end = slot["payload_offset"] + slot["payload_nbytes"]
         ends[slot["payload_path"]] = max(end, ends.get(slot["payload_path"], 0))
-    return int(seen["control_nbytes"]) + sum(nbytes for path, nbytes in ends.items() if path)
+    return int(seen["control_nbytes"]) + sum(ends.values())
 
 
 # ------------------------------------------------------------ workers

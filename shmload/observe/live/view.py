@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-Report = dict[str, Any]
+from shmload.observe.live.meaning import Report
 
 WORKERS_MAX = 16  # rows of a loader's table; of more workers those that have been at it for longest
 BAR, WIDE = 24, 100  # cells of a bar; half as many in a terminal with fewer columns

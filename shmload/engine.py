@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -23,6 +23,7 @@ from torch.autograd import profiler
 
 from shmload import faults
 from shmload._core.mapping import Mapping
+from shmload._core.onlooker import Onlooker
 from shmload._core.trainer import (
     ANY_SLOT,
     FAILED,
@@ -41,6 +42,9 @@ from shmload.batch.deliver import LeasedBatch, copied, deliver_rows
 from shmload.batch.layout import Layout
 from shmload.batch.unpacked import unpack
 from shmload.hoarding import Hoarding
+from shmload.observe.live.label import introduce
+from shmload.observe.live.meaning import describe
+from shmload.observe.live.processes import add_memory
 from shmload.order_writer import OrderWriter
 from shmload.orders import NOTHING, Delivery, Order
 from shmload.ring_memory import LEAST_SLOTS, RingMemory
@@ -84,6 +88,8 @@ class EngineOptions:
     sample_timeout_s: float | None = None
     first_workers: int = 0
     first_ordered: int = 0
+    rank: int | None = None
+    world_size: int | None = None
 
 
 class Engine:
@@ -133,6 +139,8 @@ class Engine:
             num_usable=_num_slots(options.first_ordered) if options.first_ordered else 0,
             **sizes,
         )
+        introduce(self._ring, self._job, options.rank, options.world_size)
+        self._onlooker = Onlooker(self.control)
         self._hoarding = Hoarding(self._ring)
         self._memory = RingMemory(group, self._ring, options.ring_bytes, may_park=options.first_ordered > 0)
         self._ready = group.doorbell("ready")
@@ -317,7 +325,7 @@ class Engine:
                 assert self._writer.layout is not None
                 batch, nbytes = deliver_rows(self._writer.layout, lease, order.nrows)
             del lease
-            is_last_slot = self._ring.count_batch(order.nrows, nbytes)
+            is_last_slot = self._ring.count_batch(order, nbytes)
             if not is_last_slot:
                 self._hoarding.is_over()
             elif batch is not NOTHING and self._hoarding.must_copy(self._who_holds):
@@ -387,6 +395,7 @@ class Engine:
             if not bad:
                 raise error()
             order.indices = self._bad_samples.replaced(order, bad, error)
+            ring.count_bad_samples(self._bad_samples.count)
         except Exception:
             ring.free(slot)
             self._lose(order)
@@ -500,19 +509,23 @@ class Engine:
         busy_s = sum(ring.worker(w)["busy_s"] for w in range(ring.num_workers))
         return counters["wait_s"], busy_s, counters["num_restarts"]
 
+    def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
+        """Tells onlookers how long the pass is that begins (0: that is not known), and how its orders count."""
+        self._ring.begin_pass(num_steps, step_stride=step_stride, epoch_base=epoch_base)
+
     def counters(self) -> dict[str, Any]:
-        """What the ring has counted, and its slots by state."""
-        workers = [self._ring.worker(w) for w in range(self._options.num_workers)]
-        states = Counter(self._ring.state(slot) for slot in range(self.num_slots))
-        names = ("free", "held", "ordered", "leased", "draining", "parked")[: 5 + (states[5] > 0)]
+        """What `shmload top` shows of this ring (docs/top.md), over its whole life, and what only the trainer knows."""
+        self._ring.state(0)  # takes in what leases have given back, and refuses a forked child
+        report = describe(self._onlooker.snapshot())
+        pids = self.crew.pids
+        for worker, pid in zip(report["workers"], pids, strict=False):  # none is left when it is closed
+            worker["pid"] = worker["pid"] or pid
+        add_memory(report)
         return {
-            **self._ring.counters(),
-            "slots": {name: states[i] for i, name in enumerate(names)},
+            **report,
             "num_queued": len(self._queue),
             "num_repacked": self._writer.num_repacked,
             "num_taken_back": self._supervisor.num_taken_back,
-            "num_foreign": sum(worker["num_foreign"] for worker in workers),
-            "workers": workers,
         }
 
     def totals(self) -> dict[str, float]:

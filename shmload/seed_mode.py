@@ -213,6 +213,8 @@ class SeedStream:
         header = partial(header_of, self._loader, formula, self._rank)
         self._loader.recorder.begins(header, self._next_epoch, self.step_number(self._first_step))
         self._next_epoch, self._first_step = self._next_epoch + 1, 0
+        if self._engine is not None:
+            self._tell_length(self._engine)
         return self._place
 
     def take(self, place: Place) -> Any:
@@ -286,7 +288,17 @@ class SeedStream:
             self._pid = os.getpid()
             self._engine = self._loader.make_engine(base_seed=_base_seed(self._loader.seed or 0))
             self._tuner = self._loader.tuner
+            self._tell_length(self._engine)
         return self._engine
+
+    def _tell_length(self, engine: Engine) -> None:
+        try:
+            num_steps = len(self)
+        except (
+            Exception
+        ):  # a mixture that never ends, or a sampler of the user's that cannot say: it is for onlookers alone
+            num_steps = 0
+        engine.begin_pass(num_steps, step_stride=self._stride)
 
     def _read_inline(self, place: Place) -> Any:
         if self._inline is None:

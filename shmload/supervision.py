@@ -118,7 +118,7 @@ class Supervisor:
         else:
             log.warning("%s%s; it is replaced", death, "" if work is None else f" on {work}")
             self._crew.replace(death.worker_id)
-        self._ring.count_restart()
+        self._ring.count_restart(death.worker_id)
         self._num_restarts += 1
         return None
 
@@ -162,7 +162,7 @@ class Supervisor:
         self._ring.recover(
             worker, poison=row >= 0
         )  # a worker that stood still before its first sample says nothing of it
-        self._ring.count_restart()
+        self._ring.count_restart(worker)
         self._crew.replace(worker)
         return True
 

@@ -195,6 +195,11 @@ class TorchIterator(_Iterator):
         if state is not None:
             self._skip_to(state["position"])
         self._begin_record(loader)
+        try:
+            num_steps = 0 if self._dataset_kind == _DatasetKind.Iterable else len(self._index_sampler)
+        except Exception:  # a sampler of the user's that cannot say: it is for onlookers alone
+            num_steps = 0
+        self._engine.begin_pass(num_steps, epoch_base=self._pass - self._epoch)
 
     def _finish(self, engine: Engine) -> None:
         """Has every order made and forgets the batches: torch's workers, too, work off what they were sent."""

@@ -116,6 +116,7 @@ cdef class WorkerRing:
         self._is_claimed = True
         self._claimed_ns = shml_now_ns()
         self._ring.workers[self.worker_id].since_ns = self._claimed_ns
+        self._ring.workers[self.worker_id].claimed_ns = self._claimed_ns
         if self._idle_ns:
             self._end_idle(self._claimed_ns)
         self.slot = self._claim.slot
@@ -242,6 +243,7 @@ cdef class WorkerRing:
         cdef uint64_t now = shml_now_ns()
         me.busy_ns += now - self._claimed_ns
         self._note(SHML_EVENT_CHUNK, self._claimed_ns, now, own)
+        me.claimed_ns = 0
         me.num_chunks += 1
         me.num_foreign += num_foreign
         if own == SHML_DONE:

@@ -20,6 +20,7 @@
 #define SHML_MAX_CHUNKS 64u
 #define SHML_MAX_WORKERS 16000u /* own = w + 1 stays below the reservations at 0x4000 */
 #define SHML_PATH_NBYTES 128u
+#define SHML_NAME_NBYTES 24u
 #define SHML_ALIGN 64u
 #define SHML_EVENTS_PER_RING 512u /* 32 KiB: what a worker did in the last 100 ms at 5,000 chunks a second */
 
@@ -84,7 +85,17 @@ typedef struct {
     shml_u64 waiting_since_ns;  /* CLOCK_MONOTONIC when the trainer began to wait; 0: it does not */
     shml_u64 awaited;           /* slot + 1 that the trainer sleeps for, UINT64_MAX for any, 0 if it is awake: only then is a ring heard; trainer */
     shml_u64 num_wanted;        /* workers of this number and above leave when they have finished what they hold; trainer */
-    uint8_t reserved1[128];     /* to 512: room for pinning and the audit */
+    uint8_t reserved1[40];      /* to 424: room for pinning and the audit */
+    uint32_t rank;              /* what follows is for onlookers alone; trainer, before the first order */
+    uint32_t world_size;        /* trainer, before the first order */
+    shml_u64 num_bad_samples;   /* that the loader could not read and has skipped or replaced; trainer */
+    shml_u64 epoch;             /* of the newest batch delivered, int64 as bits; trainer */
+    shml_u64 step;              /* of the newest batch delivered, int64 as bits; trainer */
+    shml_u64 num_steps;         /* batches of the pass that was begun last, 0: not known; trainer */
+    shml_u32 step_stride;       /* orders count steps by so much: the world size where an order makes the batches; trainer */
+    shml_u32 epoch_base;        /* added to an order's epoch it gives the pass: in torch mode orders begin at 0 again; trainer */
+    char dataset_name[SHML_NAME_NBYTES]; /* type of the dataset, NUL-terminated; trainer, before the first order */
+    char read_path[16];         /* the dataset's method that workers read by, NUL-terminated; trainer, before the first order */
 } shml_header;
 
 typedef struct {
@@ -98,7 +109,10 @@ typedef struct {
     shml_u64 num_chunks;    /* finished; that worker */
     shml_u64 num_samples;   /* written; that worker */
     shml_u64 num_foreign;   /* objects it had to pickle; that worker */
-    uint8_t reserved[48];   /* to 128: two cache lines, so workers do not share one */
+    uint8_t reserved[32];   /* to 112 */
+    shml_u64 num_restarts;  /* processes that have taken the place of a dead one here; trainer */
+    shml_u64 claimed_ns;    /* CLOCK_MONOTONIC when it claimed what it fills now, 0: it holds no claim; that worker. Ends at 128: two
+                               cache lines, so workers do not share one */
 } shml_worker;
 
 typedef struct {

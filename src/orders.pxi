@@ -143,6 +143,15 @@ cdef class OrderDesk(SlotDesk):
         self._open(slot, nrows, nchunks, is_packed, order.worker)
         return nchunks
 
+    def count_batch(self, Order order, uint64_t nbytes):
+        """Adds to what was delivered. Returns whether every slot in use is leased now: the next batch would find none."""
+        if self._delivering >= 0:
+            self._note(SHML_EVENT_DELIVER, self._desk.places[self._delivering].leased_ns, shml_now_ns(), self._delivering, 0, nbytes)
+            self._delivering = -1
+        shml_count_batch(self._ring.header, len(order.indices), nbytes, order.epoch, order.step)
+        self._collect()
+        return self._desk.num_leased == self._desk.num_usable
+
     def num_chunks(self, uint32_t nrows):
         """Chunks for a batch of rows: enough that every worker has a part, none shorter than a claim is worth."""
         return self._num_chunks(nrows)

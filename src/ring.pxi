@@ -14,9 +14,15 @@ cdef extern from "lease.h" nogil:
         uint32_t generation, layout_state, is_packed, is_closing
         uint64_t layout_nbytes
         uint64_t batches, samples, nbytes, wait_ns, num_waits, num_copied_out, num_grown, num_restarts, num_foreign
-        uint64_t waiting_since_ns, num_wanted
+        uint64_t waiting_since_ns, awaited, num_wanted
+        uint64_t workers_offset, slots_offset, orders_offset, texts_offset, layout_offset
+        uint32_t rank, world_size, step_stride, epoch_base
+        uint64_t num_bad_samples, epoch, step, num_steps
+        char *dataset_name
+        char *read_path
     ctypedef struct shml_worker:
         uint64_t now, pid, started_ns, since_ns, index, is_waiting, busy_ns, num_chunks, num_samples, num_foreign
+        uint64_t num_restarts, claimed_ns
     ctypedef struct shml_slot:
         uint64_t seq
         int64_t epoch, step, ordered_ns
@@ -62,7 +68,7 @@ cdef extern from "lease.h" nogil:
         void (*deleter)(dl_managed *)
 
     enum:
-        SHML_ABI, SHML_ANYONE, SHML_ANY_SLOT, SHML_MAX_CHUNKS, SHML_MAX_WORKERS, SHML_PATH_NBYTES
+        SHML_ABI, SHML_ANYONE, SHML_ANY_SLOT, SHML_MAX_CHUNKS, SHML_MAX_WORKERS, SHML_PATH_NBYTES, SHML_NAME_NBYTES
         SHML_OPEN, SHML_RESERVED, SHML_POISON, SHML_ERROR, SHML_VOID, SHML_DONE
         SHML_FREE, SHML_HELD, SHML_ORDERED, SHML_LEASED, SHML_DRAINING, SHML_PARKED
         SHML_LAYOUT_NONE, SHML_LAYOUT_PROPOSED, SHML_LAYOUT_READY, SHML_LAYOUT_ASKING

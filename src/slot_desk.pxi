@@ -210,20 +210,21 @@ cdef class SlotDesk:
 
     # ------------------------------------------------------------ what it has counted
 
-    def count_batch(self, uint32_t nrows, uint64_t nbytes):
-        """Adds to what was delivered. Returns whether every slot in use is leased now: the next batch would find none."""
-        if self._delivering >= 0:
-            self._note(SHML_EVENT_DELIVER, self._desk.places[self._delivering].leased_ns, shml_now_ns(), self._delivering, 0, nbytes)
-            self._delivering = -1
-        self._ring.header.batches += 1
-        self._ring.header.samples += nrows
-        self._ring.header.nbytes += nbytes
-        self._collect()
-        return self._desk.num_leased == self._desk.num_usable
-
-    def count_restart(self):
-        """Adds to the workers replaced."""
+    def count_restart(self, uint32_t worker):
+        """Adds to the workers replaced: by now another process is this worker."""
+        self._worker(worker)
         self._ring.header.num_restarts += 1
+        self._ring.workers[worker].num_restarts += 1
+
+    def forget(self, uint32_t worker):
+        """Says that a worker has left for good: its record shows nobody. Only after its process has ended."""
+        self._worker(worker)
+        self._ring.workers[worker].started_ns = 0
+        self._ring.workers[worker].pid = 0
+
+    def count_bad_samples(self, uint64_t num_bad):
+        """Says how many samples could not be read so far."""
+        self._ring.header.num_bad_samples = num_bad
 
     def count_copied_out(self):
         """Adds to the batches copied to private memory."""
@@ -235,6 +236,22 @@ cdef class SlotDesk:
         return {"batches": h.batches, "samples": h.samples, "nbytes": h.nbytes, "wait_s": h.wait_ns / 1e9,
                 "num_waits": h.num_waits, "num_copied_out": h.num_copied_out, "num_grown": h.num_grown,
                 "num_restarts": h.num_restarts, "generation": h.generation}
+
+    # ------------------------------------------------------------ what onlookers are told
+
+    def introduce(self, *, bytes dataset_name, bytes read_path, uint32_t rank, uint32_t world_size):
+        """Says whose ring this is; a name is cut where its room ends."""
+        cdef shml_header *h = self._ring.header
+        dataset_name, read_path = dataset_name[:SHML_NAME_NBYTES - 1], read_path[:15]
+        memcpy(h.dataset_name, <const char *>dataset_name, len(dataset_name))
+        memcpy(h.read_path, <const char *>read_path, len(read_path))
+        h.rank, h.world_size = rank, world_size
+
+    def begin_pass(self, uint64_t num_steps, *, uint32_t step_stride=1, int32_t epoch_base=0):
+        """Says how long the pass is that begins now (0: that is not known), and how its orders count steps and epochs."""
+        self._ring.header.num_steps = num_steps
+        self._ring.header.step_stride = step_stride
+        self._ring.header.epoch_base = <uint32_t>epoch_base
 
     @property
     def order_capacity(self):

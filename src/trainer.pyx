@@ -19,12 +19,24 @@ include "leases.pxi"
 cdef extern from *:
     """
     #include <pthread.h>
+    /* The trainer is the only writer: a load and a store each, and no locked instruction. */
+    static void shml_count(shml_u64 *counter, uint64_t more) {
+        atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + more, memory_order_relaxed);
+    }
+    static void shml_count_batch(shml_header *h, uint64_t nrows, uint64_t nbytes, int64_t epoch, int64_t step) {
+        shml_count(&h->batches, 1);
+        shml_count(&h->samples, nrows);
+        shml_count(&h->nbytes, nbytes);
+        atomic_store_explicit(&h->epoch, (uint64_t)epoch, memory_order_relaxed);
+        atomic_store_explicit(&h->step, (uint64_t)step, memory_order_relaxed);
+    }
     static int shml_num_forks; /* between this process and the one that imported the module; getpid would be a system call */
     static void shml_in_child(void) { shml_num_forks++; }
     static int shml_watch_forks(void) { return pthread_atfork(NULL, NULL, shml_in_child); }
     """
     int shml_num_forks
     int shml_watch_forks()
+    void shml_count_batch(shml_header *h, uint64_t nrows, uint64_t nbytes, int64_t epoch, int64_t step)
 
 if shml_watch_forks():
     raise MemoryError
@@ -263,6 +275,7 @@ cdef class TrainerRing(OrderDesk):
         record.pid = 0
         record.started_ns = 0
         record.is_waiting = 0
+        record.claimed_ns = 0
         return found
 
     # ------------------------------------------------------------ layout, waiting

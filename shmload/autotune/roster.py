@@ -60,6 +60,7 @@ class Roster:
     def has_gone(self, worker: int) -> None:
         """Takes note that a worker that was told to leave has ended; it is started again if it is wanted again."""
         self._crew.bury(worker)
+        self._ring.forget(worker)
         self._told.discard(worker)
         del self._hired_ns[worker]
         self._staff()

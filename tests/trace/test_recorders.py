@@ -55,7 +55,7 @@ class Ring:
             self.trainer.free(order.slot)
             return number
         lease = self.trainer.lease(order.slot)
-        self.trainer.count_batch(4, 64)
+        self.trainer.count_batch(order, 64)
         del lease
         assert self.trainer.num_leased == 0
         return number

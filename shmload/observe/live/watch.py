@@ -1,0 +1,143 @@
+"""Looking at every running loader again and again; each look describes what has happened since the last one.
+
+A look opens each block anew, read-only, and lets go of it at once: nothing of a loader is kept that may end at any moment.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from shmload._core.mapping import Mapping
+from shmload._core.onlooker import Onlooker
+from shmload.observe.live.find import Block, Found, find
+from shmload.observe.live.meaning import Report, describe
+from shmload.observe.live.processes import Process, add_memory, command_of, look
+from shmload.observe.live.stalls import Snapshot
+from shmload.shm.names import SHM_DIR
+
+HISTORY = 60  # looks of which the samples per second are kept
+FINDING_SHARE = 20  # finding takes at most one part in so many of the time
+FINDING_S = 2.0  # and happens at most so often
+
+
+def read_block(path: str) -> Snapshot:
+    """What a control block says now.
+
+    Raises:
+        ValueError: it is no control block of this version, or a damaged one.
+        OSError: it may not be read, or has gone.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if path.startswith("/proc/") else os.O_NOFOLLOW))
+    try:
+        nbytes = os.fstat(fd).st_size
+        if nbytes == 0:
+            raise ValueError(f"{path} is no control block: it is empty")
+        return Onlooker(Mapping(fd, nbytes, writable=False)).snapshot()
+    finally:
+        os.close(fd)
+
+
+class Watch:
+    """The loaders of this host, or of some of its processes.
+
+    Args:
+        pids: trainers, or the processes that have started them; none: all loaders.
+        folder: where named segments lie.
+    """
+
+    def __init__(self, pids: Iterable[int] = (), *, folder: str = SHM_DIR) -> None:
+        self._pids = frozenset(pids)
+        self._folder = folder
+        self._found = Found([], [])
+        self._found_at, self._finding_s = -float("inf"), 0.0
+        self._last: dict[str, Snapshot] = {}
+        self._history: dict[str, deque[float]] = {}
+        self._commands: dict[str, str] = {}
+
+    def look(self) -> Report:
+        """What has happened since the last look; of a loader that was not there then, since it began.
+
+        Returns:
+            loaders, one report each (docs/top.md); totals over them; what dead ones have left; blocks that could not be read.
+        """
+        found = self._find()
+        reports, unreadable = [], []
+        for block in found.blocks:
+            process = look(block.pid)
+            if self._pids and self._pids.isdisjoint({block.pid, process and process.parent}):
+                continue
+            try:
+                seen = read_block(block.path)
+            except (FileNotFoundError, PermissionError):  # it has closed since, or is another user's
+                continue
+            except (OSError, ValueError) as error:
+                unreadable.append({"path": block.path, "uid": block.uid, "pid": block.pid, "why": str(error)})
+                continue
+            reports.append(self._report(block, seen, process))
+        self._forget({report["stem"] for report in reports})
+        reports.sort(key=lambda report: (report["parent_pid"] or 0, report["rank"], -report["age_s"]))
+        return {
+            "time_s": time.time(),
+            "loaders": reports,
+            "totals": totals(reports),
+            "leftovers": {
+                "num": len(found.leftovers),
+                "nbytes": sum(leftover.nbytes for leftover in found.leftovers),
+                "pids": [leftover.pid or None for leftover in found.leftovers],
+            },
+            "unreadable": unreadable,
+        }
+
+    def _find(self) -> Found:
+        began = time.monotonic()
+        if began - self._found_at >= max(FINDING_S, FINDING_SHARE * self._finding_s):
+            self._found = find(self._folder)
+            self._found_at, self._finding_s = began, time.monotonic() - began
+        return self._found
+
+    def _report(self, block: Block, seen: Snapshot, process: Process | None) -> Report:
+        report = describe(seen, self._last.get(block.stem))
+        is_at_home = (
+            block.pid == seen["owner_pid"]
+        )  # else its workers' pids are of another PID namespace, and here another's
+        add_memory(report, is_known=is_at_home)
+        self._last[block.stem] = seen
+        history = self._history.setdefault(block.stem, deque(maxlen=HISTORY))
+        history.append(report["samples_per_s"])
+        if block.stem not in self._commands:
+            self._commands[block.stem] = command_of(block.pid)
+        return {
+            "stem": block.stem,
+            "kind": block.kind,
+            "uid": block.uid,
+            "pid": block.pid,
+            "owner_pid": seen["owner_pid"],
+            "parent_pid": None if process is None else process.parent,
+            "is_stopped": None if process is None else process.is_stopped,
+            "command": self._commands[block.stem],
+            "rank": seen["rank"],
+            "world_size": seen["world_size"],
+            **report,
+            "history": list(history),
+        }
+
+    def _forget(self, stems: set[str]) -> None:
+        for kept in (self._last, self._history, self._commands):
+            for stem in [stem for stem in kept if stem not in stems]:
+                del kept[stem]
+
+
+def totals(reports: list[Report]) -> Report:
+    """What all loaders do together."""
+    return {
+        "num_loaders": len(reports),
+        "num_workers": sum(len(report["workers"]) for report in reports),
+        "samples_per_s": sum(report["samples_per_s"] for report in reports),
+        "nbytes_per_s": sum(report["nbytes_per_s"] for report in reports),
+        "ring_nbytes": sum(report["memory"]["ring_nbytes"] for report in reports),
+        "num_bad_samples": sum(report["num_bad_samples"] for report in reports),
+        "num_restarts": sum(report["num_restarts"] for report in reports),
+    }

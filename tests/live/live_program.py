@@ -1,0 +1,98 @@
+"""A program with a loader to be looked at. Says "ready" once it has come to its scenario, and stays there until killed.
+
+slow dataset    a sample takes 5 ms, and the program asks for batch after batch
+slow program    a sample takes nothing, and the program takes 20 ms over a batch
+stuck           sample 17 never comes, and the program waits for it
+still           the workers wait for the program, which waits for ever and holds two batches
+memfd           as still, with a ring that has no name
+worker's death  as still, after a worker was killed and replaced, and a bad sample was skipped
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+SCENARIOS = ("slow dataset", "slow program", "stuck", "still", "memfd", "worker's death")
+STUCK, BAD = 17, 9
+
+
+def pause(milliseconds: int | None) -> None:
+    """So long, or for ever."""
+    select.poll().poll(milliseconds)
+
+
+class Rows:
+    """Sample i is 256 times i."""
+
+    schema = {"x": ("int64", (256,))}
+
+    def __init__(self, n: int, before: Callable[[int], None] | None = None) -> None:
+        self.n = n
+        self.before = before
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": np.full(256, index)}
+
+    def read_into(self, index: int, out: Any) -> None:
+        if self.before is not None:
+            self.before(index)
+        out["x"] = index
+
+
+def slow(index: int) -> None:
+    pause(5)
+
+
+def stick(index: int) -> None:
+    if index == STUCK:
+        pause(None)
+
+
+def fail(index: int) -> None:
+    if index == BAD:
+        raise ValueError("a bad sample")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main(scenario: str) -> None:
+    from shmload import ShmLoader
+    from shmload.shm import segment
+
+    if scenario == "memfd":
+        segment.shm_free_bytes = lambda: 0
+    before = {"slow dataset": slow, "stuck": stick, "worker's death": fail}.get(scenario)
+    dataset = Rows(40 if scenario == "still" else 4000, before)
+    loader: Any = ShmLoader(dataset, batch_size=4, num_workers=2, seed=1, on_error="skip")
+    batches = iter(loader)
+    kept = [next(batches), next(batches)]
+    if scenario == "worker's death":
+        os.kill(loader.stats()["workers"][1]["pid"], signal.SIGKILL)
+        while loader.stats()["num_restarts"] == 0 or loader.stats()["num_bad_samples"] == 0:
+            kept = [kept[1], next(batches)]
+    if scenario in ("still", "memfd", "worker's death"):
+        while not all(worker["is_waiting"] for worker in loader.stats()["workers"]):
+            pause(1)
+        say("ready")
+        pause(None)
+    say("ready")
+    for batch in batches:
+        kept = [kept[1], batch]
+        if scenario == "slow program":
+            pause(20)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,122 @@
+"""`shmload top`, as its users and their scripts see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults_kit import DEADLINE_S, await_readable, program_env
+from typer.testing import CliRunner
+
+from shmload.cli import app
+
+NOBODY = "4194305"  # above the largest pid there can be
+
+
+def top(*words: object, **environment: str) -> Any:
+    return CliRunner().invoke(app, ["top", *map(str, words)], env=environment)
+
+
+@pytest.mark.slow
+def test_once_as_json_is_one_object(still: int) -> None:
+    done = top("--once", "--json", "--pid", still, "--interval", 0.05)
+    assert done.exit_code == 0
+    look = json.loads(done.stdout)
+    (loader,) = look["loaders"]
+    assert (loader["pid"], loader["limit"], loader["slots"]["leased"]) == (still, "program", 2)
+    assert 0.05 <= loader["interval_s"] < loader["age_s"]
+    assert set(look) == {"time_s", "loaders", "totals", "leftovers", "unreadable"}
+
+
+@pytest.mark.slow
+def test_once_draws_one_view_as_wide_as_columns_say(still: int) -> None:
+    done = top("--once", "--pid", still, "--interval", 0.01, COLUMNS="80")
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("shmload top  1 loader, 2 workers  0.0 samples/s")
+    assert max(map(len, lines)) == 80
+    assert max(map(len, top("--once", "--pid", still, "--interval", 0.01).stdout.splitlines())) == 120
+
+
+@pytest.mark.slow
+def test_a_picture_is_written_that_needs_nothing_from_elsewhere(still: int, tmp_path: Path) -> None:
+    done = top("--once", "--pid", still, "--interval", 0.01, "--svg", tmp_path / "top.svg")
+    assert done.exit_code == 0
+    drawn = (tmp_path / "top.svg").read_text()
+    assert drawn.startswith("<svg")
+    assert "the&#160;program&#160;is&#160;the&#160;limit" in drawn
+    assert drawn.count("http") == drawn.count("http://www.w3.org/") + drawn.count("https://www.textualize.io")
+    assert "@font-face" not in drawn
+
+
+def test_a_picture_is_of_one_look() -> None:
+    done = top("--svg", "x.svg")
+    assert done.exit_code == 2
+    assert "a picture is of one look: give --once, too" in done.stderr
+
+
+def test_no_loader_is_said_and_is_no_error() -> None:
+    done = top("--once", "--pid", NOBODY)
+    assert done.exit_code == 0
+    assert "shmload top  0 loaders, 0 workers" in done.stdout
+    assert "no loader is running" in done.stdout
+    assert json.loads(top("--once", "--json", "--pid", NOBODY).stdout)["loaders"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_where_nobody_types_it_goes_on_until_interrupted(form: list[str]) -> None:
+    words = [sys.executable, "-m", "shmload.cli", "top", "--pid", NOBODY, "--interval", "0.01", *form]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=program_env()) as program:
+        assert program.stdout is not None
+        try:
+            for _ in range(6):
+                await_readable(program.stdout.fileno())
+                line = program.stdout.readline().decode()
+                assert (json.loads(line)["loaders"] == []) if form else line
+            program.send_signal(signal.SIGINT)
+            program.stdout.read()
+            assert program.wait(DEADLINE_S) == 0
+        finally:
+            program.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [lambda fd, pid: os.write(fd, b"q"), lambda fd, pid: os.kill(pid, signal.SIGINT)])
+def test_in_a_terminal_a_key_or_an_interrupt_ends_it_and_the_terminal_is_as_before(
+    end: Callable[[int, int], Any],
+) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        before = termios.tcgetattr(theirs)
+        words = [sys.executable, "-m", "shmload.cli", "top", "--pid", NOBODY, "--interval", "0.05"]
+        with subprocess.Popen(
+            words,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            env={**program_env(), "TERM": "xterm"},
+        ) as program:
+            try:
+                text = b""
+                while b"no loader is running" not in text:
+                    await_readable(ours)
+                    text += os.read(ours, 4096)
+                end(ours, program.pid)
+                assert program.wait(DEADLINE_S) == 0
+            finally:
+                program.kill()
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        os.close(ours)
+        os.close(theirs)

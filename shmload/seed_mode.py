@@ -11,7 +11,6 @@ import os
 import weakref
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from shmload.autotune.tuner import Autotuner
 from shmload.engine import Engine
 from shmload.inline import InlineReader
 from shmload.observe.audit.header import header_of
-from shmload.observe.epochs import watched
+from shmload.observe.epochs import EpochWatch, watched
 from shmload.orders import NOTHING, Order
 from shmload.schedule.batch_schedule import BatchSchedule
 from shmload.schedule.keyed import KeyedOrder
@@ -58,17 +57,16 @@ class SeedIterator:
 
     def __next__(self) -> Any:
         watch = self._watch
-        began_ns = 0 if watch is None else monotonic_ns()
+        if watch is not None:
+            watch.asked()
         try:
-            while (batch := self._stream.take(self._place)) is NOTHING:
+            while (batch := self._stream.take(self._place, watch)) is NOTHING:
                 pass
         except StopIteration:
             self._loader.recorder.ended(self._place.epoch, self._stream.step_number(self._place.step))
             if watch is not None:
                 watch.end(is_complete=True)
             raise
-        if watch is not None:
-            watch.delivered(began_ns, batch)
         return batch
 
     def __len__(self) -> int:
@@ -217,14 +215,17 @@ class SeedStream:
             self._tell_length(self._engine)
         return self._place
 
-    def take(self, place: Place) -> Any:
-        """The batch at a place, which moves on, also beyond one that failed; StopIteration beyond the epoch's last."""
+    def take(self, place: Place, watch: EpochWatch | None) -> Any:
+        """The batch at a place, which moves on, also beyond one that failed; StopIteration beyond the epoch's last.
+
+        The place moves last: an interrupt before that loses nothing, as the same batch is taken again.
+        """
         epoch, step = place.epoch, place.step
         loader = self._loader
         if loader._is_closed:
             raise RuntimeError("this loader is closed: make a new one")
         if loader.num_workers == 0:
-            return self._read_inline(place)
+            return self._read_inline(place, watch)
         engine = self._usable_engine()
         front = engine.front
         if front is None or (front.epoch, front.step) != (epoch, step):
@@ -247,6 +248,8 @@ class SeedStream:
         if self._tuner is not None:
             self._num_ahead = self._tuner.counted(engine)
         self._fill(engine)
+        if watch is not None and batch is not NOTHING:
+            watch.delivered(batch)
         place.step += self._stride
         return batch
 
@@ -294,13 +297,11 @@ class SeedStream:
     def _tell_length(self, engine: Engine) -> None:
         try:
             num_steps = len(self)
-        except (
-            Exception
-        ):  # a mixture that never ends, or a sampler of the user's that cannot say: it is for onlookers alone
-            num_steps = 0
+        except Exception:  # a mixture that never ends, or a sampler of the user's that cannot say
+            num_steps = 0  # it is for onlookers alone
         engine.begin_pass(num_steps, step_stride=self._stride)
 
-    def _read_inline(self, place: Place) -> Any:
+    def _read_inline(self, place: Place, watch: EpochWatch | None) -> Any:
         if self._inline is None:
             self._inline = InlineReader(self._loader.make_job(), self._loader.bad_samples)
         order = self._order(place.epoch, place.step)
@@ -316,6 +317,8 @@ class SeedStream:
             place.step += self._stride
             raise
         self._delivered(order, batch)
+        if watch is not None and batch is not NOTHING:
+            watch.delivered(batch)
         place.step += self._stride
         return batch
 

@@ -60,24 +60,24 @@ class EpochWatch:
         self._is_iterable = isinstance(loader.dataset, IterableDataset)
         self._waits = Waits()
         self._samples = self._nbytes = 0
-        self._began_ns = self._last_ns = 0
+        self._asked_ns = self._began_ns = self._last_ns = 0
         self._has_ended = False
         self._pid = os.getpid()
 
-    def delivered(self, began_ns: int, batch: Any) -> None:
-        """A batch is handed out.
+    def asked(self) -> None:
+        """A batch is asked for."""
+        self._asked_ns = monotonic_ns()
 
-        Args:
-            began_ns: CLOCK_MONOTONIC when it was asked for.
-        """
+    def delivered(self, batch: Any) -> None:
+        """It is handed out."""
         now = monotonic_ns()
         if self._waits.count == 0:
-            self._began_ns = began_ns
+            self._began_ns = self._asked_ns
             loader = self._loader()
             if loader is not None and loader._last_engine is not self._engine:  # workers have started only now
                 self._engine, self._totals = loader._last_engine, NO_TOTALS
         self._last_ns = now
-        self._waits.add(now - began_ns)
+        self._waits.add(now - self._asked_ns)
         order = self._recorder.last
         assert order is not None
         self._samples += rows_of(batch, order.nrows) if self._is_iterable else order.nrows

@@ -54,7 +54,7 @@ def test_with_a_slow_program_the_workers_wait_and_the_program_is_the_limit() -> 
     assert found["time"]["trainer_waits"] < 15
     assert found["slots"]["ready"] >= 1
     assert 2 <= found["slots"]["leased"] <= 4
-    assert 0 < found["batches_per_s"] <= 50
+    assert 0 < found["batches_per_s"] <= 60  # 20 ms a step, and an interval may begin or end within one
     assert found["epoch"] == 0
     assert 0 < found["step"] < found["num_steps"] == 1000
 
@@ -82,7 +82,7 @@ def test_everything_is_known_of_a_loader_that_stands_still(still: int) -> None:
     assert found["parent_pid"] == os.getpid()
     assert found["command"].endswith("live_program.py still")
     assert found["kind"] == "shm"
-    assert found["slots"] == {"free": 0, "held": 0, "ordered": 4, "leased": 2, "draining": 0, "filling": 0, "ready": 4}
+    assert found["slots"] == {"free": 0, "held": 0, "ordered": 4, "leased": 2, "draining": 0, "parked": 0, "filling": 0, "ready": 4}
     assert (
         found.items() >= {"dataset": "Rows", "read_by": "read_into", "mode": "seed", "rank": 0, "world_size": 1}.items()
     )

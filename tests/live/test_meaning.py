@@ -32,6 +32,7 @@ def test_an_ordered_slot_is_ready_when_every_chunk_is_final() -> None:
         "ordered": 2,
         "leased": 1,
         "draining": 1,
+        "parked": 0,
         "filling": 1,
         "ready": 1,
     }

@@ -12,13 +12,14 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 from weakref import WeakSet
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, default_convert
+from typing_extensions import TypeVar  # torch's own requirement
 
 from shmload.arguments import NOT_BUILT, check_arguments
 from shmload.bad_samples import BadSamples, OnError
@@ -35,9 +36,10 @@ from shmload.torch_mode import TorchInlineIterator, TorchIterator
 from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
 from shmload.worker.own_generators import own_generators
 from shmload.worker.reader import in_place_of, read_path
+from shmload.worker.sources import DecodesBatches, DecodesSamples, Samples
 from shmload.worker.spec import Job
 
-T = TypeVar("T", covariant=True)
+T = TypeVar("T", covariant=True, default=Any)  # of datasets that only decode into rows nothing is known
 
 
 class ShmLoader(DataLoader[T]):
@@ -90,7 +92,7 @@ class ShmLoader(DataLoader[T]):
 
     def __init__(
         self,
-        dataset: Dataset[T],
+        dataset: Dataset[T] | Samples[T] | DecodesSamples | DecodesBatches,
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
@@ -131,7 +133,7 @@ class ShmLoader(DataLoader[T]):
         for name in NOT_BUILT:
             setattr(self, name, given[name])
         super().__init__(
-            dataset,
+            dataset,  # type: ignore[arg-type]  # torch reads more than it names
             batch_size,
             shuffle,
             sampler,

@@ -26,7 +26,7 @@ SKIPPED = """
 [mypy-torch.*,shmload.loader,shmload.mix,shmload.batch.*,shmload.index.*,shmload.schedule.*,shmload.worker.*]
 follow_imports = skip
 """  # what the package's face names but the stubs do not need: a fifth of the time
-PROGRAM = '''
+PROGRAM = """
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ ShmLoader(3)  # error: arg-type
 ShmLoader(tensors, uneven="some")  # error: arg-type
 ShmLoader(tensors, batchsize=3)  # error: call-arg
 Mix([(3, 1.0)])  # error: list-item
-'''
+"""
 
 
 def checked(command: list[str], folder: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import ConcatDataset
 
 from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.mix_order import MixOrder, Stop, check_stop

@@ -79,7 +79,11 @@ Mix([(3, 1.0)])  # error: list-item
 
 
 def checked(command: list[str], folder: Path) -> str:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "MYPYPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    if not (ROOT / "pyproject.toml").exists():  # installed: found as any package, if py.typed is there
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    else:
+        env["MYPYPATH"] = str(ROOT)
     done = subprocess.run(
         [sys.executable, "-m", *command], capture_output=True, text=True, timeout=500, cwd=folder, env=env
     )

@@ -120,9 +120,9 @@ def test_a_decoder_that_lacks_a_library_is_no_damage(tmp_path: Path) -> None:
         raise ImportError("this needs a library")
 
     path = written(tmp_path / "a.tar", jpg=b"sound")
-    with pytest.raises(ImportError, match="^this needs a library$"):
+    with pytest.raises(ImportError, match="this needs a library"):
         TarDataset(path, decode={"jpg": decode})[0]
-    with pytest.raises(ImportError, match="^this needs a library$"):
+    with pytest.raises(ImportError, match="this needs a library"):
         next(iter(TarStream(path, decode={"jpg": decode})))
 
 

@@ -1,4 +1,4 @@
-"""All benchmarks, one after another; prints the table of the README.  python -m benchmarks [--json FILE]"""
+"""All benchmarks, one after another; prints one table.  python -m benchmarks [--json FILE]"""
 
 from collections.abc import Callable
 

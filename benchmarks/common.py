@@ -3,7 +3,7 @@
 They stand on the measuring engine of `shmload bench` (shmload/observe/bench). Run them from the project's root:
 
     python -m benchmarks.photos            one question
-    python -m benchmarks --json all.json   all of them, as the table of the README
+    python -m benchmarks --json all.json   all of them, as one table
 """
 
 import argparse
@@ -36,7 +36,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the README's table: what was asked, what came out, what stands beside it, and the aim."""
+    """A line of the table: what was asked, what came out, what stands beside it, and the aim."""
 
     what: str
     got: float
@@ -146,7 +146,7 @@ def figure(row: Row) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table of the README."""
+    """The rows as a table."""
     lines = ["| measured | result | beside | aim | |", "|---|---|---|---|---|"]
     lines += [
         f"| {row.what} | {figure(row)} | {row.beside} | {row.aim} | {'met' if row.met else 'missed'} |" for row in rows

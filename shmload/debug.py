@@ -32,7 +32,11 @@ _is_enabled = os.environ.get("SHMLOAD_DEBUG_BATCHES", "") not in ("", "0")
 
 
 def enable(on: bool = True) -> None:
-    """Notes holders and poisons slots, for loaders that start their workers from now on; False: no longer."""
+    """Notes holders and poisons slots, for loaders that start their workers from now on.
+
+    Args:
+        on: False: no longer.
+    """
     global _is_enabled
     _is_enabled = on
 
@@ -46,7 +50,7 @@ def is_poisoned(values: Any) -> bool:
     """Whether every byte is what a slot is overwritten with: then this was read after its batch had died.
 
     Args:
-        values: a tensor or array; an empty one is not poisoned.
+        values: a tensor or array; an empty one is not poisoned. Tensors of a device are copied.
     """
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -58,8 +62,11 @@ class Holder(NamedTuple):
     """A batch that still has its slot.
 
     Attributes:
-        where: the line that took it, "file:line in function".
+        slot: its number in the ring.
+        epoch, step: which batch it is; the step counts from the epoch's start.
         nbytes: the slot's.
+        age_s: seconds since it was yielded.
+        where: the line that took it, "file:line in function".
     """
 
     slot: int

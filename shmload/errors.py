@@ -29,27 +29,35 @@ class ShmloadError(Exception):
 
 
 class WorkerDied(ShmloadError, RuntimeError):
-    """A worker process ended and could not be, or may not be, replaced."""
+    """A worker process ended and could not be, or may not be, replaced.
+
+    The text says which worker, by what signal or exit status, and which epoch, batch and sample it was at. In torch mode that is
+    every death, unless `max_restarts` allows for it; in seed mode a sample that ended its worker twice.
+    """
 
 
 class SampleTimeout(ShmloadError, RuntimeError):
-    """One sample took longer than `sample_timeout_s`."""
+    """One sample took longer than `sample_timeout_s`. The text says which, and where in Python its worker was."""
 
 
 class SampleError(ShmloadError, RuntimeError):
-    """A sample could not be read or placed in its batch."""
+    """A sample could not be read or placed in its batch.
+
+    What a dataset raised keeps its own type, as with torch's loader; this is for what has none: a sample of another shape, dtype or
+    structure than its batch, a record that does not fit its schema, more bad samples than `max_bad`.
+    """
 
 
 class RingTooSmall(ShmloadError, MemoryError):
-    """The ring does not fit in the memory there is."""
+    """The ring does not fit in the memory there is. The text says how much is needed and free, and how many slots would fit."""
 
 
 class ShardCorrupt(ShmloadError, ValueError):
-    """A shard's bytes are not what its format says."""
+    """A file's bytes are not what its format says. The text names the file, the place in it and the cause."""
 
 
 class StateMismatch(ShmloadError, ValueError):
-    """A saved state belongs to another loader."""
+    """A saved state belongs to another loader. The text says what differs: length, seed, global batch, order, format."""
 
 
 class StoreError(ShmloadError, OSError):

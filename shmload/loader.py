@@ -49,19 +49,34 @@ class ShmLoader(DataLoader[T]):
     alias of it lives; writing into it is fine. When a program holds almost the whole ring, further batches are copied out.
 
     Args:
-        dataset: map-style. With a `schema` and `read_into(index, out)` or `read_batch_into(indices, out)` it decodes straight
+        dataset: map-style, or in torch mode iterable. With a `schema` and `read_into(index, out)` or `read_batch_into(indices,
+            out)` it decodes straight into the batch.
+        batch_size: samples of a batch; in seed mode of one rank's. None: samples come as they are, one by one.
+        shuffle: a random order, anew in each epoch. None means False.
+        sampler, batch_sampler: torch mode: as torch's. Seed mode: shmload's own (KeyedOrder, KeyedBatches) are sharded over ranks,
+            and resumed in O(1); any other orders for this rank alone, and the seed only keys the randomness.
+        num_workers: processes that read, of each rank. 0: the trainer reads, into private memory; there is no ring.
+        collate_fn: makes a batch of a list of samples, in a worker; then nothing is decoded in place. None: torch's rules, straight
             into the batch.
+        pin_memory, pin_memory_device: torch mode: batches are copied to pinned memory, as torch does; these copies alias no slot.
+            Seed mode does not pin.
+        drop_last: leave out an epoch's last samples that make no whole batch (in seed mode: no whole global batch).
+        timeout: seconds to wait for a batch before RuntimeError; 0: as long as it takes. Of one sample: `sample_timeout_s`.
+        worker_init_fn: called in each worker with its number, after its generators are seeded.
+        multiprocessing_context: how workers start: "fork", "spawn", "forkserver" or a context. None: Python's default.
+        generator: torch mode: draws the order and the workers' base seed, in place of torch's global one. Not with `seed`.
+        prefetch_factor: batches ordered ahead for each worker, 2 by default; with `num_workers` it sets the ring's size.
+        persistent_workers: torch mode: keep the workers when a pass ends. In seed mode they always stay.
+        in_order: torch mode: False yields batches as they are ready. Seed mode keeps the order.
         seed: None: torch mode, order and randomness are exactly torch's. An int: seed mode, batch k of epoch e is a pure function
             of (seed, e, k), for any number of workers, after any crash or resume.
         seed_samples: seed mode: reseed random, numpy and torch before every sample from (seed, epoch, index). Default True.
-        sampler, batch_sampler: seed mode: shmload's own (KeyedOrder, KeyedBatches) are sharded over ranks and resumed in O(1); any
-            other orders for this rank alone, and the seed only keys the randomness.
         rank, world_size: seed mode without a foreign sampler: which slice of each global batch, or batch of each step, is this
             rank's. Default: torch.distributed's, else RANK and WORLD_SIZE, else 0 of 1.
         uneven: seed mode, the last global batch without drop_last: "pad" repeats samples from the epoch's start so that ranks get
             equal batches (`loader.valid` says how many rows are real), "drop" drops it, "exact" gives what is left. So too a last
             step with fewer batches than ranks.
-        ring_bytes: the most memory the ring may take; None: what `prefetch_factor` needs.
+        ring_bytes: the most memory the ring may take; a larger one is RingTooSmall. None: what `prefetch_factor` needs.
         max_restarts: workers that may be replaced after dying. None: any number in seed mode, none in torch mode.
         on_error: what a sample that cannot be read means. "raise": its error; "skip": a shorter batch; "substitute": the next index
             of the same permutation (without one, the next of the dataset) in its place. Counted and listed in `stats()`.
@@ -78,11 +93,16 @@ class ShmLoader(DataLoader[T]):
         threads_per_worker: samples that each worker reads at once, for datasets that wait for a disk or a network or give up the
             GIL. The dataset must allow it. The global generators cannot be reseeded per sample then: draw from sample_rng().
             Readers of whole batches and of ragged fields in place take one thread.
+        crew, address, share, device: not built yet; anything but the default raises NotImplementedError.
         audit: a folder where every rank records what it was delivered, batch by batch: `shmload verify` proves from it that each
             sample came exactly once. docs/audit.md says how, and what it costs.
     Raises:
         ValueError, TypeError: as torch's DataLoader, and for arguments that do not go together.
         NotImplementedError: for a keyword whose capability is not built yet.
+    Cost: about 14 us of the trainer's CPU a batch and 0.7 us a field (benchmarks/trainer_cpu.py); memory for
+        `prefetch_factor * num_workers + 2` batches.
+    Thread/process safety: tensors may live and die in any thread. In a forked child a new iteration has workers of its own, and one
+        that runs is refused.
     Example:
         >>> from shmload import ShmLoader
         >>> with ShmLoader([(x, -x) for x in range(6)], batch_size=3, shuffle=True, seed=7) as loader:
@@ -300,8 +320,12 @@ class ShmLoader(DataLoader[T]):
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands, between two batches. Legal at any time; later iteration does not change it.
 
-        Flat and JSON-able, with the same keys always. Seed mode: under 1 KiB. Torch mode: under 16 KiB, apart from the own states
-        of a stateful dataset, iterator or sampler, which are part of it.
+        Flat and JSON-able, with the same keys always. Seed mode: under 1 KiB, and good for all ranks, of which there may be another
+        number. Torch mode: under 16 KiB, apart from the own states of a stateful dataset, iterator or sampler, which are part
+        of it; each rank has its own. What is ordered ahead does not count: the place is behind the batch yielded last.
+
+        Returns:
+            a new dict, which the loader does not keep.
         """
         if self._stream is not None:
             return self._stream.state_dict()
@@ -319,6 +343,8 @@ class ShmLoader(DataLoader[T]):
         Seed mode: no consumed sample is read, and the world size may be another one if the global batch is the same. Torch mode:
         torch's order, the workers' seeds and their random streams go on; the trainer's own generators are left alone.
 
+        Args:
+            state: what `state_dict()` gave, or that through JSON.
         Raises:
             StateMismatch: the state belongs to another loader; says what differs.
         """
@@ -339,6 +365,11 @@ class ShmLoader(DataLoader[T]):
         """Makes the next iteration epoch `epoch`. Seldom needed: in seed mode each iteration is the next epoch by itself.
 
         In torch mode it is passed on to the sampler, if that has a set_epoch (a DistributedSampler).
+
+        Args:
+            epoch: from 0 on.
+        Raises:
+            ValueError: it is below 0.
         """
         if epoch < 0:
             raise ValueError(f"an epoch is at least 0; got {epoch}")
@@ -370,7 +401,10 @@ class ShmLoader(DataLoader[T]):
         """Bad samples so far, and the counters of the engine last used.
 
         These are: batches, samples and bytes delivered, waits, slots by state, one record per worker; absent before the first
-        iteration and with num_workers=0.
+        iteration and with num_workers=0. Reading them disturbs nobody.
+
+        Returns:
+            a new dict of plain data: `num_bad_samples` and `bad_samples` always.
         """
         bad = {"num_bad_samples": self.bad_samples.count, "bad_samples": list(self.bad_samples.listed)}
         return bad if self._last_engine is None else {**self._last_engine.counters(), **bad}
@@ -378,6 +412,8 @@ class ShmLoader(DataLoader[T]):
     def holders(self) -> list[Holder]:
         """The batches whose slots are still held: which, how old, how large, and the line that took each. The oldest first.
 
+        Returns:
+            a list of `shmload.debug.Holder`.
         Raises:
             RuntimeError: nothing is noted of that, because `shmload.debug` was not enabled when the workers started.
         """

@@ -85,7 +85,7 @@ class Mix(ConcatDataset[Any]):
 
     @property
     def weights(self) -> list[Any]:
-        """Each member's weight at an epoch's start."""
+        """Each member's weight at an epoch's start, as given; ints and Fractions for members of a Mix in the Mix."""
         return list(self._pieces[0])
 
     def member_of(self, indices: Any) -> Any:
@@ -101,7 +101,15 @@ class Mix(ConcatDataset[Any]):
         return members if given.ndim else int(members)
 
     def place_of(self, index: int) -> tuple[int, int]:
-        """(member, index in it). Indices go on behind the last, as a loader's do where a member begins again."""
+        """Where a sample comes from.
+
+        Args:
+            index: from `-len(self)` on; those behind the last go on, as a loader's do where a member begins again.
+        Returns:
+            (member, index in it).
+        Raises:
+            IndexError: the index is below `-len(self)`.
+        """
         if index < -len(self):
             raise IndexError(f"an index of this Mix is at least {-len(self)}; got {index}")
         index %= len(self)

@@ -84,6 +84,7 @@ class Supervisor:
         self._sample_timeout_s = sample_timeout_s
         self._kills: Counter[str] = Counter()  # by what a worker died over, in words
         self._poisoned: dict[int, FatalRow] = {}  # by slot
+        self._unbegun: dict[int, int] = {}  # late worker -> the order of which it had begun no row when last looked at
         self._num_restarts = 0
         self.num_vain = 0  # deaths of workers with nothing to do, since a batch came: whoever delivers one sets it back
         self.num_taken_back = 0
@@ -113,32 +114,45 @@ class Supervisor:
         """Ends and replaces workers whose sample takes too long; their batches fail over it. Returns how many."""
         if self._sample_timeout_s is None:
             return 0
-        num_late = 0
-        for worker in range(self._ring.num_workers):
-            held = self._ring.held_by(worker)
-            if held is None or held[3] < 0:
-                continue
-            took_s = (monotonic_ns() - self._ring.worker(worker)["since_ns"]) / 1e9
-            if took_s <= self._sample_timeout_s:
-                continue
-            num_late += 1
-            slot, row = held[0], held[3]
-            order = self._order_in(slot)
+        return sum(self._end_if_late(worker) for worker in range(self._ring.num_workers))
+
+    def _end_if_late(self, worker: int) -> bool:
+        held = self._ring.held_by(worker)
+        since_ns = self._ring.worker(worker)["since_ns"]
+        # 0: it is at no sample, but waits for the trainer or collates
+        is_late = held is not None and since_ns and (monotonic_ns() - since_ns) / 1e9 > (self._sample_timeout_s or 0)
+        if held is None or not is_late:
+            self._unbegun.pop(worker, None)
+            return False
+        slot, _, number, row = held
+        if row < 0 and self._unbegun.get(worker) != number:
+            self._unbegun[worker] = number  # the time may be an earlier claim's: it is looked at again
+            return False
+        order = self._order_in(slot)
+        if row >= 0:
             index = self._ring.worker(worker)["index"]
-            what = f"sample {index}" if order is None else _work_of(order, row)
-            stack = self._crew.stack(worker)
-            death = self._crew.kill(worker)
-            text = (
-                f"{what} took longer than sample_timeout_s={self._sample_timeout_s}: worker {worker} (pid {death.pid}) was ended "
-                f"and is replaced. Where it was:\n{stack}\nRaise sample_timeout_s if such a sample is all right, or give "
+            what = f"{f'sample {index}' if order is None else _work_of(order, row)} took longer than"
+        else:
+            what = f"{'a batch' if order is None else _work_of(order, row)} was claimed, and no sample of it begun for"
+        stack = self._crew.stack(worker)
+        death = self._crew.kill(worker)
+        text = (
+            f"{what} sample_timeout_s={self._sample_timeout_s}: worker {worker} (pid {death.pid}) was ended "
+            f"and is replaced. Where it was:\n{stack}\n"
+        )
+        if row >= 0:
+            text += (
+                "Raise sample_timeout_s if such a sample is all right, or give "
                 'on_error="skip" or "substitute" to go on without it'
             )
-            log.warning("%s", text)
             self._poisoned[slot] = FatalRow(text, row, SampleTimeout)
-            self._ring.recover(worker, poison=True)
-            self._ring.count_restart()
-            self._crew.replace(worker)
-        return num_late
+        log.warning("%s", text)
+        self._ring.recover(
+            worker, poison=row >= 0
+        )  # a worker that stood still before its first sample says nothing of it
+        self._ring.count_restart()
+        self._crew.replace(worker)
+        return True
 
     def death_over(self, slot: int) -> FatalRow:
         """What happened to the workers of a slot that was given up."""

@@ -84,6 +84,7 @@ cdef class WorkerRing:
         cdef shml_slot *record = &self._ring.slots[self._claim.slot]
         self._is_claimed = True
         self._claimed_ns = _now_ns()
+        self._ring.workers[self.worker_id].since_ns = self._claimed_ns
         self.slot = self._claim.slot
         self.chunk = self._claim.chunk
         self.order = self._claim.order
@@ -126,7 +127,9 @@ cdef class WorkerRing:
 
     def end_rows(self):
         """Says that no row is being decoded: what a death or a delay comes from now is no sample."""
-        self._ring.workers[self.worker_id].now = 0
+        cdef shml_worker *me = &self._ring.workers[self.worker_id]
+        me.since_ns = 0
+        me.now = 0
 
     @property
     def is_abandoned(self):

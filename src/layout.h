@@ -87,7 +87,7 @@ typedef struct {
     shml_u64 now;           /* order << 16 | row being decoded: blames a row for a death; that worker */
     shml_u64 pid;           /* 0: not started; that worker */
     shml_u64 started_ns;    /* CLOCK_MONOTONIC when it was ready for orders; that worker */
-    shml_u64 since_ns;      /* CLOCK_MONOTONIC when `now` was written; that worker */
+    shml_u64 since_ns;      /* CLOCK_MONOTONIC of the claim, then of each row begun; 0: it is at no sample; that worker */
     shml_u64 index;         /* int64 sample index being decoded, as bits; that worker */
     shml_u64 is_waiting;    /* 1: waits for orders; that worker */
     shml_u64 busy_ns;       /* spent filling chunks; that worker */

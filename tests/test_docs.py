@@ -1,4 +1,4 @@
-"""The examples of docs/ run, page by page, and print what the page says.
+"""The examples of docs/ run, page by page, and print what the page says; links lead somewhere.
 
 What an example prints stands in a comment behind its print, or in the text block after it.
 """
@@ -6,23 +6,96 @@ What an example prints stands in a comment behind its print, or in the text bloc
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
-WITHOUT_OUTPUT = ("frameworks.md", "migration.md")  # fragments of other programs
-DOCS = next(p / "docs" for p in Path(__file__).parents if (p / "docs").exists())
+WITHOUT_OUTPUT = ("frameworks.md",)  # fragments of other programs
+ROOT = next(p for p in Path(__file__).parents if (p / "docs").exists())
+DOCS = ROOT / "docs"
+PAGES = [*sorted(DOCS.rglob("*.md")), *(path for path in sorted(ROOT.glob("*.md")))]
+WITH_EXAMPLES = [
+    path.name
+    for path in sorted(DOCS.glob("*.md"))
+    if path.name not in WITHOUT_OUTPUT and "```python\n" in path.read_text()
+]
+_LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"#+ +(.+)")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [path.name for path in sorted(DOCS.glob("*.md")) if path.name not in WITHOUT_OUTPUT])
+@pytest.mark.parametrize("page", WITH_EXAMPLES)
 def test_the_examples_of_a_page_print_what_they_say(page: str, output_of: Callable[[str], str]) -> None:
     text = (DOCS / page).read_text()
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     expected = (
-        re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+        re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
         or "".join(re.findall(r"```text\n(.*?)```", text, re.DOTALL)).splitlines()
     )
     assert len(expected) >= code.count("print(")
     assert expected == output_of(code).splitlines()
+
+
+@pytest.mark.parametrize("page", WITHOUT_OUTPUT)
+def test_fragments_are_python(page: str) -> None:
+    for code in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
+        compile(code, page, "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert list(broken_links(page)) == []
+
+
+def test_every_page_can_be_found_from_the_map() -> None:
+    reached, new = set(), {DOCS / "index.md"}
+    while new:
+        reached |= new
+        found = {(page.parent / target).resolve() for page in new for target, _ in links(page) if target}
+        new = {page for page in found if page.suffix == ".md" and DOCS in page.parents and page.exists()} - reached
+    assert {path for path in PAGES if DOCS in path.parents} - reached == set()
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# A `name` of_it, & more\n\n## Twice\n\n## Twice\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[a](other.md) [b](other.md#a-name-of_it--more) [c](other.md#twice-1) [d](https://nobody.invalid/x) `[e](code)`\n"
+        "[f](none.md) [g](other.md#nothing) [h](#here)\n# Here\n[i](#there)\n```\n[j](fenced.md)\n```\n"
+    )
+    assert list(broken_links(page)) == ["none.md", "other.md#nothing", "#there"]
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    """Links of a page to files and headings that are not there."""
+    for target, anchor in links(page):
+        file = page.parent / target if target else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            yield f"{target}#{anchor}" if anchor else target
+
+
+def links(page: Path) -> Iterator[tuple[str, str]]:
+    """(file, anchor) of each link that stays here."""
+    for link in _LINK.findall(without_code(page.read_text())):
+        if not re.match(r"[a-z]+:", link):
+            target, _, anchor = unquote(link).partition("#")
+            yield target, anchor
+
+
+def anchors(page: Path) -> set[str]:
+    """What headings are called in links: as GitHub names them, a number behind those that come again."""
+    found: set[str] = set()
+    for line in without_code(page.read_text(), inline=False).splitlines():
+        if match := _HEADING.fullmatch(line):
+            name = re.sub(r"[^\w\- ]", "", match[1].strip().lower()).replace(" ", "-")
+            again = sum(re.fullmatch(rf"{re.escape(name)}(-\d+)?", other) is not None for other in found)
+            found.add(f"{name}-{again}" if again else name)
+    return found
+
+
+def without_code(text: str, *, inline: bool = True) -> str:
+    """A page without its fenced code and, with `inline`, without code spans that are no link's text."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"(?<!\[)`[^`\n]*`(?!\])", "", text) if inline else text

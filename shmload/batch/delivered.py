@@ -14,6 +14,12 @@ class Padded(NamedTuple):
     Attributes:
         values: shape `(batch_size, longest, ...)`, the samples' dtype; aliases the slot as every tensor of a batch does.
         lengths: how long each row is, int64, shape `(batch_size,)`; `(batch_size, k)` where a schema has k ragged dimensions.
+    Example:
+        >>> import numpy as np
+        >>> from shmload import ShmLoader
+        >>> (batch,) = ShmLoader([np.arange(1), np.arange(3)], batch_size=2, ragged="pad")
+        >>> batch.values.tolist(), batch.lengths.tolist()
+        ([[0, 0, 0], [0, 1, 2]], [1, 3])
     """
 
     values: torch.Tensor
@@ -28,6 +34,12 @@ class Jagged(NamedTuple):
     Attributes:
         values: shape `(sum of lengths, ...)`, the samples' dtype; aliases the slot as every tensor of a batch does.
         offsets: where each row begins, and where the last one ends; int64, shape `(batch_size + 1,)`.
+    Example:
+        >>> import numpy as np
+        >>> from shmload import ShmLoader
+        >>> (batch,) = ShmLoader([np.arange(1), np.arange(3)], batch_size=2, ragged="jagged")
+        >>> batch.values.tolist(), batch.offsets.tolist()
+        ([0, 0, 1, 2], [0, 1, 4])
     """
 
     values: torch.Tensor

@@ -69,8 +69,11 @@ class SharedIndex(PackedRows, Sequence[Any]):
     def from_columns(
         cls, columns: Mapping[str, Any], *, name: str | None = None, fingerprint: Fingerprint = None
     ) -> Self:
-        """An index of dicts, from one sequence or array per key. Numeric arrays keep their dtype.
+        """An index of dicts, from one sequence or array per key.
 
+        Args:
+            columns: a sequence or array for each name, all of one length. Numeric arrays keep their dtype.
+            name, fingerprint: as of the class.
         Raises:
             ValueError: the columns differ in length.
         """
@@ -82,6 +85,7 @@ class SharedIndex(PackedRows, Sequence[Any]):
 
         Args:
             frame: of pandas, or anything with `columns` and `frame[name]`. Categories are held as their values.
+            name, fingerprint: as of the class.
         Raises:
             ValueError: a value is missing; NaN in a column of floats is a value.
         """
@@ -102,7 +106,11 @@ class SharedIndex(PackedRows, Sequence[Any]):
             path: .jsonl (a value a line), .csv or .tsv (the first line names the columns), .txt (a str a line), each also .gz; or
                 .parquet, with pyarrow. Empty lines are skipped.
             types: of the columns of .csv and .tsv that are not str: {"label": int}.
+            name: as of the class.
             fingerprint: under a name, by default the file's path, size and time of change.
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: a line is no row of this kind; it is named.
         """
         if name is not None and fingerprint is None:
             status = os.stat(path)
@@ -122,6 +130,10 @@ class SharedIndex(PackedRows, Sequence[Any]):
     def column(self, name: str | int) -> Any:
         """One column: an array over the shared memory (read-only, not copied), or an index of its str or bytes.
 
+        Args:
+            name: a key of `columns`.
+        Returns:
+            an array or an index, valid as long as anyone holds it.
         Raises:
             KeyError: there is none of this name.
         """

@@ -35,7 +35,12 @@ class PreparedLoader(DataLoaderShard):
     """A ShmLoader as Accelerate wants it; attributes it lacks are the loader's (`stats()`, `close()`, `dataset`, ...).
 
     `len()`, iteration, `state_dict()`, `load_state_dict()` and `set_epoch()` are as the loader's own; `accelerator.save_state`
-    saves the loader's state and `load_state` loads it.
+    saves the loader's state and `load_state` loads it. Made by `prepare`.
+
+    Args:
+        loader: what is prepared.
+        device: where batches are moved; None: they stay.
+        drop_last, non_blocking, rng_types, synchronized_generator: as of Accelerate's DataLoaderShard.
     """
 
     def __init__(
@@ -98,12 +103,12 @@ class PreparedLoader(DataLoaderShard):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As `ShmLoader.load_state_dict`."""
+        """As `ShmLoader.load_state_dict`; `state_dict` is what `state_dict()` gave here or of the loader itself."""
         self.base_dataloader.load_state_dict(state_dict)
         self._update_state_dict()
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next pass that epoch. A state just loaded stays if it is of that epoch: training loops set it every time."""
+        """Makes the next pass that `epoch`. A state just loaded stays if it is of that epoch: training loops set it every time."""
         super().set_epoch(epoch)
         if _orders_itself(self.base_dataloader):
             self.base_dataloader.set_epoch(epoch)
@@ -114,7 +119,7 @@ class PreparedLoader(DataLoaderShard):
 
 
 class ScheduledBatches(BatchSampler):
-    """What Accelerate asks the batch sampler of a prepared loader for, where the loader's schedule rules and not a sampler.
+    """What Accelerate asks the batch sampler of a prepared `loader` for, where the loader's schedule rules and not a sampler.
 
     It cannot be iterated: `accelerate.skip_first_batches` would read other samples through a plain DataLoader.
     """
@@ -147,6 +152,8 @@ def prepare(
     transformers.Trainer two accumulations of them: `prefetch_factor * num_workers` above that keeps all of them in the ring.
 
     Args:
+        accelerator: made before the loader, which asks it for ranks.
+        loader: not closed; it is read by the result from now on.
         device_placement: whether batches are moved to `accelerator.device`. None: as the Accelerator says.
     Raises:
         TypeError: not a ShmLoader, or one of an iterable dataset, which gains nothing here.

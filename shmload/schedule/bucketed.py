@@ -89,7 +89,13 @@ class Bucketed(KeyedBatches):
         return made.samples[made.starts[place] : made.starts[place + 1]].copy()
 
     def padding(self, *, seed: int = 0, epoch: int = 0) -> Padding:
-        """How much of an epoch's batches is padding, and how much it would be without sorting."""
+        """How much of an epoch's batches is padding, and how much it would be without sorting.
+
+        Args:
+            seed, epoch: which epoch of which run.
+        Returns:
+            (share, share_shuffled), both from 0 to 1, of rows padded to the longest of their batch.
+        """
         made = self._epochs.get(seed, epoch, self._make)
         shuffled = self._shuffled(seed, epoch)
         return Padding(self._share(made.samples, made.starts), self._share(shuffled, self._cut(shuffled)))

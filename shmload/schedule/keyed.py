@@ -16,7 +16,7 @@ READ_AHEAD = 8192  # indices that __iter__ computes at a time
 
 
 class KeyedOrder(ABC):
-    """Which index stands at each position of an epoch.
+    """Which index stands at each position of an epoch: the base of orders, for one of your own.
 
     In seed mode it is given as `sampler=` and sharded over ranks. Anywhere else it is an ordinary sampler: each `iter` draws a
     seed from torch's global generator, as torch's RandomSampler does.
@@ -25,7 +25,7 @@ class KeyedOrder(ABC):
     @property
     @abstractmethod
     def n(self) -> int:
-        """Positions of an epoch."""
+        """Positions of an epoch, which need not be the dataset's samples."""
 
     @property
     @abstractmethod
@@ -34,7 +34,14 @@ class KeyedOrder(ABC):
 
     @abstractmethod
     def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-        """The indices at positions [start, stop), as a new array; 0 <= start <= stop <= n."""
+        """The indices at positions [start, stop).
+
+        Args:
+            start, stop: `0 <= start <= stop <= n`; not checked.
+            seed, epoch: which epoch of which run; 0 to 2^64 - 1.
+        Returns:
+            a new int64 array, shape `(stop - start,)`.
+        """
 
     @property
     def is_endless(self) -> bool:
@@ -42,11 +49,20 @@ class KeyedOrder(ABC):
         return False
 
     def counters_at(self, position: int, *, seed: int, epoch: int) -> list[int] | None:
-        """What a resume at that position needs besides it; None: nothing."""
+        """What a resume at that position needs besides it; None: nothing.
+
+        Args:
+            position: from 0 to n.
+            seed, epoch: as of `take`.
+        """
         return None
 
     def go_on_at(self, position: int, counters: Sequence[int], *, epoch: int) -> None:  # noqa: B027  # most have none
-        """Tells what `counters_at` gave for that position, so that it need not be worked out anew."""
+        """Tells what `counters_at` gave for that position, so that it need not be worked out anew.
+
+        Args:
+            position, counters, epoch: of the state that is resumed.
+        """
 
     def __len__(self) -> int:
         return self.n

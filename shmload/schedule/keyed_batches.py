@@ -14,7 +14,7 @@ __all__ = ["KeyedBatches"]
 
 
 class KeyedBatches(ABC):
-    """Which samples each batch of an epoch holds.
+    """Which samples each batch of an epoch holds: the base of orders by batches, for one of your own.
 
     In seed mode it is given as `batch_sampler=`, and its batches are dealt to the ranks. Anywhere else it is an ordinary batch
     sampler: each `iter` draws a seed from torch's global generator, as torch's RandomSampler does.
@@ -34,11 +34,22 @@ class KeyedBatches(ABC):
 
     @abstractmethod
     def num_batches(self, *, seed: int, epoch: int) -> int:
-        """Batches of an epoch."""
+        """Batches of an epoch, over all ranks.
+
+        Args:
+            seed, epoch: which epoch of which run; 0 to 2^64 - 1.
+        """
 
     @abstractmethod
     def batch(self, number: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-        """The indices of an epoch's batch, as a new array; 0 <= number < num_batches."""
+        """The indices of one of an epoch's batches.
+
+        Args:
+            number: `0 <= number < num_batches`.
+            seed, epoch: as of `num_batches`.
+        Returns:
+            a new int64 array.
+        """
 
     def __len__(self) -> int:
         """Batches of the newest `iter`; before the first, those of another epoch, which may have a few more or less."""

@@ -66,8 +66,11 @@ class Permutation:
     @overload
     def take(self, start: int, stop: int, /) -> NDArray[np.int64]: ...
     def take(self, positions: Any, stop: int | None = None, /) -> NDArray[np.int64]:
-        """The indices at the given positions: an array of them in any shape, or the range from `start` to `stop`.
+        """The indices at the given positions, or at those of a range.
 
+        Args:
+            positions: integers in [0, n), an array of any shape; with `stop` the first of a range.
+            stop: the end of that range.
         Returns:
             a new int64 array of the positions' shape.
         Raises:
@@ -84,8 +87,11 @@ class Permutation:
         return out.reshape(given.shape)
 
     def fill(self, start: int, out: NDArray[np.int64]) -> None:
-        """Write the indices at positions [start, start + len(out)) into `out`: int64, one dimension, contiguous.
+        """Write the indices at positions [start, start + len(out)) into an array that is there.
 
+        Args:
+            start: the first position, 0 or more.
+            out: int64, one dimension, contiguous.
         Raises:
             IndexError: the positions reach outside [0, n).
             TypeError: `out` is another kind of array.
@@ -102,6 +108,10 @@ class Permutation:
     def inverse(self, indices: ArrayLike, /) -> NDArray[np.int64]:
         """The positions at which the given indices stand; `inverse(take(positions))` is `positions`.
 
+        Args:
+            indices: integers in [0, n), an array of any shape.
+        Returns:
+            a new int64 array of the indices' shape.
         Raises:
             IndexError: an index is outside [0, n).
             TypeError: the indices are not integers.

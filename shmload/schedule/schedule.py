@@ -118,22 +118,38 @@ class Schedule:
         return whole + (rest > 0 and self.rest_rule != "drop")
 
     def num_steps_of(self, rank: int) -> int:
-        """Steps in which `rank` has rows: `num_steps`, or one less where "exact" leaves it none."""
+        """Steps in which `rank` has rows: `num_steps`, or one less where "exact" leaves it none.
+
+        Args:
+            rank: from 0 to `world_size - 1`.
+        """
         steps = self.num_steps
         return steps - (steps > 0 and self.num_rows(steps - 1, rank) == 0)
 
     def num_rows(self, step: int, rank: int) -> int:
-        """Rows of the batch, padding included."""
+        """Rows of the batch of a `step` and a `rank`, padding included.
+
+        Raises:
+            IndexError: there is no such step or rank.
+        """
         start, stop = self._span(step, rank)
         return stop - start
 
     def num_valid(self, step: int, rank: int) -> int:
-        """Rows of the batch that are not padding; they come first."""
+        """Rows of the batch of a `step` and a `rank` that are not padding; they come first.
+
+        Raises:
+            IndexError: there is no such step or rank.
+        """
         start, stop = self._span(step, rank)
         return max(min(stop, self.n) - start, 0)
 
     def position(self, step: int) -> int:
-        """Samples of the epoch that all ranks have consumed before `step`; at `num_steps`, by the epoch's end."""
+        """Samples of the epoch that all ranks have consumed before `step`; at `num_steps`, by the epoch's end.
+
+        Raises:
+            IndexError: there is no such step.
+        """
         if not 0 <= step <= self.num_steps:
             raise IndexError(f"Schedule: step must be in [0, {self.num_steps}], got {step}")
         return min(step * self.global_batch, self.n)
@@ -153,7 +169,17 @@ class Schedule:
         return step
 
     def batch(self, epoch: int, step: int, rank: int = 0) -> NDArray[np.int64]:
-        """The sample indices of a rank's step, as a new array. Empty where "exact" leaves the rank no rows."""
+        """The sample indices of a rank's step.
+
+        Args:
+            epoch: 0 to 2^64 - 1.
+            step: from 0 to `num_steps - 1`.
+            rank: from 0 to `world_size - 1`.
+        Returns:
+            a new int64 array, shape `(num_rows(step, rank),)`: empty where "exact" leaves the rank no rows.
+        Raises:
+            IndexError: there is no such step or rank.
+        """
         start, stop = self._span(step, rank)
         out = np.empty(stop - start, np.int64)
         self._fill(epoch, start, out)
@@ -163,6 +189,7 @@ class Schedule:
         """Write the sample indices of a rank's step into the first rows of `out`.
 
         Args:
+            epoch, step, rank: as of `batch`.
             out: int64, one dimension, contiguous, at least `num_rows(step, rank)` long.
         Returns:
             the number of rows written, padding included.
@@ -186,14 +213,20 @@ class Schedule:
             done += count
 
     def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:
-        """The index so many places behind that of a row, in the epoch's order and round its end."""
+        """The index so many places behind that of a row, in the epoch's order and round its end.
+
+        Args:
+            epoch, step, rank: as of `batch`.
+            row: of the batch.
+            distance: how many places; 1 is the next.
+        """
         position = (self._span(step, rank)[0] + row + distance) % self.n
         out = np.empty(1, np.int64)
         self._take(epoch, position, out)
         return int(out[0])
 
     def counters(self, epoch: int, step: int) -> list[int] | None:
-        """What a resume at that step needs besides its position: a mixture's draws so far."""
+        """What a resume at a `step` of an `epoch` needs besides its position: a mixture's draws so far; None of other orders."""
         if self.order is None:
             return None
         return self.order.counters_at(self.position(step), seed=self.seed, epoch=epoch)

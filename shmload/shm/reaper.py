@@ -4,6 +4,9 @@ A tiny shell in a session of its own (a kill of the trainer's process group does
 the trainer holds. When that end closes, the shell removes every file with the process's stem from /dev/shm and ends. It is started
 with a process's first group and, where the last group has been closed, told to leave.
 
+Workers end by themselves when the trainer does, once their interpreters are up; those that are still importing the user's program
+then are the shell's to kill. It is told of each with its start time, so that a number taken by another process since is let be.
+
 A meeting (meeting.py) may outlive the process: the shell, told of each that the process attends, waits until the others have left
 it too, and removes it then, under the lock that says so. Without util-linux's or busybox's `flock` its files, a few hundred bytes,
 stay for the janitor.
@@ -21,12 +24,21 @@ from shmload.shm.names import SHM_DIR, process_stem
 
 log = logging.getLogger("shmload")
 
-# The process's stem is $0; lines name the boards of meetings. Signals of a terminal or an orderly shutdown must not end it before
-# its work is done. A board that was opened may be an earlier meeting's by the time its lock is had: -ef.
+# The process's stem is $0; lines name the boards of meetings, and workers. Signals of a terminal or an orderly shutdown must not
+# end it before its work is done. A worker's start time is the 20th word behind its name, which is in brackets and may hold some.
+# A board that was opened may be an earlier meeting's by the time its lock is had: -ef.
 _SCRIPT = f"""trap '' INT TERM HUP QUIT
-boards=
-while read -r word; do
-  if [ "$word" = bye ]; then boards=; else boards="$boards $word"; fi
+boards= workers=' '
+while read -r kind word; do
+  case $kind in
+    bye) boards= workers=' ' ;;
+    board) boards="$boards $word" ;;
+    hired) workers="$workers$word " ;;
+    gone) case $workers in *" $word "*) workers="${{workers%%" $word "*}} ${{workers#*" $word "}}" ;; esac ;;
+  esac
+done
+for worker in $workers; do
+  read -r stat <"/proc/${{worker%:*}}/stat" && set -- ${{stat##*) }} && [ "${{20}}" = "${{worker#*:}}" ] && kill -9 "${{worker%:*}}"
 done
 rm -f -- {SHM_DIR}/"$0"-* {SHM_DIR}/sem."$0"-*
 for board in $boards; do
@@ -40,6 +52,7 @@ _groups = 0
 _shell: subprocess.Popen[bytes] | None = None
 _pipe = -1
 _boards: set[str] = set()  # of the meetings that the process attends or has attended
+_hired: dict[int, str] = {}  # worker's pid -> pid and start time, as the shell is told
 
 
 def enter() -> None:
@@ -76,7 +89,29 @@ def _start() -> None:
     finally:
         os.close(end)
     for board in _boards:
-        _tell(board)
+        _tell(f"board {board}")
+    for worker in _hired.values():
+        _tell(f"hired {worker}")
+
+
+def hire(pid: int) -> None:
+    """Says that a worker has been started: if this process is killed, so is the worker."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            started = file.read().rpartition(")")[2].split()[19]
+    except OSError:  # it has ended already, or there is no /proc
+        return
+    with _lock:
+        _hired[pid] = f"{pid}:{started}"
+        _tell(f"hired {_hired[pid]}")
+
+
+def dismiss(pid: int) -> None:
+    """Says that a worker has ended."""
+    with _lock:
+        worker = _hired.pop(pid, None)
+        if worker is not None:
+            _tell(f"gone {worker}")
 
 
 def attend(board: str) -> None:
@@ -84,13 +119,13 @@ def attend(board: str) -> None:
     with _lock:
         if board not in _boards:
             _boards.add(board)
-            _tell(board)
+            _tell(f"board {board}")
 
 
-def _tell(word: str) -> None:
+def _tell(line: str) -> None:
     if _pipe >= 0:
         try:
-            os.write(_pipe, f"{word}\n".encode())
+            os.write(_pipe, f"{line}\n".encode())
         except OSError:  # somebody has killed it; the next one is told all
             pass
 
@@ -104,6 +139,7 @@ def leave() -> None:
             return
         _tell("bye")
         _boards.clear()
+        _hired.clear()
         shell, _shell = _shell, None
         pipe, _pipe = _pipe, -1
         if pipe >= 0:
@@ -124,6 +160,7 @@ def _forget() -> None:
         _shell.returncode = 0  # not this process's child: nothing to wait for, nothing to warn of
     _groups, _shell, _pipe = 0, None, -1
     _boards.clear()
+    _hired.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

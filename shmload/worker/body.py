@@ -254,6 +254,7 @@ class Body:
     def _fill_from(self, source: IterablePass, keys: list[Any]) -> int:
         """Makes a batch of what comes next; at the end of the iterator only a note is sent."""
         ring, job = self._ring, self._job
+        ring.end_rows()  # making the iterator is no sample
         source.enter(ring.epoch, keys[0])
         if not job.auto_collation:
             for sample in self._up_to(source, 1):

@@ -23,7 +23,7 @@ from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from shmload import faults
-from shmload.shm import forks
+from shmload.shm import forks, reaper
 from shmload.shm.segment import Segment
 from shmload.worker.process import STACK_NBYTES, STACK_SIGNAL, describe_exit, main
 from shmload.worker.spec import Job, Post
@@ -114,6 +114,7 @@ class ProcessCrew:
             # the worker starts no thread before its own code runs, and what it inherits it only reads
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()
+        reaper.hire(process.pid or 0)
         try:
             pidfd = os.pidfd_open(process.pid)
         except ProcessLookupError:  # started by a fork server, which has already buried it
@@ -136,6 +137,7 @@ class ProcessCrew:
         self._poll.unregister(pidfd)
         os.close(pidfd)
         process.join()
+        reaper.dismiss(process.pid or 0)
         process.close()
 
     def replace(self, worker_id: int) -> None:

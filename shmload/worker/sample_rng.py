@@ -65,8 +65,10 @@ def end_samples() -> None:
 
 
 def sample_info() -> SampleInfo:
-    """The sample being decoded.
+    """The sample being decoded, for datasets that want to know.
 
+    Returns:
+        (epoch, index, worker): index is -1 if the sampler's key is no integer, worker 0 where the trainer reads itself.
     Raises:
         RuntimeError: called outside a dataset's reading of a sample.
     """
@@ -81,8 +83,20 @@ def sample_rng() -> np.random.Generator:
     The same sample draws the same numbers for any number of workers, start method, crash or resume, and other numbers in other
     epochs. Valid until the next sample. In torch mode (`seed=None`) there is no key: it is seeded from torch's per-worker stream.
 
+    Returns:
+        the same generator for every call within one sample.
     Raises:
         RuntimeError: called outside a dataset's reading of a sample.
+    Example:
+        >>> from shmload import ShmLoader, sample_rng
+        >>> class Noise:
+        ...     def __len__(self):
+        ...         return 4
+        ...     def __getitem__(self, index):
+        ...         return sample_rng().standard_normal(2)
+        >>> first, again = (next(iter(ShmLoader(Noise(), batch_size=4, seed=7, num_workers=0))) for _ in range(2))
+        >>> (first == again).all().item()
+        True
     """
     info = sample_info()
     if _now.rng is None:

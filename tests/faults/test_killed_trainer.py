@@ -28,9 +28,7 @@ def test_nothing_stays_of_a_killed_trainer(state: str, kill: Callable[[int], Non
         assert len(stems) == 1
         assert files_with(stems)
         kill(pid)
-        # a spawned worker watches its parent once its interpreter is up; until then it is importing, for as long as that takes
-        bound_s = 5 * BOUND_S if state == "start" and method != "fork" else BOUND_S
-        assert family.survivors(bound_s) == []
+        assert family.survivors(BOUND_S) == []
         assert files_with(stems) == []  # the reaper is of the family, and it ends after its work
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import select
 import signal
 from time import monotonic
 from typing import Any
 
 import pytest
-from faults_kit import Rows, await_readable, digest
+from faults_kit import Charges, Rows, await_readable, digest
 
 from shmload import ShmLoader
 
@@ -58,6 +59,23 @@ def test_a_stopped_worker_keeps_its_batch_waiting_while_others_go_on(seed: int |
         got += [digest(batch["x"]) for batch in stream]
         assert loader.stats()["num_restarts"] == 0
     assert expected == got
+
+
+@pytest.mark.parametrize("seed", [4, None])
+def test_a_worker_stopped_between_its_claim_and_its_first_sample_is_late_and_no_sample_is_to_blame(
+    seed: int | None, charges: Charges, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ShmLoader(Rows(48), batch_size=12, seed=seed) as quiet:
+        expected = [digest(batch["x"]) for batch in quiet]
+    charges.arm("after_claim", signal.SIGSTOP)
+    options = {"num_workers": 2, "sample_timeout_s": 0.2, "max_restarts": 0}
+    with ShmLoader(Rows(48), batch_size=12, seed=seed, **options) as loader:
+        got = [digest(batch["x"]) for batch in loader]
+        assert (charges.num_spent, loader.stats()["num_restarts"]) == (1, 1)
+    assert expected == got
+    assert re.search(
+        r"batch \d of epoch 0 was claimed, and no sample of it begun for sample_timeout_s=0.2: worker", caplog.text
+    )
 
 
 @pytest.mark.parametrize("seed", [4, None])

@@ -161,6 +161,14 @@ DEFECTS = [
         ("tests/shm/test_leftovers.py::test_a_living_neighbour_is_never_swept",),
         reaches_out=True,
     ),
+    Defect(
+        "R7",
+        "workers that are still starting when the trainer is killed are left alone",
+        "shmload/shm/reaper.py",
+        ' && kill -9 "${{worker%:*}}"\n',
+        "\n",
+        ("tests/shm/test_leftovers.py::test_workers_that_do_not_end_by_themselves_are_killed_and_no_other_process",),
+    ),
     # ------------------------------------------------ R8: many fields
     Defect(
         "R8",
@@ -378,6 +386,27 @@ DEFECTS = [
         "            if False:\n",
         ("tests/formats/tfrecord/test_round_trip.py::test_any_changed_byte_and_any_cut_is_detected",),
         ("records",),
+    ),
+    Defect(
+        "R18",
+        "the checksum of a tar header is not compared",
+        "src/tar_headers.pxi",
+        "        if not _sum_holds(block):\n",
+        "        if False:\n",
+        ("tests/formats/tar/test_shard.py::test_every_flipped_bit_of_a_header_is_an_error_or_changes_nothing",),
+        ("tar",),
+    ),
+    Defect(
+        "R18",
+        "libjpeg's warnings of damaged data are let pass",
+        "src/jpeg.h",
+        "    if (((jpeg_state *)cinfo)->job->is_strict)\n",
+        "    if (0)\n",
+        (
+            "tests/formats/images/test_jpeg.py::test_damage_above_or_within_a_part_is_refused_and_below_it_is_not_looked_at",
+            "tests/formats/images/test_jpeg.py::test_what_follows_the_last_row_is_looked_at_with_the_last_row",
+        ),
+        ("jpeg",),
     ),
     # ------------------------------------------------ R19: no pickle from remote data
     Defect(

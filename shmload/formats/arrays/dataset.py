@@ -25,6 +25,12 @@ class ArrayDataset:
         TypeError, ValueError: the arrays' rows make no samples; the message names the array.
     Cost: a copy of each row; the GIL is released while a batch is gathered.
     Thread/process safety: reading is safe from any thread; a pickled dataset lives as long as the one it was made of.
+    Example:
+        >>> import numpy as np
+        >>> from shmload.formats import ArrayDataset
+        >>> dataset = ArrayDataset({"x": np.arange(6).reshape(3, 2), "y": np.arange(3)})
+        >>> len(dataset), dataset[-1]["x"].tolist()
+        (3, [4, 5])
     """
 
     def __init__(self, arrays: Any) -> None:
@@ -45,7 +51,12 @@ class ArrayDataset:
         self.schema = self._rows.schema
 
     def read_batch_into(self, indices: Any, out: Any) -> None:
-        """Writes the rows of these numbers; each field of `out` is C-contiguous."""
+        """Writes the rows of these numbers.
+
+        Args:
+            indices: int64, shape `(rows,)`.
+            out: an array for each field, C-contiguous, with a leading dimension of `rows`.
+        """
         self._held.check()
         self._rows.read_batch_into(indices, out)
 

@@ -29,20 +29,21 @@ class Window(NamedTuple):
 
 
 class Crop(Protocol):
-    """What chooses a window.
-
-    Attributes:
-        shape: (height, width) of every result; None where it depends on the image.
-    """
+    """What chooses a window of an image: what a crop of one's own has, a value that can be pickled."""
 
     @property
-    def shape(self) -> tuple[int | None, int | None]: ...
+    def shape(self) -> tuple[int | None, int | None]:
+        """(height, width) of every result; None where it depends on the image."""
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
         """The window of an image. Where it is smaller than `shape`, the result has black around it (`middle_of`).
 
         Args:
+            height, width: of the image, in pixels.
             rng: the sample's generator.
+        Returns:
+            `Window(size, box, clip)`: the box (top, left, height, width) of the image is resampled to the size (height, width);
+            pixels outside the clip (top, left, bottom, right) do not count.
         """
 
 
@@ -56,6 +57,8 @@ class RandomResizedCrop:
         size: of the result, (height, width) or one number for both.
         scale: share of the image's area, least and most.
         ratio: width over height, least and most; drawn evenly in its logarithm.
+    Raises:
+        ValueError: a number is outside its bounds.
     """
 
     size: int | Sequence[int]
@@ -71,9 +74,11 @@ class RandomResizedCrop:
 
     @property
     def shape(self) -> Size:
+        """(height, width) of every result."""
         return _pair(self.size, "RandomResizedCrop")
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
+        """The part of an image of this `height` and `width` that becomes the result, drawn from `rng`."""
         top, left, box_height, box_width = self._box(height, width, rng)
         clip = (top, left, top + box_height, left + box_width)
         return Window(self.shape, (float(top), float(left), float(box_height), float(box_width)), clip)
@@ -102,6 +107,8 @@ class Resize:
     Args:
         size: (height, width), whatever that does to the aspect; or the length of the shorter side, with the aspect kept, so that
             results differ in shape.
+    Raises:
+        ValueError: a number is outside its bounds.
     """
 
     size: int | Sequence[int]
@@ -111,9 +118,11 @@ class Resize:
 
     @property
     def shape(self) -> tuple[int | None, int | None]:
+        """(height, width) of every result; None where it depends on the image."""
         return (None, None) if isinstance(self.size, int) else _pair(self.size, "Resize")
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
+        """The part of an image of this `height` and `width` that becomes the result, which is all of it; `rng` is not asked."""
         size = _shorter(self.size, height, width) if isinstance(self.size, int) else _pair(self.size, "Resize")
         return Window(size, (0.0, 0.0, float(height), float(width)), (0, 0, height, width))
 
@@ -125,6 +134,8 @@ class CenterCrop:
     Args:
         size: of the result, (height, width) or one number for both.
         resize: first resize the whole image so that its shorter side is this long: the usual 256 for a size of 224.
+    Raises:
+        ValueError: a number is outside its bounds.
     """
 
     size: int | Sequence[int]
@@ -139,9 +150,11 @@ class CenterCrop:
 
     @property
     def shape(self) -> Size:
+        """(height, width) of every result."""
         return _pair(self.size, "CenterCrop")
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
+        """The part of an image of this `height` and `width` that becomes the result; `rng` is not asked."""
         size = self.shape
         resized = (height, width) if self.resize is None else _shorter(self.resize, height, width)
         size = min(size[0], resized[0]), min(size[1], resized[1])

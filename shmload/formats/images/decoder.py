@@ -63,6 +63,10 @@ class ImageDecoder:
     Raises:
         ValueError: an option is none of these; (by a call) a file is no sound image.
     Thread/process safety: any number of callers.
+    Example:
+        >>> from shmload.formats import ImageDecoder, RandomResizedCrop
+        >>> ImageDecoder(RandomResizedCrop(224), flip=0.5, layout="HWC").spec
+        ('uint8', (224, 224, 3))
     """
 
     crop: Crop | None = None
@@ -96,18 +100,21 @@ class ImageDecoder:
 
     @property
     def spec(self) -> tuple[str, Shape]:
-        """Type and shape of the result, as a schema has them."""
+        """Type and shape of the result, as a schema has them: ("uint8", (3, 224, 224)). None: it depends on the image."""
         height, width = self._crop.shape
         shape = (3, height, width) if self.layout == "CHW" else (height, width, 3)
         return "uint8" if self._levels is None else "float32", shape
 
     def __call__(self, data: bytes) -> NDArray[Any]:
-        """The image of a file, in memory of its own."""
+        """The image of a file, in memory of its own: shape and dtype as `spec` says."""
         return self.decode(data, lambda shape: np.empty(shape, self.spec[0]))
 
     def decode(self, data: bytes, place: Place) -> NDArray[Any]:
         """Writes the image of a file to where `place` says, which is asked once its shape is known and its header sound.
 
+        Args:
+            data: an encoded image.
+            place: shape -> a writable array of that shape and of the dtype that `spec` says.
         Returns:
             what `place` gave.
         Raises:

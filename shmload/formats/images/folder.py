@@ -36,8 +36,17 @@ class ImageFolder:
         transform: in place of `image`, a function that makes an array or tensor of Pillow's image, in RGB.
     Raises:
         FileNotFoundError: there is no class, or one without an image.
+        ValueError: arguments that do not go together, or another number of labels than of paths.
         ShardCorrupt: (on reading) a file is no sound image; it is named, with the cause.
     Thread/process safety: any number of readers.
+    Example:
+        >>> from pathlib import Path
+        >>> import shmload
+        >>> from shmload.formats import CenterCrop, ImageDecoder, ImageFolder
+        >>> photos = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
+        >>> dataset = ImageFolder(photos, ImageDecoder(CenterCrop(96)), labels=range(len(photos)))
+        >>> dataset[3]["image"].shape, dataset[3]["label"]
+        ((3, 96, 96), 3)
     """
 
     def __init__(
@@ -78,7 +87,7 @@ class ImageFolder:
 
     @property
     def targets(self) -> NDArray[np.int64]:
-        """Every sample's label.
+        """Every sample's label; int64, shape `(len(self),)`.
 
         Raises:
             ValueError: they have none.
@@ -100,7 +109,14 @@ class ImageFolder:
         return {"image": image, "label": label} if self._has_labels else {"image": image}
 
     def read_into(self, index: int, out: Any) -> None:
-        """Decodes a sample into its row."""
+        """Decodes a sample into its row.
+
+        Args:
+            index: of the sample.
+            out: the row: "image" and, where samples have one, "label".
+        Raises:
+            ShardCorrupt: the file is no sound image.
+        """
         path, label = self._sample(index)
         self._decode(path, out)
         if self._has_labels:

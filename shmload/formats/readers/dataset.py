@@ -42,7 +42,7 @@ class ColumnDataset(ABC):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Type and shape of each field."""
+        """Type and shape of each field, {"x": ("float32", (8,))}; None in a shape: it differs from row to row. Opens the file."""
         return self._opened.schema
 
     def __len__(self) -> int:
@@ -56,6 +56,10 @@ class ColumnDataset(ABC):
     def read_batch_into(self, indices: Sequence[int] | NDArray[Any], out: Any) -> None:
         """Writes rows to those of a batch.
 
+        Args:
+            indices: integers, shape `(rows,)`; negative ones count from the end.
+            out: an array for each field of `schema`, with a leading dimension of `rows`; text and ragged fields as a ShmLoader's
+                batch takes them.
         Raises:
             IndexError: there is no such row.
             ShardCorrupt: the file is not what its format says.

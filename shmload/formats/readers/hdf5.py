@@ -43,7 +43,7 @@ class HDF5Dataset(ArrayTreeDataset):
         ShardCorrupt: on reading: the file is not what the format says.
         ValueError: on reading: a field is no array of a type that tensors have, or fields differ in length.
     Thread/process safety: any number of readers; h5py holds a lock of its own while it decodes, so only processes do that in
-    parallel.
+        parallel.
     """
 
     def _open(self) -> Opened:

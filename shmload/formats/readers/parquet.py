@@ -33,6 +33,7 @@ class ParquetDataset(ColumnDataset):
         cache_bytes: of decoded row groups, for each process that reads.
     Raises:
         FileNotFoundError: a pattern matches nothing.
+        ValueError: `columns` is empty.
         ModuleNotFoundError: pyarrow is not installed (extra `parquet`).
         ShardCorrupt: on reading: a file is not what the format says.
         SampleError: on reading: a row has a null, or another number of values than the schema says.
@@ -65,7 +66,7 @@ class ParquetDataset(ColumnDataset):
 
     @property
     def block_starts(self) -> NDArray[np.int64]:
-        """The row that each row group begins with, and the number of rows."""
+        """The row that each row group begins with, and the number of rows; int64, shape `(row groups + 1,)`."""
         starts: NDArray[np.int64] = self._groups.starts
         return starts
 

@@ -110,6 +110,14 @@ class TarDataset:
         ValueError: names that stand for no shard; a compressed shard (at first use).
         ShardCorrupt: a shard is no sound tar file, or a member not what its extension or the schema says.
     Thread/process safety: any number of readers.
+    Example:
+        >>> import tempfile
+        >>> from shmload.formats import TarDataset, TarWriter
+        >>> path = f"{tempfile.mkdtemp()}/train.tar"
+        >>> with TarWriter(path) as writer:
+        ...     writer.write({"__key__": "a", "cls": 3, "txt": "three"})
+        >>> TarDataset(path, fields={"label": "cls", "text": "txt"})[0]
+        {'__key__': 'a', 'label': 3, 'text': 'three'}
     """
 
     def __init__(
@@ -163,14 +171,22 @@ class TarDataset:
 
     @property
     def read_batch_into(self) -> Callable[[Sequence[int], Any], None] | None:
-        """Decodes samples into the rows of a batch; None where a decoder of the user's own does part of that.
+        """Decodes samples into rows, `read(indices, out)` as docs/own_format.md says. None where a decoder of the user's own does
+        part of that.
 
         Such a decoder may draw random numbers, which are each sample's own only if samples are read one by one.
         """
         return None if self._has_own_decoders else self._read_batch_into
 
     def read_into(self, index: int, out: Any) -> None:
-        """Decodes one sample into its row."""
+        """Decodes one sample into its row.
+
+        Args:
+            index: of the sample.
+            out: the row, with a place for each field of the schema.
+        Raises:
+            ShardCorrupt: a member is not what its extension or the schema says.
+        """
         self._read_batch_into([index], SingleRow(out))
 
     def _read_batch_into(self, indices: Sequence[int], out: Any) -> None:

@@ -28,7 +28,9 @@ _META_LIMIT = 1 << 20  # bytes of a long name or PAX header
 
 
 class TarStream(IterableDataset[dict[str, Any]]):
-    """The samples of tar shards, plain or compressed by gzip, bzip2 or xz, in order.
+    """The samples of tar shards, plain or compressed by gzip, bzip2 or xz, in order: an IterableDataset.
+
+    Each worker and rank reads whole shards, so there should be as many as workers in all, or a multiple.
 
     Args:
         shards: paths, in which braces expand.

@@ -42,8 +42,13 @@ class TarWriter:
         ValueError: limits without a pattern; a key or an extension that would be read back as another.
     Cost: one copy of each payload.
     Example:
-        >>> with TarWriter("train-%06d.tar", maxcount=1000) as writer:  # doctest: +SKIP
-        ...     writer.write({"__key__": "0001", "npy": array, "cls": 3})
+        >>> import tempfile
+        >>> from shmload.formats import TarDataset, TarWriter
+        >>> folder = tempfile.mkdtemp()
+        >>> with TarWriter(f"{folder}/train-%06d.tar", maxcount=1000) as writer:
+        ...     writer.write({"__key__": "0001", "txt": "three", "cls": 3})
+        >>> TarDataset(f"{folder}/train-000000.tar")[0]
+        {'__key__': '0001', 'cls': 3, 'txt': 'three'}
     """
 
     def __init__(
@@ -73,6 +78,9 @@ class TarWriter:
     def write(self, sample: Mapping[str, Any]) -> None:
         """Adds a sample.
 
+        Args:
+            sample: values by extension, and under `__key__` a str that differs from the sample's before. Other names that begin
+                with two underscores are left out.
         Raises:
             ValueError: its key or an extension would be read back as another, it has no members, or is larger than a shard.
         """

@@ -44,6 +44,18 @@ class TFRecordDataset:
         FileNotFoundError: a pattern matches nothing.
         ShardCorrupt: on reading: a file is not what the format says; names file, record, offset and cause.
         SampleError: on reading: a record is valid and does not fit the schema.
+        ValueError: an option or a type that there is not, or options that do not go together.
+    Thread/process safety: any number of readers.
+    Example:
+        >>> import tempfile
+        >>> from shmload.formats import TFRecordDataset, TFRecordWriter
+        >>> path = f"{tempfile.mkdtemp()}/train.tfrecord"
+        >>> with TFRecordWriter(path) as writer:
+        ...     for label in range(3):
+        ...         writer.write({"label": label, "tokens": list(range(label))})
+        >>> dataset = TFRecordDataset(path, {"label": "int64", "tokens": ("int64", (None,))})
+        >>> len(dataset), dataset[2]["tokens"].tolist()
+        (3, [0, 1])
     """
 
     def __init__(
@@ -155,14 +167,21 @@ class TFRecordDataset:
 
     @property
     def read_batch_into(self) -> Callable[[Any, Any], None] | None:
-        """Reads records into rows: see `shmload.ShmLoader` for `out`. None where a decoder does part of that.
+        """Reads records into rows, `read(indices, out)` as docs/own_format.md says. None where a decoder does part of that.
 
         A decoder may draw random numbers, which are each sample's own only if samples are read one by one.
         """
         return None if any(field.decode is not None for field in self._fields) else self._read_batch_into
 
     def read_into(self, index: int, out: Any) -> None:
-        """Reads one record into its row."""
+        """Reads one record into its row.
+
+        Args:
+            index: of the record.
+            out: the row, with a place for each field of the schema.
+        Raises:
+            ShardCorrupt, SampleError: as the class says.
+        """
         survey, texts = self._read([index], SingleRow(out))
         for field in self._fields:
             if field.decode is not None:

@@ -24,10 +24,24 @@ class TFRecordWriter:
     As a context manager it leaves no file, and an older one untouched, if the block raises.
 
     Args:
+        path: of the file; its folder must be there.
         compression: None, "gzip" or "zlib", of the whole file.
         raw: fields of dicts whose arrays are written as one value of bytes each, as they lie in memory: for images and anything
             else whose type a float_list or int64_list would change. Their schema gives dtype and shape back.
         index: also write where the records begin, beside the file, as `TFRecordDataset` would on its first pass.
+    Raises:
+        ValueError: an unknown compression, or an index of a compressed file.
+        OSError: nothing can be written beside `path`.
+    Cost: one copy of each value, and its checksum. Records go to the file a MiB at a time.
+    Example:
+        >>> import tempfile
+        >>> from shmload.formats import TFRecordDataset, TFRecordWriter
+        >>> path = f"{tempfile.mkdtemp()}/train.tfrecord"
+        >>> with TFRecordWriter(path) as writer:
+        ...     for label in range(3):
+        ...         writer.write({"label": label, "name": f"sample {label}"})
+        >>> TFRecordDataset(path, {"label": "int64", "name": str})[2]["name"]
+        'sample 2'
     """
 
     def __init__(
@@ -61,6 +75,12 @@ class TFRecordWriter:
 
         Floats become a float_list (float64 is rounded to float32, the only float of the format), integers and bools an int64_list,
         str, bytes and lists of them a bytes_list; shapes are not kept. Arrays and tensors of any shape are taken.
+
+        Args:
+            record: bytes, or a dict by field.
+        Raises:
+            TypeError: a field holds what no list of the format can.
+            ValueError: a number is beyond int64, or the writer is closed.
         """
         if isinstance(record, Mapping):
             fields = [(name.encode(), *self._values(name, record[name])) for name in sorted(record)]
@@ -69,7 +89,14 @@ class TFRecordWriter:
             self._appended(self._open().append(record))
 
     def write_sequence(self, context: Mapping[str, Any], feature_lists: Mapping[str, Iterable[Any]]) -> None:
-        """Writes one tf.train.SequenceExample; each value of a feature list is one step."""
+        """Writes one tf.train.SequenceExample.
+
+        Args:
+            context: fields of the whole record, as of `write`.
+            feature_lists: lists by field; each value of a list is one step.
+        Raises:
+            TypeError, ValueError: as of `write`.
+        """
         fields = [(name.encode(), *self._values(name, context[name])) for name in sorted(context)]
         lists = [
             (name.encode(), [self._values(name, step) for step in feature_lists[name]])
@@ -141,7 +168,7 @@ class TFRecordWriter:
             write_index(self.path, identity, np.array(self._starts, np.int64))
 
     def abandon(self) -> None:
-        """Leaves no file."""
+        """Gives up: leaves no file, and an older one untouched."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -35,16 +35,30 @@ class TokenDataset:
     Args:
         tokens: a `.npy` path, the path of a raw little-endian file with its `dtype`, a memmap or an array of integers, one axis.
             Megatron-LM's `.bin` needs no dtype if `document_index` is its `.idx`.
+        window: tokens of a sample: one more than a model that predicts the next token sees.
         stride: tokens from one window to the next; the window's length by default. With documents at most that.
+        dtype: of a raw file's tokens, "uint16" say; 8 to 64 bits.
         out_dtype: "int64" or "int32" of the batch.
+        separator: the token that ends a document.
         document_index: offsets of tokens where documents begin, and behind them the last one's end: an array, a `.npy` path, or the
             path of Megatron-LM's `.idx`.
+        cross_documents: let windows go on over the ends of documents.
+        pack: put whole documents together into windows.
+        pad: the token that fills what a window has left.
         seed: with `pack`, which documents meet: None takes them as they lie.
         block: with `pack`, documents that are packed together.
     Raises:
         ShardCorrupt: a file is not what its head or its size says.
+        ValueError, TypeError: arguments that do not go together, or tokens that are no run of integers.
     Cost: one pass over the tokens for separators; planning is linear in the documents.
+    Thread/process safety: any number of readers; a pickled dataset of an array lives as long as the one it was made of.
     Source: H. Ding et al., Fewer truncations improve language modeling, ICML 2024 (packing).
+    Example:
+        >>> import numpy as np
+        >>> from shmload.formats import TokenDataset
+        >>> dataset = TokenDataset(np.arange(100, dtype=np.uint16), 9, stride=8)
+        >>> len(dataset), dataset[1]["tokens"].tolist()
+        (12, [8, 9, 10, 11, 12, 13, 14, 15, 16])
     """
 
     def __init__(
@@ -119,7 +133,7 @@ class TokenDataset:
 
     @property
     def density(self) -> float:
-        """The share of the windows' places that hold tokens."""
+        """The share of the windows' places that hold tokens, 0 to 1; the rest is padding."""
         lengths = self._held.arrays.get("lengths")
         if lengths is None or not len(self):
             return 1.0
@@ -134,7 +148,12 @@ class TokenDataset:
         return {name: rows[0] for name, rows in out.items()}
 
     def read_batch_into(self, indices: Any, out: Any) -> None:
-        """Writes the windows of these numbers to rows."""
+        """Writes the windows of these numbers to rows.
+
+        Args:
+            indices: integers, shape `(rows,)`.
+            out: for each field of the schema an array, C-contiguous, shape `(rows, window)`.
+        """
         self._held.check()
         address, nbytes = place_of("tokens", out["tokens"])
         segments = positions = 0

@@ -1,0 +1,85 @@
+"""Docstrings taken apart: a summary, prose, and sections of the house's template, as Markdown."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass, field
+from itertools import groupby
+
+SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Cost", "Thread/process safety", "Source", "Example")
+_HEAD = re.compile(rf"({'|'.join(SECTIONS)}):(.*)")
+_ITEM = re.compile(r"([\w*]+(?:, [\w*]+)*): (.*)")
+_CODE = re.compile(r"(`+[^`]+`+)")
+_SPECIAL = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])|[*<]")
+_GUIDE = re.compile(r"\bdocs/(\w+\.md)")  # as it stands in docstrings
+_AS_IT_IS = ("|", "    ")  # tables, and what is indented, which is code
+
+
+@dataclass
+class Docstring:
+    """One docstring. `items` are sections of `name: text`, `texts` those of prose; names that share a text stand in one item."""
+
+    summary: str = ""
+    prose: str = ""
+    items: dict[str, dict[tuple[str, ...], str]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def names(self, *sections: str) -> set[str]:
+        """Every name that these sections describe."""
+        return {name for section in sections for names in self.items.get(section, {}) for name in names}
+
+
+def parse(raw: str | None) -> Docstring:
+    """Takes a docstring apart."""
+    found = Docstring()
+    lines = inspect.cleandoc(raw or "").splitlines()
+    prose: list[str] = []
+    at = 0
+    while at < len(lines):
+        head = _HEAD.fullmatch(lines[at])
+        at += 1
+        if head is None:
+            prose.append(lines[at - 1])
+            continue
+        body = []
+        while at < len(lines) and (not lines[at] or lines[at].startswith(" ")):
+            body.append(lines[at])
+            at += 1
+        _add(found, head[1], head[2].strip(), inspect.cleandoc("\n" + "\n".join(body)).splitlines())
+    paragraphs = "\n".join(prose).strip().split("\n\n", 1)
+    found.summary = " ".join(paragraphs[0].split())
+    found.prose = paragraphs[1].strip("\n") if len(paragraphs) > 1 else ""
+    return found
+
+
+def _add(found: Docstring, section: str, beside: str, body: list[str]) -> None:
+    if section in ("Args", "Attributes", "Raises"):
+        items: dict[tuple[str, ...], str] = {}
+        for line in body:
+            item = _ITEM.match(line)
+            if item and not line.startswith(" "):
+                names = tuple(item[1].split(", "))
+                items[names] = item[2]
+            elif line:
+                items[names] += " " + line.strip()
+        found.items[section] = items
+    elif section == "Example":
+        found.texts[section] = "\n".join(body)
+    else:
+        found.texts[section] = " ".join([beside, *(line.strip() for line in body)]).strip()
+
+
+def markdown(text: str) -> str:
+    """Prose as Markdown: what is no code and no table has its special characters taken literally."""
+    lines = text.splitlines()
+    blocks = groupby(lines, key=lambda line: line.startswith(_AS_IT_IS))
+    return "\n".join("\n".join(block) if as_it_is else _literal("\n".join(block)) for as_it_is, block in blocks)
+
+
+def _literal(text: str) -> str:
+    parts = _CODE.split(text)
+    for number in range(0, len(parts), 2):
+        plain = _SPECIAL.sub(lambda match: "".join("\\" + sign for sign in match[0]), parts[number])
+        parts[number] = _GUIDE.sub(r"[\1](../\1)", plain)
+    return "".join(parts)

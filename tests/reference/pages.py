@@ -1,0 +1,138 @@
+"""The pages of the API reference: which name stands where, and how it is shown."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from commands import commands_page
+from docstrings import Docstring, markdown, parse
+from public import BASES, documentation, function_of, is_protocol, members, names, parameters, returned
+
+import shmload.errors
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "api"
+MADE = "<!-- Written by `python -m tests.reference` from the docstrings: change those. -->\n\n"
+WIDTH = 100  # columns of a signature in one line
+PAGES = {  # page -> its title, what begins the places that stand on it (the first that fits has a name), its guides
+    "loader.md": ("ShmLoader", ("shmload.loader",), ("switch", "resume", "memory", "migration")),
+    "orders.md": ("Orders", ("shmload.schedule", "shmload.mix"), ("sampling", "mixtures")),
+    "errors.md": ("Errors", ("shmload.errors",), ("operations",)),
+    "formats.md": (
+        "Formats",
+        ("shmload.formats",),
+        ("arrays", "images", "tar", "tfrecord", "tokens", "columnar", "own_format"),
+    ),
+    "integrations.md": ("Integrations", ("shmload.integrations",), ("frameworks",)),
+    "debug.md": ("Debugging", ("shmload.debug",), ("memory",)),
+    "samples.md": ("Samples and batches", ("shmload",), ("samples", "shared_index")),
+}
+SECTIONS = ("Returns", "Yields", "Raises", "Cost", "Thread/process safety", "Source", "Example")
+
+
+def pages() -> dict[str, str]:
+    """Every page's text by its file's name."""
+    on: dict[str, list[tuple[str, Any]]] = {page: [] for page in PAGES}
+    for place, value in names().items():
+        page = next(page for page, (_, begins, _) in PAGES.items() if value.__module__.startswith(begins))
+        on[page].append((place, value))
+    found = {"index.md": MADE + _index(on), "commands.md": MADE + commands_page()}
+    for page, listed in on.items():
+        title, _, guides = PAGES[page]
+        head = f"# {title}\n\nGuides: {', '.join(f'[{name}](../{name}.md)' for name in guides)}.\n"
+        if page == "errors.md":
+            head += "\n" + (shmload.errors.__doc__ or "").strip() + "\n"
+        found[page] = MADE + head + "".join(_entry(place, value) for place, value in listed)
+    return found
+
+
+def slug(heading: str) -> str:
+    """The anchor that a heading has."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _index(on: dict[str, list[tuple[str, Any]]]) -> str:
+    lines = ["# API reference\n"]
+    for page, listed in on.items():
+        lines.append(f"\n## [{PAGES[page][0]}]({page})\n\n| | |\n|---|---|\n")
+        for place, value in listed:
+            name = place.rsplit(".", 1)[1]
+            summary = markdown(parse(documentation(None, "", value)).summary).replace("|", "\\|")
+            lines.append(f"| [`{place}`]({page}#{slug(name)}) | {summary} |\n")
+    lines.append("\n## [Commands](commands.md)\n\nWhat `shmload --help` says, with all options.\n")
+    return "".join(lines)
+
+
+def _entry(place: str, value: Any) -> str:
+    name = place.rsplit(".", 1)[1]
+    found = parse(documentation(None, "", value))
+    told = f"from {place.rsplit('.', 1)[0]} import {name}"
+    if isinstance(value, type) and issubclass(value, BaseException):
+        told += f"\n\nclass {name}({', '.join(base.__name__ for base in value.__bases__)})"
+    elif not (isinstance(value, type) and (inspect.isabstract(value) or is_protocol(value))):
+        told += f"\n\n{_signature(name, value)}"
+    parts = [f"\n## {name}\n\n```python\n{told}\n```\n\n", _body(found)]
+    if isinstance(value, type):
+        listed = members(value)
+        plain = [name for name in listed if _base_of(value, name) is not None]
+        if plain:
+            base = _base_of(value, plain[0])
+            told = ", ".join(f"`{name}`" for name in plain)
+            parts.append(f"\nBesides {told} of [{base}](#{slug(str(base))}).\n")
+        parts += [_member(value, name, member) for name, member in listed.items() if name not in plain]
+    return "".join(parts)
+
+
+def _base_of(cls: type, member: str) -> str | None:
+    """The base that describes a member and has an entry of its own."""
+    places = {base.__name__: base for base in cls.__mro__[1:] if f"{base.__module__}.{base.__name__}" in BASES}
+    own = [base for base in cls.__mro__ if base not in places.values()]
+    if any(getattr(vars(base).get(member), "__doc__", None) for base in own):
+        return None
+    return next((name for name, base in places.items() if member in vars(base)), None)
+
+
+def _member(holder: type, name: str, member: Any) -> str:
+    found = parse(documentation(holder, name, member))
+    function = function_of(member)
+    head = f"\n### {holder.__name__}.{name}\n\n"
+    if function is None:
+        return f"{head}Property. {_body(found)}"
+    shown = f"{holder.__name__}.{name}" if isinstance(member, classmethod) else name
+    return f"{head}```python\n{_signature(shown, function)}\n```\n\n{_body(found)}"
+
+
+def _signature(name: str, value: Any) -> str:
+    texts = [parameter.text for parameter in parameters(value)]
+    result = "" if isinstance(value, type) else returned(value)
+    arrow = f" -> {result}" if result and result != "None" else ""
+    line = f"{name}({', '.join(texts)}){arrow}"
+    if len(line) <= WIDTH:
+        return line
+    return f"{name}(\n" + "".join(f"    {text},\n" for text in texts) + f"){arrow}"
+
+
+def _body(found: Docstring) -> str:
+    return "".join(f"{part}\n\n" for part in _parts(found)).rstrip("\n") + "\n"
+
+
+def _parts(found: Docstring) -> Iterator[str]:
+    yield markdown(found.summary)
+    if found.prose:
+        yield markdown(found.prose)
+    for section in ("Args", "Attributes"):
+        if items := found.items.get(section):
+            yield "\n".join(
+                f"* {', '.join(f'`{n}`' for n in listed)}: {markdown(text)}" for listed, text in items.items()
+            )
+    for section in SECTIONS:
+        if items := found.items.get(section):
+            lines = [f"* {', '.join(f'`{n}`' for n in listed)}: {markdown(text)}" for listed, text in items.items()]
+            yield f"**{section}**\n\n" + "\n".join(lines)
+        elif section == "Example" and section in found.texts:
+            yield f"**Example**\n\n```pycon\n{found.texts[section]}\n```"
+        elif section in found.texts:
+            yield f"**{section}**: {markdown(found.texts[section])}"

@@ -1,0 +1,230 @@
+"""What is public: names, what stands in their signatures, and what of it nobody has described."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import pkgutil
+import re
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from docstrings import parse
+
+import shmload.integrations
+
+MODULES = (
+    "shmload",
+    "shmload.formats",
+    *(f"shmload.integrations.{module.name}" for module in pkgutil.iter_modules(shmload.integrations.__path__)),
+    "shmload.debug",
+)
+BASES = (  # for orders and crops of one's own
+    "shmload.schedule.keyed.KeyedOrder",
+    "shmload.schedule.keyed_batches.KeyedBatches",
+    "shmload.formats.images.crops.Crop",
+)
+INTERNAL = {  # public to the rest of the package only
+    "ShmLoader.custom_collate_fn",
+    "ShmLoader.in_place",
+    "ShmLoader.make_engine",
+    "ShmLoader.make_job",
+    "ShmLoader.reads_inline",
+    "Mix.keyed_order",
+    "PreparedLoader.begin",
+    "PreparedLoader.end",
+    "WatchedEngine",
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a signature: as it is written, and its name; None for a bare * or /."""
+
+    name: str | None
+    text: str
+
+
+def is_protocol(value: Any) -> bool:
+    """Whether it only says what others have, and is never made itself."""
+    return bool(getattr(value, "_is_protocol", False))
+
+
+def names() -> dict[str, Any]:
+    """Every public object by where it is imported from."""
+    found = {}
+    for module_name in MODULES:
+        module = importlib.import_module(module_name)
+        listed = getattr(module, "__all__", None) or [
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_") and getattr(value, "__module__", None) == module_name
+        ]
+        for name in listed:
+            if name not in INTERNAL:
+                found[f"{module_name}.{name}"] = getattr(module, name)
+    for place in BASES:
+        module_name, name = place.rsplit(".", 1)
+        found[place] = getattr(importlib.import_module(module_name), name)
+    return found
+
+
+def members(cls: type) -> dict[str, Any]:
+    """A class's own public methods and properties, those of our bases included: name -> as it stands in the class."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if not base.__module__.startswith("shmload"):
+            continue
+        for name, value in vars(base).items():
+            is_member = inspect.isroutine(value) or isinstance(
+                value, property | functools.cached_property | classmethod
+            )
+            if is_member and not name.startswith("_") and f"{cls.__name__}.{name}" not in INTERNAL:
+                found[name] = value
+    return {} if issubclass(cls, BaseException) else found
+
+
+def documentation(holder: type | None, name: str, value: Any) -> str | None:
+    """A docstring; of a member without one that of the base's."""
+    if holder is None:
+        return inspect.getdoc(value) if not isinstance(value, type) else value.__doc__
+    for base in holder.__mro__:
+        found: Any = vars(base).get(name)
+        text: str | None = getattr(found, "__doc__", None)
+        if text and base.__module__.startswith("shmload"):
+            return re.sub(r"\A[\w.]+\(.*\)( -> .*)?\n\n", "", text)  # the signature, which Cython puts there
+    return None
+
+
+def function_of(value: Any) -> Callable[..., Any] | None:
+    """What is called; None of properties."""
+    if isinstance(value, property | functools.cached_property):
+        return None
+    return value.__func__ if isinstance(value, classmethod | staticmethod) else value
+
+
+def parameters(value: Any) -> list[Parameter]:
+    """A signature with the words of its source: constants by value, types as they are written."""
+    if isinstance(value, type) and (
+        issubclass(value, BaseException) or inspect.isabstract(value) or is_protocol(value)
+    ):
+        return []
+    given = [p for p in inspect.signature(value).parameters.values() if p.name not in ("self", "cls")]
+    written, defaults = _source(value)
+    found, previous = [], None
+    for p in given:
+        if p.kind is p.KEYWORD_ONLY and previous not in (p.KEYWORD_ONLY, p.VAR_POSITIONAL):
+            found.append(Parameter(None, "*"))
+        if previous is p.POSITIONAL_ONLY and p.kind is not p.POSITIONAL_ONLY:
+            found.append(Parameter(None, "/"))
+        stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        text = stars + p.name + (f": {written[p.name]}" if p.name in written else "")
+        if p.default is not p.empty:
+            text += f" = {defaults.get(p.name, repr(p.default))}" if p.name in written else f"={p.default!r}"
+        found.append(Parameter(p.name, text))
+        previous = p.kind
+    if previous is inspect.Parameter.POSITIONAL_ONLY:
+        found.append(Parameter(None, "/"))
+    return found
+
+
+def returned(value: Any) -> str:
+    """The type that a function gives, as it is written."""
+    node, source = _node(value)
+    return _text(source, node.returns) if isinstance(node, ast.FunctionDef) and node.returns is not None else ""
+
+
+def missing() -> Iterator[str]:
+    """What is public and not described, and what is described and not there."""
+    for place, value in names().items():
+        yield from _missing_of(place, value, documentation(None, "", value))
+        if isinstance(value, type):
+            for name, member in members(value).items():
+                yield from _missing_of(f"{place}.{name}", function_of(member), documentation(value, name, member))
+
+
+def _missing_of(place: str, value: Any, raw: str | None) -> Iterator[str]:
+    if not raw:
+        yield f"{place}: has no docstring"
+        return
+    found = parse(raw)
+    if not found.summary.endswith((".", ":", "?")):
+        yield f"{place}: its first line is no sentence: {found.summary!r}"
+    if value is None:
+        return
+    known = {parameter.name for parameter in parameters(value) if parameter.name is not None}
+    told = found.names("Args", "Attributes")
+    for name in sorted(known - told):
+        if not re.search(rf"`[^`]*\b{name}\b[^`]*`", raw):
+            yield f"{place}: argument {name} is not described"
+    if extra := sorted(found.names("Args") - known):
+        yield f"{place}: describes arguments that are not there: {', '.join(extra)}"
+    for error in sorted(_raised(value) - found.names("Raises")):
+        yield f"{place}: raises {error}, which its docstring does not say"
+
+
+def _raised(value: Any) -> set[str]:
+    """Exceptions that the function itself, or a class when it is made, raises by name."""
+    tree, _ = _node(value)
+    makers = [tree]
+    if isinstance(tree, ast.ClassDef):
+        makers = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in ("__init__", "__post_init__")]
+    return {
+        node.exc.func.id
+        for maker in makers
+        for node in ast.walk(maker)
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name)
+    }
+
+
+@functools.cache
+def _node(value: Any) -> tuple[Any, str]:
+    """The definition and its text; an empty module for what is compiled."""
+    if not isinstance(value, type | types.FunctionType) or value.__module__.startswith("shmload._core"):
+        return ast.parse(""), ""
+    source = textwrap.dedent(inspect.getsource(value))
+    return ast.parse(source).body[0], source
+
+
+def _source(value: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """Types and defaults of parameters as they are written; a constant's name is not, since it says nothing to a reader."""
+    written: dict[str, str] = {}
+    defaults: dict[str, str] = {}
+    if not isinstance(value, type):
+        node, source = _node(value)
+        if isinstance(node, ast.FunctionDef):
+            _arguments(node, source, written, defaults)
+        return written, defaults
+    for base in reversed(value.__mro__):
+        if not base.__module__.startswith("shmload"):
+            continue
+        node, source = _node(base)
+        for item in node.body:
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                written[item.target.id] = _text(source, item.annotation)
+                if item.value is not None and not isinstance(item.value, ast.Name):
+                    defaults[item.target.id] = _text(source, item.value)
+            elif isinstance(item, ast.FunctionDef) and item.name == "__init__":
+                _arguments(item, source, written, defaults)
+    return written, defaults
+
+
+def _arguments(node: Any, source: str, written: dict[str, str], defaults: dict[str, str]) -> None:
+    arguments = node.args
+    listed = [*arguments.posonlyargs, *arguments.args]
+    given = zip(listed[len(listed) - len(arguments.defaults) :], arguments.defaults, strict=True)
+    for argument in [*listed, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]:
+        if argument is not None and argument.annotation is not None:
+            written[argument.arg] = _text(source, argument.annotation)
+    for argument, default in [*given, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]:
+        if default is not None and not isinstance(default, ast.Name):
+            defaults[argument.arg] = _text(source, default)
+
+
+def _text(source: str, node: ast.AST) -> str:
+    return " ".join((ast.get_source_segment(source, node) or "").split())

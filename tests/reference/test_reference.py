@@ -1,0 +1,132 @@
+"""docs/api is what `python -m tests.reference` writes, everything public is described, and the docstrings' examples run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import pkgutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from commands import undescribed
+from docstrings import markdown, parse
+from pages import FOLDER, pages
+from public import missing
+
+import shmload
+
+pytestmark = pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="an installed package is being tested")
+
+WITH_EXAMPLES = sorted(
+    name
+    for _, name, _ in pkgutil.walk_packages(shmload.__path__, "shmload.")
+    if (path := Path(*shmload.__path__, *name.split(".")[1:]).with_suffix(".py")).exists()
+    and ">>> " in path.read_text()
+)
+
+
+@pytest.mark.slow
+def test_the_pages_are_up_to_date() -> None:
+    """Else: python -m tests.reference"""
+    wanted = pages()
+    assert {path.name: path.read_text() for path in FOLDER.glob("*.md")} == wanted
+
+
+@pytest.mark.slow
+def test_everything_public_is_described() -> None:
+    assert list(missing()) == []
+
+
+def test_every_command_and_option_is_described() -> None:
+    assert list(undescribed()) == []
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_the_examples_of_a_module_print_what_they_say(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = doctest.testmod(importlib.import_module(name))
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+def test_a_docstring_is_taken_apart() -> None:
+    found = parse(
+        """What it does.
+
+        Why, on
+        two lines.
+
+        Args:
+            one: of
+                two lines.
+            two, three: alike.
+        Returns:
+            a thing, shape `(n,)`.
+        Raises:
+            ValueError: it is not.
+        Cost: one
+            copy.
+        Example:
+            >>> 1 + 1
+            2
+        """
+    )
+    assert found.summary == "What it does."
+    assert found.prose == "Why, on\ntwo lines."
+    assert found.items == {
+        "Args": {("one",): "of two lines.", ("two", "three"): "alike."},
+        "Raises": {("ValueError",): "it is not."},
+    }
+    assert found.texts == {"Returns": "a thing, shape `(n,)`.", "Cost": "one copy.", "Example": ">>> 1 + 1\n2"}
+    assert found.names("Args", "Raises") == {"one", "two", "three", "ValueError"}
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("its __len__ and a * b < c", "its \\_\\_len\\_\\_ and a \\* b \\< c"),
+        ("`__len__` of `a *\nb` stays", "`__len__` of `a *\nb` stays"),
+        ("num_workers stays", "num_workers stays"),
+        ("docs/own_format.md says", "[own_format.md](../own_format.md) says"),
+        ("| a_ | * |", "| a_ | * |"),
+    ],
+)
+def test_prose_shows_its_special_characters(text: str, wanted: str) -> None:
+    assert markdown(text) == wanted
+
+
+class Described:
+    """A class whose argument is told.
+
+    Args:
+        one: told.
+        two: not there.
+    """
+
+    def __init__(self, one: int) -> None:
+        raise ValueError(one)
+
+    def member(self, other: int) -> None:
+        """A method that says nothing of its argument"""
+
+    @property
+    def silent(self) -> int:
+        return 1
+
+
+def test_what_nobody_has_described_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "shmload.made_up", sys.modules[__name__])
+    monkeypatch.setattr(Described, "__module__", "shmload.made_up")
+    monkeypatch.setattr("public.names", lambda: {"made_up.Described": Described})
+    assert list(missing()) == [
+        "made_up.Described: describes arguments that are not there: two",
+        "made_up.Described: raises ValueError, which its docstring does not say",
+        "made_up.Described.member: its first line is no sentence: 'A method that says nothing of its argument'",
+        "made_up.Described.member: argument other is not described",
+        "made_up.Described.silent: has no docstring",
+    ]

@@ -51,10 +51,10 @@ Path("a.zarr").mkdir()
 said = {}
 for extra, use in {
     "images": lambda: ImageDecoder()(photo.read_bytes()),
-    "parquet": lambda: ParquetDataset("a.parquet"),
-    "hdf5": lambda: HDF5Dataset("a.h5"),
-    "zarr": lambda: ZarrDataset("a.zarr"),
-    "safetensors": lambda: SafetensorsDataset("a.safetensors"),
+    "parquet": lambda: ParquetDataset("a.parquet")[0],
+    "hdf5": lambda: HDF5Dataset("a.h5")[0],
+    "zarr": lambda: ZarrDataset("a.zarr")[0],
+    "safetensors": lambda: SafetensorsDataset("a.safetensors")[0],
     "images in tar": tar,
 }.items():
     try:

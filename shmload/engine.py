@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from torch.autograd import profiler
+
 from shmload import faults
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import (
@@ -99,6 +101,7 @@ class Engine:
         self._pid = os.getpid()
         self._is_closed = False
         self._death_look = 0.0
+        self.on_delivery: Callable[[], None] | None = None  # called after each batch; nobody looks: None
         self.num_slots = max(options.num_ordered + 2, 4)
         self._group = Group()
         try:
@@ -116,8 +119,9 @@ class Engine:
         }
         nbytes = control_nbytes(self.num_slots, options.num_workers, **sizes)
         control = group.segment("control", nbytes)
+        self.control = Mapping(control.fd, nbytes)
         self._ring = TrainerRing(
-            Mapping(control.fd, nbytes),
+            self.control,
             num_slots=self.num_slots,
             num_workers=options.num_workers,
             is_static=options.is_static,
@@ -217,7 +221,7 @@ class Engine:
         if self._is_closed:
             raise self._why_closed()
         try:
-            if in_order and not self._backlog:
+            if in_order and not self._backlog and not profiler._is_profiler_enabled:
                 order = self._queue[0]
                 lease = self._ring.take(order)
                 if lease is not None:
@@ -228,6 +232,22 @@ class Engine:
             raise
 
     def _next(self, in_order: bool) -> Delivery:
+        if profiler._is_profiler_enabled:
+            return self._next_in_ranges(in_order)
+        order, is_ready = self._awaited(in_order)
+        return self._deliver_noted(order) if is_ready else (order, NOTHING, None)
+
+    def _next_in_ranges(self, in_order: bool) -> Delivery:
+        """The same, as ranges in the profile that torch is taking."""
+        with profiler.record_function("shmload: wait"):
+            order, is_ready = self._awaited(in_order)
+        if not is_ready:
+            return order, NOTHING, None
+        with profiler.record_function("shmload: deliver"):
+            return self._deliver_noted(order)
+
+    def _awaited(self, in_order: bool) -> tuple[Order, bool]:
+        """The order that is next, and True as soon as it is ready; False, and it is gone, if all of its samples are skipped."""
         began = 0.0
         ring = self._ring
         self._round()
@@ -239,12 +259,12 @@ class Engine:
                 if order.slot >= 0:
                     found = ring.look(order.slot)
                     if found == READY:
-                        break
+                        return order, True
                     if found != FILLING:
                         if self._settle(order, found):
                             continue
                         self._queue.remove(order)
-                        return order, NOTHING, None
+                        return order, False
                 began = began or monotonic()
                 ring.begin_wait(order.slot if in_order and order.slot >= 0 else ANY_SLOT)
                 self._ready.drain()
@@ -259,7 +279,6 @@ class Engine:
                     raise RuntimeError(f"DataLoader timed out after {self._options.timeout_s} seconds")
         finally:
             ring.end_wait()
-        return self._deliver_noted(order)
 
     def _is_done(self, order: Order) -> bool:
         return order.slot >= 0 and self._ring.look(order.slot) != FILLING
@@ -305,6 +324,8 @@ class Engine:
             self._queue.popleft()
         else:
             self._queue.remove(order)
+        if self.on_delivery is not None:
+            self.on_delivery()
         return order, batch, note
 
     def _lose(self, order: Order) -> None:
@@ -448,6 +469,11 @@ class Engine:
             "num_foreign": sum(worker["num_foreign"] for worker in workers),
             "workers": workers,
         }
+
+    def totals(self) -> dict[str, float]:
+        """What the ring has counted since it began, and `busy_s` of all workers."""
+        workers = (self._ring.worker(w) for w in range(self._options.num_workers))
+        return {**self._ring.counters(), "busy_s": sum(worker["busy_s"] for worker in workers)}
 
     @property
     def layout(self) -> Layout | None:

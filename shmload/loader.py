@@ -11,8 +11,9 @@ import dataclasses
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import WeakSet
 
 import numpy as np
@@ -27,6 +28,7 @@ from shmload.batch.ragged import AS_TORCH_OR_LIST, ragged_of
 from shmload.debug import Holder, WatchedEngine, is_enabled
 from shmload.engine import Engine, EngineOptions
 from shmload.generators import Origin, replayed
+from shmload.metrics import EpochCallback, callbacks_of_environment
 from shmload.observe.audit.recorder import Recorder
 from shmload.orders import Order
 from shmload.schedule.keyed import KeyedOrder
@@ -38,6 +40,12 @@ from shmload.worker.own_generators import own_generators
 from shmload.worker.reader import in_place_of, read_path
 from shmload.worker.sources import DecodesBatches, DecodesSamples, Samples
 from shmload.worker.spec import Job
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shmload.observe.epochs import EpochWatch
+    from shmload.observe.trace.session import Trace
 
 T = TypeVar("T", covariant=True, default=Any)  # of datasets that only decode into rows nothing is known
 
@@ -183,7 +191,7 @@ class ShmLoader(DataLoader[T]):
         self.sample_timeout_s = sample_timeout_s
         self.snapshot_every_n_steps = snapshot_every_n_steps or 0
         self.bad_samples = BadSamples(on_error, max_bad, self._substitute)
-        self.progress: Progress | None = None  # of the newest pass, in torch mode
+        self._progress: Progress | None = None  # of the newest pass, in torch mode
         self._loaded: TorchState | None = None  # what the next pass goes on from
         self.seed = seed
         self.threads_per_worker = threads_per_worker
@@ -199,6 +207,9 @@ class ShmLoader(DataLoader[T]):
         self.recorder = Recorder(audit, has_indices=not isinstance(dataset, IterableDataset))
         self._is_closed = False
         self._last_engine: Engine | None = None
+        self._trace: Trace | None = None
+        self._watch: weakref.ref[EpochWatch] | None = None
+        self._epoch_callbacks = callbacks_of_environment()
         self._engines: WeakSet[Engine] = WeakSet()
         self._stream: SeedStream | None = None
         if self.seed_samples and (own := own_generators(dataset)):
@@ -299,6 +310,8 @@ class ShmLoader(DataLoader[T]):
         )
         self._last_engine = engine
         self._engines.add(engine)
+        if self._trace is not None:
+            self._trace.follow(engine)
         return engine
 
     @property
@@ -331,10 +344,10 @@ class ShmLoader(DataLoader[T]):
             return self._stream.state_dict()
         if self._loaded is not None:
             return packed_state(self._loaded)
-        if self.progress is None or self.progress.is_finished:
-            state = fresh_state(self, self.progress)
+        if self._progress is None or self._progress.is_finished:
+            state = fresh_state(self, self._progress)
         else:
-            state = self.progress.state()
+            state = self._progress.state()
         return packed_state({**state, "passes": self.recorder.num_passes})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -353,7 +366,7 @@ class ShmLoader(DataLoader[T]):
             return
         self._loaded = check_torch_state(state, self) if state else None  # torchdata's loader gives {} for nothing
         iterator, self._iterator = self._iterator, None
-        self.progress = None
+        self._progress = None
         if self._loaded is not None and "passes" in self._loaded:
             is_finished = self._loaded["is_finished"]
             self.recorder.num_passes = self._loaded["passes"] - (not is_finished)
@@ -380,6 +393,16 @@ class ShmLoader(DataLoader[T]):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)  # type: ignore[union-attr]  # it has one
                 return
+
+    @property
+    def first_step(self) -> int:
+        """The step that the next iteration begins with: 0, or where a loaded state left off.
+
+        A bar over a resumed loader begins there: `tqdm(loader, initial=loader.first_step)`.
+        """
+        if self._stream is not None:
+            return self._stream.first_step
+        return 0 if self._loaded is None or self._loaded["is_finished"] else int(self._loaded["position"])
 
     @property
     def valid(self) -> int | None:
@@ -425,6 +448,41 @@ class ShmLoader(DataLoader[T]):
             )
         return sorted((holder for engine in watched for holder in engine.holders()), key=lambda h: -h.age_s)
 
+    def trace(self, path: str | os.PathLike[str]) -> Trace:
+        """Records, in a `with` block, what trainer and workers do, and writes it for Perfetto at the block's end; docs/trace.md.
+
+        Args:
+            path: of the JSON file. It is written also if the block ends with an exception.
+        Raises:
+            ValueError: the loader has no workers.
+            FileNotFoundError: the file's folder does not exist.
+            RuntimeError: in the `with`: the loader is being traced already.
+        """
+        from shmload.observe.trace.session import Trace
+
+        return Trace(self, path)
+
+    def on_epoch_end(self, callback: EpochCallback) -> EpochCallback:
+        """Has `callback` called with what each epoch was like (`shmload.metrics.EpochMetrics`), from the next pass on.
+
+        A pass that is broken off is told as soon as its iterator is gone. A callback that fails is logged, and training goes on.
+
+        Returns:
+            the callback, so that this can decorate it.
+        """
+        self._epoch_callbacks.append(callback)
+        return callback
+
+    def progress(self, description: str = "", *, console: Console | None = None) -> Iterator[T]:
+        """Iterates like the loader itself, with a bar on stderr: batches, samples/s, share of waiting. No bar if it is piped.
+
+        Args:
+            console: rich's, to draw elsewhere.
+        """
+        from shmload.observe.bar import shown
+
+        return shown(self, description, console)
+
     def __repr__(self) -> str:
         mode = "torch mode" if self.seed is None else f"seed {self.seed}"
         path = read_path(self.dataset, self.custom_collate_fn is not None, self._auto_collation, self.ragged_rule)
@@ -441,7 +499,7 @@ class ShmLoader(DataLoader[T]):
         """A copy has the arguments and the position; workers and batches stay here."""
         state = self.__dict__.copy()
         stream: SeedStream | None = state.pop("_stream")
-        for name in ("_engines", "_last_engine", "progress"):
+        for name in ("_engines", "_last_engine", "_progress", "_trace", "_watch", "_epoch_callbacks"):
             del state[name]
         state["recorder"] = copy.copy(self.recorder)
         if stream is not None:
@@ -451,7 +509,8 @@ class ShmLoader(DataLoader[T]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         position = state.pop("position", None)
         self.__dict__.update(state)
-        self._engines, self._last_engine, self.progress = WeakSet(), None, None
+        self._engines, self._last_engine, self._progress = WeakSet(), None, None
+        self._trace, self._watch, self._epoch_callbacks = None, None, callbacks_of_environment()
         self._stream = None if self.seed is None else SeedStream(self)
         if self._stream is not None and position is not None:
             self._stream.load_state_dict(position)
@@ -461,6 +520,8 @@ class ShmLoader(DataLoader[T]):
     def close(self) -> None:
         """Ends the workers and frees the ring's name; batches still held stay valid. A closed loader cannot be iterated again."""
         self._is_closed = True
+        if self._watch is not None and (watch := self._watch()) is not None:
+            watch.end(is_complete=False)
         if self._stream is not None:
             self._stream.close()
         self._iterator = None

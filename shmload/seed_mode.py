@@ -11,14 +11,17 @@ import os
 import weakref
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch.autograd import profiler
 
 from shmload import faults
 from shmload.engine import Engine
 from shmload.inline import InlineReader
 from shmload.observe.audit.header import header_of
+from shmload.observe.epochs import watched
 from shmload.orders import NOTHING, Order
 from shmload.schedule.batch_schedule import BatchSchedule
 from shmload.schedule.keyed import KeyedOrder
@@ -47,17 +50,24 @@ class SeedIterator:
         self._loader = loader
         self._stream = stream
         self._place = stream.begin()
+        self._watch = watched(loader, self._place.epoch)
 
     def __iter__(self) -> SeedIterator:
         return self
 
     def __next__(self) -> Any:
+        watch = self._watch
+        began_ns = 0 if watch is None else monotonic_ns()
         try:
             while (batch := self._stream.take(self._place)) is NOTHING:
                 pass
         except StopIteration:
             self._loader.recorder.ended(self._place.epoch, self._stream.step_number(self._place.step))
+            if watch is not None:
+                watch.end(is_complete=True)
             raise
+        if watch is not None:
+            watch.delivered(began_ns, batch)
         return batch
 
     def __len__(self) -> int:
@@ -151,6 +161,11 @@ class SeedStream:
         if isinstance(order, KeyedOrder) and order.is_endless:
             raise TypeError('a Mix with stop="repeat" never ends: this loader has no len()')
         return self.num_steps
+
+    @property
+    def first_step(self) -> int:
+        """How many steps of the next pass's epoch lie behind where it begins."""
+        return self.step_number(self._first_step)
 
     def step_number(self, step: int) -> int:
         """How many steps came before it, for a record of them."""
@@ -275,7 +290,11 @@ class SeedStream:
         if order is None:
             raise StopIteration
         try:
-            batch = self._inline.read(order)
+            if profiler._is_profiler_enabled:
+                with profiler.record_function("shmload: read"):
+                    batch = self._inline.read(order)
+            else:
+                batch = self._inline.read(order)
         except Exception:
             place.step += self._stride
             raise

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import cycle
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,7 @@ from shmload.generators import origin_of
 from shmload.inline import InlineReader, collated
 from shmload.observe.audit.header import header_of
 from shmload.observe.audit.recorder import Recorder
+from shmload.observe.epochs import EpochWatch, watched
 from shmload.orders import NOTHING, Order
 from shmload.torch_order import SamplerReader
 from shmload.torch_state import Progress, TorchState
@@ -52,12 +54,15 @@ class _Iterator(_BaseDataLoaderIter):
     progress: Progress
     _order: Order  # of the batch that `_next_data` returns
     _recorder: Recorder | None = None  # none yet while batches are read again, unseen
+    _watch: EpochWatch | None = None
     _pass = 0
 
     def _next_data(self) -> Any:
         raise NotImplementedError
 
     def __next__(self) -> Any:
+        watch = self._watch
+        began_ns = 0 if watch is None else monotonic_ns()
         try:
             if _profiler_enabled() or self._dataset_kind == _DatasetKind.Iterable:
                 batch = super().__next__()  # counts samples of iterable datasets, annotates profiles: 5 us
@@ -68,6 +73,8 @@ class _Iterator(_BaseDataLoaderIter):
             self.progress.is_finished = True
             if self._recorder is not None:
                 self._recorder.ended(self._pass, self.progress.num_delivered)
+            if watch is not None:
+                watch.end(is_complete=True)
             raise
         progress = self.progress
         progress.num_delivered += 1
@@ -75,6 +82,8 @@ class _Iterator(_BaseDataLoaderIter):
             progress.delivered()
         if self._recorder is not None:
             self._recorder.delivered(self._order, batch, epoch=self._pass)
+        if watch is not None:
+            watch.delivered(began_ns, batch)
         return batch
 
     def _begin_record(self, loader: ShmLoader[Any]) -> None:
@@ -82,6 +91,7 @@ class _Iterator(_BaseDataLoaderIter):
         recorder = self._recorder = loader.recorder
         self._pass, recorder.num_passes = recorder.num_passes, recorder.num_passes + 1
         recorder.begins(functools.partial(header_of, loader, None), self._pass, self.progress.num_delivered)
+        self._watch = watched(loader, self._pass)
 
     def _nothing_came(self, order: Order) -> None:
         """Records that an order has no batch to be yielded."""
@@ -174,7 +184,7 @@ class TorchIterator(_Iterator):
         self._takes_turns = self._in_order  # as long as no iterator has ended
         self._is_given = self._auto_collation and not reader.is_sliced
         last = None if first_iter else self.progress
-        self.progress = loader.progress = Progress(loader, reader, int(self._base_seed), self._shared_seed)
+        self.progress = loader._progress = Progress(loader, reader, int(self._base_seed), self._shared_seed)
         if last is not None:
             self.progress.follows(last)
         if state is not None:
@@ -309,7 +319,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
         if state is not None:
             reader.resume(state["sampler"])
             self._base_seed = state["base_seed"]
-        self.progress = loader.progress = Progress(loader, reader, int(self._base_seed), self._shared_seed)
+        self.progress = loader._progress = Progress(loader, reader, int(self._base_seed), self._shared_seed)
         self.progress.read_by(self._dataset_fetcher)
         if state is not None:
             self._go_on(state, resumed)

@@ -6,26 +6,17 @@ A claim ends in exactly one finish. Everything an order says is read after the c
 include "ring.pxi"
 
 from libc.string cimport memcpy
-from libc.time cimport time_t
 
 import os
-
-cdef extern from "time.h" nogil:
-    cdef struct timespec:
-        time_t tv_sec
-        long tv_nsec
-    int clock_gettime(int clock, timespec *now)
-    int CLOCK_MONOTONIC
 
 DONE = SHML_DONE
 VOID = SHML_VOID
 ERROR = SHML_ERROR
+# What a worker waits for while it holds a claim.
+ROOM = SHML_EVENT_ROOM
+LAYOUT = SHML_EVENT_LAYOUT
 
-
-cdef inline uint64_t _now_ns() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return <uint64_t>now.tv_sec * 1000000000 + <uint64_t>now.tv_nsec
+cdef uint64_t IDLE_NS = 1_000_000_000  # a wait for orders is told in pieces of this length, so that an onlooker need not wait, too
 
 
 cdef class WorkerRing:
@@ -39,6 +30,7 @@ cdef class WorkerRing:
     cdef shml_claim _claim
     cdef object _control
     cdef uint64_t _claimed_ns
+    cdef uint64_t _idle_ns  # since when it has waited for orders; 0: it does not
     cdef bint _is_claimed
     cdef readonly int worker_id
     cdef readonly int slot, chunk, first_row, end_row, nrows, nchunks
@@ -57,11 +49,19 @@ cdef class WorkerRing:
         self.worker_id = worker_id
         shml_view(&self._ring, header)
 
-    def announce(self):
-        """Says that this process is up and ready for orders."""
+    def announce(self, uint64_t begun_ns=0):
+        """Says that this process is up and ready for orders.
+
+        Args:
+            begun_ns: CLOCK_MONOTONIC when it began, for onlookers; 0: not known. A process is no older than its ring.
+        """
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
+        cdef uint64_t now = shml_now_ns()
         me.pid = os.getpid()
-        me.started_ns = _now_ns()
+        me.started_ns = now
+        if begun_ns:
+            begun_ns = min(now, max(begun_ns, <uint64_t>self._ring.header.owner_start_ns))
+            shml_record_of_none(&self._ring, self.worker_id, SHML_EVENT_START, begun_ns, now)
 
     @property
     def is_closing(self):
@@ -71,6 +71,32 @@ cdef class WorkerRing:
     def waiting(self, bint on):
         """Notes for onlookers whether this worker waits for orders."""
         self._ring.workers[self.worker_id].is_waiting = on
+        cdef uint64_t now
+        if self._idle_ns == 0:
+            self._idle_ns = shml_now_ns() if on else 0
+        elif not on:
+            now = shml_now_ns()
+            if now - self._idle_ns >= IDLE_NS:
+                self._end_idle(now)
+                self._idle_ns = now  # it looks, and most likely waits on
+
+    cdef void _end_idle(self, uint64_t now):
+        shml_record_of_none(&self._ring, self.worker_id, SHML_EVENT_IDLE, self._idle_ns, now)
+        self._idle_ns = 0
+
+    def waited(self, uint32_t kind, uint64_t begin_ns):
+        """Notes for onlookers that this worker, holding a claim, has waited from then until now.
+
+        Args:
+            kind: ROOM or LAYOUT.
+            begin_ns: of CLOCK_MONOTONIC.
+        """
+        self._record()
+        self._note(kind, begin_ns, shml_now_ns(), 0)
+
+    cdef void _note(self, uint32_t kind, uint64_t begin_ns, uint64_t end_ns, uint32_t own):
+        shml_record_of_slot(&self._ring, self.worker_id, kind, begin_ns, end_ns, self._claim.order, self._claim.slot,
+                            self._claim.chunk, self.end_row - self.first_row, own)
 
     def claim(self):
         """Claims the oldest chunk open to this worker; False if there is none now."""
@@ -83,8 +109,10 @@ cdef class WorkerRing:
             return False
         cdef shml_slot *record = &self._ring.slots[self._claim.slot]
         self._is_claimed = True
-        self._claimed_ns = _now_ns()
+        self._claimed_ns = shml_now_ns()
         self._ring.workers[self.worker_id].since_ns = self._claimed_ns
+        if self._idle_ns:
+            self._end_idle(self._claimed_ns)
         self.slot = self._claim.slot
         self.chunk = self._claim.chunk
         self.order = self._claim.order
@@ -122,7 +150,7 @@ cdef class WorkerRing:
         """Says which row this worker is about to decode: it gets the blame if the process dies."""
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
         me.index = <uint64_t>index
-        me.since_ns = _now_ns()
+        me.since_ns = shml_now_ns()
         me.now = self._claim.order << 16 | <uint64_t>(row & 0xFFFF)
 
     def end_rows(self):
@@ -206,7 +234,9 @@ cdef class WorkerRing:
         """Ends the claim with DONE, VOID or ERROR. Returns whether the trainer sleeps for it: its bell must be rung then."""
         self._record()
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
-        me.busy_ns += _now_ns() - self._claimed_ns
+        cdef uint64_t now = shml_now_ns()
+        me.busy_ns += now - self._claimed_ns
+        self._note(SHML_EVENT_CHUNK, self._claimed_ns, now, own)
         me.num_chunks += 1
         me.num_foreign += num_foreign
         if own == SHML_DONE:

@@ -1,6 +1,6 @@
 /* The control block: every word that trainer, workers and onlookers share.
  *
- *   header | worker records | slot records | orders | texts | layout text
+ *   header | worker records | slot records | orders | texts | layout text | events (events.h)
  *
  * The payload (the batches themselves) lies in segments of its own; a slot record says which, and where in it.
  * All integers are little-endian and naturally aligned. A field's comment gives: meaning, unit; who writes it.
@@ -21,6 +21,7 @@
 #define SHML_MAX_WORKERS 16000u /* own = w + 1 stays below the reservations at 0x4000 */
 #define SHML_PATH_NBYTES 128u
 #define SHML_ALIGN 64u
+#define SHML_EVENTS_PER_RING 512u /* 32 KiB: what a worker did in the last 100 ms at 5,000 chunks a second */
 
 typedef _Atomic uint64_t shml_u64;
 typedef _Atomic uint32_t shml_u32;
@@ -62,7 +63,9 @@ typedef struct {
     uint64_t layout_capacity;   /* bytes */
     int64_t owner_pid;          /* trainer's pid in its own namespace: for people, ownership is the flock; trainer */
     int64_t owner_start_ns;     /* CLOCK_MONOTONIC at creation; trainer */
-    uint8_t reserved0[144];     /* to 256 */
+    uint64_t events_offset;     /* of worker 0's recorder (events.h); the trainer's is behind the workers'; trainer */
+    uint64_t events_per_ring;   /* that a recorder keeps, a power of two; trainer */
+    uint8_t reserved0[128];     /* to 256 */
     shml_u64 last_order;        /* newest fully published order; trainer */
     shml_u32 generation;        /* counts abandoned epochs: a hint that lets workers stop early; trainer */
     shml_u32 layout_state;      /* SHML_LAYOUT_*; asking worker, trainer */

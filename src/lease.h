@@ -20,6 +20,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef struct {
@@ -27,6 +28,12 @@ typedef struct {
     size_t nbytes;
     _Atomic int refs;
 } shml_map;
+
+static inline uint64_t shml_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
 
 static inline void shml_map_drop(shml_map *map) {
     if (map && atomic_fetch_sub(&map->refs, 1) == 1) {
@@ -68,6 +75,8 @@ typedef struct {
     int32_t next;         /* link in the stack of returned slots */
     int32_t state;
     int32_t reserved;     /* worker the order is for, SHML_ANYONE otherwise */
+    uint64_t leased_ns;   /* CLOCK_MONOTONIC when it was leased last */
+    uint64_t released_ns; /* CLOCK_MONOTONIC when that lease ended; whoever drops the last alias, before the push */
     shml_lease lease;     /* a slot has one at a time; it lies here, so that a fork can ask for it whoever else drops it */
 } shml_place;
 
@@ -175,6 +184,7 @@ static inline void shml_lease_drop(shml_lease *lease) {
         kill(getpid(), -poison);
     }
     int32_t slot = (int32_t)lease->slot;
+    desk->places[slot].released_ns = shml_now_ns();
     int32_t head = atomic_load_explicit(&desk->returned, memory_order_relaxed);
     do {
         desk->places[slot].next = head;

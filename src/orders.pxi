@@ -91,12 +91,13 @@ cdef class OrderDesk(SlotDesk):
         record.nchunks = nchunks
         record.form = SHML_FORM_PACKED if is_packed else SHML_FORM_ROWS
         record.generation = self._ring.header.generation
-        record.ordered_ns = _now_ns()
+        record.ordered_ns = shml_now_ns()
         self._order += 1
         place.order = self._order
         place.reserved = reserved
         self._set_state(slot, SHML_ORDERED)
         shml_publish(&self._ring, slot, self._order, reserved)
+        self._note(SHML_EVENT_PUBLISH, record.ordered_ns, record.ordered_ns, slot, nchunks, 0)
         return self._order
 
     def expect(self, uint32_t nrows, uint64_t nbytes):

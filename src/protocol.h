@@ -18,6 +18,7 @@
 #ifndef SHMLOAD_PROTOCOL_H
 #define SHMLOAD_PROTOCOL_H
 
+#include "events.h"
 #include "layout.h"
 
 #include <string.h>
@@ -44,6 +45,7 @@ typedef struct { /* one process's view of a control block */
     uint8_t *orders;
     uint8_t *texts;
     uint8_t *layout;
+    uint8_t *events;
 } shml_ring;
 
 typedef struct { /* what a worker holds between claim and finish */
@@ -75,6 +77,29 @@ static inline uint8_t *shml_text_area(const shml_ring *ring, uint32_t slot) {
     return ring->texts + (uint64_t)slot * ring->header->text_capacity;
 }
 
+/* The recorder of a worker, or, with the number of workers, the trainer's. */
+static inline shml_recorder *shml_recorder_of(const shml_ring *ring, uint32_t owner) {
+    return (shml_recorder *)(ring->events + owner * shml_recorder_nbytes((uint32_t)ring->header->events_per_ring));
+}
+
+/* Appends to an owner's recorder what concerns no order. */
+static inline void shml_record_of_none(const shml_ring *ring, uint32_t owner, uint32_t kind, uint64_t begin_ns,
+                                       uint64_t end_ns) {
+    const uint64_t words[8] = {begin_ns, end_ns, 0, 0, 0, kind, 0, 0};
+    shml_record(shml_recorder_of(ring, owner), (uint32_t)ring->header->events_per_ring, words);
+}
+
+/* Appends what concerns the order that stands in a slot, or stood there last; its plain fields must not change meanwhile. */
+static inline void shml_record_of_slot(const shml_ring *ring, uint32_t owner, uint32_t kind, uint64_t begin_ns, uint64_t end_ns,
+                                       uint64_t order, uint32_t slot, uint32_t place, uint32_t nrows, uint64_t amount) {
+    const shml_slot *s = &ring->slots[slot];
+    const uint64_t words[8] = {
+        begin_ns, end_ns, order, (uint64_t)s->epoch, (uint64_t)s->step,
+        kind | (uint64_t)slot << 32, place | (uint64_t)nrows << 32, amount,
+    };
+    shml_record(shml_recorder_of(ring, owner), (uint32_t)ring->header->events_per_ring, words);
+}
+
 /* First row of a chunk; chunk = nchunks gives the end. Rows are spread as evenly as whole rows allow. */
 static inline uint32_t shml_first_row(uint32_t nrows, uint32_t nchunks, uint32_t chunk) {
     return (uint32_t)((uint64_t)nrows * chunk / nchunks);
@@ -100,7 +125,8 @@ static inline uint64_t shml_plan(shml_header *h, uint32_t num_slots, uint32_t nu
     at += num_slots * text_capacity;
     uint64_t layout = at;
     layout_capacity = shml_round_up(layout_capacity, SHML_ALIGN);
-    at = shml_round_up(at + layout_capacity, 4096);
+    uint64_t events = at + layout_capacity;
+    at = shml_round_up(events + (num_workers + UINT64_C(1)) * shml_recorder_nbytes(SHML_EVENTS_PER_RING), 4096);
     if (h) {
         h->num_slots = num_slots;
         h->num_workers = num_workers;
@@ -113,6 +139,8 @@ static inline uint64_t shml_plan(shml_header *h, uint32_t num_slots, uint32_t nu
         h->text_capacity = text_capacity;
         h->layout_offset = layout;
         h->layout_capacity = layout_capacity;
+        h->events_offset = events;
+        h->events_per_ring = SHML_EVENTS_PER_RING;
     }
     return at;
 }
@@ -126,6 +154,7 @@ static inline void shml_view(shml_ring *ring, void *base) {
     ring->orders = b + h->orders_offset;
     ring->texts = b + h->texts_offset;
     ring->layout = b + h->layout_offset;
+    ring->events = b + h->events_offset;
 }
 
 /* Writes a fresh control block into zeroed memory of shml_plan() bytes. Every owner word begins as (0, VOID). */

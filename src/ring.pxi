@@ -9,6 +9,7 @@ cdef extern from "lease.h" nogil:
         uint32_t abi, num_slots, num_workers, is_static
         uint64_t total_nbytes, order_capacity, text_capacity, layout_capacity
         int64_t owner_pid, owner_start_ns
+        uint64_t events_offset, events_per_ring
         uint64_t last_order
         uint32_t generation, layout_state, is_packed, is_closing
         uint64_t layout_nbytes
@@ -45,7 +46,7 @@ cdef extern from "lease.h" nogil:
         uint64_t nbytes
         int is_private
     ctypedef struct shml_place:
-        uint64_t order, offset, nbytes
+        uint64_t order, offset, nbytes, leased_ns, released_ns
         shml_map *map
         int32_t state, reserved
         shml_lease lease
@@ -54,6 +55,8 @@ cdef extern from "lease.h" nogil:
         int32_t *free_list
         shml_place *places
         int refs, poison
+    ctypedef struct shml_recorder:
+        uint64_t head
     ctypedef struct dl_managed:
         int64_t *shape
         void (*deleter)(dl_managed *)
@@ -64,6 +67,9 @@ cdef extern from "lease.h" nogil:
         SHML_FREE, SHML_HELD, SHML_ORDERED, SHML_LEASED, SHML_DRAINING
         SHML_LAYOUT_NONE, SHML_LAYOUT_PROPOSED, SHML_LAYOUT_READY, SHML_LAYOUT_ASKING
         SHML_ORDER_INT64, SHML_ORDER_PICKLED, SHML_FORM_ROWS, SHML_FORM_PACKED
+    enum:
+        SHML_EVENT_CHUNK, SHML_EVENT_IDLE, SHML_EVENT_ROOM, SHML_EVENT_LAYOUT, SHML_EVENT_START
+        SHML_EVENT_WAIT, SHML_EVENT_DELIVER, SHML_EVENT_PUBLISH, SHML_EVENT_LEASE, SHML_EVENT_ABANDON
     const uint64_t SHML_MAGIC
 
     uint64_t shml_plan(shml_header *h, uint32_t slots, uint32_t workers, uint64_t order, uint64_t text, uint64_t layout)
@@ -73,6 +79,11 @@ cdef extern from "lease.h" nogil:
     uint32_t shml_first_row(uint32_t nrows, uint32_t nchunks, uint32_t chunk)
     uint8_t *shml_order_area(const shml_ring *ring, uint32_t slot)
     uint8_t *shml_text_area(const shml_ring *ring, uint32_t slot)
+    shml_recorder *shml_recorder_of(const shml_ring *ring, uint32_t owner)
+    uint64_t shml_now_ns()
+    void shml_record_of_none(const shml_ring *ring, uint32_t owner, uint32_t kind, uint64_t begin_ns, uint64_t end_ns)
+    void shml_record_of_slot(const shml_ring *ring, uint32_t owner, uint32_t kind, uint64_t begin_ns, uint64_t end_ns,
+                             uint64_t order, uint32_t slot, uint32_t place, uint32_t nrows, uint64_t amount)
 
     void shml_publish(shml_ring *ring, uint32_t slot, uint64_t order, int reserved)
     shml_status shml_inspect(const shml_ring *ring, uint32_t slot)

@@ -16,6 +16,7 @@ cdef class SlotDesk:
     cdef int _num_forks
     cdef object _pid
     cdef uint32_t _threads_per_worker
+    cdef int _delivering  # the slot leased last, until its batch is counted; -1: none
     cdef readonly int num_slots, num_workers
 
     def __cinit__(self, control, *, uint32_t num_slots, uint32_t num_workers, uint64_t order_capacity,
@@ -32,11 +33,12 @@ cdef class SlotDesk:
         self.num_slots = num_slots
         self.num_workers = num_workers
         self._threads_per_worker = max(threads_per_worker, 1)
+        self._delivering = -1
         shml_create(&self._ring, <void *><uintptr_t>control.address, num_slots, num_workers, order_capacity,
                     text_capacity, layout_capacity)
         self._ring.header.is_static = is_static
         self._ring.header.owner_pid = self._pid
-        self._ring.header.owner_start_ns = _now_ns()
+        self._ring.header.owner_start_ns = shml_now_ns()
         self._desk = shml_desk_new(num_slots)
         if self._desk == NULL:
             raise MemoryError
@@ -70,8 +72,17 @@ cdef class SlotDesk:
         shml_desk_collect(self._desk)
         if shml_num_forks != self._num_forks:
             return  # a forked child's copy of all this says nothing about the slots
+        cdef shml_place *place
         for i in range(first, self._desk.num_free):
-            self._ring.slots[self._desk.free_list[i]].state = SHML_FREE
+            slot = self._desk.free_list[i]
+            place = &self._desk.places[slot]
+            self._ring.slots[slot].state = SHML_FREE
+            self._note(SHML_EVENT_LEASE, place.leased_ns, place.released_ns, slot, 0, 0)
+
+    cdef void _note(self, uint32_t kind, uint64_t begin_ns, uint64_t end_ns, int slot, uint32_t place, uint64_t amount):
+        """Leaves an event about a slot's order for onlookers."""
+        shml_record_of_slot(&self._ring, self.num_workers, kind, begin_ns, end_ns, self._desk.places[slot].order, slot, place,
+                            self._ring.slots[slot].nrows, amount)
 
     def hold(self):
         """Takes the most recently freed slot for publication; -1 if none is free."""
@@ -156,6 +167,9 @@ cdef class SlotDesk:
 
     def count_batch(self, uint32_t nrows, uint64_t nbytes):
         """Adds to what was delivered. Returns whether every slot is leased now, so that the next batch would find none."""
+        if self._delivering >= 0:
+            self._note(SHML_EVENT_DELIVER, self._desk.places[self._delivering].leased_ns, shml_now_ns(), self._delivering, 0, nbytes)
+            self._delivering = -1
         self._ring.header.batches += 1
         self._ring.header.samples += nrows
         self._ring.header.nbytes += nbytes

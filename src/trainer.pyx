@@ -19,19 +19,12 @@ include "leases.pxi"
 cdef extern from *:
     """
     #include <pthread.h>
-    #include <time.h>
-    static uint64_t shml_now_ns(void) {
-        struct timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-    }
     static int shml_num_forks; /* between this process and the one that imported the module; getpid would be a system call */
     static void shml_in_child(void) { shml_num_forks++; }
     static int shml_watch_forks(void) { return pthread_atfork(NULL, NULL, shml_in_child); }
     """
     int shml_num_forks
     int shml_watch_forks()
-    uint64_t _now_ns "shml_now_ns" ()
 
 if shml_watch_forks():
     raise MemoryError
@@ -66,6 +59,7 @@ cdef class TrainerRing(OrderDesk):
     """A ring with all of the trainer's verbs; the arguments are SlotDesk's."""
 
     cdef uint64_t _look_ns
+    cdef int _awaited
     cdef readonly bint is_draining  # a slot drains
 
     # ------------------------------------------------------------ looking and leasing
@@ -151,7 +145,7 @@ cdef class TrainerRing(OrderDesk):
             raise ValueError(f"slot {slot} is not ready")
         if self._desk.places[slot].map == NULL:
             raise ValueError(f"slot {slot} has no payload")
-        return self._lease(slot)
+        return self._lease(slot, shml_now_ns())
 
     def take(self, Order order):
         """The lease of an order that is ready, if nothing else asks for the trainer: no death is to be looked for by now, no layout
@@ -163,7 +157,8 @@ cdef class TrainerRing(OrderDesk):
         cdef int slot = order.slot
         cdef shml_status status
         cdef shml_slot *record
-        if slot < 0 or self._desk.places[slot].state != SHML_ORDERED or _now_ns() >= self._look_ns:
+        cdef uint64_t now = shml_now_ns()
+        if slot < 0 or self._desk.places[slot].state != SHML_ORDERED or now >= self._look_ns:
             return None
         if self.is_draining or self._ring.header.layout_state == SHML_LAYOUT_PROPOSED or self._needy() >= 0:
             return None
@@ -175,10 +170,12 @@ cdef class TrainerRing(OrderDesk):
             return None
         if record.repack == self._desk.places[slot].order or self._desk.places[slot].map == NULL:
             return None
-        return self._lease(slot)
+        return self._lease(slot, now)
 
-    cdef Lease _lease(self, int slot):
+    cdef Lease _lease(self, int slot, uint64_t now):
         cdef Lease lease = Lease.__new__(Lease)
+        self._desk.places[slot].leased_ns = now
+        self._delivering = slot
         lease.used_nbytes = self._ring.slots[slot].used_nbytes
         lease.has_note = self._ring.slots[slot].note_nbytes != 0
         lease._lease = shml_lease_begin(self._desk, slot)
@@ -190,6 +187,8 @@ cdef class TrainerRing(OrderDesk):
     def void(self):
         """Abandons every order: unclaimed chunks become final, claimed ones are left to their workers. Leases are untouched."""
         self._guard()
+        cdef uint64_t now = shml_now_ns()
+        shml_record_of_none(&self._ring, self.num_workers, SHML_EVENT_ABANDON, now, now)
         self._ring.header.generation += 1
         for slot in range(self.num_slots):
             if self._desk.places[slot].state == SHML_ORDERED:
@@ -294,12 +293,13 @@ cdef class TrainerRing(OrderDesk):
 
     def look_again(self, double after_s):
         """From so many seconds on `take` declines: it is time to look for deaths."""
-        self._look_ns = _now_ns() + <uint64_t>(after_s * 1e9)
+        self._look_ns = shml_now_ns() + <uint64_t>(after_s * 1e9)
 
     def begin_wait(self, int slot):
         """Says that the trainer is about to sleep until this slot (ANY_SLOT: any) is final. Look once more before it does."""
         if self._ring.header.waiting_since_ns == 0:
-            self._ring.header.waiting_since_ns = _now_ns()
+            self._ring.header.waiting_since_ns = shml_now_ns()
+        self._awaited = slot
         shml_await(&self._ring, slot)
 
     def end_wait(self):
@@ -307,7 +307,13 @@ cdef class TrainerRing(OrderDesk):
         if self._ring.header.waiting_since_ns == 0:
             return
         shml_await(&self._ring, -1)
-        self._ring.header.wait_ns += _now_ns() - self._ring.header.waiting_since_ns
+        cdef uint64_t since = self._ring.header.waiting_since_ns
+        cdef uint64_t now = shml_now_ns()
+        if self._awaited < 0:
+            shml_record_of_none(&self._ring, self.num_workers, SHML_EVENT_WAIT, since, now)
+        else:
+            self._note(SHML_EVENT_WAIT, since, now, self._awaited, 0, 0)
+        self._ring.header.wait_ns += now - since
         self._ring.header.num_waits += 1
         self._ring.header.waiting_since_ns = 0
 

@@ -43,6 +43,7 @@ FLOORS = {
     "bad_samples": 4,
     "integrations": 5,
     "loader": 4,
+    "metrics": 4,
     "mix": 4,
     "observe": 4,
     "debug": 4,

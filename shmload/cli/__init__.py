@@ -2,7 +2,7 @@
 
 import typer
 
-from shmload.cli import bench, clean, doctor, index, inspect, verify
+from shmload.cli import bench, clean, doctor, index, inspect, trace, verify
 
 __all__ = ["app", "main"]
 
@@ -18,6 +18,7 @@ app.command("clean")(clean.clean)
 app.command("doctor")(doctor.doctor)
 app.command("index")(index.index)
 app.command("inspect")(inspect.inspect)
+app.command("trace")(trace.trace)
 app.command("verify")(verify.verify)
 
 

@@ -23,12 +23,9 @@ def index(
     lines, num_refused = [], 0
     try:
         with shown(sys.stderr.isatty()) as progress:
-            progress.start(len(paths))
-            for path in paths:
-                progress.doing(path.name)
+            for path in progress.over(paths, lambda path: path.name):
                 begin = perf_counter()
                 made = build(path)
-                progress.advance()
                 num_refused += made.is_refused
                 if made.path is None:
                     lines.append(f"{made.source}: no index was written: {made.why}")

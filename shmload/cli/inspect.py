@@ -28,6 +28,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
 ) -> None:
     """Say what is in files: format, fields, counts, sizes, the first samples. Formats are known by their bytes."""
+    from shmload.cli.progress import shown
     from shmload.observe.inspect import pictures
     from shmload.observe.inspect.describe import describe
 
@@ -38,7 +39,9 @@ def inspect(
             refuse("inspect", f"{plot_file}: needs an existing folder to write to")
     try:
         wanted = max(samples, pictures.GRID) if plot_file is not None else samples
-        found = [describe(path, num_samples=wanted, dtype=dtype) for path in paths]
+        with shown(sys.stderr.isatty()) as progress:
+            each = progress.over(paths, lambda path: path.name)
+            found = [describe(path, num_samples=wanted, dtype=dtype) for path in each]
         if plot_file is not None and not pictures.save_grid(found, plot_file):
             raise ValueError(f"--plot: the first samples of {', '.join(map(str, paths))} hold no pictures")
     except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:

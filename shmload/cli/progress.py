@@ -1,10 +1,13 @@
 """Progress on stderr: one bar for the whole run and what is being done now; nothing where nobody looks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+T = TypeVar("T")
 
 
 class Bar:
@@ -22,6 +25,14 @@ class Bar:
 
     def advance(self) -> None:
         self.progress.advance(self.task)
+
+    def over(self, items: Sequence[T], named: Callable[[T], str]) -> Iterator[T]:
+        """The items, one after the other, each by its name as what is being done."""
+        self.start(len(items))
+        for item in items:
+            self.doing(named(item))
+            yield item
+            self.advance()
 
 
 @contextmanager

@@ -37,18 +37,22 @@ def verify(
     ] = False,
 ) -> None:
     """Judge the records of a run: each epoch must hold each sample once, over ranks, resumes and world sizes."""
+    from shmload.cli.progress import shown
+    from shmload.observe.audit.file import read_log
     from shmload.observe.audit.reread import reread
-    from shmload.observe.audit.verify import read_folder, tell_suspects
+    from shmload.observe.audit.verify import audit_files, tell_suspects
     from shmload.observe.audit.verify import verify as judge
     from shmload.observe.bench.spec import BenchError, resolve
 
     try:
-        report, loaders = judge(read_folder(folder), allow_restarts=allow_restarts)
-        if dataset is not None:
-            made = resolve(dataset, what="--dataset")
-            if isinstance(made, type) or not hasattr(made, "__len__"):
-                made = made()
-            reread(loaders, made, samples, report)
+        with shown(sys.stderr.isatty()) as progress:
+            each = progress.over(audit_files(folder), lambda path: path.name)
+            report, loaders = judge([read_log(path) for path in each], allow_restarts=allow_restarts)
+            if dataset is not None:
+                made = resolve(dataset, what="--dataset")
+                if isinstance(made, type) or not hasattr(made, "__len__"):
+                    made = made()
+                reread(loaders, made, samples, report, over=lambda items: progress.over(items, lambda one: one.where))
     except (OSError, BenchError, ValueError) as error:
         typer.echo(f"shmload verify: {error}", err=True)
         raise typer.Exit(2) from None

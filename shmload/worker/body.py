@@ -18,6 +18,7 @@ from shmload.batch.collate import pack_samples, registered_functions
 from shmload.batch.layout import Layout
 from shmload.batch.packed import PackedBatch, pack
 from shmload.batch.ragged_rows import Arenas, RaggedRows
+from shmload.worker.birth import process_begin_ns
 from shmload.worker.failure import Failure
 from shmload.worker.iterable import IterablePass
 from shmload.worker.notes import dump_note
@@ -75,7 +76,7 @@ class Body:
     def run(self) -> None:
         """Works until the trainer closes the ring."""
         ring = self._ring
-        ring.announce()
+        ring.announce(process_begin_ns())
         while not ring.is_closing:
             faults.hit("before_claim")
             if ring.claim():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shmload import faults
-from shmload._core.filler import WorkerRing
+from shmload._core.filler import LAYOUT, ROOM, WorkerRing
 from shmload._core.mapping import Mapping
 from shmload.batch.layout import Layout, NotFixedError, layout_of_sample
 from shmload.batch.place import RowPlacer
@@ -98,6 +99,7 @@ class SlotMemory:
         """Waits for a payload of that size, without what the old one held; False if nobody wants the batch any more."""
         ring = self._ring
         ring.end_rows()  # from here on it is the trainer that takes its time, and no sample
+        began = monotonic_ns()
         ring.need(nbytes)
         self._ready.post()
         faults.hit("waiting_grant")
@@ -105,6 +107,7 @@ class SlotMemory:
             if ring.is_closing or ring.is_abandoned:
                 return False
             self._grants.wait(LOOK_AGAIN_S)
+        ring.waited(ROOM, began)
         if ring.payload[3] < nbytes:
             raise SampleError(
                 f"a packed batch of {nbytes} bytes does not fit its slot of {ring.payload[3]}, and the ring may not grow: "
@@ -135,6 +138,7 @@ class SlotMemory:
         if len(text) > ring.layout_capacity:
             text = b""
         ring.end_rows()  # as in grow
+        began = monotonic_ns()
         faults.hit("before_layout")
         while not ring.has_layout:
             if ring.is_closing or ring.is_abandoned:
@@ -149,4 +153,5 @@ class SlotMemory:
                 self._ready.post()
             faults.hit("waiting_layout")
             self._grants.wait(LOOK_AGAIN_S)
+        ring.waited(LAYOUT, began)
         return True

@@ -8,7 +8,7 @@ batch: a difference there says nothing.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,20 @@ from shmload.orders import Order
 __all__ = ["reread"]
 
 
-def reread(loaders: Sequence[Loader], made: Any, num_samples: int, report: Report) -> None:
+def reread(
+    loaders: Sequence[Loader],
+    made: Any,
+    num_samples: int,
+    report: Report,
+    *,
+    over: Callable[[Sequence[Delivery]], Iterable[Delivery]] = iter,
+) -> None:
     """Reads batches again, those that are suspected first, and reports whose content differs.
 
     Args:
         made: the dataset, or a ShmLoader that reads it, where a collate_fn or other arguments matter.
         num_samples: batches to read of each loader besides those suspected.
+        over: goes over the batches of one loader: shows how far it is, say.
     """
     for loader in loaders:
         length = _length(made)
@@ -41,7 +49,7 @@ def reread(loaders: Sequence[Loader], made: Any, num_samples: int, report: Repor
         suspected = [one for one, _ in loader.suspects] if not loader.is_alike else []
         others = [one for one in loader.timeline.batches if _can_be_read(one) and one not in suspected]
         chosen = random.Random(0).sample(others, min(num_samples, len(others)))
-        differing = {id(one) for one in (*suspected, *chosen) if not _is_same(one, reader, report)}
+        differing = {id(one) for one in over((*suspected, *chosen)) if not _is_same(one, reader, report)}
         if loader.header.mode == TORCH and differing:
             report.unjudged.append(
                 f"{len(differing)} of {len(suspected) + len(chosen)} batches read again differ: torch mode's augmentations cannot "

@@ -21,7 +21,7 @@ from shmload.observe.audit.repeats import check_replays, stale_suspects
 from shmload.observe.audit.report import EpochReport, LoaderReport, Report
 from shmload.observe.audit.timeline import Delivery, Part, Timeline
 
-__all__ = ["Loader", "read_folder", "tell_suspects", "verify"]
+__all__ = ["Loader", "audit_files", "read_folder", "tell_suspects", "verify"]
 
 
 @dataclass
@@ -34,13 +34,22 @@ class Loader:
     is_alike: bool  # so many suspects that it must be the data
 
 
-def read_folder(folder: Path) -> list[AuditLog]:
+def audit_files(folder: Path) -> list[Path]:
     """Every audit file in a folder.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    return [path for path in sorted(folder.iterdir()) if path.name.endswith(SUFFIX)]
+
+
+def read_folder(folder: Path) -> list[AuditLog]:
+    """What the audit files in a folder hold.
 
     Raises:
         OSError: the folder or a file cannot be read.
     """
-    return [read_log(path) for path in sorted(folder.iterdir()) if path.name.endswith(SUFFIX)]
+    return [read_log(path) for path in audit_files(folder)]
 
 
 def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[Report, list[Loader]]:

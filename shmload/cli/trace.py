@@ -1,0 +1,78 @@
+"""`shmload trace`: what the processes of a running loader do, as a file for Perfetto, as a picture, or both.
+
+Exit code 0: fine; 1: no loader was found; 2: bad usage.
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from shmload.observe.trace.attach import Watch
+    from shmload.observe.trace.timeline import Timeline
+
+
+def trace(
+    pid: Annotated[int | None, typer.Option(help="Of the training process.", show_default="every loader")] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="How long to record. 0: only what the recorders hold already.")
+    ] = 5.0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="The trace; ui.perfetto.dev opens it.")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a stretch of it.")] = None,
+) -> None:
+    """Record what trainer and workers of running loaders do, from outside and without disturbing them."""
+    from shmload.cli.inspect import refuse
+    from shmload.observe.trace import plot
+    from shmload.observe.trace.attach import Watch
+    from shmload.observe.trace.chrome import write
+
+    if out is None and plot_file is None:
+        refuse("trace", "needs --out FILE.json or --plot FILE.png: where the trace is to be written")
+    for path in (out, plot_file):
+        if path is not None and not path.absolute().parent.is_dir():
+            refuse("trace", f"{path}: needs an existing folder to write to")
+    if plot_file is not None and (absent := plot.missing()):
+        refuse("trace", absent)
+    watch = Watch(pid)
+    watch.search()
+    if watch.tapes:
+        try:
+            _record(watch, seconds)
+        except KeyboardInterrupt:
+            typer.echo("shmload trace: interrupted; what was recorded is written", err=True)
+    timelines = watch.timelines()
+    if not timelines:
+        whose = "no loader with workers runs here" if pid is None else f"process {pid} has no loader with workers"
+        typer.echo(f"shmload trace: {whose}, or it has done nothing", err=True)
+        for why in watch.refused.values():
+            typer.echo(f"shmload trace: left out {why}", err=True)
+        raise typer.Exit(1)
+    try:
+        if out is not None:
+            write(timelines, out)
+            _tell(timelines, out)
+        if plot_file is not None:
+            plot.save(timelines, plot_file)
+            typer.echo(f"{plot_file}: drawn")
+    except OSError as error:
+        refuse("trace", error)
+
+
+def _record(watch: "Watch", seconds: float) -> None:
+    from rich.console import Console
+
+    if not sys.stderr.isatty():
+        watch.record(seconds)
+        return
+    with Console(stderr=True).status(f"recording for {seconds:g} s"):
+        watch.record(seconds)
+
+
+def _tell(timelines: "list[Timeline]", out: Path) -> None:
+    num_batches = sum(timeline.num_batches for timeline in timelines)
+    num_lost = sum(timeline.num_lost for timeline in timelines)
+    pids = ", ".join(map(str, dict.fromkeys(timeline.owner_pid for timeline in timelines)))
+    lost = f"; {num_lost:,} events were overwritten before they were read" if num_lost else ""
+    typer.echo(f"{out}: {num_batches:,} batches of process {pids}{lost}; open it in https://ui.perfetto.dev")

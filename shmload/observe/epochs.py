@@ -1,0 +1,162 @@
+"""One pass over a loader, measured for those who asked `on_epoch_end`: what each `next()` took, and what the ring has counted.
+
+A pass that is broken off ends where its iterator does: with the loop's own reference, at the latest when the next pass begins
+or the loader is closed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Mapping
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from shmload.metrics import EpochMetrics
+from shmload.observe.waits import Waits
+from shmload.world import rank_and_world_size
+
+if TYPE_CHECKING:
+    from shmload.engine import Engine
+    from shmload.loader import ShmLoader
+
+log = logging.getLogger("shmload")
+
+NO_TOTALS = {"nbytes": 0, "num_restarts": 0, "busy_s": 0.0}
+
+
+def watched(loader: ShmLoader[Any], epoch: int) -> EpochWatch | None:
+    """Begins a pass; None if nobody wants to know. One before it that has not ended was broken off."""
+    before = None if loader._watch is None else loader._watch()
+    if before is not None:
+        before.end(is_complete=False)
+    if not loader._epoch_callbacks:
+        return None
+    watch = EpochWatch(loader, epoch)
+    loader._watch = weakref.ref(watch)
+    return watch
+
+
+class EpochWatch:
+    """The account of one pass. Its iterator owns it."""
+
+    def __init__(self, loader: ShmLoader[Any], epoch: int) -> None:
+        self._loader = weakref.ref(loader)  # in torch mode an iterator works on without its loader
+        self._callbacks = loader._epoch_callbacks
+        self._bad_samples = loader.bad_samples
+        self._recorder = loader.recorder
+        self._num_workers = loader.num_workers
+        self._epoch = epoch
+        self._place = rank_and_world_size(loader.rank, loader.world_size)
+        self._num_bad = loader.bad_samples.count
+        self._engine: Engine | None = loader._last_engine
+        self._totals = NO_TOTALS if self._engine is None else self._engine.totals()
+        self._is_iterable = isinstance(loader.dataset, IterableDataset)
+        self._waits = Waits()
+        self._samples = self._nbytes = 0
+        self._began_ns = self._last_ns = 0
+        self._has_ended = False
+        self._pid = os.getpid()
+
+    def delivered(self, began_ns: int, batch: Any) -> None:
+        """A batch is handed out.
+
+        Args:
+            began_ns: CLOCK_MONOTONIC when it was asked for.
+        """
+        now = monotonic_ns()
+        if self._waits.count == 0:
+            self._began_ns = began_ns
+            loader = self._loader()
+            if loader is not None and loader._last_engine is not self._engine:  # workers have started only now
+                self._engine, self._totals = loader._last_engine, NO_TOTALS
+        self._last_ns = now
+        self._waits.add(now - began_ns)
+        order = self._recorder.last
+        assert order is not None
+        self._samples += rows_of(batch, order.nrows) if self._is_iterable else order.nrows
+        if self._num_workers == 0:
+            self._nbytes += nbytes_of(batch)
+
+    def end(self, *, is_complete: bool) -> None:
+        """Tells what the pass was like; once."""
+        if self._has_ended or self._pid != os.getpid():  # a forked worker has a copy
+            return
+        self._has_ended = True
+        if not is_complete and self._waits.count == 0:
+            return
+        now = monotonic_ns() if is_complete else self._last_ns
+        metrics = self._metrics(now - self._began_ns if self._waits.count else 0, is_complete)
+        for callback in list(self._callbacks):
+            try:
+                callback(metrics)
+            except Exception:  # what only looks on must not end a training
+                log.exception("a callback of on_epoch_end failed; training goes on")
+
+    def _metrics(self, wall_ns: int, is_complete: bool) -> EpochMetrics:
+        totals = self._totals if self._engine is None else self._engine.totals()
+        wall_s = wall_ns / 1e9
+        busy = None
+        if self._num_workers:
+            self._nbytes = int(totals["nbytes"] - self._totals["nbytes"])
+            busy = (
+                min((totals["busy_s"] - self._totals["busy_s"]) / (self._num_workers * wall_s), 1.0) if wall_s else 0.0
+            )
+        return {
+            "epoch": self._epoch,
+            "rank": self._place[0],
+            "world_size": self._place[1],
+            "is_complete": is_complete,
+            "batches": self._waits.count,
+            "samples": self._samples,
+            "nbytes": self._nbytes,
+            "wall_s": wall_s,
+            "samples_per_s": self._samples / wall_s if wall_s else 0.0,
+            "nbytes_per_s": self._nbytes / wall_s if wall_s else 0.0,
+            "wait_share": self._waits.total_ns / wall_ns if wall_ns else 0.0,
+            "wait_p50_s": self._waits.quantile(0.5) / 1e9,
+            "wait_p99_s": self._waits.quantile(0.99) / 1e9,
+            "workers_busy_share": busy,
+            "num_bad_samples": self._bad_samples.count - self._num_bad,
+            "num_restarts": int(totals["num_restarts"] - self._totals["num_restarts"]),
+        }
+
+    def __del__(self) -> None:
+        if sys is not None and not sys.is_finalizing() and hasattr(self, "_pid"):
+            self.end(is_complete=False)
+
+
+def nbytes_of(batch: Any) -> int:
+    """Bytes of the tensors, arrays and strings in a batch."""
+    if isinstance(batch, torch.Tensor):
+        if batch.is_nested:
+            return nbytes_of(batch.values())
+        return batch.numel() * batch.element_size()
+    if isinstance(batch, np.ndarray):
+        return batch.nbytes
+    if isinstance(batch, bytes):
+        return len(batch)
+    if isinstance(batch, str):
+        return len(batch.encode("utf-8", "surrogatepass"))
+    if isinstance(batch, Mapping):
+        return sum(map(nbytes_of, batch.values()))
+    if isinstance(batch, list | tuple):
+        return sum(map(nbytes_of, batch))
+    return 0
+
+
+def rows_of(batch: Any, ordered: int) -> int:
+    """Rows of an iterable dataset's batch, whose last one may hold fewer than were ordered: its first tensor's."""
+    if isinstance(batch, torch.Tensor) and batch.ndim:
+        return min(len(batch), ordered)
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple) and batch:
+        return rows_of(batch[0], ordered)
+    return ordered

@@ -1,0 +1,296 @@
+"""Recording from outside: which rings there are, how often they are read, and the command."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trace_kit import Rows, check, loaded, of_kind, run
+from typer.testing import CliRunner
+
+from shmload import ShmLoader
+from shmload.cli import app
+from shmload.observe.trace import attach, plot
+from shmload.observe.trace.attach import Watch, living_rings
+from shmload.shm import segment
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def command() -> Command:
+    """`shmload ...` in this process."""
+
+    def call(*arguments: object) -> Any:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    return call
+
+
+@pytest.fixture
+def loader() -> Iterator[ShmLoader[Any]]:
+    """A loader whose workers are up."""
+    with ShmLoader(Rows(), 8, num_workers=1, seed=1) as made:
+        run(made)
+        yield made
+
+
+def mine(watch: Watch) -> int:
+    return sum(tape.owner_pid == os.getpid() for tape in watch.tapes.values())
+
+
+# ---------------------------------------------------------------- which rings there are
+
+
+def test_only_rings_whose_owner_lives_are_found(tmp_path: Path) -> None:
+    def name(number: int, part: str = "control") -> str:
+        return f"shmload-{os.getuid()}-{'0' * 12}-{number}-{part}"
+
+    living, dead, other = (
+        tmp_path / name(number, part) for number, part in ((0, "control"), (1, "control"), (2, "payload-0"))
+    )
+    for path in (living, dead, other, tmp_path / "shmload-control"):
+        path.write_bytes(b"x" * 64)
+    with living.open("r+b") as file, other.open("r+b") as payload:
+        for held in (file, payload):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        assert list(living_rings(str(tmp_path))) == [(living.name, str(living))]
+    assert list(living_rings(str(tmp_path))) == []
+
+
+def test_what_is_no_ring_is_left_out_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x").write_bytes(b"x" * 4096)
+    monkeypatch.setattr(
+        attach, "living_rings", lambda: [("x-control", str(tmp_path / "x")), ("gone", str(tmp_path / "gone"))]
+    )
+    watch = Watch()
+    watch.search()
+    assert watch.tapes == {}
+    assert watch.refused == {"x-control": f"{tmp_path}/x: this is no control block of a loader"}
+
+
+def test_a_pid_chooses(loader: ShmLoader[Any]) -> None:
+    watch = Watch(os.getpid())
+    watch.search()
+    assert mine(watch) == len(watch.tapes) == 1
+    other = Watch(1)
+    other.search()
+    assert other.tapes == {}
+    assert any(why.endswith(f"it is of process {os.getpid()}") for why in other.refused.values())
+
+
+def test_a_ring_in_a_memfd_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "shm_free_bytes", lambda: 0)
+    with ShmLoader(Rows(), 8, num_workers=1, seed=1) as made:
+        run(made)
+        watch = Watch(os.getpid())
+        watch.record(0)
+    (timeline,) = watch.timelines()
+    assert timeline.num_batches == 8
+
+
+# ---------------------------------------------------------------- recording
+
+
+def test_history_is_part_of_a_recording(loader: ShmLoader[Any], command: Command, tmp_path: Path) -> None:
+    done = command("trace", "--pid", os.getpid(), "--seconds", 0, "--out", tmp_path / "t.json")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == f"{tmp_path}/t.json: 8 batches of process {os.getpid()}; open it in https://ui.perfetto.dev\n"
+    found = loaded(tmp_path / "t.json")
+    check(found)
+    assert found["otherData"]["pids"] == [os.getpid()]
+
+
+def test_a_recording_reads_as_often_as_recorders_fill_and_counts_what_it_missed(
+    loader: ShmLoader[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    clock = [0.0]
+
+    def work(pause: float) -> None:
+        pauses.append(pause)
+        clock[0] += 1.0
+        if len(pauses) == 5:
+            for _ in range(30):
+                run(loader)
+
+    monkeypatch.setattr(attach, "sleep", work)
+    monkeypatch.setattr(attach, "monotonic", lambda: clock[0])
+    watch = Watch(os.getpid())
+    watch.record(8.0)
+    assert len(pauses) == 8
+    assert pauses[:4] == sorted(pauses[:4])  # nothing comes: ever longer
+    assert pauses[5] < pauses[4]  # a recorder ran over
+    assert min(pauses) >= attach.SHORTEST_S
+    assert max(pauses) <= attach.LONGEST_S
+    (timeline,) = watch.timelines()
+    assert timeline.num_lost > 0
+    assert 8 < timeline.num_batches < 248
+
+
+def test_a_ring_that_is_made_meanwhile_is_recorded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ShmLoader[Any]] = []
+    clock = [0.0]
+
+    def work(pause: float) -> None:
+        clock[0] += 1.0
+        if not made:
+            made.append(ShmLoader(Rows(), 8, num_workers=1, seed=1))
+            run(made[0])
+
+    monkeypatch.setattr(attach, "sleep", work)
+    monkeypatch.setattr(attach, "monotonic", lambda: clock[0])
+    watch = Watch(os.getpid())
+    watch.record(3.0)
+    made[0].close()
+    assert [timeline.num_batches for timeline in watch.timelines()] == [8]
+
+
+def test_an_interrupted_recording_is_written(
+    loader: ShmLoader[Any], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(attach, "sleep", interrupt)
+    done = command("trace", "--pid", os.getpid(), "--out", tmp_path / "t.json")
+    assert done.exit_code == 0
+    assert done.stderr == "shmload trace: interrupted; what was recorded is written\n"
+    assert len(of_kind(loaded(tmp_path / "t.json"), "deliver")) == 8
+
+
+def test_lost_events_are_told_by_the_command(
+    loader: ShmLoader[Any], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attach, "sleep", lambda seconds: [run(loader) for _ in range(30)])
+    done = command("trace", "--pid", os.getpid(), "--seconds", 0.001, "--out", tmp_path / "t.json")
+    assert "events were overwritten before they were read; open it" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
+    """The owner is stopped, so whatever changed would be the onlooker's doing."""
+    code = (
+        "import os, signal, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from trace_kit import Rows, run\n"
+        "from shmload import ShmLoader\n"
+        "loader = ShmLoader(Rows(), 8, num_workers=1, seed=1); run(loader)\n"
+        "for worker in loader.stats()['workers']: os.kill(worker['pid'], signal.SIGSTOP)\n"
+        "print('up', flush=True); os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "for worker in loader.stats()['workers']: os.kill(worker['pid'], signal.SIGCONT)\n"
+        "loader.close()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(Path(__file__).parent)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        (path,) = [path for name, path in living_rings() if name in _names_of(child.pid)]
+        before = Path(path).read_bytes()
+        watch = Watch(child.pid)
+        watch.record(0)
+        assert [timeline.num_batches for timeline in watch.timelines()] == [8]
+        assert Path(path).read_bytes() == before
+    finally:
+        child.send_signal(signal.SIGCONT)
+        assert child.wait(timeout=30) == 0
+        child.stdout.close()  # type: ignore[union-attr]  # a pipe
+
+
+def _names_of(pid: int) -> set[str]:
+    watch = Watch(pid)
+    watch.search()
+    return set(watch.tapes)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_without_a_loader_the_command_says_so(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attach, "living_rings", list)
+    done = command("trace", "--out", tmp_path / "t.json")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == "shmload trace: no loader with workers runs here, or it has done nothing\n"
+    assert not (tmp_path / "t.json").exists()
+
+
+def test_a_process_without_a_loader_is_told_with_what_was_left_out(
+    loader: ShmLoader[Any], command: Command, tmp_path: Path
+) -> None:
+    done = command("trace", "--pid", 1, "--out", tmp_path / "t.json")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("shmload trace: process 1 has no loader with workers, or it has done nothing\n")
+    assert f"it is of process {os.getpid()}\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "needs --out FILE.json or --plot FILE.png: where the trace is to be written"),
+        (("--out", "/none/t.json"), "/none/t.json: needs an existing folder to write to"),
+        (("--plot", "/none/t.png"), "/none/t.png: needs an existing folder to write to"),
+    ],
+)
+def test_bad_usage_is_told(arguments: tuple[str, ...], message: str, command: Command) -> None:
+    done = command("trace", *arguments)
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"shmload trace: {message}\n")
+
+
+def test_a_file_that_cannot_be_written_is_told(loader: ShmLoader[Any], command: Command, tmp_path: Path) -> None:
+    done = command("trace", "--pid", os.getpid(), "--seconds", 0, "--out", tmp_path)
+    assert done.exit_code == 2
+    assert "Is a directory" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_a_plot_is_refused_before_recording(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plot, "missing", lambda: "--plot needs matplotlib: pip install 'shmload[plot]'")
+    done = command("trace", "--plot", tmp_path / "t.png")
+    assert (done.exit_code, done.stderr) == (2, "shmload trace: --plot needs matplotlib: pip install 'shmload[plot]'\n")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_plot_is_drawn(loader: ShmLoader[Any], command: Command, tmp_path: Path) -> None:
+    for _ in range(4):
+        run(loader)
+    path = tmp_path / "t.png"
+    done = command("trace", "--pid", os.getpid(), "--seconds", 0, "--plot", path)
+    assert (done.exit_code, done.stdout) == (0, f"{path}: drawn\n")
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_plot_shows_a_stretch_from_the_middle_and_the_programs_own_time(loader: ShmLoader[Any]) -> None:
+    for _ in range(4):
+        run(loader)
+    watch = Watch(os.getpid())
+    watch.record(0)
+    (timeline,) = watch.timelines()
+    begin, end = plot.stretch(timeline)
+    shown = [
+        span
+        for span in timeline.tracks["trainer"]
+        if span.kind == "deliver" and begin <= span.begin_ns and span.end_ns <= end
+    ]
+    assert len(shown) == plot.BATCHES
+    track = plot.with_program(timeline.tracks["trainer"])
+    program = [span for span in track if span.kind == "program"]
+    assert len(program) in (timeline.num_batches, timeline.num_batches - 1)
+    assert all(one.end_ns <= other.begin_ns for one, other in itertools.pairwise(track))

@@ -1,0 +1,139 @@
+"""`loader.progress()`, and bars of others over a loader."""
+
+from __future__ import annotations
+
+import gc
+import io
+import re
+import weakref
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tqdm import tqdm
+from trace_kit import Plain, Rows, Stream, run
+
+from shmload import Mix, ShmLoader
+from shmload.observe import bar
+
+MODES = pytest.mark.parametrize("seed", [1, None])
+
+
+class Terminal(Console):
+    """A terminal whose text can be read."""
+
+    def __init__(self, is_terminal: bool = True) -> None:
+        self.out = io.StringIO()
+        super().__init__(file=self.out, force_terminal=is_terminal, width=120, color_system=None)
+
+    @property
+    def last(self) -> str:
+        """The bar as it was drawn last."""
+        text = re.sub(r"\x1b\[[?0-9]*[a-zA-Z]|\r", "\n", self.out.getvalue())
+        return [line for line in text.split("\n") if line.strip()][-1].strip()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """A terminal on which every batch is drawn."""
+    monkeypatch.setattr(bar, "LOOK_S", 0.0)
+    return Terminal()
+
+
+@MODES
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_bar_shows_batches_rate_and_waiting_and_yields_what_the_loader_does(
+    seed: int | None, num_workers: int, terminal: Terminal
+) -> None:
+    with ShmLoader(Rows(), 8, num_workers=num_workers, seed=seed) as loader:
+        assert [batch["y"].tolist() for batch in loader.progress("train", console=terminal)] == [
+            batch["y"].tolist() for batch in ShmLoader(Rows(), 8, seed=seed)
+        ]
+    assert terminal.last.startswith("train ")
+    assert "8/8" in terminal.last
+    assert " samples/s, waiting " in terminal.last
+    assert terminal.last.endswith("%")
+
+
+@MODES
+def test_a_resumed_bar_begins_at_the_position(seed: int | None, terminal: Terminal) -> None:
+    first = ShmLoader(Rows(), 8, seed=seed)
+    iterator = iter(first)
+    for _ in range(5):
+        next(iterator)
+    resumed = ShmLoader(Rows(), 8, seed=seed)
+    assert resumed.first_step == 0
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.first_step == 5
+    progress = resumed.progress(console=terminal)
+    next(progress)
+    assert "6/8" in terminal.last
+    assert len(list(progress)) == 2
+    assert "8/8" in terminal.last
+    assert resumed.first_step == 0
+
+
+@MODES
+def test_a_state_from_the_end_of_an_epoch_begins_the_next_bar_at_its_start(seed: int | None) -> None:
+    first = ShmLoader(Rows(), 8, seed=seed)
+    run(first)
+    resumed = ShmLoader(Rows(), 8, seed=seed)
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.first_step == 0
+    assert run(resumed) == 8
+
+
+def test_a_loader_without_a_length_has_a_bar_without_an_end(terminal: Terminal) -> None:
+    assert len(list(ShmLoader(Stream(), 4).progress(console=terminal))) == 3
+    assert "3/?" in terminal.last
+    endless = ShmLoader(Mix([(Plain(), 1), (Plain(), 1)], stop="repeat"), 8, seed=1).progress(console=terminal)
+    for _ in range(20):
+        next(endless)
+    assert "20/?" in terminal.last
+    endless.close()  # type: ignore[attr-defined]  # a generator
+
+
+def test_nothing_is_drawn_where_there_is_no_terminal() -> None:
+    console = Terminal(is_terminal=False)
+    assert len(list(ShmLoader(Rows(), 8, seed=1).progress(console=console))) == 8
+    assert console.out.getvalue() == ""
+
+
+def test_by_default_it_is_drawn_on_stderr_which_is_none_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(list(ShmLoader(Rows(), 8, seed=1).progress())) == 8
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_loop_that_is_left_gives_the_terminal_back(terminal: Terminal) -> None:
+    for _ in ShmLoader(Rows(), 8, seed=1).progress(console=terminal):
+        break
+    gc.collect()
+    assert terminal.out.getvalue().endswith("\x1b[?25h")  # the cursor is shown again
+
+
+def test_a_bar_keeps_no_batch(terminal: Terminal) -> None:
+    with ShmLoader(Rows(), 8, num_workers=1, seed=1) as loader:
+        progress = loader.progress(console=terminal)
+        batch: Any = next(progress)
+        seen = weakref.ref(batch["y"])
+        del batch
+        next(progress)
+        assert seen() is None
+        progress.close()  # type: ignore[attr-defined]  # a generator
+
+
+@MODES
+def test_tqdm_knows_how_many_there_are_and_begins_where_a_state_left_off(seed: int | None) -> None:
+    first = ShmLoader(Rows(), 8, seed=seed)
+    with tqdm(first, file=io.StringIO()) as shown:
+        for i, _ in enumerate(shown):
+            if i == 4:
+                state = first.state_dict()
+    assert (shown.total, shown.n) == (8, 8)
+    resumed = ShmLoader(Rows(), 8, seed=seed)
+    resumed.load_state_dict(state)
+    out = io.StringIO()
+    with tqdm(resumed, initial=resumed.first_step, file=out) as shown:
+        assert sum(1 for _ in shown) == 3
+    assert (shown.total, shown.n) == (8, 8)
+    assert "5/8" in out.getvalue()

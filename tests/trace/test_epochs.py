@@ -1,0 +1,357 @@
+"""What an epoch was like: the callback, the line, TensorBoard."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from trace_kit import Broken, Growing, Plain, Rows, Stream, run
+
+import shmload.metrics
+from shmload import ShmLoader
+from shmload.metrics import EpochMetrics, summary_line, to_log, to_tensorboard
+from shmload.observe.epochs import nbytes_of, rows_of
+
+MODES = pytest.mark.parametrize("seed", [1, None])
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+
+EPOCH: EpochMetrics = {
+    "epoch": 3,
+    "rank": 0,
+    "world_size": 1,
+    "is_complete": True,
+    "batches": 1200,
+    "samples": 76_800,
+    "nbytes": 250_000_000,
+    "wall_s": 12.5,
+    "samples_per_s": 6144.0,
+    "nbytes_per_s": 2e7,
+    "wait_share": 0.123,
+    "wait_p50_s": 0.00123,
+    "wait_p99_s": 0.0456,
+    "workers_busy_share": 0.871,
+    "num_bad_samples": 2,
+    "num_restarts": 1,
+}
+
+
+def told(loader: ShmLoader[Any]) -> list[EpochMetrics]:
+    """What the loader will tell."""
+    epochs: list[EpochMetrics] = []
+    loader.on_epoch_end(epochs.append)
+    return epochs
+
+
+@MODES
+@WORKERS
+def test_each_epoch_is_told_once_with_what_was_delivered(seed: int | None, num_workers: int) -> None:
+    with ShmLoader(Rows(), 8, num_workers=num_workers, seed=seed) as loader:
+        epochs = told(loader)
+        for number in range(2):
+            assert len(epochs) == number
+            assert run(loader) == 8
+    assert len(epochs) == 2
+    for number, epoch in enumerate(epochs):
+        assert (epoch["epoch"], epoch["is_complete"], epoch["batches"], epoch["samples"]) == (number, True, 8, 60)
+        assert epoch["nbytes"] == (960 if num_workers == 0 else 1024)  # in a slot fields begin at 64 bytes
+        assert 0 < epoch["wait_p50_s"] <= epoch["wait_p99_s"] <= epoch["wall_s"] * 1.04
+        assert 0 < epoch["wait_share"] <= 1
+        assert epoch["samples_per_s"] == pytest.approx(60 / epoch["wall_s"])
+        assert epoch["nbytes_per_s"] == pytest.approx(epoch["nbytes"] / epoch["wall_s"])
+        assert (epoch["num_bad_samples"], epoch["num_restarts"], epoch["rank"], epoch["world_size"]) == (0, 0, 0, 1)
+        busy = epoch["workers_busy_share"]
+        assert busy is None if num_workers == 0 else 0 <= busy <= 1  # type: ignore[operator]  # a number then
+
+
+@MODES
+@WORKERS
+def test_an_epoch_that_is_broken_off_is_told_with_its_loop(seed: int | None, num_workers: int) -> None:
+    with ShmLoader(Rows(), 8, num_workers=num_workers, seed=seed) as loader:
+        epochs = told(loader)
+        for i, _ in enumerate(loader):
+            if i == 2:
+                break
+        assert [(e["epoch"], e["is_complete"], e["batches"], e["samples"]) for e in epochs] == [(0, False, 3, 24)]
+        run(loader)
+    assert [(e["epoch"], e["is_complete"], e["batches"]) for e in epochs] == [(0, False, 3), (1, True, 8)]
+
+
+@MODES
+def test_an_iterator_that_is_kept_is_told_when_the_next_pass_begins_or_at_the_close(seed: int | None) -> None:
+    with ShmLoader(Rows(), 8, seed=seed) as loader:
+        epochs = told(loader)
+        first = iter(loader)
+        next(first)
+        second = iter(loader)
+        assert [e["batches"] for e in epochs] == [1]
+        next(second)
+        loader.close()
+        assert [(e["batches"], e["is_complete"]) for e in epochs] == [(1, False), (1, False)]
+    del first, second
+    gc.collect()
+    assert len(epochs) == 2
+
+
+def test_workers_that_persist_tell_a_broken_pass_when_the_next_begins() -> None:
+    with ShmLoader(Rows(), 8, num_workers=1, persistent_workers=True) as loader:
+        epochs = told(loader)
+        next(iter(loader))
+        assert epochs == []
+        run(loader)
+    assert [(e["batches"], e["is_complete"]) for e in epochs] == [(1, False), (8, True)]
+
+
+def test_a_pass_that_delivered_nothing_and_was_dropped_is_not_told() -> None:
+    loader = ShmLoader(Rows(), 8, seed=1)
+    epochs = told(loader)
+    iter(loader)
+    assert epochs == []
+
+
+@MODES
+def test_an_empty_epoch_is_told(seed: int | None) -> None:
+    loader = ShmLoader(Rows(3), 8, drop_last=True, seed=seed)
+    epochs = told(loader)
+    run(loader)
+    assert [(e["batches"], e["samples_per_s"], e["wait_share"], e["wait_p99_s"]) for e in epochs] == [(0, 0, 0, 0)]
+    assert "0 batches, 0 samples in 0.00 s" in summary_line(epochs[0])
+
+
+@MODES
+def test_a_resumed_epoch_tells_what_it_delivered_itself(seed: int | None) -> None:
+    loader = ShmLoader(Rows(), 8, seed=seed)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    resumed = ShmLoader(Rows(), 8, seed=seed)
+    resumed.load_state_dict(loader.state_dict())
+    epochs = told(resumed)
+    run(resumed)
+    assert [(e["epoch"], e["batches"]) for e in epochs] == [(0, 3)]
+
+
+@WORKERS
+def test_bad_samples_are_counted_by_the_epoch(num_workers: int) -> None:
+    with ShmLoader(Broken(), 10, seed=1, num_workers=num_workers, on_error="skip") as loader:
+        epochs = told(loader)
+        run(loader)
+        run(loader)
+    assert [(e["samples"], e["num_bad_samples"]) for e in epochs] == [(54, 6), (54, 6)]
+
+
+def test_restarts_are_counted_by_the_epoch() -> None:
+    with ShmLoader(Rows(), 8, seed=1, num_workers=1) as loader:
+        epochs = told(loader)
+        run(loader)
+        iterator = iter(loader)
+        next(iterator)
+        os.kill(loader.stats()["workers"][0]["pid"], 9)
+        for _ in iterator:
+            pass
+        run(loader)
+    assert [e["num_restarts"] for e in epochs] in ([0, 1, 0], [0, 0, 1])  # it may die behind its last batch
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_rows_of_a_stream_are_counted_as_they_came(num_workers: int) -> None:
+    with ShmLoader(Stream(), 4, num_workers=num_workers) as loader:
+        epochs = told(loader)
+        run(loader)
+    assert [(e["batches"], e["samples"]) for e in epochs] == [(3, 10)]
+
+
+def test_persistent_workers_of_torch_mode_are_accounted_by_the_epoch() -> None:
+    with ShmLoader(Rows(), 8, num_workers=1, persistent_workers=True) as loader:
+        epochs = told(loader)
+        run(loader)
+        run(loader)
+    assert epochs[0]["nbytes"] == epochs[1]["nbytes"]
+
+
+def test_a_callback_counts_from_the_next_pass_on_and_can_be_a_decorator() -> None:
+    loader = ShmLoader(Rows(), 8, seed=1)
+    seen: list[int] = []
+    iterator = iter(loader)
+
+    @loader.on_epoch_end
+    def note(metrics: EpochMetrics) -> None:
+        seen.append(metrics["epoch"])
+
+    for _ in iterator:
+        pass
+    assert (seen, note.__name__) == ([], "note")
+    run(loader)
+    assert seen == [1]
+
+
+def test_a_callback_that_fails_is_logged_and_the_others_are_called(caplog: pytest.LogCaptureFixture) -> None:
+    loader = ShmLoader(Rows(), 8, seed=1)
+    loader.on_epoch_end(lambda metrics: 1 / 0)
+    epochs = told(loader)
+    run(loader)
+    assert len(epochs) == 1
+    assert "a callback of on_epoch_end failed; training goes on" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_copy_has_no_callbacks() -> None:
+    loader = ShmLoader(Rows(), 8, seed=1)
+    epochs = told(loader)
+    copied = pickle.loads(pickle.dumps(loader))
+    run(copied)
+    assert epochs == []
+
+
+def test_nothing_is_measured_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shmload.observe.epochs.EpochWatch", None)
+    run(ShmLoader(Rows(), 8, seed=1))
+    run(ShmLoader(Rows(), 8))
+
+
+# ---------------------------------------------------------------- the line
+
+
+def test_the_line_says_it_all() -> None:
+    assert summary_line(EPOCH) == (
+        "epoch 3: 1,200 batches, 76,800 samples in 12.50 s: 6,144 samples/s, 20.0 MB/s; waited 12% (p50 1.23 ms, p99 45.6 ms); "
+        "workers busy 87%; 2 bad samples, 1 restarts"
+    )
+    other = EpochMetrics(**{**EPOCH, "rank": 1, "world_size": 8, "is_complete": False, "workers_busy_share": None})  # type: ignore[typeddict-item]  # mypy does not follow **
+    assert summary_line(other).startswith("rank 1, epoch 3, broken off: 1,200 batches")
+    assert "; no workers; " in summary_line(other)
+
+
+def test_the_line_goes_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
+    loader = ShmLoader(Rows(), 8, seed=1)
+    loader.on_epoch_end(to_log)
+    with caplog.at_level(logging.INFO, "shmload"):
+        run(loader)
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("shmload", "INFO")
+    assert record.getMessage().startswith("epoch 0: 8 batches, 60 samples in ")
+
+
+def test_the_environment_asks_for_the_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHMLOAD_SUMMARY", "1")
+    loader = ShmLoader(Rows(), 8, seed=1)
+    copied = pickle.loads(pickle.dumps(loader))
+    with caplog.at_level(logging.INFO, "shmload"):
+        run(loader)
+        run(copied)
+    assert [record.getMessage()[:17] for record in caplog.records] == ["epoch 0: 8 batche"] * 2
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_the_environment_does_not_ask(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHMLOAD_SUMMARY", value)
+    assert ShmLoader(Rows(), 8, seed=1)._epoch_callbacks == []
+
+
+def test_where_the_logger_tells_nobody_the_line_goes_to_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHMLOAD_SUMMARY", "1")
+    monkeypatch.setattr(shmload.metrics.log, "propagate", False)
+    run(ShmLoader(Rows(), 8, seed=1))
+    assert capsys.readouterr().err.startswith("shmload: epoch 0: 8 batches")
+
+
+@pytest.mark.slow
+def test_a_program_that_ends_within_an_epoch_says_nothing_odd(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from trace_kit import Rows\n"
+        "from shmload import ShmLoader\n"
+        "loader = ShmLoader(Rows(), 8, num_workers=1, seed=1)\n"
+        "iterator = iter(loader); next(iterator)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SHMLOAD_SUMMARY": "1"},
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+# ---------------------------------------------------------------- TensorBoard
+
+
+class Stub:
+    """Stands for a SummaryWriter."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, scalar_value: Any, global_step: int) -> None:
+        self.scalars.append((tag, scalar_value, global_step))
+
+
+def test_every_number_becomes_a_scalar() -> None:
+    writer = Stub()
+    to_tensorboard(writer)(EPOCH)
+    assert {step for _, _, step in writer.scalars} == {3}
+    expected = {
+        f"shmload/{name}": value for name, value in EPOCH.items() if name not in ("epoch", "rank", "world_size")
+    }
+    assert {tag: value for tag, value, _ in writer.scalars} == expected
+
+
+def test_without_workers_their_share_is_no_scalar_and_the_prefix_can_be_chosen() -> None:
+    writer = Stub()
+    loader = ShmLoader(Rows(), 8, seed=1)
+    loader.on_epoch_end(to_tensorboard(writer, "data/train"))
+    run(loader)
+    tags = {tag for tag, _, _ in writer.scalars}
+    assert "data/train/samples_per_s" in tags
+    assert "data/train/workers_busy_share" not in tags
+
+
+@pytest.mark.slow
+def test_tensorboard_itself_takes_them(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        to_tensorboard(writer)(EPOCH)
+    read = EventAccumulator(str(tmp_path))
+    read.Reload()
+    assert "shmload/samples_per_s" in read.Tags()["scalars"]
+    assert [(e.step, e.value) for e in read.Scalars("shmload/samples_per_s")] == [(3, 6144.0)]
+
+
+# ---------------------------------------------------------------- batches by their bytes and rows
+
+
+def test_bytes_of_a_batch_are_those_of_what_is_in_it() -> None:
+    batch = {"a": torch.zeros(4, 2), "b": [np.zeros(3, np.int16), b"xy", "é"], "c": (1, None)}
+    assert nbytes_of(batch) == 32 + 6 + 2 + 2
+    nested = torch.nested.as_nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
+    assert nbytes_of(nested) == 20
+
+
+@pytest.mark.parametrize("dataset", [Plain(), Growing()])
+def test_batches_of_any_kind_are_measured(dataset: Any) -> None:
+    loader = ShmLoader(dataset, 8, seed=1)
+    epochs = told(loader)
+    run(loader)
+    assert epochs[0]["nbytes"] > 0
+
+
+def test_rows_are_those_of_the_first_tensor() -> None:
+    assert rows_of({"x": [torch.zeros(3)]}, 8) == 3
+    assert rows_of(torch.zeros(12), 8) == 8
+    assert rows_of(torch.zeros(()), 8) == 8
+    assert rows_of("text", 8) == 8

@@ -1,0 +1,71 @@
+"""src/events.h itself, raced: a thread writes while another reads."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SOURCE = HERE.parents[1] / "src"
+TORN = 3  # exit code of event_ring.c
+
+pytestmark = pytest.mark.slow
+
+Race = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def race(tmp_path_factory: pytest.TempPathFactory) -> Race:
+    """Compiles event_ring.c and runs it."""
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed")
+    if not (SOURCE / "events.h").exists():
+        pytest.skip("src/ is not here: an installed package is being tested")
+    folder = tmp_path_factory.mktemp("event-ring")
+
+    def run(
+        num_events: int, capacity: int, plant: int = 0, flags: tuple[str, ...] = ("-O2",)
+    ) -> subprocess.CompletedProcess[str]:
+        binary = folder / f"event_ring-{plant}{''.join(flags)}"
+        if not binary.exists():
+            command = [
+                "gcc",
+                "-std=gnu11",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-pthread",
+                f"-DPLANT={plant}",
+                f"-I{SOURCE}",
+            ]
+            done = subprocess.run(
+                [*command, *flags, str(HERE / "event_ring.c"), "-o", str(binary)], capture_output=True, text=True
+            )
+            if done.returncode and "-fsanitize=thread" in flags:
+                pytest.skip(f"gcc cannot build with -fsanitize=thread: {done.stderr[-200:]}")
+            assert done.returncode == 0, done.stderr
+        return subprocess.run([str(binary), str(num_events), str(capacity)], capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+@pytest.mark.parametrize("capacity", [2, 16, 512])
+def test_a_reader_gets_whole_events_in_order_and_knows_what_it_missed(race: Race, capacity: int) -> None:
+    done = race(1_000_000, capacity)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("plant", [1, 2])
+def test_the_race_catches_a_reader_that_is_careless(race: Race, plant: int) -> None:
+    assert TORN in [race(1_000_000, 16, plant).returncode for _ in range(10)]
+
+
+def test_the_thread_sanitizer_finds_nothing(race: Race) -> None:
+    done = race(100_000, 16, flags=("-O1", "-g", "-fsanitize=thread", "-Wno-tsan"))
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("the sanitizer does not start here")
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,181 @@
+"""What a tape means, on tapes that are made up: times in ns, as short as a hand can count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload._core.filler import DONE, VOID
+from shmload.observe.trace.chrome import events
+from shmload.observe.trace.tape import EVENT, KIND_OF
+from shmload.observe.trace.timeline import RATE_NS, TRAINER, Span, Timeline, timeline_of
+
+
+class Written:
+    """Stands for a Tape: events as they are given, for two workers and the trainer."""
+
+    owner_pid = 41
+    num_lost = 5
+    num_workers = 2
+
+    def __init__(self) -> None:
+        self._events: list[list[tuple[Any, ...]]] = [[], [], []]
+
+    def pids(self) -> list[int]:
+        return [42, 0]
+
+    def add(
+        self,
+        owner: int,
+        kind: str,
+        begin: int,
+        end: int,
+        order: int = 0,
+        *,
+        slot: int = 0,
+        place: int = 0,
+        rows: int = 4,
+        amount: int = 0,
+    ) -> None:
+        self._events[owner].append((begin, end, order, 0, order * 10, KIND_OF[kind], slot, place, rows, amount))
+
+    def events(self, owner: int) -> NDArray[np.void]:
+        return np.array(self._events[owner], EVENT)
+
+    def publish(self, at: int, order: int, slot: int = 0) -> None:
+        self.add(2, "publish", at, at, order, slot=slot, place=2)
+
+    def fill(
+        self, worker: int, begin: int, end: int, order: int, chunk: int, *, slot: int = 0, amount: int = DONE
+    ) -> None:
+        self.add(worker, "chunk", begin, end, order, slot=slot, place=chunk, rows=2, amount=amount)
+
+    def told(self) -> Timeline:
+        return timeline_of(self)  # type: ignore[arg-type]  # stands for one
+
+
+def life(told: Timeline, slot: int = 0) -> list[tuple[str, int, int]]:
+    return [(span.kind, span.begin_ns, span.end_ns) for span in told.slots[slot]]
+
+
+def test_a_batch_is_ready_with_its_last_chunk_and_held_until_it_is_released() -> None:
+    tape = Written()
+    tape.publish(10, 1)
+    tape.fill(0, 12, 20, 1, 0)
+    tape.fill(1, 12, 30, 1, 1)
+    tape.add(2, "wait", 15, 31, 1)
+    tape.add(2, "deliver", 31, 33, 1, amount=64)
+    tape.add(2, "lease", 31, 50, 1)
+    told = tape.told()
+    assert life(told) == [("filling", 10, 30), ("ready", 30, 31), ("held", 31, 50)]
+    assert told.ready == [(30, 1), (31, 0)]
+    assert told.links == [("worker 0", 20, 31), ("worker 1", 30, 31)]
+    assert [(span.kind, span.name) for span in told.tracks[TRAINER]] == [("wait", "wait 10"), ("deliver", "deliver 10")]
+    assert told.tracks[TRAINER][1].args == {"epoch": 0, "step": 10, "order": 1, "slot": 0, "rows": 4, "nbytes": 64}
+    assert told.tracks["worker 0"][0].args["result"] == "done"
+    assert (told.num_batches, told.num_lost, told.pids) == (1, 5, {"worker 0": 42, "worker 1": 0})
+    assert told.rate == [(31, 4e9 / RATE_NS)]
+
+
+def test_a_batch_whose_release_was_not_seen_is_held_to_the_end() -> None:
+    tape = Written()
+    tape.publish(10, 1)
+    tape.fill(0, 12, 20, 1, 0)
+    tape.fill(0, 20, 22, 1, 1)
+    tape.add(2, "deliver", 31, 33, 1)
+    tape.publish(40, 2, slot=1)
+    told = tape.told()
+    assert life(told)[-1] == ("held", 31, 40)
+    assert told.slots[0][-1].args["is_held_still"]
+    assert life(told, 1) == [("filling", 40, 40)]
+
+
+def test_an_abandoned_order_ends_where_it_was_given_up() -> None:
+    tape = Written()
+    tape.publish(10, 1)
+    tape.publish(11, 2, slot=1)
+    tape.fill(0, 12, 14, 2, 0, slot=1)
+    tape.fill(0, 14, 16, 2, 1, slot=1)
+    tape.add(2, "abandon", 20, 20, rows=0)
+    tape.publish(30, 3)
+    told = tape.told()
+    assert life(told) == [("filling", 10, 20), ("filling", 30, 30)]
+    assert life(told, 1) == [("filling", 11, 16), ("ready", 16, 20)]
+    assert told.ready == [(16, 1), (20, 0)]
+    assert [moment.kind for moment in told.moments] == ["publish", "publish", "abandon", "publish"]
+
+
+def test_an_order_that_is_made_anew_ends_where_the_new_one_begins() -> None:
+    tape = Written()
+    tape.publish(10, 1)
+    tape.fill(0, 12, 14, 1, 0, amount=VOID)
+    tape.publish(20, 2)
+    tape.fill(0, 22, 24, 2, 0)
+    tape.fill(0, 24, 26, 2, 1)
+    tape.add(2, "deliver", 30, 31, 2)
+    assert life(tape.told())[:3] == [("filling", 10, 20), ("filling", 20, 26), ("ready", 26, 30)]
+
+
+def test_rows_filled_twice_after_a_death_count_once() -> None:
+    tape = Written()
+    tape.publish(10, 1)
+    tape.fill(0, 12, 14, 1, 0)
+    tape.fill(1, 15, 18, 1, 0)
+    told = tape.told()
+    assert life(told) == [("filling", 10, 18)]
+    assert told.ready == []
+
+
+def test_a_wait_for_orders_told_in_pieces_is_one_span() -> None:
+    tape = Written()
+    tape.add(0, "idle", 10, 20)
+    tape.add(0, "idle", 20, 35)
+    tape.add(0, "idle", 40, 45)
+    assert [(span.begin_ns, span.end_ns) for span in tape.told().tracks["worker 0"]] == [(10, 35), (40, 45)]
+
+
+def test_a_new_process_does_not_begin_before_the_one_it_replaces_has_ended() -> None:
+    tape = Written()
+    tape.fill(0, 10, 20, 1, 0)
+    tape.add(0, "start", 15, 30)
+    starts = [span for span in tape.told().tracks["worker 0"] if span.kind == "start"]
+    assert [(span.begin_ns, span.end_ns) for span in starts] == [(20, 30)]
+
+
+def test_rates_are_means_over_stretches() -> None:
+    tape = Written()
+    for number, at in enumerate([0, 10, RATE_NS + 1, 3 * RATE_NS]):
+        tape.add(2, "deliver", at + 100, at + 100, number + 1)
+    rate = 1e9 / RATE_NS
+    assert tape.told().rate == [(100 + i * RATE_NS, rows * rate) for i, rows in enumerate([8, 4, 0, 4])]
+
+
+def test_a_kind_from_a_later_version_is_left_out() -> None:
+    tape = Written()
+    tape._events[0].append((1, 2, 0, 0, 0, 99, 0, 0, 0, 0))
+    told = tape.told()
+    assert told.spans == []
+    assert (told.slots, told.ready, told.rate, told.links) == ({}, [], [], [])
+
+
+def test_several_rings_are_told_apart() -> None:
+    tape = Written()
+    tape.add(0, "idle", 1000, 3000)
+    found = list(events([tape.told(), tape.told()]))
+    assert {event["pid"] for event in found} == {1, 2, 3, 4}
+    names = {event["pid"]: event["args"]["name"] for event in found if event["name"] == "process_name"}
+    assert names == {
+        1: "shmload, process 41",
+        2: "slots, process 41",
+        3: "shmload, process 41, ring 2",
+        4: "slots, process 41, ring 2",
+    }
+    threads = {event["args"]["name"] for event in found if event["name"] == "thread_name"}
+    assert threads == {"trainer", "worker 0 (pid 42)", "worker 1"}
+    assert [(event["ts"], event["dur"]) for event in found if event["ph"] == "X"] == [(0, 2), (0, 2)]
+
+
+def test_a_span_without_a_batch_is_named_by_its_kind() -> None:
+    assert Span("idle", 0, 1, {}).name == "idle"

@@ -13,13 +13,14 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import WeakSet
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, default_convert
+from typing_extensions import TypeVar  # torch's own requirement
 
 from shmload.arguments import NOT_BUILT, check_arguments
 from shmload.autotune.tuner import Autotuner, first_numbers, tuner_of
@@ -38,6 +39,7 @@ from shmload.torch_mode import TorchInlineIterator, TorchIterator
 from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
 from shmload.worker.own_generators import own_generators
 from shmload.worker.reader import in_place_of, read_path
+from shmload.worker.sources import DecodesBatches, DecodesSamples, Samples
 from shmload.worker.spec import Job
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from shmload.observe.epochs import EpochWatch
     from shmload.observe.trace.session import Trace
 
-T = TypeVar("T", covariant=True)
+T = TypeVar("T", covariant=True, default=Any)  # of datasets that only decode into rows nothing is known
 
 
 class ShmLoader(DataLoader[T]):
@@ -122,7 +124,7 @@ class ShmLoader(DataLoader[T]):
 
     def __init__(
         self,
-        dataset: Dataset[T],
+        dataset: Dataset[T] | Samples[T] | DecodesSamples | DecodesBatches,
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
@@ -164,7 +166,7 @@ class ShmLoader(DataLoader[T]):
             setattr(self, name, given[name])
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         super().__init__(
-            dataset,
+            dataset,  # type: ignore[arg-type]  # torch reads more than it names
             batch_size,
             shuffle,
             sampler,

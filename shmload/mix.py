@@ -14,11 +14,12 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import ConcatDataset
 
 from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.mix_order import MixOrder, Stop, check_stop
 from shmload.schedule.shares import check_weights, exact_weight
+from shmload.worker.sources import SizedSamples
 
 
 class Mix(ConcatDataset[Any]):
@@ -51,7 +52,7 @@ class Mix(ConcatDataset[Any]):
 
     def __init__(
         self,
-        members: Sequence[tuple[Dataset[Any], float]],
+        members: Sequence[tuple[SizedSamples[Any], float]],
         *,
         stop: Stop = "first",
         curriculum: Mapping[int, Sequence[float]] | None = None,

@@ -1,11 +1,11 @@
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 class ColumnBuilder:
-    def __init__(self, name: str | int | None) -> None: ...
+    def __new__(cls, name: str | int | None) -> Self: ...
     @property
     def name(self) -> str | int | None: ...
     @property

@@ -1,3 +1,5 @@
+from typing import Self
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,8 +11,8 @@ def sample_key(seed: int, epoch: int, index: int, stream: int = 0) -> int: ...
 def sample_key_pair(seed: int, epoch: int, index: int, stream: int = 0) -> tuple[int, int]: ...
 
 class KeyedPermutation:
-    def __init__(
-        self,
+    def __new__(
+        cls,
         n: int,
         *,
         seed: int,
@@ -19,7 +21,7 @@ class KeyedPermutation:
         num_rounds: int = 8,
         table_max_n: int = ...,
         isa: str | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def fill(self, start: int, out: NDArray[np.int64]) -> None: ...
     def take(self, positions: NDArray[np.int64], out: NDArray[np.int64]) -> None: ...
     def inverse(self, values: NDArray[np.int64], out: NDArray[np.int64]) -> None: ...

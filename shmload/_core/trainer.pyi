@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from shmload._core.mapping import Mapping
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 FILLING: int
 READY: int
@@ -155,9 +155,9 @@ class Lease:
     def capsule(self, offset: int, code: int, bits: int, shape: tuple[int, ...]) -> Any: ...
     @overload
     def tensors(
-        self, plan: tuple[tuple[Any, ...], ...], from_dlpack: Callable[[Any], T], names: None = None
-    ) -> list[T]: ...
+        self, plan: tuple[tuple[Any, ...], ...], from_dlpack: Callable[[Any], _T], names: None = None
+    ) -> list[_T]: ...
     @overload
     def tensors(
-        self, plan: tuple[tuple[Any, ...], ...], from_dlpack: Callable[[Any], T], names: tuple[str, ...]
-    ) -> dict[str, T]: ...
+        self, plan: tuple[tuple[Any, ...], ...], from_dlpack: Callable[[Any], _T], names: tuple[str, ...]
+    ) -> dict[str, _T]: ...

@@ -1,18 +1,34 @@
-"""The typed faces of the compiled modules say what the modules have."""
+"""The typed faces of the compiled modules say what the modules have: names both ways, kinds, parameters, defaults, bases.
+
+Where Cython tells a signature it is read; a `__cinit__` tells none, so it is called with what cannot be converted, which shows how it
+takes its arguments. What mypy's stubtest finds beside is `tests/packaging/test_types.py`.
+"""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import inspect
+import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import pytest
 
 import shmload._core
 
 STUBS = sorted(Path(shmload._core.__file__).parent.glob("*.pyi"))
+WRONG_ARGUMENTS = re.compile(r"unexpected keyword|positional argument|needs keyword-only|required (positional|keyword)")
+
+
+class Parameter(NamedTuple):
+    """One parameter: its default is `...` where the stub leaves it open."""
+
+    name: str
+    is_keyword_only: bool
+    has_default: bool
+    default: object
 
 
 def module_of(stub: Path) -> ModuleType:
@@ -33,9 +49,42 @@ def public(names: object) -> set[str]:
     return {name for name in vars(names) if not name.startswith("_")}
 
 
-def parameters_of(node: ast.FunctionDef) -> list[str]:
+def declared_parameters(node: ast.FunctionDef) -> list[Parameter]:
+    """What a stub says, without self or cls."""
     spec = node.args
-    return [a.arg for a in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs) if a.arg not in ("self", "cls")]
+    positional = [*spec.posonlyargs, *spec.args]
+    defaults = [None] * (len(positional) - len(spec.defaults)) + list(spec.defaults)
+    pairs = [(arg, default, False) for arg, default in zip(positional, defaults, strict=True)]
+    pairs += [(arg, default, True) for arg, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]
+    return [
+        Parameter(arg.arg, is_keyword, default is not None, ast.literal_eval(default) if default else None)
+        for arg, default, is_keyword in pairs
+        if arg.arg not in ("self", "cls")
+    ]
+
+
+def real_parameters(real: Any, declared: list[Parameter]) -> list[Parameter]:
+    """What the module says; a default that the stub leaves open is as open here."""
+    opened = {parameter.name for parameter in declared if parameter.default is ...}
+    return [
+        Parameter(
+            p.name,
+            p.kind is p.KEYWORD_ONLY,
+            p.default is not p.empty,
+            ... if p.name in opened else None if p.default is p.empty else p.default,
+        )
+        for p in inspect.signature(real).parameters.values()
+        if p.name != "self"
+    ]
+
+
+def takes(real: Any, positional: list[Parameter], keywords: list[Parameter]) -> bool:
+    """Whether a class can be called so, whatever it then says of the values."""
+    try:
+        real(*(object() for _ in positional), **{parameter.name: object() for parameter in keywords})
+    except (TypeError, ValueError, AttributeError) as error:
+        return not WRONG_ARGUMENTS.search(str(error))
+    return True
 
 
 def test_every_compiled_module_has_a_stub() -> None:
@@ -49,21 +98,58 @@ def test_a_stub_names_what_its_module_makes_public(stub: Path) -> None:
     own = {n for n in public(module) if getattr(getattr(module, n), "__module__", module.__name__) == module.__name__}
     own -= {n for n in own if inspect.ismodule(getattr(module, n))}
     declared = {n for n, node in named(ast.parse(stub.read_text()).body).items() if not n.startswith("_")}
-    assert {n for n in own if not isinstance(getattr(module, n), type(ast))} - {"T"} == declared - {"T"}
+    assert {n for n in own if not isinstance(getattr(module, n), type(ast))} == declared
 
 
 @pytest.mark.parametrize("stub", STUBS, ids=lambda p: p.stem)
-def test_a_stub_gives_members_and_parameters_as_they_are(stub: Path) -> None:
-    module = module_of(stub)
+def test_a_stub_gives_functions_with_their_parameters_and_defaults(stub: Path) -> None:
     for name, node in named(ast.parse(stub.read_text()).body).items():
-        real = getattr(module, name)
         if isinstance(node, ast.FunctionDef):
-            assert list(inspect.signature(real).parameters) == parameters_of(node), name
+            declared = declared_parameters(node)
+            assert real_parameters(getattr(module_of(stub), name), declared) == declared, name
+
+
+@pytest.mark.parametrize("stub", STUBS, ids=lambda p: p.stem)
+def test_a_stub_gives_classes_with_their_bases_members_and_parameters(stub: Path) -> None:
+    for name, node in named(ast.parse(stub.read_text()).body).items():
         if not isinstance(node, ast.ClassDef):
             continue
+        real = getattr(module_of(stub), name)
+        assert [base.__name__ for base in real.__bases__ if base is not object] == list(map(ast.unparse, node.bases))
         members = named(node.body)
         assert public(real) == {m for m in members if not m.startswith("_")}, name
-        for member, declared in members.items():
-            if isinstance(declared, ast.FunctionDef) and not declared.decorator_list and not member.startswith("_"):
-                shown = inspect.signature(getattr(real, member))
-                assert [p for p in shown.parameters if p != "self"] == parameters_of(declared), f"{name}.{member}"
+        for member, said in members.items():
+            is_attribute = isinstance(said, ast.AnnAssign) or bool(
+                isinstance(said, ast.FunctionDef) and [d for d in said.decorator_list if ast.unparse(d) == "property"]
+            )
+            if member.startswith("_") or is_attribute:
+                assert is_attribute == inspect.isdatadescriptor(getattr(real, member, None)), f"{name}.{member}"
+                continue
+            assert isinstance(said, ast.FunctionDef)
+            if any(ast.unparse(decorator) == "overload" for decorator in said.decorator_list):
+                names = [p.name for p in real_parameters(getattr(real, member), [])]
+                assert names == [p.name for p in declared_parameters(said)], f"{name}.{member}"
+                continue
+            declared = declared_parameters(said)
+            assert real_parameters(getattr(real, member), declared) == declared, f"{name}.{member}"
+
+
+@pytest.mark.parametrize("stub", STUBS, ids=lambda p: p.stem)
+def test_a_stub_gives_constructors_as_they_take_their_arguments(stub: Path) -> None:
+    classes = named(ast.parse(stub.read_text()).body)
+    for name, node in classes.items():
+        members = named(node.body) if isinstance(node, ast.ClassDef) else {}
+        maker = members.get("__new__", members.get("__init__"))
+        if not isinstance(maker, ast.FunctionDef) or maker.args.vararg:
+            continue
+        real, declared = getattr(module_of(stub), name), declared_parameters(maker)
+        positional = [p for p in declared if not p.is_keyword_only]
+        keywords = [p for p in declared if p.is_keyword_only]
+        assert takes(real, positional, keywords), name
+        if real.__base__ is not object or real.__subclasses__():
+            continue  # a base's __cinit__ takes, by position, what those derived from it add
+        assert takes(real, [], declared), f"{name}: parameters have other names"
+        assert not takes(real, [*positional, Parameter("more", False, False, None)], keywords), name
+        for left_out in declared:
+            others = [p for p in declared if p != left_out]
+            assert takes(real, [], others) == left_out.has_default, f"{name}: {left_out.name}"

@@ -235,6 +235,8 @@ class TarDataset:
             return data
         try:
             return decoder(data)
+        except (ImportError, MemoryError):  # the member is not at fault
+            raise
         except Exception as error:  # of a library or of the user's own decoder: whichever it is, the member is at fault
             raise self._corrupt(shard, sample, name, error, f" at byte {offset}") from error
 

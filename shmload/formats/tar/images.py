@@ -45,7 +45,7 @@ class _Image:
         try:
             from PIL import Image
         except ImportError as error:
-            raise ImportError("decoding images needs Pillow: pip install shmload[images]") from error
+            raise ImportError("decoding images needs Pillow: pip install 'shmload[images]'") from error
         with Image.open(io.BytesIO(data)) as opened:
             picture = opened.convert(self._mode)
         if self._kind == "pil":

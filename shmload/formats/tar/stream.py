@@ -74,9 +74,9 @@ class TarStream(IterableDataset[dict[str, Any]]):
             decoder = self._decoders.of(extension)
             try:
                 sample[extension] = data if decoder is None else decoder(data)
-            except (
-                Exception
-            ) as error:  # of a library or of the user's own decoder: whichever it is, the member is at fault
+            except (ImportError, MemoryError):  # the member is not at fault
+                raise
+            except Exception as error:  # of a library or of the user's own decoder
                 raise ShardCorrupt(
                     f"{path}: field {extension!r} of sample {key!r} at byte {offset}: {error}"
                 ) from error

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shmload import ShardCorrupt, ShmLoader
 from shmload.batch.layout import layout_of_schema
 from shmload.batch.place import RowOut, private_rows
-from shmload.formats import TarDataset, TarWriter
+from shmload.formats import TarDataset, TarStream, TarWriter
 
 SCHEMA = {"npy": ("float32", (4,)), "cls": "int16", "txt": str, "rag.npy": ("int64", (None, 2)), "__key__": str}
 
@@ -113,6 +113,17 @@ def test_a_schema_names_fields_that_there_are() -> None:
         TarDataset("a.tar", fields={"a": []})
     with pytest.raises(ValueError, match="is no type of numpy's"):
         TarDataset("a.tar", schema={"npy": ("bfloat16", (2,))})
+
+
+def test_a_decoder_that_lacks_a_library_is_no_damage(tmp_path: Path) -> None:
+    def decode(data: bytes) -> Any:
+        raise ImportError("this needs a library")
+
+    path = written(tmp_path / "a.tar", jpg=b"sound")
+    with pytest.raises(ImportError, match="this needs a library"):
+        TarDataset(path, decode={"jpg": decode})[0]
+    with pytest.raises(ImportError, match="this needs a library"):
+        next(iter(TarStream(path, decode={"jpg": decode})))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""The examples do what their docstrings say: losses fall, a resume is identical, the audit proves the run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = next(p / "examples" for p in Path(__file__).parents if (p / "examples" / "ddp.py").exists())
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+Run = Callable[..., list[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs an example with --quick and gives the lines it prints; it leaves nothing of its own among temporary files."""
+
+    def run_with(name: str, launcher: list[str] | None = None) -> list[str]:
+        env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+        env |= {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*(launcher or [sys.executable, "-W", "error"]), str(EXAMPLES / name), "--quick"],
+            capture_output=True,
+            text=True,
+            timeout=90,
+            env=env | {"CUDA_VISIBLE_DEVICES": ""},
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert launcher or done.stderr == ""
+        assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("torch")] == []
+        return done.stdout.splitlines()
+
+    return run_with
+
+
+def losses(lines: list[str]) -> list[float]:
+    return [float(found[1]) for line in lines if (found := re.search(r"loss (\d+\.\d+)", line))]
+
+
+def test_an_example_says_what_it_shows_how_to_run_it_and_what_it_prints() -> None:
+    for path in EXAMPLES.glob("*.py"):
+        text = path.read_text()
+        assert text.count("\n") < 150, path.name
+        assert f"examples/{path.name} [--quick]" in text, path.name
+        assert "\nShows: " in text, path.name
+        assert "\nprints" in text, path.name
+
+
+@pytest.mark.slow
+def test_the_photographs_are_told_apart_and_the_resumed_losses_are_identical(run: Run) -> None:
+    lines = run("photographs.py")
+    assert len(losses(lines)) == 3
+    assert losses(lines)[-1] < losses(lines)[0]
+    accuracies = [float(found[1]) for line in lines if (found := re.search(r"new crops (\d+\.\d)%", line))]
+    assert accuracies[-1] > 3 * 12.5  # by chance one in eight
+    assert re.fullmatch(r"waited \d+% of \d+\.\d s: 1536 samples, 2 workers, busy \d+% of it", lines[-2])
+    assert lines[-1] == "resumed in the middle of epoch 1 with 1 worker: 11 losses, bit-identical"
+
+
+@pytest.mark.slow
+def test_the_language_model_learns_from_packed_windows_and_resumes_identically(run: Run) -> None:
+    lines = run("language_model.py")
+    density, tokens = re.fullmatch(r"\d+ windows, density (\d\.\d+); segments of the last: \[(.*)\]", lines[0]).groups()  # type: ignore[union-attr]  # it matches or fails
+    assert float(density) > 0.98
+    assert sum(map(int, tokens.split(","))) == 129
+    assert len(losses(lines)) == 6
+    assert losses(lines)[-1] < losses(lines)[0] - 1.0
+    assert re.fullmatch(r"waited \d+\.\d% of \d+\.\d s: \d+ windows", lines[-2])
+    assert lines[-1] == "resumed at step 12 with 2 workers: 12 losses, bit-identical"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [None, TORCHRUN], ids=["spawn", "torchrun"])
+def test_two_ranks_and_then_one_are_delivered_each_sample_once(run: Run, launcher: list[str] | None) -> None:
+    lines = run("ddp.py", launcher)
+    assert [line.split(":")[0] for line in lines if "rank" in line and "loss" in line] == [
+        "2 ranks, epoch 0",
+        "2 ranks, epoch 1",
+        "2 ranks, epoch 2",
+        "1 rank, epoch 2",
+        "1 rank, epoch 3",
+    ]
+    assert losses(lines) == sorted(losses(lines), reverse=True)
+    assert [line.endswith("of 8 steps") for line in lines if "epoch 2: loss" in line] == [True, True]
+    assert any(re.fullmatch(r"rank 0 waited \d+\.\d% of \d+\.\d s: 5120 samples", line) for line in lines)
+    assert lines[-1] == "proven: every sample exactly once"

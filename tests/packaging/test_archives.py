@@ -1,0 +1,171 @@
+"""What lies in the wheel and in the sdist. Runs where SHMLOAD_DIST is the folder that holds one of each: see .ci/run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections import Counter
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+metadata = pytest.importorskip("packaging.metadata")
+DIST = os.environ.get("SHMLOAD_DIST")
+pytestmark = pytest.mark.skipif(DIST is None, reason="SHMLOAD_DIST names no folder with a wheel and an sdist")
+ABI = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+SUFFIXES = {".py", ".pyi", ".so", ".typed", ".jpg", ""}
+# of instruction sets above the x86-64 baseline: how functions are called that have a target attribute of their own
+ABOVE_BASELINE = re.compile(r"(_avx2|_avx512|: crc_of_(wide_run|run|copy|stream))(\.\w+)*$")
+AVX = re.compile(r"%[yz]mm\d|\tv(?!err|erw|mcall|mclear|mlaunch)[a-z0-9]+ ")
+
+
+def the_only(pattern: str) -> Path:
+    found = list(Path(str(DIST)).glob(pattern))
+    assert len(found) == 1, found
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, unpacked."""
+    folder = tmp_path_factory.mktemp("wheel")
+    with zipfile.ZipFile(the_only("*.whl")) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sdist_files() -> list[PurePosixPath]:
+    """Files of the sdist, below its own folder."""
+    with tarfile.open(the_only("*.tar.gz")) as archive:
+        return [PurePosixPath(*PurePosixPath(m.name).parts[1:]) for m in archive.getmembers() if m.isfile()]
+
+
+def files_of(wheel: Path) -> list[PurePosixPath]:
+    return [PurePosixPath(path.relative_to(wheel)) for path in sorted(wheel.rglob("*")) if path.is_file()]
+
+
+def test_a_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    inside = [path for path in files_of(wheel) if not path.parts[0].endswith(".dist-info")]
+    assert {path.parts[0] for path in inside} == {"shmload"}
+    assert {path.suffix for path in inside} == SUFFIXES
+    assert [path.name for path in inside if not path.suffix] == ["LICENCES"]
+    assert not [path for path in inside if "__pycache__" in path.parts]
+
+
+def test_a_wheel_has_every_module_of_the_sources(wheel: Path, sdist_files: list[PurePosixPath]) -> None:
+    kept = {".py", ".pyi", ".typed", ".jpg", ""}
+    expected = {path for path in sdist_files if path.parts[0] == "shmload" and path.suffix in kept}
+    assert {path for path in files_of(wheel) if path.parts[0] == "shmload" and path.suffix in kept} == expected
+    assert PurePosixPath("shmload/py.typed") in expected
+
+
+def test_a_wheel_has_each_compiled_module_with_its_stub(wheel: Path, sdist_files: list[PurePosixPath]) -> None:
+    core = wheel / "shmload" / "_core"
+    compiled = {path.name.split(".")[0] for path in core.glob(f"*.cpython-{ABI[2:]}-*.so")}
+    assert compiled == {path.stem for path in core.glob("*.pyi")}
+    assert compiled == {path.stem for path in sdist_files if path.suffix == ".pyx"}
+
+
+def test_a_wheel_is_what_its_record_and_its_tag_say(wheel: Path) -> None:
+    (info,) = wheel.glob("*.dist-info")
+    told = (info / "WHEEL").read_text().splitlines()
+    assert "Root-Is-Purelib: false" in told
+    assert [line.split(": ")[1] for line in told if line.startswith("Tag")] == [
+        f"{ABI}-{ABI}-linux_{os.uname().machine}"
+    ]
+    record = dict(line.rsplit(",", 2)[:2] for line in (info / "RECORD").read_text().splitlines())
+    assert set(record) == {str(path) for path in files_of(wheel)}
+    for name, noted in record.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256((wheel / name).read_bytes()).digest()).rstrip(b"=").decode()
+        assert noted in ("", f"sha256={digest}"), name
+
+
+def test_metadata_is_valid_and_says_what_the_project_says(wheel: Path) -> None:
+    (info,) = wheel.glob("*.dist-info")
+    told = metadata.Metadata.from_email((info / "METADATA").read_bytes(), validate=True)
+    project = tomllib.loads(sdist_text("pyproject.toml"))["project"]
+    assert (told.name, str(told.version)) == ("shmload", project["version"])
+    assert f'__version__ = "{project["version"]}"' in (wheel / "shmload" / "__init__.py").read_text()
+    assert str(told.requires_python) == ">=3.11"
+    assert told.license_expression == "MIT"
+    assert told.license_files == ["LICENSE"]
+    assert (info / "licenses" / "LICENSE").read_text().startswith("MIT License")
+    assert told.description_content_type == "text/markdown"
+    assert told.description == sdist_text("README.md")
+    assert set(told.provides_extra) == set(project["optional-dependencies"])
+    assert {r.name for r in told.requires_dist if r.marker is None} == {
+        "numpy",
+        "posix_ipc",
+        "rich",
+        "torch",
+        "typer",
+        "typing_extensions",
+    }
+    assert told.classifiers == project["classifiers"]
+    assert told.project_urls in (None, {})  # no address that does not exist
+    assert "shmload = shmload.cli:main" in (info / "entry_points.txt").read_text()
+
+
+def sdist_text(name: str) -> str:
+    with tarfile.open(the_only("*.tar.gz")) as archive:
+        (member,) = [m for m in archive.getmembers() if PurePosixPath(m.name).parts[1:] == (name,)]
+        file = archive.extractfile(member)
+        assert file is not None
+        return file.read().decode()
+
+
+def test_an_sdist_has_all_that_its_build_and_its_tests_need(sdist_files: list[PurePosixPath]) -> None:
+    count = Counter(path.parts[0] for path in sdist_files)
+    assert count["tests"] > 200
+    assert count["src"] > 40
+    assert count["benchmarks"] > 20
+    assert count["docs"] > 15
+    assert count["examples"] == 3
+    for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "constraints.txt"):
+        assert PurePosixPath(name) in sdist_files
+    assert PurePosixPath(".ci/run") in sdist_files
+    assert [
+        path for path in sdist_files if path.suffix in (".so", ".o", ".c", ".pyc") and path.parts[0] != "tests"
+    ] == []
+    assert [path for path in sdist_files if {"__pycache__", "build", ".hypothesis"} & set(path.parts)] == []
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs binutils")
+def test_a_compiled_module_exports_its_initialiser_alone(wheel: Path) -> None:
+    for module in (wheel / "shmload" / "_core").glob("*.so"):
+        lines = subprocess.run(
+            ["nm", "-D", "--defined-only", module], capture_output=True, text=True, check=True
+        ).stdout
+        assert [line.split()[-1] for line in lines.splitlines()] == [f"PyInit_{module.name.split('.')[0]}"]
+
+
+@pytest.mark.skipif(
+    shutil.which("objdump") is None or os.uname().machine != "x86_64", reason="needs binutils for x86-64"
+)
+def test_what_is_above_the_baseline_is_only_in_functions_that_are_chosen_at_run_time(wheel: Path) -> None:
+    found: Counter[str] = Counter()
+    for module in (wheel / "shmload" / "_core").glob("*.so"):
+        command = ["objdump", "-d", "--no-show-raw-insn", module]
+        function = ""
+        for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
+            if line.endswith(">:"):
+                function = f"{module.name.split('.')[0]}: {line.split('<')[1][:-2]}"
+            elif AVX.search(line) or "\tcrc32" in line:
+                found[function] += 1
+    assert {name for name in found if not ABOVE_BASELINE.search(name)} == set()
+    assert sum(count for name, count in found.items() if "avx" in name) > 100  # the search finds what there is
+
+
+def test_no_flag_asks_for_the_building_machine_s_own_processor() -> None:
+    assert re.findall(r"-m(arch|tune|cpu|avx\w*|sse\w*|bmi\w*|fma)\b", sdist_text("setup.py")) == []
+    assert "-ffast-math" not in sdist_text("setup.py")
+    assert '"-fvisibility=hidden"' in sdist_text("setup.py")

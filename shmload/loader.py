@@ -494,6 +494,7 @@ class ShmLoader(DataLoader[T]):
         """Iterates like the loader itself, with a bar on stderr: batches, samples/s, share of waiting. No bar if it is piped.
 
         Args:
+            description: what stands before the bar.
             console: rich's, to draw elsewhere.
         """
         from shmload.observe.bar import shown

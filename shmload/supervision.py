@@ -112,13 +112,9 @@ class Supervisor:
             self._poisoned[held[0]] = FatalRow(f"{work} ended its worker twice: {death}", held[3])
         if self._ring.recover(death.worker_id, poison=is_deadly) >= 0:
             self.num_taken_back += 1
-        if self._roster.was_told(death.worker_id):
-            log.warning("%s%s, when it was about to leave", death, "" if work is None else f" on {work}")
-            self._roster.has_gone(death.worker_id)
-        else:
-            log.warning("%s%s; it is replaced", death, "" if work is None else f" on {work}")
-            self._crew.replace(death.worker_id)
-        self._ring.count_restart(death.worker_id)
+        fate = "when it was about to leave" if self._roster.was_told(death.worker_id) else "it is replaced"
+        log.warning("%s%s; %s", death, "" if work is None else f" on {work}", fate)
+        self._replace(death.worker_id)
         self._num_restarts += 1
         return None
 
@@ -140,31 +136,38 @@ class Supervisor:
         if row < 0 and self._unbegun.get(worker) != number:
             self._unbegun[worker] = number  # the time may be an earlier claim's: it is looked at again
             return False
-        order = self._order_in(slot)
-        if row >= 0:
-            index = self._ring.worker(worker)["index"]
-            what = f"{f'sample {index}' if order is None else _work_of(order, row)} took longer than"
-        else:
-            what = f"{'a batch' if order is None else _work_of(order, row)} was claimed, and no sample of it begun for"
+        what = self._what_is_late(worker, slot, row)
         stack = self._crew.stack(worker)
         death = self._crew.kill(worker)
         text = (
-            f"{what} sample_timeout_s={self._sample_timeout_s}: worker {worker} (pid {death.pid}) was ended "
-            f"and is replaced. Where it was:\n{stack}\n"
+            f"{what} sample_timeout_s={self._sample_timeout_s}: worker {worker} (pid {death.pid}) was ended and is replaced. "
+            f"Where it was:\n{stack}\n"
         )
-        if row >= 0:
+        if row >= 0:  # else it stood still before its first sample, which says nothing of any
             text += (
                 "Raise sample_timeout_s if such a sample is all right, or give "
                 'on_error="skip" or "substitute" to go on without it'
             )
             self._poisoned[slot] = FatalRow(text, row, SampleTimeout)
         log.warning("%s", text)
-        self._ring.recover(
-            worker, poison=row >= 0
-        )  # a worker that stood still before its first sample says nothing of it
-        self._ring.count_restart(worker)
-        self._crew.replace(worker)
+        self._ring.recover(worker, poison=row >= 0)
+        self._replace(worker)
         return True
+
+    def _what_is_late(self, worker: int, slot: int, row: int) -> str:
+        order = self._order_in(slot)
+        if row < 0:
+            return f"{'a batch' if order is None else _work_of(order, row)} was claimed, and no sample of it begun for"
+        sample = f"sample {self._ring.worker(worker)['index']}" if order is None else _work_of(order, row)
+        return f"{sample} took longer than"
+
+    def _replace(self, worker: int) -> None:
+        """Starts another in the place of one that has ended, unless it was about to leave anyway."""
+        if self._roster.was_told(worker):
+            self._roster.has_gone(worker)
+        else:
+            self._crew.replace(worker)
+        self._ring.count_restart(worker)
 
     def death_over(self, slot: int) -> FatalRow:
         """What happened to the workers of a slot that was given up."""

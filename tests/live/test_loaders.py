@@ -82,7 +82,16 @@ def test_everything_is_known_of_a_loader_that_stands_still(still: int) -> None:
     assert found["parent_pid"] == os.getpid()
     assert found["command"].endswith("live_program.py still")
     assert found["kind"] == "shm"
-    assert found["slots"] == {"free": 0, "held": 0, "ordered": 4, "leased": 2, "draining": 0, "parked": 0, "filling": 0, "ready": 4}
+    assert found["slots"] == {
+        "free": 0,
+        "held": 0,
+        "ordered": 4,
+        "leased": 2,
+        "draining": 0,
+        "parked": 0,
+        "filling": 0,
+        "ready": 4,
+    }
     assert (
         found.items() >= {"dataset": "Rows", "read_by": "read_into", "mode": "seed", "rank": 0, "world_size": 1}.items()
     )

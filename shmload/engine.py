@@ -234,6 +234,8 @@ class Engine:
         """
         if self._is_closed:
             raise self._why_closed()
+        if self._hoarding.refused is not None:
+            self._hoarding.raise_refused()
         try:
             if in_order and not self._backlog and not profiler._is_profiler_enabled:
                 order = self._queue[0]

@@ -18,6 +18,7 @@ class Hoarding:
         self._ring = ring
         self._has_warned = False
         self._has_collected = False
+        self.refused: UserWarning | None = None
 
     def is_over(self) -> None:
         """A slot is left."""
@@ -38,11 +39,23 @@ class Hoarding:
                 return False
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(
+            self._warn(
                 f"{ring.num_leased - 1} batches are still in use, all but one of the ring's {ring.num_usable} slots: from now on "
                 "batches are copied to private memory while that is so. Drop batches you no longer need, or raise "
-                f"prefetch_factor or ring_bytes{who_holds()}",
-                stacklevel=users_frame()[1],
+                f"prefetch_factor or ring_bytes{who_holds()}"
             )
         ring.count_copied_out()
         return True
+
+    def _warn(self, text: str) -> None:
+        try:
+            warnings.warn(text, stacklevel=users_frame()[1])
+        except UserWarning as error:
+            # a program that makes errors of warnings: raised here it would lose this batch, and its traceback hold the last slot
+            self.refused = error.with_traceback(None)
+
+    def raise_refused(self) -> None:
+        """Raises the warning that has been made an error, if one has; once."""
+        error, self.refused = self.refused, None
+        if error is not None:
+            raise error

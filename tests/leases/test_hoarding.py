@@ -101,6 +101,20 @@ def test_a_list_of_the_loader_is_right_and_warns_once_naming_the_slots(seed: int
         assert loader.stats()["num_copied_out"] == N // BATCH_SIZE - (num_slots - 1)
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_warning_that_is_an_error_comes_behind_its_batch_and_nothing_is_lost(seed: int | None) -> None:
+    with loader_over_numbers(seed=seed) as loader, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        iterator, batches, errors = poisoned(loader), [], []
+        while len(batches) < N // BATCH_SIZE:
+            try:
+                batches.append(next(iterator))
+            except UserWarning as error:
+                errors.append(error)  # with its traceback: whatever that holds is held
+        assert are_all_right(batches)
+        assert [str(error).partition(" batches")[0] for error in errors] == [str(loader._last_engine.num_slots - 1)]
+
+
 @pytest.mark.filterwarnings("ignore:.*batches are still in use")
 def test_a_list_of_packed_batches_is_right() -> None:
     with loader_over_numbers(collate_fn=collate_pair) as loader:

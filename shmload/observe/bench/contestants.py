@@ -105,11 +105,22 @@ class TorchOrder:
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         self.loader: DataLoader[Any] = DataLoader(dataset, **keywords(options, 0), generator=options.generator())
+        self.keeps_workers, self.has_begun = options.num_workers > 0, False
+
+    def __len__(self) -> int:
+        return len(self.loader)
 
     def epoch(self) -> Iterator[list[int]]:
-        # DataLoader draws a base seed from its generator before the order of each epoch; so must we for the same order.
-        torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+        # DataLoader draws a base seed from its generator before an epoch's order, once only if its workers persist. So must
+        # we for the same order.
+        if not (self.keeps_workers and self.has_begun):
+            torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+        self.has_begun = True
         yield from self.loader.batch_sampler or ()
+
+    def endless(self) -> Iterator[list[int]]:
+        while True:
+            yield from self.epoch()
 
 
 class Threads:
@@ -121,9 +132,7 @@ class Threads:
         self.orders = TorchOrder(dataset, options)
 
     def batch(self, indices: Sequence[int]) -> Any:
-        if fills_batches(self.dataset) and self.options.collate is None:
-            return filled_batch(self.dataset, indices)
-        return (self.options.collate or default_collate)([self.dataset[index] for index in indices])
+        return read_batch(self.dataset, indices, self.options.collate)
 
     def __iter__(self) -> Iterator[Any]:
         ahead: deque[Future[Any]] = deque()
@@ -141,6 +150,13 @@ class Threads:
 def fills_batches(dataset: Any) -> bool:
     names = ("read_batch_into", "read_into")
     return getattr(dataset, "schema", None) is not None and any(getattr(dataset, name, None) for name in names)
+
+
+def read_batch(dataset: Any, indices: Sequence[int], collate: Callable[[list[Any]], Any] | None = None) -> Any:
+    """A batch read in this thread in the best way the dataset has."""
+    if fills_batches(dataset) and collate is None:
+        return filled_batch(dataset, indices)
+    return (collate or default_collate)([dataset[index] for index in indices])
 
 
 def filled_batch(dataset: Any, indices: Sequence[int]) -> dict[str, torch.Tensor]:

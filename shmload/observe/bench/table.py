@@ -6,7 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from shmload.observe.bench.report import LoaderReport, Report, WorkloadReport
-from shmload.observe.bench.words import figure, sentence
+from shmload.observe.bench.words import comparison, figure, sentence
 
 WIDE = 128  # terminal columns of the full table
 MEDIUM = 100
@@ -32,6 +32,8 @@ def show(report: Report, console: Console) -> None:
     for workload in report.workloads:
         if not report.is_sweep:
             console.print(f"[bold]{escape(workload.label)}[/]: {escape(sentence(workload, report))}", highlight=False)
+            if compared := comparison(workload, report):
+                console.print(f"  {escape(compared)}.", highlight=False)
             if workload.verdict:
                 console.print(f"  [bold]verdict[/]: {escape(workload.verdict_text)}.", highlight=False)
             if workload.cache == "warm":

@@ -52,3 +52,16 @@ def step_sentence(subject: LoaderReport, reference: LoaderReport | None, report:
         f"Of a step of {report.step_ms:g} ms it keeps {kept.median:.0%}{beside}, with a wait of {figure(p50)} ms (p50) and "
         f"{figure(p99)} ms (p99) before each. "
     )
+
+
+def comparison(workload: WorkloadReport, report: Report) -> str:
+    """Which loaders' bytes were compared with the reference's, and how; empty where the table's sentence says it all."""
+    ways: dict[str, list[str]] = {}
+    for name, loader in workload.loaders.items():
+        if loader.same_bytes and loader.compared:
+            ways.setdefault(loader.compared, []).append(name)
+    if sum(map(len, ways.values())) < 2:
+        return ""
+    return f"same bytes as {report.reference}: " + "; ".join(
+        f"{', '.join(names)} ({way})" for way, names in ways.items()
+    )

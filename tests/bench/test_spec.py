@@ -77,6 +77,8 @@ def test_without_a_dataset_all_workloads_are_selected_and_with_one_only_those_na
 def test_torch_is_the_reference_wherever_it_stands():
     assert Options(loaders=("shmload", "torch", "threads")).reference == "torch"
     assert Options(loaders=("shmload", "threads")).reference == "threads"
+    assert Options(loaders=("shmload", "threads", "webdataset", "peers")).reference == "threads"
+    assert Options(loaders=("webdataset",)).reference == "webdataset"
 
 
 def test_names_may_repeat_or_hold_commas():

@@ -117,7 +117,9 @@ class Options:
 
     @property
     def reference(self) -> str:
-        return "torch" if "torch" in self.loaders else [name for name in self.loaders if name != ALL_PEERS][-1]
+        """What ratios and bytes are compared with: `torch`, else the last loader that is no peer."""
+        own = [name for name in self.loaders if name != ALL_PEERS and name not in PEERS]
+        return "torch" if "torch" in own else (own or self.loaders)[-1]
 
     @property
     def subject(self) -> str:

@@ -70,9 +70,9 @@ def draw_ratios(axes: Any, report: Report, sections: list[WorkloadReport], rival
     axes.set_xlim(min(min(seen) / 1.7, 0.7), max(max(seen) * 1.7, 2.2))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x" if value >= 1 else f"1/{1 / value:g}")
     axes.axvline(1, color=styles[report.reference].colour if report.reference in styles else "#333333", linewidth=1.6)
-    of = ", of each setting's fastest" if report.is_sweep else ""
+    of = f", where {report.subject} was fastest" if report.is_sweep else ""
     axes.set_xlabel(f"samples/s against {report.reference}{of} (bar: median, line: all rounds; log scale)")
-    axes.set_title("throughput", loc="left", fontweight="bold")
+    axes.set_title("throughput", loc="left", fontweight="bold", fontsize=10)
 
 
 def draw_trainer_cpu(
@@ -100,7 +100,7 @@ def draw_trainer_cpu(
     if seen:
         axes.set_xlim(*whole_decades(seen))
     axes.set_xlabel("us per batch, without reading the batch (log scale; less is better)")
-    axes.set_title("CPU of the trainer", loc="left", fontweight="bold")
+    axes.set_title("CPU of the trainer", loc="left", fontweight="bold", fontsize=10)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def draw_scaling(axes: Any, found: Scaling, styles: Styles) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: short(value))
     axes.set_xlabel("workers")
     axes.set_ylabel(f"{found.unit}/s")
-    axes.set_title(f"{found.workload}: scaling", loc="left")
+    axes.set_title(f"{found.workload}: scaling", loc="left", fontsize=9.5)
 
 
 def draw_waits(axes: Any, what: tuple[Report, WorkloadReport], styles: Styles) -> None:
@@ -171,7 +171,7 @@ def draw_waits(axes: Any, what: tuple[Report, WorkloadReport], styles: Styles) -
     axes.set_ylim(0, 102)
     axes.set_xlabel("wait before a batch, ms (log scale)")
     axes.set_ylabel("% of batches")
-    axes.set_title(f"{section_name(section, report).replace(chr(10), ', ')}: waits", loc="left")
+    axes.set_title(f"{section_name(section, report).replace(chr(10), ', ')}: waits", loc="left", fontsize=9.5)
 
 
 def whole_decades(seen: list[float]) -> tuple[float, float]:

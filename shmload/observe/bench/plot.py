@@ -39,8 +39,8 @@ def save(report: Report, path: Path) -> None:
     bars_height = 1.0 + len(sections) * (0.3 + 0.24 * max(1, len(rivals)))
     small = small_panels(report, sections)
     rows = -(-len(small) // COLUMNS)
-    figure = Figure(figsize=(11, 1.0 + bars_height + 2.7 * rows), dpi=140, layout="constrained")
-    figure.get_layout_engine().set(hspace=0.08)  # type: ignore[union-attr]  # the constrained one, asked for above
+    figure = Figure(figsize=(11, 1.0 + bars_height + 2.7 * rows), dpi=140)
+    figure.set_layout_engine("constrained", hspace=0.08)
     heights = [bars_height, *[2.7] * rows]
     grid = figure.add_gridspec(len(heights), 6, height_ratios=heights)
     left = figure.add_subplot(grid[0, :3])
@@ -64,9 +64,8 @@ def save(report: Report, path: Path) -> None:
         axes.grid(color="#e9e9e9", linewidth=0.7)
         axes.set_axisbelow(True)
     for axes in figure.axes:
-        axes.xaxis.label.set_size(8.5)
-        axes.yaxis.label.set_size(8.5)
-        axes.title.set_size(9.5)
+        axes.xaxis.label.set_fontsize(8.5)
+        axes.yaxis.label.set_fontsize(8.5)
         axes.tick_params(labelsize=8.5 if axes is not left else 10)
     handles, labels = right.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=min(len(loaders), 7), frameon=False, fontsize=9)
@@ -83,7 +82,8 @@ def title(report: Report) -> list[str]:
     model = machine.get("cpu_model") or machine["architecture"]
     return [
         f"shmload bench: {workers}{step}{quick}",
-        f"{machine['num_cpus']} cores of {model}, Linux {machine['kernel'].split('-')[0]}, torch {machine['torch']}; {report.started}",
+        f"{machine['num_cpus']} cores of {model}, Linux {machine['kernel'].split('-')[0]}, torch {machine['torch']}; "
+        f"{report.started}",
     ]
 
 

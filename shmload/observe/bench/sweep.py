@@ -17,7 +17,10 @@ class Point:
         """The parts that were asked for, as a reader of the table knows them."""
         parts = [
             f"{number} {word}"
-            for number, word in ((self.num_workers, "workers"), (self.prefetch_factor, "ahead"))
+            for number, word in (
+                (self.num_workers, "worker" if self.num_workers == 1 else "workers"),
+                (self.prefetch_factor, "ahead"),
+            )
             if number is not None
         ]
         return ", ".join([*parts, *([f"batch {self.batch_size}"] if self.batch_size else [])])

@@ -10,6 +10,7 @@ from shmload.observe.bench.words import comparison, figure, sentence
 
 WIDE = 128  # terminal columns of the full table
 MEDIUM = 100
+SETTING_WIDTH, STEP_WIDTH = 12, 7  # of columns that not every report has
 
 # header, metric, width of terminal from which it is shown
 COLUMNS: tuple[tuple[str, str, int], ...] = (
@@ -102,6 +103,7 @@ def table(report: Report, width: int) -> Table:
         made.add_column("setting", no_wrap=True)
     made.add_column("loader", no_wrap=True)
     made.add_column(f"x {report.reference}\nsamples/s", justify="right", no_wrap=True)
+    width -= SETTING_WIDTH * report.is_sweep + STEP_WIDTH * bool(report.step_ms)
     measured = {name for workload in report.workloads for each in workload.loaders.values() for name in each.metrics}
     shown = [column for column in COLUMNS if width >= column[2] and column[1] in measured | {"samples_per_s"}]
     for header, _, _ in shown:

@@ -8,6 +8,7 @@ NUMBER_NBYTES = 8
 
 def packed(dataset: Any, index: int) -> bytes:
     """The stored form of a sample: its payload, then its number as a little-endian int64."""
+    payload: bytes
     payload, number = dataset.stored(index)
     return payload + int(number).to_bytes(NUMBER_NBYTES, "little", signed=True)
 

@@ -72,7 +72,7 @@ def bench(
         list[Path] | None,
         typer.Option(metavar="PATH", help="With --cold: the files and folders your own data lie in; may repeat."),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Length of a timed part, after the warm-up.")] = 2.0,
+    seconds: Annotated[float, typer.Option(help="Length of a timed part, after the warm-up.")] = 1.5,
     epochs: Annotated[int, typer.Option(help="Time so many whole epochs after the first, instead of seconds.")] = 0,
     rounds: Annotated[
         int | None,

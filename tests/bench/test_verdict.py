@@ -82,6 +82,13 @@ def test_slow_reading_contradicts_a_trainer_that_never_waited():
     assert verdict.doubts[0].startswith("reading alone took longer than the trainer gives it")
 
 
+def test_reading_is_not_taken_for_more_than_the_loader_computed_in_all():
+    verdict = judge(figures(read_cpu_s=0.020, copy_s=0.003, worker_cpu_s=0.004, wall_s=0.004))
+    assert verdict.bound == "hand-off"
+    assert verdict.decode_ms == pytest.approx(0.5)
+    assert verdict.doubts[0].startswith("reading alone took 20.0 ms of CPU a batch, more than the 4.0 ms of the whole")
+
+
 def test_no_measurement_at_all_is_judged_without_an_error():
     verdict = judge(figures(wall_s=0.0))
     assert verdict.bound == "source"

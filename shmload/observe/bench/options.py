@@ -47,7 +47,7 @@ class Options:
     step_ms: float = 0.0
     cold: bool = False
     cold_files: tuple[Path, ...] = ()
-    seconds: float = 2.0
+    seconds: float = 1.5
     epochs: int = 0
     rounds: int | None = None
     seed: int = 0

@@ -165,7 +165,8 @@ def draw_waits(axes: Any, what: tuple[Report, WorkloadReport], styles: Styles) -
             "step", (report.step_ms, 2), xytext=(3, 0), textcoords="offset points", fontsize=7.5, color="#777777"
         )
     axes.set_xscale("log")
-    axes.set_xlim(*whole_decades(seen))
+    low, high = whole_decades(seen)
+    axes.set_xlim(max(low, WAIT_FLOOR_MS), high)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axes.xaxis.set_minor_formatter(lambda value, _: "")
     axes.set_ylim(0, 102)

@@ -14,6 +14,7 @@ from shmload.observe.bench.report import Report, WorkloadReport
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f", "#000000")
 MAX_GRID = 6  # sections whose waits, or workloads whose scaling, have a panel each
 COLUMNS = 3  # of small panels
+SMALL_HEIGHT = 2.4  # inches
 
 Draw = Callable[[Any, Any, "panels.Styles"], None]
 
@@ -39,9 +40,9 @@ def save(report: Report, path: Path) -> None:
     bars_height = 1.0 + len(sections) * (0.3 + 0.24 * max(1, len(rivals)))
     small = small_panels(report, sections)
     rows = -(-len(small) // COLUMNS)
-    figure = Figure(figsize=(11, 1.0 + bars_height + 2.7 * rows), dpi=140)
+    figure = Figure(figsize=(11, 1.0 + bars_height + SMALL_HEIGHT * rows), dpi=140)
     figure.set_layout_engine("constrained", hspace=0.08)
-    heights = [bars_height, *[2.7] * rows]
+    heights = [bars_height, *[SMALL_HEIGHT] * rows]
     grid = figure.add_gridspec(len(heights), 6, height_ratios=heights)
     left = figure.add_subplot(grid[0, :3])
     right = figure.add_subplot(grid[0, 3:], sharey=left)

@@ -156,7 +156,7 @@ def template(options: Options, name: str, dataset: str, batch_size: int | None) 
         num_workers=None,
         seconds=0.2 if options.quick else options.seconds,
         epochs=options.epochs,
-        warmup_s=0.1 if options.quick else min(1.0, options.seconds),
+        warmup_s=0.1 if options.quick else min(0.75, options.seconds),
         step_s=options.step_ms / 1e3,
         seed=options.seed,
         start_method=options.start_method,

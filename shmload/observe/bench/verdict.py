@@ -121,11 +121,12 @@ def demands(figures: Figures) -> Demands:
     """What each part of the way asks for, per batch.
 
     Waiting workers overlap, so their sleep is divided by all of them; computing ones share the cores. Reading a batch
-    includes placing its bytes: as much as a copy of them takes counts as hand-off, the rest as decode.
+    includes placing its bytes: as much as a copy of them takes counts as hand-off, the rest as decode. Reading cannot cost
+    more than all that the loader computed: where it did when measured alone, files were new to memory then.
     """
     workers = max(1, figures.num_workers)
     computing = max(1, min(workers, figures.num_cpus))
-    decode_cpu_s = max(0.0, figures.read_cpu_s - figures.copy_s)
+    decode_cpu_s = max(0.0, min(figures.read_cpu_s, total_cpu_s(figures)) - figures.copy_s)
     if figures.num_workers:
         worker_cpu_s = max(figures.worker_cpu_s - decode_cpu_s, 0.0)
         trainer_cpu_s = figures.trainer_cpu_s
@@ -139,6 +140,10 @@ def demands(figures: Figures) -> Demands:
         figures.consumer_s,
         figures.num_workers > 0,
     )
+
+
+def total_cpu_s(figures: Figures) -> float:
+    return figures.worker_cpu_s + figures.trainer_cpu_s
 
 
 def judge(figures: Figures) -> Verdict:
@@ -173,6 +178,11 @@ def doubts(figures: Figures, found: Demands, bound: str, explained: float) -> li
         if figures.others_cpu_cores >= 0.5:
             why = f"other programs used {figures.others_cpu_cores:.1f} of {figures.num_cpus} cores"
         said.append(f"only {explained:.0%} of the time of a batch is accounted for: {why}")
+    if figures.read_cpu_s > 1.5 * total_cpu_s(figures) + 1e-4:
+        said.append(
+            f"reading alone took {ms(figures.read_cpu_s * 1e3)} ms of CPU a batch, more than the {ms(total_cpu_s(figures) * 1e3)} "
+            "ms of the whole loader: the machine or its caches were in another state"
+        )
     crew_s = found.source_s + found.decode_s + found.worker_hand_off_s
     if bound == CONSUMER and crew_s > 1.5 * found.consumer_s and crew_s > INSTANT_S:
         said.append(

@@ -92,6 +92,8 @@ def test_what_is_no_loader_is_one_clear_line(spec, text):
         ),
         ({"collate": "m:n"}, "--collate: needs no --torch-loader"),
         ({"batch_size": (4,)}, "--batch-size: needs no --torch-loader"),
+        ({"workloads": ("rows",)}, "--workload: needs no --torch-loader"),
+        ({"start_method": "fork"}, "--start-method: needs no --torch-loader"),
         ({"loaders": ("shmload", "threads")}, "--loader: needs shmload or torch with --torch-loader, given 'threads'"),
     ],
 )

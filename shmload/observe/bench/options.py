@@ -101,8 +101,10 @@ class Options:
     def _check_torch_loader(self) -> None:
         for option, given in (
             ("--dataset", self.dataset),
+            ("--workload", self.workloads),
             ("--collate", self.collate),
             ("--batch-size", self.batch_size),
+            ("--start-method", self.start_method),
         ):
             if given:
                 raise BenchError(

@@ -201,4 +201,4 @@ def ratio_words(ratio: float) -> str:
 
 
 def ms(value: float) -> str:
-    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}" if value >= INSTANT_S * 1e3 else "0"

@@ -71,7 +71,7 @@ def side_by_side(workload: str, loaders: Sequence[str], settings: Settings) -> t
         loaders=tuple(loaders),
         rounds=settings.rounds,
         seconds=settings.seconds,
-        num_workers=2,
+        num_workers=(2,),
         start_method="fork",
     )
     report = benchmark(options, Quiet())

@@ -1,6 +1,6 @@
 """`shmload bench`: loaders side by side on real input.
 
-Exit code 0: fine; 1: bytes differ or a loader failed; 2: bad usage.
+Exit code 0: fine; 1: bytes differ or a loader failed; 2: bad usage. How to read it: docs/bench.md.
 """
 
 import json
@@ -23,22 +23,61 @@ def bench(
     dataset: Annotated[
         str | None, typer.Option(metavar="MODULE:NAME", help="Your own dataset, or a function that returns it.")
     ] = None,
+    torch_loader: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FACTORY",
+            help="Your own torch DataLoader, or a function that returns it: measured as it is, beside a ShmLoader with the "
+            "same arguments.",
+        ),
+    ] = None,
     images: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Your own JPEG photos for `photos`.")] = None,
     loader: Annotated[
         Names,
         typer.Option(
             help="shmload, torch, torch-getitems, torch-0, threads, shmload-seed, or module:factory; may repeat. "
-            "The first is compared with torch.",
+            "The first is compared with torch. Other libraries, if installed: webdataset, spdl, grain, litdata, mosaicml, "
+            "or peers for all that are.",
             show_default="shmload,torch",
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Samples per batch.", show_default="the workload's own, or 64")
+        Names, typer.Option(metavar="N,N", help="Samples per batch.", show_default="the workload's own, or 64")
     ] = None,
-    workers: Annotated[int, typer.Option(help="Worker processes of each loader.")] = 2,
-    seconds: Annotated[float, typer.Option(help="Length of a timed part, after the warm-up.")] = 2.0,
+    workers: Annotated[
+        Names,
+        typer.Option(
+            metavar="N,N",
+            help="Worker processes of each loader. Several numbers here, for --prefetch or --batch-size: every combination "
+            "is measured, and one recommended.",
+            show_default="2, or as your DataLoader says",
+        ),
+    ] = None,
+    prefetch: Annotated[
+        Names,
+        typer.Option(metavar="N,N", help="Batches ahead per worker (prefetch_factor).", show_default="torch's, 2"),
+    ] = None,
+    step_ms: Annotated[
+        float,
+        typer.Option(
+            help="Simulate a training step of so many milliseconds after each batch. The trainer sleeps in the kernel "
+            "meanwhile, as one that waits for its GPU: workers have its core."
+        ),
+    ] = 0.0,
+    cold: Annotated[
+        bool,
+        typer.Option("--cold", help="Also time one pass with the workload's files dropped from the page cache first."),
+    ] = False,
+    cold_files: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="PATH", help="With --cold: the files and folders your own data lie in; may repeat."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Length of a timed part, after the warm-up.")] = 1.5,
     epochs: Annotated[int, typer.Option(help="Time so many whole epochs after the first, instead of seconds.")] = 0,
-    rounds: Annotated[int, typer.Option(help="Turns of every loader, each in a fresh process.")] = 3,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Turns of every loader, each in a fresh process.", show_default="3; 1 with several settings"),
+    ] = None,
     start_method: Annotated[
         str | None, typer.Option(help="fork, spawn or forkserver.", show_default="Python's own")
     ] = None,
@@ -49,30 +88,38 @@ def bench(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all figures; - is stdout, without a table.")
     ] = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the ratios.")] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw what was measured.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few seconds: to see that it works, not how fast.")] = False,
 ) -> None:
-    """Measure torch's DataLoader and ShmLoader side by side, on built-in workloads or on your own dataset.
+    """Measure torch's DataLoader and ShmLoader side by side, on built-in workloads, your own dataset or your DataLoader.
 
-    Both deliver the same batches in the same order, each in fresh processes and in turn; the bytes are compared.
+    Both deliver the same batches in the same order, each in fresh processes and in turn; the bytes are compared. Says what
+    bounds the loader, and how many workers would do.
     """
     from shmload.observe.bench import plot
     from shmload.observe.bench.options import Options
     from shmload.observe.bench.rounds import benchmark
-    from shmload.observe.bench.spec import BenchError, names
+    from shmload.observe.bench.spec import BenchError, names, numbers
 
     to_stdout = json_file == Path("-")
     try:
         options = Options(
             workloads=tuple(names(workload or [])),
             dataset=dataset,
+            torch_loader=torch_loader,
             images=images,
             loaders=tuple(names(loader or ["shmload", "torch"])),
-            batch_size=batch_size,
-            num_workers=workers,
+            batch_size=numbers("--batch-size", batch_size or []),
+            num_workers=numbers("--workers", workers or []),
+            prefetch_factor=numbers("--prefetch", prefetch or []),
+            step_ms=step_ms,
+            cold=cold,
+            cold_files=tuple(cold_files or []),
             seconds=seconds,
             epochs=epochs,
-            rounds=1 if quick else rounds,
+            rounds=rounds,
             seed=seed,
             start_method=start_method,
             collate=collate,

@@ -1,5 +1,6 @@
 """Datasets and loaders with planted faults, named by the tests as `planted:name`."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,3 +92,50 @@ def raises_at_once(dataset: Any, options: LoaderOptions) -> Iterator[Any]:
 def delivers_nothing(dataset: Any, options: LoaderOptions) -> "DataLoader[Any]":
     """Delivers nothing at all."""
     return DataLoader([], batch_size=1)  # type: ignore[arg-type]  # an empty list is a dataset
+
+
+class Sleeping(Good):
+    """Waits for its data and computes next to nothing."""
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        time.sleep(0.004)
+        return super().__getitem__(index)
+
+
+class Computing(Good):
+    """Computes for long and waits for nothing."""
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        end_s = time.thread_time() + 0.004
+        while time.thread_time() < end_s:
+            pass
+        return super().__getitem__(index)
+
+
+def shuffled_loader() -> "DataLoader[Any]":
+    """As a user's own script makes it, with a generator of its own."""
+    generator = torch.Generator().manual_seed(3)
+    return DataLoader(Good(), batch_size=8, shuffle=True, num_workers=1, drop_last=True, generator=generator)
+
+
+def doubled(samples: list[Any]) -> Any:
+    return torch.stack([torch.from_numpy(values) * 2 for values, _ in samples])
+
+
+def custom_loader() -> "DataLoader[Any]":
+    """A batch sampler and a collate function of the user's own, no workers."""
+    batches = [[0, 1, 2], [5], [7, 3]]
+    return DataLoader(Good(), batch_sampler=batches, collate_fn=doubled)
+
+
+def stream_loader() -> "DataLoader[Any]":
+    return DataLoader(Stream(), batch_size=2)
+
+
+def unseeded_loader() -> "DataLoader[Any]":
+    """Shuffles by torch's global generator."""
+    return DataLoader(Good(), batch_size=8, shuffle=True)
+
+
+def loader_that_fails() -> "DataLoader[Any]":
+    raise FileNotFoundError("no folder train/")

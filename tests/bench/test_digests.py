@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from shmload.observe.bench.batches import digest, touch
+from shmload.observe.bench.comparing import compare
 from shmload.observe.bench.digests import first_difference
 from shmload.observe.bench.job import Job, Outcome
 from shmload.observe.bench.report import LoaderReport, WorkloadReport
-from shmload.observe.bench.rounds import OWN, Task, compare
+from shmload.observe.bench.tasks import OWN, Task
 
 
 def batch():

@@ -4,6 +4,7 @@ All shuffle from the same seed in torch's own way, so that the batches can be co
 names a loader that is not in the table; the factory takes the dataset and a LoaderOptions.
 """
 
+import importlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
+from shmload.observe.bench.peers import PEERS
 from shmload.observe.bench.spec import BenchError, resolve
 
 
@@ -26,6 +28,8 @@ class LoaderOptions:
     seed: int
     shuffle: bool = True
     start_method: str | None = None
+    prefetch_factor: int | None = None
+    peer_folder: str | None = None  # where a peer's own files are
     collate: Callable[[list[Any]], Any] | None = None
 
     def generator(self) -> torch.Generator:
@@ -44,6 +48,7 @@ def keywords(options: LoaderOptions, num_workers: int) -> dict[str, Any]:
         "collate_fn": options.collate,
         "multiprocessing_context": options.start_method if num_workers else None,
         "persistent_workers": num_workers > 0,
+        "prefetch_factor": options.prefetch_factor if num_workers else None,
     }
 
 
@@ -95,28 +100,45 @@ def unchanged(batch: Any) -> Any:
     return batch
 
 
+class TorchOrder:
+    """The indices of torch's batches, epoch after epoch, for loaders that can be told what to read."""
+
+    def __init__(self, dataset: Any, options: LoaderOptions) -> None:
+        self.loader: DataLoader[Any] = DataLoader(dataset, **keywords(options, 0), generator=options.generator())
+        self.keeps_workers, self.has_begun = options.num_workers > 0, False
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def epoch(self) -> Iterator[list[int]]:
+        # DataLoader draws a base seed from its generator before an epoch's order, once only if its workers persist. So must
+        # we for the same order.
+        if not (self.keeps_workers and self.has_begun):
+            torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+        self.has_begun = True
+        yield from self.loader.batch_sampler or ()
+
+    def endless(self) -> Iterator[list[int]]:
+        while True:
+            yield from self.epoch()
+
+
 class Threads:
     """A thread pool in the trainer, each task filling one batch: what can be had with no library at all."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         self.dataset, self.options = dataset, options
         self.pool = ThreadPoolExecutor(max(1, options.num_workers))
-        self.sampler = torch_inline(dataset, options)
+        self.orders = TorchOrder(dataset, options)
 
     def batch(self, indices: Sequence[int]) -> Any:
-        if fills_batches(self.dataset) and self.options.collate is None:
-            return filled_batch(self.dataset, indices)
-        return (self.options.collate or default_collate)([self.dataset[index] for index in indices])
+        return read_batch(self.dataset, indices, self.options.collate)
 
     def __iter__(self) -> Iterator[Any]:
-        assert isinstance(self.sampler, DataLoader)
-        # DataLoader draws a base seed from its generator before the order of each epoch; so must we for the same order.
-        torch.empty((), dtype=torch.int64).random_(generator=self.sampler.generator)
-        orders = iter(self.sampler.batch_sampler or ())
         ahead: deque[Future[Any]] = deque()
-        for indices in orders:
+        for indices in self.orders.epoch():
             ahead.append(self.pool.submit(self.batch, indices))
-            if len(ahead) > 2 * max(1, self.options.num_workers):
+            if len(ahead) > (self.options.prefetch_factor or 2) * max(1, self.options.num_workers):
                 yield ahead.popleft().result()
         while ahead:
             yield ahead.popleft().result()
@@ -128,6 +150,13 @@ class Threads:
 def fills_batches(dataset: Any) -> bool:
     names = ("read_batch_into", "read_into")
     return getattr(dataset, "schema", None) is not None and any(getattr(dataset, name, None) for name in names)
+
+
+def read_batch(dataset: Any, indices: Sequence[int], collate: Callable[[list[Any]], Any] | None = None) -> Any:
+    """A batch read in this thread in the best way the dataset has."""
+    if fills_batches(dataset) and collate is None:
+        return filled_batch(dataset, indices)
+    return (collate or default_collate)([dataset[index] for index in indices])
 
 
 def filled_batch(dataset: Any, indices: Sequence[int]) -> dict[str, torch.Tensor]:
@@ -167,6 +196,11 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
     return flat.view(shape)
 
 
+def open_peer(name: str) -> Factory:
+    found: Factory = importlib.import_module(PEERS[name].module).open_loader
+    return found
+
+
 CONTESTANTS: dict[str, Factory] = {
     "shmload": shmload,
     "torch": torch_workers,
@@ -185,6 +219,8 @@ def factory(name: str) -> Factory:
     """
     if ":" in name:
         return resolve(name, what="--loader")  # type: ignore[no-any-return]  # the user's own
+    if name in PEERS:
+        return open_peer(name)
     if name not in CONTESTANTS:
         raise BenchError(f"--loader: needs one of {', '.join(CONTESTANTS)} or module:factory, given {name!r}")
     return CONTESTANTS[name]

@@ -86,6 +86,8 @@ def follow(process: "subprocess.Popen[bytes]", fd: int, jobs: Sequence[Job]) -> 
                 jobs[event["job"]],
                 values,
                 event.get("digests", []),
+                event.get("wait_quantiles_ms", []),
+                event.get("rows_digest"),
                 event.get("error"),
                 event.get("bad_usage", False),
                 event.get("details", ""),

@@ -1,13 +1,18 @@
 """What the user asked for, checked before anything is started."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from shmload.observe.bench.job import LOADERS
+from shmload.observe.bench.peers import PEERS
 from shmload.observe.bench.spec import BenchError
+from shmload.observe.bench.sweep import Point, points
 from shmload.observe.bench.workloads import WORKLOADS
 
 START_METHODS = ("fork", "spawn", "forkserver")
+ALL_PEERS = "peers"
+AS_BUILT = ("shmload", "torch")  # what can be made of a DataLoader that the user built
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,10 +20,16 @@ class Options:
     """Arguments of a whole benchmark.
 
     Args:
-        workloads: built-in ones by name; empty means all, or none if `dataset` is given.
-        dataset: the user's own, as `module:name`.
-        loaders: the first is the subject of every ratio, `torch` (else the last) its reference.
+        workloads: built-in ones by name; empty means all, or none if `dataset` or `torch_loader` is given.
+        dataset, torch_loader: the user's own, as `module:name`.
+        loaders: the first is the subject of every ratio, `torch` (else the last) its reference. `peers` stands for all
+            peers that are installed.
+        num_workers, prefetch_factor, batch_size: with more than one value each, every combination is measured.
+        step_ms: length of the simulated training step after each batch.
+        cold: each loader also reads once with the workload's files dropped from the page cache.
+        cold_files: files and folders that `dataset` or `torch_loader` read.
         seconds, epochs: length of each timed part; `epochs` wins if not 0.
+        rounds: None is 3, or 1 where several settings are measured.
         quick: small data, one process a loader, fractions of a second: to see that it works, not how fast.
 
     Raises:
@@ -27,13 +38,18 @@ class Options:
 
     workloads: tuple[str, ...] = ()
     dataset: str | None = None
+    torch_loader: str | None = None
     images: Path | None = None
     loaders: tuple[str, ...] = ("shmload", "torch")
-    batch_size: int | None = None
-    num_workers: int = 2
-    seconds: float = 2.0
+    num_workers: tuple[int, ...] = ()
+    prefetch_factor: tuple[int, ...] = ()
+    batch_size: tuple[int, ...] = ()
+    step_ms: float = 0.0
+    cold: bool = False
+    cold_files: tuple[Path, ...] = ()
+    seconds: float = 1.5
     epochs: int = 0
-    rounds: int = 3
+    rounds: int | None = None
     seed: int = 0
     start_method: str | None = None
     collate: str | None = None
@@ -42,33 +58,88 @@ class Options:
     selected: tuple[str, ...] = field(init=False)  # built-in workloads to run
 
     def __post_init__(self) -> None:
+        self._check_names()
+        for option, values, least in (
+            ("--batch-size", self.batch_size, 1),
+            ("--workers", self.num_workers, 0),
+            ("--prefetch", self.prefetch_factor, 1),
+            ("--rounds", (1 if self.rounds is None else self.rounds,), 1),
+            ("--epochs", (self.epochs,), 0),
+        ):
+            check_least(option, values, least)
+        if not self.seconds > 0:
+            raise BenchError(f"--seconds: needs more than 0, given {self.seconds:g}")
+        if not 0 <= self.step_ms < 60_000:
+            raise BenchError(f"--step-ms: needs 0 to 60000, given {self.step_ms:g}")
+        if self.start_method not in (None, *START_METHODS):
+            raise BenchError(f"--start-method: needs one of {', '.join(START_METHODS)}, given {self.start_method!r}")
+        if self.torch_loader:
+            self._check_torch_loader()
+        if self.cold_files and not self.cold:
+            raise BenchError("--cold-files: needs --cold, which measures a pass with them dropped from the page cache")
+        if self.cold and (self.dataset or self.torch_loader) and not self.cold_files:
+            raise BenchError(
+                "--cold: needs --cold-files with your own data: the files and folders it reads, which are to be dropped "
+                "from the page cache"
+            )
+        everything = () if self.dataset or self.torch_loader else tuple(WORKLOADS)
+        object.__setattr__(self, "selected", self.workloads or everything)
+
+    def _check_names(self) -> None:
         for name in self.workloads:
             if name not in WORKLOADS:
                 raise BenchError(f"--workload: needs one of {', '.join(WORKLOADS)}, given {name!r}")
+        known = (*LOADERS, *PEERS, ALL_PEERS)
         for name in self.loaders:
-            if name not in LOADERS and ":" not in name:
-                raise BenchError(f"--loader: needs one of {', '.join(LOADERS)} or module:factory, given {name!r}")
-        for option, value, least in (
-            ("--batch-size", self.batch_size, 1),
-            ("--workers", self.num_workers, 0),
-            ("--rounds", self.rounds, 1),
-            ("--epochs", self.epochs, 0),
-        ):
-            if value is not None and value < least:
-                raise BenchError(f"{option}: needs at least {least}, given {value}")
-        if not self.seconds > 0:
-            raise BenchError(f"--seconds: needs more than 0, given {self.seconds:g}")
+            if name not in known and ":" not in name:
+                raise BenchError(f"--loader: needs one of {', '.join(known)} or module:factory, given {name!r}")
         if not self.loaders:
-            raise BenchError(f"--loader: needs at least one of {', '.join(LOADERS)}, given none")
-        if self.start_method not in (None, *START_METHODS):
-            raise BenchError(f"--start-method: needs one of {', '.join(START_METHODS)}, given {self.start_method!r}")
-        everything = () if self.dataset else tuple(WORKLOADS)
-        object.__setattr__(self, "selected", self.workloads or everything)
+            raise BenchError(f"--loader: needs at least one of {', '.join(known)}, given none")
+        if self.loaders[0] == ALL_PEERS:
+            raise BenchError(f"--loader: needs a loader before {ALL_PEERS!r}: the first is compared with the others")
+
+    def _check_torch_loader(self) -> None:
+        for option, given in (
+            ("--dataset", self.dataset),
+            ("--workload", self.workloads),
+            ("--collate", self.collate),
+            ("--batch-size", self.batch_size),
+            ("--start-method", self.start_method),
+        ):
+            if given:
+                raise BenchError(
+                    f"{option}: needs no --torch-loader, whose DataLoader says that itself; give one of the two"
+                )
+        others = [name for name in self.loaders if name not in AS_BUILT]
+        if others:
+            raise BenchError(
+                f"--loader: needs {' or '.join(AS_BUILT)} with --torch-loader, given {others[0]!r}: others cannot take its "
+                "arguments"
+            )
 
     @property
     def reference(self) -> str:
-        return "torch" if "torch" in self.loaders else self.loaders[-1]
+        """What ratios and bytes are compared with: `torch`, else the last loader that is no peer."""
+        own = [name for name in self.loaders if name != ALL_PEERS and name not in PEERS]
+        return "torch" if "torch" in own else (own or self.loaders)[-1]
 
     @property
     def subject(self) -> str:
         return self.loaders[0]
+
+    @property
+    def num_rounds(self) -> int:
+        if self.quick:
+            return 1
+        return self.rounds or (1 if len(self.points()) > 1 else 3)
+
+    def points(self) -> list[Point]:
+        """The settings to measure. Two workers, unless the user's own DataLoader says how many."""
+        default = (None,) if self.torch_loader else (2,)
+        return points(self.num_workers or default, self.prefetch_factor, self.batch_size)
+
+
+def check_least(option: str, values: Sequence[int], least: int) -> None:
+    for value in values:
+        if value < least:
+            raise BenchError(f"{option}: needs at least {least}, given {value}")

@@ -1,13 +1,22 @@
-"""The report as a picture: throughput ratio with its spread, and what a batch costs the trainer, on a log scale."""
+"""The report as one picture: throughput, CPU of the trainer, scaling with workers and waits, each where there is data for it.
+
+Colours are Okabe and Ito's, which people with any common colour blindness can tell apart; loaders also differ in marker and line.
+"""
 
 import importlib.util
-import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shmload.observe.bench.report import Report
+from shmload.observe.bench import panels
+from shmload.observe.bench.report import Report, WorkloadReport
 
-COLOURS = ("#1b7f79", "#c8553d", "#8a8f98", "#b8a04a", "#5b6c9d", "#7a4e8a")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f", "#000000")
+MAX_GRID = 6  # sections whose waits, or workloads whose scaling, have a panel each
+COLUMNS = 3  # of small panels
+SMALL_HEIGHT = 2.4  # inches
+
+Draw = Callable[[Any, Any, "panels.Styles"], None]
 
 
 def missing() -> str | None:
@@ -18,88 +27,74 @@ def missing() -> str | None:
 
 
 def save(report: Report, path: Path) -> None:
-    """Writes a PNG of two panels that share the workloads as rows."""
+    """Writes a PNG: bars and trainer CPU of the sections, below them the scaling of a sweep, below those the waits."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    names = [workload.name for workload in report.workloads]
     loaders = list(dict.fromkeys(name for workload in report.workloads for name in workload.loaders))
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(loaders)}
+    styles = {name: panels.Style(COLOURS[n % len(COLOURS)], "osD^vPX*"[n % 8]) for n, name in enumerate(loaders)}
+    sections = panels.shown_sections(report)
     rivals = [name for name in loaders if name != report.reference]
-    height = 2.0 + len(names) * (0.35 + 0.25 * max(1, len(rivals)))
-    figure = Figure(figsize=(11, height), dpi=140, layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    draw_ratios(left, report, rivals, colours)
-    draw_trainer_cpu(right, report, loaders, colours)
-    left.set_yticks(range(len(names)), names, fontsize=11)
+    bars_height = 1.0 + len(sections) * (0.3 + 0.24 * max(1, len(rivals)))
+    small = small_panels(report, sections)
+    rows = -(-len(small) // COLUMNS)
+    figure = Figure(figsize=(11, 1.0 + bars_height + SMALL_HEIGHT * rows), dpi=140)
+    figure.set_layout_engine("constrained", hspace=0.08)
+    heights = [bars_height, *[SMALL_HEIGHT] * rows]
+    grid = figure.add_gridspec(len(heights), 6, height_ratios=heights)
+    left = figure.add_subplot(grid[0, :3])
+    right = figure.add_subplot(grid[0, 3:], sharey=left)
+    panels.draw_ratios(left, report, sections, rivals, styles)
+    panels.draw_trainer_cpu(right, report, sections, loaders, styles)
+    names = [panels.section_name(section, report) for section in sections]
+    left.set_yticks(range(len(names)), names, fontsize=10)
     left.set_ylim(len(names) - 0.4, -0.6)
+    right.tick_params(labelleft=False)
     for axes in (left, right):
         axes.tick_params(left=False)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.grid(axis="x", color="#e4e4e4", linewidth=0.7)
         axes.set_axisbelow(True)
-        axes.xaxis.label.set_size(9)
-    figure.legend(loc="outside upper right", ncols=len(loaders), frameon=False, fontsize=9)
-    machine = report.machine
-    quick = ", --quick: says nothing about speed" if report.quick else ""
-    title = f"shmload bench: {report.num_workers} workers on {machine['num_cpus']} cores{quick}"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    for number, (draw, what) in enumerate(small):
+        row, column = divmod(number, COLUMNS)
+        axes = figure.add_subplot(grid[1 + row, 2 * column : 2 * column + 2])
+        draw(axes, what, styles)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#e9e9e9", linewidth=0.7)
+        axes.set_axisbelow(True)
+    for axes in figure.axes:
+        axes.xaxis.label.set_fontsize(8.5)
+        axes.yaxis.label.set_fontsize(8.5)
+        axes.tick_params(labelsize=8.5 if axes is not left else 10)
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=min(len(loaders), 7), frameon=False, fontsize=9)
+    figure.suptitle("\n".join(title(report)), x=0.01, ha="left", fontsize=10.5)
     figure.savefig(path, format="png")
 
 
-def draw_ratios(axes: Any, report: Report, rivals: list[str], colours: dict[str, str]) -> None:
-    """Bars that start at 1 on a log scale: twice as fast is as long to the right as half as fast to the left."""
-    height = 0.74 / max(1, len(rivals))
-    seen = [1.0]
-    for number, name in enumerate(rivals):
-        offset = (number - (len(rivals) - 1) / 2) * height
-        for row, workload in enumerate(report.workloads):
-            ratio = workload.loaders[name].ratio if name in workload.loaders else None
-            if ratio is None:
-                continue
-            seen += [ratio.low, ratio.high]
-            axes.barh(row + offset, ratio.median - 1, height * 0.9, left=1, color=colours[name])
-            axes.plot([ratio.low, ratio.high], [row + offset] * 2, color="#333333", linewidth=1.1, marker="|")
-            right = ratio.median >= 1
-            axes.annotate(
-                f"{ratio.median:.2f}x",
-                (ratio.high if right else ratio.low, row + offset),
-                xytext=(6 if right else -6, 0),
-                textcoords="offset points",
-                va="center",
-                ha="left" if right else "right",
-                fontsize=8.5,
-                fontweight="bold" if name == report.subject else "normal",
-            )
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(min(min(seen) / 1.5, 0.7), max(max(seen) * 1.6, 2.2))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
-    axes.axvline(1, color=colours.get(report.reference, "#333333"), linewidth=1.6)
-    axes.set_xlabel(f"samples/s against {report.reference} (bar: median of rounds; line: lowest to highest; log scale)")
+def title(report: Report) -> list[str]:
+    """What ran, on what, and when."""
+    machine = report.machine
+    quick = ", --quick: says nothing about speed" if report.quick else ""
+    workers = "sweep" if report.is_sweep or report.num_workers is None else f"{report.num_workers} workers"
+    step = f", a step of {report.step_ms:g} ms" if report.step_ms else ""
+    model = machine.get("cpu_model") or machine["architecture"]
+    return [
+        f"shmload bench: {workers}{step}{quick}",
+        f"{machine['num_cpus']} cores of {model}, Linux {machine['kernel'].split('-')[0]}, torch {machine['torch']}; "
+        f"{report.started}",
+    ]
 
 
-def draw_trainer_cpu(axes: Any, report: Report, loaders: list[str], colours: dict[str, str]) -> None:
-    """A dot a loader and workload."""
-    metric = "trainer_us_per_batch"
-    rows: list[list[float]] = [[] for _ in report.workloads]
-    for depth, name in enumerate(loaders):
-        points = []
-        for row, workload in enumerate(report.workloads):
-            found = workload.loaders[name].metrics.get(metric) if name in workload.loaders else None
-            if found and found.median > 0:
-                points.append((found.median, row))
-                rows[row].append(found.median)
-        across, down = zip(*points, strict=True) if points else ((), ())
-        axes.scatter(across, down, s=58, color=colours[name], label=name, zorder=20 - depth)
-    for row, values in enumerate(rows):
-        if values:
-            axes.plot([min(values), max(values)], [row, row], color="#cccccc", linewidth=2, zorder=2)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
-    axes.xaxis.set_minor_formatter(lambda value, _: "")
-    seen = [value for values in rows for value in values]
-    if seen:  # whole decades, so that at least two ticks are labelled
-        axes.set_xlim(10 ** math.floor(math.log10(min(seen)) - 0.05), 10 ** math.ceil(math.log10(max(seen)) + 0.05))
-    axes.set_xlabel("CPU of the trainer in us per batch (log scale; less is better)")
+def small_panels(report: Report, sections: list[WorkloadReport]) -> list[tuple[Draw, Any]]:
+    """The panels below the bars: scaling where several numbers of workers ran, then waits of each section."""
+    found: list[tuple[Draw, Any]] = []
+    for name in dict.fromkeys(section.name for section in report.workloads):
+        scaling = panels.scaling(report, name)
+        if scaling.num_points > 1:
+            found.append((panels.draw_scaling, scaling))
+    waits = [section for section in sections if any(each.wait_quantiles_ms for each in section.loaders.values())]
+    found = found[:MAX_GRID]
+    return [*found, *((panels.draw_waits, (report, section)) for section in waits[:MAX_GRID])]

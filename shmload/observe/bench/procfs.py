@@ -51,6 +51,23 @@ def tree_cpu_s() -> float:
     return total
 
 
+def host_cpu_s() -> float:
+    """CPU seconds used so far by everything on the machine, as proc_stat(5) counts them; what a hypervisor took not."""
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split(maxsplit=9)[1:8])
+    return (user + nice + system + irq + softirq) * TICK_S
+
+
+def run_delay_s() -> float:
+    """Seconds this thread has waited for a core so far (/proc/thread-self/schedstat); 0 on a kernel that does not count them.
+
+    A thread that only computes is not taken for one that waits for its data because the machine is busy.
+    """
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def tree_pss_bytes(root: int) -> int:
     """Proportional set size of `root` and all below it, without pages of mapped files: those are the page cache's."""
     total = 0

@@ -2,14 +2,17 @@
 
 import os
 import platform
+import statistics
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from shmload.observe.bench.job import Outcome
-from shmload.observe.bench.summary import Spread, paired_ratio
+from shmload.observe.bench.summary import WAIT_SHARES, Spread, paired_ratio
 
 FORMAT = 1
 
@@ -18,7 +21,8 @@ FORMAT = 1
 class LoaderReport:
     """One loader on one workload: every metric as median and extremes over rounds.
 
-    `same_bytes` is None where nothing was compared: the reference itself, or a loader with an order of its own.
+    `same_bytes` is None where nothing was compared: the reference itself, or a loader with an order of its own. `compared`
+    says how. `wait_quantiles_ms` are the waits at the report's `wait_shares`, medians over rounds.
     """
 
     rounds: list[dict[str, float]] = field(default_factory=list)
@@ -26,9 +30,13 @@ class LoaderReport:
     ratio: Spread | None = None  # samples/s over the reference's, paired by round
     cpu_ratio: Spread | None = None  # CPU per sample over the reference's, paired by round
     same_bytes: bool | None = None
+    compared: str | None = None
+    wait_quantiles_ms: list[float] = field(default_factory=list)
     error: str | None = None
     details: str = ""
     digests: list[str] = field(default_factory=list)
+    rows_digest: str | None = None
+    round_quantiles_ms: list[list[float]] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
         if outcome.error:
@@ -36,10 +44,13 @@ class LoaderReport:
             return
         self.rounds.append(outcome.values)
         self.digests = self.digests or outcome.digests
+        self.rows_digest = self.rows_digest or outcome.rows_digest
+        self.round_quantiles_ms += [outcome.wait_quantiles_ms] if outcome.wait_quantiles_ms else []
 
     def summarise(self, reference: "LoaderReport") -> None:
         for name in dict.fromkeys(name for values in self.rounds for name in values):
             self.metrics[name] = Spread.of([values[name] for values in self.rounds if name in values])
+        self.wait_quantiles_ms = [statistics.median(each) for each in zip(*self.round_quantiles_ms, strict=True)]
         self.ratio = paired_ratio(column(self.rounds, "samples_per_s"), column(reference.rounds, "samples_per_s"))
         self.cpu_ratio = paired_ratio(
             column(self.rounds, "cpu_us_per_sample"), column(reference.rounds, "cpu_us_per_sample")
@@ -48,7 +59,11 @@ class LoaderReport:
 
 @dataclass
 class WorkloadReport:
-    """All loaders on one workload, beside what one core can do without any."""
+    """All loaders on one workload at one setting, beside what one core can do without any.
+
+    `cache` is "warm", or "cold" for one pass over files that were dropped from the page cache first. `verdict` and
+    `recommendation` are about the subject of the report.
+    """
 
     name: str
     title: str
@@ -60,6 +75,26 @@ class WorkloadReport:
     loaders: dict[str, LoaderReport]
     notes: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
+    cache: str = "warm"
+    setting: str = ""
+    num_workers: int = 0
+    prefetch_factor: int | None = None
+    verdict: dict[str, Any] | None = None
+    verdict_text: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} cold" if self.cache == "cold" else self.name
+
+    def note_residence(self, most: float) -> None:
+        """Says where files stayed in the page cache although they were to be dropped."""
+        shares = [each["resident_share"] for each in (self.limit,) if "resident_share" in each]
+        shares += [spread.high for loader in self.loaders.values() if (spread := loader.metrics.get("resident_share"))]
+        if shares and max(shares) > most:
+            self.notes.append(
+                f"{max(shares):.0%} of its files stayed in the page cache (tmpfs, a file system that keeps them, or another "
+                "process has them mapped): these figures are not cold ones"
+            )
 
 
 @dataclass
@@ -68,12 +103,17 @@ class Report:
 
     subject: str
     reference: str
-    num_workers: int
+    num_workers: int | None  # of the first setting; None: as the user's DataLoader says
     quick: bool
     start_method: str
     machine: dict[str, Any]
     workloads: list[WorkloadReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what is missing, and the command that brings it
+    step_ms: float = 0.0
+    is_sweep: bool = False
+    started: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M %Z"))
+    recommendations: dict[str, dict[str, Any]] = field(default_factory=dict)  # by workload
+    wait_shares: tuple[float, ...] = WAIT_SHARES
 
     @property
     def mismatches(self) -> list[str]:
@@ -82,7 +122,7 @@ class Report:
     @property
     def failures(self) -> list[str]:
         return [
-            f"{workload.name}: {name} failed: {loader.error}"
+            f"{workload.label}: {name} failed: {loader.error}"
             for workload in self.workloads
             for name, loader in workload.loaders.items()
             if loader.error
@@ -93,7 +133,8 @@ class Report:
         plain = asdict(self)
         for workload in plain["workloads"]:
             for loader in workload["loaders"].values():
-                del loader["digests"]
+                for name in ("digests", "rows_digest", "round_quantiles_ms"):
+                    del loader[name]
         return {"format": FORMAT, **plain, "failures": self.failures}
 
 
@@ -105,12 +146,22 @@ def machine() -> dict[str, Any]:
     """What the figures depend on, as far as it can be told without saying whose machine it is."""
     return {
         "num_cpus": len(os.sched_getaffinity(0)),
+        "cpu_model": cpu_model(),
         "architecture": platform.machine(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "free_threaded": not getattr(sys, "_is_gil_enabled", lambda: True)(),
         **{name: installed(name) for name in ("shmload", "torch", "numpy")},
     }
+
+
+def cpu_model() -> str | None:
+    """The processor's name as the kernel tells it; some architectures have none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
 def installed(name: str) -> str | None:

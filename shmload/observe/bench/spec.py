@@ -94,3 +94,16 @@ def one_line(error: BaseException) -> str:
 def names(values: Iterable[str]) -> list[str]:
     """Options that may be repeated or hold commas, as one list without repetitions."""
     return list(dict.fromkeys(part.strip() for value in values for part in value.split(",") if part.strip()))
+
+
+def numbers(option: str, values: Iterable[str]) -> tuple[int, ...]:
+    """The same of whole numbers.
+
+    Raises:
+        BenchError: something else is among them.
+    """
+    found = names(values)
+    for text in found:
+        if not text.removeprefix("-").isdecimal():
+            raise BenchError(f"{option}: needs whole numbers, one or several with commas between, given {text!r}")
+    return tuple(map(int, found))

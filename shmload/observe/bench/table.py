@@ -1,4 +1,4 @@
-"""The report for a terminal: a table with a section per workload, then one plain sentence each."""
+"""The report for a terminal: a table with a section per workload and setting, then what it means in plain sentences."""
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -6,13 +6,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from shmload.observe.bench.report import LoaderReport, Report, WorkloadReport
+from shmload.observe.bench.words import comparison, figure, sentence
 
 WIDE = 128  # terminal columns of the full table
 MEDIUM = 100
+SETTING_WIDTH, STEP_WIDTH = 12, 7  # of columns that not every report has
 
 # header, metric, width of terminal from which it is shown
 COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("samples\n/s", "samples_per_s", 0),
+    ("step\nkept %", "step_efficiency", 0),
     ("MB/s", "mb_per_s", WIDE),
     ("CPU us\n/sample", "cpu_us_per_sample", 0),
     ("first\nbatch ms", "first_batch_ms", MEDIUM),
@@ -28,9 +31,22 @@ def show(report: Report, console: Console) -> None:
     """Prints the table, the sentences, what is missing and what went wrong."""
     console.print(table(report, console.width))
     for workload in report.workloads:
-        console.print(f"[bold]{escape(workload.name)}[/]: {escape(sentence(workload, report))}", highlight=False)
+        if not report.is_sweep:
+            console.print(f"[bold]{escape(workload.label)}[/]: {escape(sentence(workload, report))}", highlight=False)
+            if compared := comparison(workload, report):
+                console.print(f"  {escape(compared)}.", highlight=False)
+            if workload.verdict:
+                console.print(f"  [bold]verdict[/]: {escape(workload.verdict_text)}.", highlight=False)
+            if workload.cache == "warm":
+                show_recommendation(workload.name, report, console)
         for note in workload.notes:
-            console.print(f"  note: {escape(note)}", highlight=False)
+            console.print(
+                f"  note: {escape(workload_setting(workload) if report.is_sweep else '')}{escape(note)}",
+                highlight=False,
+            )
+    if report.is_sweep:
+        for name in dict.fromkeys(workload.name for workload in report.workloads):
+            show_sweep(name, report, console)
     for note in report.notes:
         console.print(f"[yellow]{escape(note)}[/]", highlight=False)
     if report.quick:
@@ -43,13 +59,38 @@ def show(report: Report, console: Console) -> None:
         console.print(f"[bold red]DIFFERENT BYTES {escape(text)}[/]", highlight=False)
 
 
+def workload_setting(workload: WorkloadReport) -> str:
+    return f"{workload.label}, {workload.setting}: "
+
+
+def show_recommendation(name: str, report: Report, console: Console) -> None:
+    found = report.recommendations.get(name)
+    if found:
+        console.print(f"  [bold]recommended[/]: {escape(found['sentence'])}.", highlight=False)
+
+
+def show_sweep(name: str, report: Report, console: Console) -> None:
+    """One workload of a sweep: the verdict where it is least bound by its setting, and what is recommended."""
+    ran = [each for each in report.workloads if each.name == name and each.verdict and each.cache == "warm"]
+    if not ran:
+        return
+    best = max(ran, key=lambda each: each.loaders[report.subject].metrics["samples_per_s"].median)
+    console.print(
+        f"[bold]{escape(name)}[/]: {escape(report.subject)} is fastest with {escape(best.setting)}", highlight=False
+    )
+    console.print(f"  [bold]verdict there[/]: {escape(best.verdict_text)}.", highlight=False)
+    show_recommendation(name, report, console)
+
+
 def table(report: Report, width: int) -> Table:
-    """One row a loader, a section a workload; the subject's ratio stands out."""
+    """One row a loader, a section a workload and setting; the subject's ratio stands out."""
     machine = report.machine
+    workers = "" if report.is_sweep or report.num_workers is None else f"{report.num_workers} workers "
+    step = f", a step of {report.step_ms:g} ms after each batch" if report.step_ms else ""
     made = Table(
         title=(
-            f"{report.num_workers} workers ({report.start_method}) on {machine['num_cpus']} cores, "
-            f"Python {machine['python']}, torch {machine['torch']}; medians over rounds, \\[lowest-highest]"
+            f"{workers}({report.start_method}) on {machine['num_cpus']} cores, "
+            f"Python {machine['python']}, torch {machine['torch']}; medians over rounds, \\[lowest-highest]{step}"
         ),
         caption="trainer: CPU of the consuming process without reading the batch; peak: memory of all processes (PSS)",
         box=SIMPLE,
@@ -58,9 +99,13 @@ def table(report: Report, width: int) -> Table:
         caption_justify="left",
     )
     made.add_column("workload", no_wrap=True)
+    if report.is_sweep:
+        made.add_column("setting", no_wrap=True)
     made.add_column("loader", no_wrap=True)
     made.add_column(f"x {report.reference}\nsamples/s", justify="right", no_wrap=True)
-    shown = [column for column in COLUMNS if width >= column[2]]
+    width -= SETTING_WIDTH * report.is_sweep + STEP_WIDTH * bool(report.step_ms)
+    measured = {name for workload in report.workloads for each in workload.loaders.values() for name in each.metrics}
+    shown = [column for column in COLUMNS if width >= column[2] and column[1] in measured | {"samples_per_s"}]
     for header, _, _ in shown:
         made.add_column(header, justify="right", no_wrap=True)
     for workload in report.workloads:
@@ -69,7 +114,8 @@ def table(report: Report, width: int) -> Table:
             cells = [number(loader, metric) for _, metric, _ in shown]
             if loader.error:
                 cells = ["failed", *[""] * (len(shown) - 1)]
-            made.add_row(workload.name if first else "", name, ratio_cell(name, loader, report), *cells)
+            where = [workload.label, workload.setting] if report.is_sweep else [workload.label]
+            made.add_row(*(where if first else [""] * len(where)), name, ratio_cell(name, loader, report), *cells)
         made.add_section()
     return made
 
@@ -88,40 +134,6 @@ def ratio_cell(name: str, loader: LoaderReport, report: Report) -> str:
 
 def number(loader: LoaderReport, metric: str) -> str:
     spread = loader.metrics.get(metric)
-    return figure(spread.median) if spread else ""
-
-
-def figure(value: float) -> str:
-    """About three digits, thousands separated."""
-    if value != value:
+    if spread is None:
         return ""
-    if value >= 100:
-        return f"{value:,.0f}"
-    if value >= 10:
-        return f"{value:.1f}"
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
-
-
-def sentence(workload: WorkloadReport, report: Report) -> str:
-    """What the ratio means on this workload, and how far the limit is."""
-    subject = workload.loaders[report.subject]
-    rate = workload.limit["fill_samples_per_s"]
-    unit = workload.unit
-    limit = (
-        f"one core with no loader at all puts {figure(rate)} {unit}/s into a batch "
-        f"and copies {workload.limit['memcpy_mb_per_s'] / 1e3:.1f} GB/s"
-    )
-    if subject.error or "samples_per_s" not in subject.metrics:
-        return f"{report.subject} did not run; {limit}."
-    delivered = subject.metrics["samples_per_s"].median
-    against = ""
-    if report.subject != report.reference and subject.ratio and subject.cpu_ratio:
-        against = (
-            f" {subject.ratio.median:.2f}x the {unit}/s of {report.reference}, "
-            f"at {subject.cpu_ratio.median:.2f}x its CPU per sample"
-        )
-    checked = " and with the same bytes" if subject.same_bytes else ""
-    return (
-        f"{report.subject} delivers{against or f' {figure(delivered)} {unit}/s'}{checked}; {workload.meaning}. "
-        f"The limit: {limit}; {report.subject} reaches {delivered / rate:.0%} of that core."
-    )
+    return figure(spread.median * 100 if metric == "step_efficiency" else spread.median)

@@ -25,6 +25,15 @@ class Plain:
     def __getitem__(self, index: int) -> tuple[Any, int]:
         return self.images[index % len(self.images)], index
 
+    def stored(self, index: int) -> tuple[bytes, int]:
+        """What a peer keeps of a sample."""
+        return self.images[index % len(self.images)].tobytes(), index
+
+    @staticmethod
+    def decoded(payload: bytes, number: int) -> tuple[Any, int]:
+        """The sample of what was stored."""
+        return np.frombuffer(payload, np.uint8).reshape(SHAPE), number
+
 
 def prepare(folder: Path, small: bool) -> dict[str, Any]:
     return {"num_images": 32, "num_samples": 1024} if small else {}
@@ -38,4 +47,5 @@ PLAIN = Workload(
     unit="samples",
     meaning="the dataset is cheap and plain, so this is what changing one line brings",
     prepare=prepare,
+    num_with_peers=2048,
 )

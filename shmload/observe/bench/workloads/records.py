@@ -35,6 +35,21 @@ class Records:
     def read_into(self, index: int, out: MutableMapping[str, Any]) -> None:
         np.copyto(out["x"], self.records[index % len(self.records)])
 
+    def stored(self, index: int) -> tuple[bytes, int]:
+        """What a peer keeps of a sample."""
+        return self.records[index % len(self.records)].tobytes(), index
+
+    @staticmethod
+    def decoded(payload: bytes, number: int) -> dict[str, Any]:
+        """The sample of what was stored."""
+        return {"x": np.frombuffer(payload, np.float32)}
+
+
+def on_disk(arguments: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Each record once."""
+    path = arguments["path"]
+    return {"path": path, "num_samples": Path(path).stat().st_size // (4 * LENGTH)}, [path]
+
 
 def prepare(folder: Path, small: bool) -> dict[str, Any]:
     path = folder / "records.bin"
@@ -53,4 +68,6 @@ RECORDS = Workload(
     unit="records",
     meaning="there is nothing to decode, so this is how fast bytes get from a file to the trainer",
     prepare=prepare,
+    num_with_peers=512,
+    on_disk=on_disk,
 )

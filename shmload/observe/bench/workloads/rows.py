@@ -34,6 +34,15 @@ class Rows:
         np.take(self.x, indices, 0, out=out["x"], mode="clip")
         np.take(self.labels, indices, 0, out=out["label"], mode="clip")
 
+    def stored(self, index: int) -> tuple[bytes, int]:
+        """What a peer keeps of a sample."""
+        return self.x[index].tobytes(), int(self.labels[index])
+
+    @staticmethod
+    def decoded(payload: bytes, number: int) -> dict[str, Any]:
+        """The sample of what was stored."""
+        return {"x": np.frombuffer(payload, np.float32), "label": np.int64(number)}
+
 
 def prepare(folder: Path, small: bool) -> dict[str, Any]:
     return {"num_samples": 50_000 if small else NUM_SAMPLES}
@@ -47,4 +56,5 @@ ROWS = Workload(
     unit="rows",
     meaning="a row costs next to nothing to fetch, so this is what a loader adds to every sample",
     prepare=prepare,
+    num_with_peers=96 * 1024,
 )

@@ -19,15 +19,15 @@ class Tokens:
 
     schema: dict[str, Field] = {"tokens": ("int64", (WINDOW,))}  # noqa: RUF012  # never changed
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, num_samples: int | None = None) -> None:
+        self.path, self.num_samples = path, num_samples
         self.tokens = np.asarray(np.memmap(path, np.uint16, mode="r"))
 
-    def __reduce__(self) -> tuple[type["Tokens"], tuple[str]]:
-        return Tokens, (self.path,)  # a pickled map would carry the file's contents
+    def __reduce__(self) -> tuple[type["Tokens"], tuple[str, int | None]]:
+        return Tokens, (self.path, self.num_samples)  # a pickled map would carry the file's contents
 
     def __len__(self) -> int:
-        return (len(self.tokens) - 1) // STRIDE
+        return self.num_samples or (len(self.tokens) - 1) // STRIDE
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"tokens": self.tokens[index * STRIDE : index * STRIDE + WINDOW].astype(np.int64)}
@@ -35,6 +35,20 @@ class Tokens:
     def read_batch_into(self, indices: Sequence[int], out: MutableMapping[str, Any]) -> None:
         for row, index in zip(out["tokens"], indices, strict=True):
             row[...] = self.tokens[index * STRIDE : index * STRIDE + WINDOW]
+
+    def stored(self, index: int) -> tuple[bytes, int]:
+        """What a peer keeps of a sample."""
+        return self.tokens[index * STRIDE : index * STRIDE + WINDOW].tobytes(), index
+
+    @staticmethod
+    def decoded(payload: bytes, number: int) -> dict[str, Any]:
+        """The sample of what was stored."""
+        return {"tokens": np.frombuffer(payload, np.uint16).astype(np.int64)}
+
+
+def on_disk(arguments: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Windows hardly overlap: as usual."""
+    return arguments, [arguments["path"]]
 
 
 def prepare(folder: Path, small: bool) -> dict[str, Any]:
@@ -52,4 +66,6 @@ TOKENS = Workload(
     unit="windows",
     meaning="batches are small here, so this is mostly what a loader costs per batch",
     prepare=prepare,
+    num_with_peers=20 * 1024,
+    on_disk=on_disk,
 )

@@ -14,6 +14,10 @@ class Workload:
 
     Args:
         prepare: called once with a temporary folder and whether a small set will do; returns the dataset's arguments.
+        num_with_peers: samples of an epoch where peers take part, which first write them all in a format of their own;
+            a multiple of every peer's unit, so that none pads an epoch.
+        on_disk: arguments with which every sample of an epoch lies at a place of its own in some file, from the usual ones,
+            and those files: what a cold pass needs. None where the data lie in memory.
         missing: the pip command for what is not installed, None if all is there.
         meaning: what the ratio of two loaders says here; ends a sentence of the report.
     """
@@ -25,4 +29,6 @@ class Workload:
     unit: str
     meaning: str
     prepare: Callable[[Path, bool], dict[str, Any]]
+    num_with_peers: int
+    on_disk: Callable[[dict[str, Any], Path], tuple[dict[str, Any], list[str]]] | None = None
     missing: Callable[[], str | None] = lambda: None

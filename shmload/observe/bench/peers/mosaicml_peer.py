@@ -1,0 +1,47 @@
+"""mosaicml-streaming: a StreamingDataset over local MDS shards, shuffled by itself, in its own DataLoader."""
+
+from pathlib import Path
+from typing import Any
+
+import streaming
+
+from shmload.observe.bench.contestants import Loader, LoaderOptions
+from shmload.observe.bench.peers.stored import packed, unpacked
+
+
+def write(dataset: Any, folder: Path) -> None:
+    with streaming.MDSWriter(out=str(folder), columns={"data": "bytes"}, size_limit="16mb") as sink:
+        for index in range(len(dataset)):
+            sink.write({"data": packed(dataset, index)})
+
+
+class Decoded(streaming.StreamingDataset):
+    """Samples decoded as every other contestant's."""
+
+    def __init__(self, decoded: Any, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.decoded = decoded
+
+    def __getitem__(self, index: Any) -> Any:
+        return unpacked(super().__getitem__(index)["data"], self.decoded)
+
+
+def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
+    samples = Decoded(
+        dataset.decoded,
+        local=options.peer_folder,
+        shuffle=options.shuffle,
+        shuffle_seed=options.seed,
+        batch_size=options.batch_size,
+        num_canonical_nodes=1,  # more of them pad an epoch with samples that come twice
+    )
+    workers = options.num_workers
+    loader: Loader = streaming.StreamingDataLoader(
+        samples,
+        batch_size=options.batch_size,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        prefetch_factor=options.prefetch_factor if workers else None,
+        multiprocessing_context=options.start_method if workers else None,
+    )
+    return loader

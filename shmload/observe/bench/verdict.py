@@ -1,0 +1,204 @@
+"""What bounds a loader on a workload, worked out from measured figures. How, in words: docs/bench.md.
+
+A batch is made in two places that work side by side: the crew (all workers) and the trainer. Each has a demand, in seconds a
+batch, and the longer one sets the pace:
+
+    crew    = source (asleep until data comes) + decode (computing) + workers' hand-off (copying, coordination)
+    trainer = consumer (touching the batch, the training step) + trainer's hand-off (what the loader computes there)
+
+Demands are CPU time and sleep, not wall time: other work on the machine makes a run longer, but does not change what bounds it.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+WAIT_MAX = 0.10  # below this share of its time a trainer that waits is no loader's problem
+EXPLAINED_MIN = 0.5  # demands should account for as much of the time of a batch
+IDLE_BUSY_SHARE = 0.3  # workers that are busy less of their time do not bound anything
+INSTANT_S = 1e-6  # a demand that cannot be told from nothing
+
+SOURCE, DECODE, HAND_OFF, CONSUMER = "source", "decode", "hand-off", "consumer"
+MEANING = {
+    SOURCE: "workers sleep until the storage answers",
+    DECODE: "workers compute: decoding and transforming samples is most of the work",
+    HAND_OFF: "moving batches to the trainer is most of the work",
+    CONSUMER: "the trainer finds its batches ready: the loader is fast enough",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What was measured of one loader on one workload, per batch, with the shares of the trainer's time.
+
+    Args:
+        read_cpu_s, read_blocked_s: reading all samples of a batch on one core, computing and asleep.
+        copy_s: the least time in which a core copies the batch's bytes.
+        worker_cpu_s, trainer_cpu_s: what the loader's processes computed; the trainer's own work not included.
+        consumer_s: the trainer's own work: touching the batch, and the simulated step.
+        wall_s, wait_share: time from batch to batch, and the share of it in which the trainer waited.
+        busy_share: of the workers' time, filling batches; None where the loader does not count it.
+        others_cpu_cores: cores that other programs used meanwhile.
+    """
+
+    num_workers: int
+    num_cpus: int
+    read_cpu_s: float
+    read_blocked_s: float
+    copy_s: float
+    worker_cpu_s: float
+    trainer_cpu_s: float
+    consumer_s: float
+    wall_s: float
+    wait_share: float
+    busy_share: float | None = None
+    others_cpu_cores: float = 0.0
+
+
+@dataclass(frozen=True)
+class Demands:
+    """Seconds per batch, workers already divided over."""
+
+    source_s: float
+    decode_s: float
+    worker_hand_off_s: float
+    trainer_hand_off_s: float
+    consumer_s: float
+    in_parallel: bool  # workers beside the trainer, or everything in the trainer
+
+    @property
+    def hand_off_s(self) -> float:
+        return self.worker_hand_off_s + self.trainer_hand_off_s
+
+    def pace_s(self, *, without: str = "") -> float:
+        """Seconds from batch to batch if these demands were all, one of them taken away."""
+        source_s = 0.0 if without == SOURCE else self.source_s
+        decode_s = 0.0 if without == DECODE else self.decode_s
+        hand_off = 0.0 if without == HAND_OFF else 1.0
+        crew_s = source_s + decode_s + hand_off * self.worker_hand_off_s
+        trainer_s = (0.0 if without == CONSUMER else self.consumer_s) + hand_off * self.trainer_hand_off_s
+        return max(max(crew_s, trainer_s) if self.in_parallel else crew_s + trainer_s, INSTANT_S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What bounds the loader, and what would be won without it.
+
+    Args:
+        bound: source, decode, hand-off or consumer.
+        headroom_ratio: how many times faster the loader would be if that cost nothing.
+        *_ms: the demands it was worked out from, per batch.
+        explained_share: of the time of a batch, by the longer demand.
+        doubts: measurements that do not fit, each a sentence.
+    """
+
+    bound: str
+    headroom_ratio: float
+    wait_share: float
+    source_ms: float
+    decode_ms: float
+    hand_off_ms: float
+    consumer_ms: float
+    batch_wall_ms: float
+    explained_share: float
+    doubts: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def sentence(self) -> str:
+        """The verdict in words, the doubts not included."""
+        gain = f"without that it could be {ratio_words(self.headroom_ratio)} as fast"
+        if self.bound == CONSUMER:
+            gain = f"the loader alone could deliver {ratio_words(self.headroom_ratio)} as fast"
+        return (
+            f"{self.bound} bound: {MEANING[self.bound]}; the trainer waits {self.wait_share:.0%} of its time; {gain} "
+            f"(ms a batch: source {ms(self.source_ms)}, decode {ms(self.decode_ms)}, hand-off {ms(self.hand_off_ms)}, "
+            f"consumer {ms(self.consumer_ms)})"
+        )
+
+
+def demands(figures: Figures) -> Demands:
+    """What each part of the way asks for, per batch.
+
+    Waiting workers overlap, so their sleep is divided by all of them; computing ones share the cores. Reading a batch
+    includes placing its bytes: as much as a copy of them takes counts as hand-off, the rest as decode. Reading cannot cost
+    more than all that the loader computed: where it did when measured alone, files were new to memory then.
+    """
+    workers = max(1, figures.num_workers)
+    computing = max(1, min(workers, figures.num_cpus))
+    decode_cpu_s = max(0.0, min(figures.read_cpu_s, total_cpu_s(figures)) - figures.copy_s)
+    if figures.num_workers:
+        worker_cpu_s = max(figures.worker_cpu_s - decode_cpu_s, 0.0)
+        trainer_cpu_s = figures.trainer_cpu_s
+    else:
+        worker_cpu_s, trainer_cpu_s = 0.0, max(figures.trainer_cpu_s - decode_cpu_s, 0.0)
+    return Demands(
+        figures.read_blocked_s / workers,
+        decode_cpu_s / computing,
+        worker_cpu_s / computing,
+        trainer_cpu_s,
+        figures.consumer_s,
+        figures.num_workers > 0,
+    )
+
+
+def total_cpu_s(figures: Figures) -> float:
+    return figures.worker_cpu_s + figures.trainer_cpu_s
+
+
+def judge(figures: Figures) -> Verdict:
+    """The verdict on one loader's figures.
+
+    A trainer that hardly waits is the bound itself. Else it is the largest demand among those that it can wait for.
+    """
+    found = demands(figures)
+    by_name = {SOURCE: found.source_s, DECODE: found.decode_s, HAND_OFF: found.hand_off_s}
+    bound = CONSUMER if figures.wait_share <= WAIT_MAX else max(by_name, key=lambda name: by_name[name])
+    pace_s = found.pace_s()
+    explained = pace_s / figures.wall_s if figures.wall_s else 1.0
+    return Verdict(
+        bound=bound,
+        headroom_ratio=pace_s / found.pace_s(without=bound),
+        wait_share=figures.wait_share,
+        source_ms=found.source_s * 1e3,
+        decode_ms=found.decode_s * 1e3,
+        hand_off_ms=found.hand_off_s * 1e3,
+        consumer_ms=found.consumer_s * 1e3,
+        batch_wall_ms=figures.wall_s * 1e3,
+        explained_share=explained,
+        doubts=tuple(doubts(figures, found, bound, explained)),
+    )
+
+
+def doubts(figures: Figures, found: Demands, bound: str, explained: float) -> list[str]:
+    """What does not fit together in the figures."""
+    said = []
+    if explained < EXPLAINED_MIN:
+        why = "it sleeps and wakes, or the machine has other work"
+        if figures.others_cpu_cores >= 0.5:
+            why = f"other programs used {figures.others_cpu_cores:.1f} of {figures.num_cpus} cores"
+        said.append(f"only {explained:.0%} of the time of a batch is accounted for: {why}")
+    if figures.read_cpu_s > 1.5 * total_cpu_s(figures) + 1e-4:
+        said.append(
+            f"reading alone took {ms(figures.read_cpu_s * 1e3)} ms of CPU a batch, more than the {ms(total_cpu_s(figures) * 1e3)} "
+            "ms of the whole loader: the machine or its caches were in another state"
+        )
+    crew_s = found.source_s + found.decode_s + found.worker_hand_off_s
+    if bound == CONSUMER and crew_s > 1.5 * found.consumer_s and crew_s > INSTANT_S:
+        said.append(
+            "reading alone took longer than the trainer gives it, yet the trainer hardly waited: the data were colder, or the "
+            "machine busier, when reading was measured"
+        )
+    if bound in (SOURCE, DECODE) and figures.busy_share is not None and figures.busy_share < IDLE_BUSY_SHARE:
+        said.append(
+            f"workers were filling batches only {figures.busy_share:.0%} of their time, so they are not what bounds it"
+        )
+    return said
+
+
+def ratio_words(ratio: float) -> str:
+    return f"{ratio:.1f}x" if ratio < 10 else f"{ratio:,.0f}x" if ratio < 1000 else "more than 1,000x"
+
+
+def ms(value: float) -> str:
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}" if value >= INSTANT_S * 1e3 else "0"

@@ -1,0 +1,152 @@
+"""The stop-watch and the limits: steps, waits, epochs of unknown length, sleep told from computing."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from shmload.observe.bench import limits, procfs
+from shmload.observe.bench.measure import Segment, Stream, after, record, rest_of_epoch, whole_epochs, worker_busy_s
+from shmload.observe.bench.summary import WAIT_SHARES
+
+
+class Batches:
+    """Batches of the given sizes; says nothing of its length."""
+
+    def __init__(self, *sizes):
+        self.sizes = sizes
+
+    def __iter__(self):
+        return (torch.zeros(size, 2) for size in self.sizes)
+
+
+def test_rows_are_counted_in_batches_of_unknown_make():
+    stream = Stream(Batches(3, 1, 2), None, None)
+    assert [stream.next()[1] for _ in range(4)] == [3, 1, 2, 3]
+    assert (stream.num_epochs, stream.num_batches) == (2, 3)
+
+
+def test_rows_follow_from_the_batch_size_where_it_is_known():
+    stream = Stream(Batches(4, 4, 2), 10, 4)
+    assert [stream.next()[1] for _ in range(4)] == [4, 4, 2, 4]
+
+
+def test_whole_epochs_end_where_the_loader_delivers_less_than_was_known():
+    """A loader that drops its last batch must not be waited for."""
+    stream = Stream(Batches(4, 4), 10, 4)
+    record(stream, rest_of_epoch(stream))
+    segment = record(stream, whole_epochs(stream, 1))
+    assert 2 <= len(segment.waits_s) <= 3
+
+
+def test_the_rest_of_an_epoch_ends_with_it():
+    stream = Stream(Batches(1, 1, 1, 1), 4, 1)
+    record(stream, after(0.0))
+    assert len(record(stream, rest_of_epoch(stream, math.inf)).waits_s) == 3
+
+
+def test_the_step_is_slept_and_is_not_the_loaders_wait():
+    segment = record(Stream(Batches(*[1] * 5), 5, 1), after(0.0, num_batches=5), step_s=0.002)
+    values = segment.values()
+    assert segment.slept_s >= 5 * 0.002
+    assert values["consumer_ms_per_batch"] >= 2
+    assert 0 < values["step_efficiency"] <= 1
+    assert sum(segment.waits_s) <= segment.wall_s - segment.slept_s
+
+
+def test_without_a_step_none_is_reported():
+    assert "step_efficiency" not in record(Stream(Batches(1), 1, 1), after(0.0)).values()
+
+
+def test_step_efficiency_is_the_time_of_the_steps_over_all_of_it():
+    segment = Segment(num_samples=4, nbytes=8, wall_s=2.0, step_s=0.25, waits_s=[0.1] * 4)
+    assert segment.values()["step_efficiency"] == pytest.approx(0.5)
+    assert segment.values()["wait_share"] == pytest.approx(0.2)
+
+
+def test_wait_quantiles_ascend_from_the_least_to_the_longest():
+    found = Segment(waits_s=[0.004, 0.001, 0.002]).wait_quantiles_ms()
+    assert len(found) == len(WAIT_SHARES)
+    assert (found[0], found[-1]) == (1.0, 4.0)
+    assert sorted(found) == found
+
+
+def test_busy_workers_are_asked_only_of_loaders_that_count_them():
+    class Counts:
+        def stats(self):
+            return {"workers": [{"busy_s": 0.5}, {"busy_s": 1.0}]}
+
+    class Inline:
+        def stats(self):
+            return {"num_bad_samples": 0}
+
+    assert worker_busy_s(Counts()) == (1.5, 2)
+    assert worker_busy_s(Inline()) is None
+    assert worker_busy_s([]) is None
+
+
+class Sleeps:
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return np.zeros(4)
+
+
+class Computes(Sleeps):
+    def __getitem__(self, index):
+        end_s = time.thread_time() + 0.001
+        while time.thread_time() < end_s:
+            pass
+        return np.zeros(4)
+
+
+def read(dataset, **more):
+    return limits.read(dataset, batch_size=5, seconds=0.02, copy_bytes_per_s=1e9, **more)
+
+
+def test_reading_that_sleeps_is_told_from_reading_that_computes():
+    asleep, computing = read(Sleeps()), read(Computes())
+    assert asleep.blocked_s >= 0.0008
+    assert asleep.cpu_s < 0.0008
+    assert computing.cpu_s >= 0.0008
+    assert computing.blocked_s < computing.cpu_s
+
+
+def test_a_collate_function_of_the_users_counts_as_reading():
+    calls = []
+    read(Sleeps(), collate=calls.append)
+    assert {5} == {len(samples) for samples in calls}
+
+
+def test_reading_once_takes_no_sample_twice():
+    class Noting(list):
+        def __getitem__(self, index):
+            seen.append(index)
+            return np.zeros(1)
+
+    seen: list[int] = []
+    limits.read(Noting(range(17)), batch_size=5, seconds=60.0, copy_bytes_per_s=1e9, once=True)
+    assert sorted(seen[1:]) == list(range(17))  # the first sample's size is looked at before
+
+
+def test_an_iterable_dataset_is_read_pass_after_pass():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([np.zeros(2)] * 3)
+
+    assert limits.protocol(Stream()) == "__iter__"
+    assert limits.read(Stream(), batch_size=2, seconds=0.0, copy_bytes_per_s=1e9).samples_per_s > 0
+
+
+def test_the_host_computes_at_least_what_this_thread_does():
+    before_s, delay_s = procfs.host_cpu_s(), procfs.run_delay_s()
+    end_s = time.thread_time() + 0.05
+    while time.thread_time() < end_s:
+        pass
+    assert procfs.host_cpu_s() - before_s >= 0.02
+    assert procfs.run_delay_s() >= delay_s

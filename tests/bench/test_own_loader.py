@@ -1,0 +1,114 @@
+"""The user's own DataLoader, and the ShmLoader beside it: the same batches in the same order."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from shmload.observe.bench import own_loader
+from shmload.observe.bench.options import Options
+from shmload.observe.bench.spec import BenchError
+
+FACTORIES = ("shuffled_loader", "custom_loader", "stream_loader", "unseeded_loader")
+
+
+@pytest.fixture(autouse=True)
+def planted(monkeypatch, request):
+    monkeypatch.chdir(request.path.parent)
+    monkeypatch.syspath_prepend(request.path.parent)
+
+
+def batches(name, factory, epochs=2, **setting):
+    own = own_loader.make_torch_loader(f"planted:{factory}", 7)
+    loader = own_loader.contestant(name, own, setting.get("num_workers"), setting.get("prefetch_factor"))
+    try:
+        return [
+            [leaf.clone() for leaf in torch.utils._pytree.tree_leaves(batch)] for _ in range(epochs) for batch in loader
+        ]
+    finally:
+        if hasattr(loader, "close"):
+            loader.close()
+
+
+def assert_alike(expected, got):
+    assert len(expected) == len(got)
+    for one, other in zip(expected, got, strict=True):
+        assert len(one) == len(other)
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_the_shmloader_delivers_what_the_users_loader_does(factory):
+    assert_alike(batches("torch", factory), batches("shmload", factory))
+
+
+@pytest.mark.slow
+def test_another_number_of_workers_leaves_the_batches_as_they_are():
+    expected = batches("torch", "shuffled_loader")
+    assert_alike(expected, batches("torch", "shuffled_loader", num_workers=0))
+    assert_alike(expected, batches("shmload", "shuffled_loader", num_workers=2, prefetch_factor=1))
+
+
+def test_the_users_object_itself_is_measured():
+    own = own_loader.make_torch_loader("planted:unseeded_loader", 0)
+    assert own_loader.contestant("torch", own, None, None) is own
+
+
+@pytest.mark.parametrize(
+    ("factory", "samples"), [("shuffled_loader", 96), ("custom_loader", None), ("stream_loader", None)]
+)
+def test_the_samples_of_an_epoch_are_known_where_batches_are_alike(factory, samples):
+    assert samples == own_loader.num_samples(own_loader.make_torch_loader(f"planted:{factory}", 0))
+
+
+def test_without_batching_items_are_read_as_they_are():
+    loader = DataLoader([torch.zeros(3)] * 4, batch_size=None)
+    arguments = own_loader.arguments_of(loader)
+    assert arguments["batch_size"] is None
+    assert arguments["sampler"] is loader.sampler
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("planted:number", r"planted:number: needs a torch DataLoader or a function that returns one, given int"),
+        ("planted:raises", r"calling it without arguments raised FileNotFoundError: no folder train/; name a function"),
+        ("planted:Good", r"planted:Good: needs a function that returns a torch DataLoader, given Good"),
+        ("planted:nothing", r"--torch-loader: 'planted' has no 'nothing'"),
+    ],
+)
+def test_what_is_no_loader_is_one_clear_line(spec, text):
+    with pytest.raises(BenchError, match=text) as caught:
+        own_loader.make_torch_loader(spec, 0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"dataset": "m:n"},
+            "--dataset: needs no --torch-loader, whose DataLoader says that itself; give one of the two",
+        ),
+        ({"collate": "m:n"}, "--collate: needs no --torch-loader"),
+        ({"batch_size": (4,)}, "--batch-size: needs no --torch-loader"),
+        ({"workloads": ("rows",)}, "--workload: needs no --torch-loader"),
+        ({"start_method": "fork"}, "--start-method: needs no --torch-loader"),
+        ({"loaders": ("shmload", "threads")}, "--loader: needs shmload or torch with --torch-loader, given 'threads'"),
+    ],
+)
+def test_what_the_loader_says_itself_cannot_be_given_beside_it(options, text):
+    with pytest.raises(BenchError, match=text):
+        Options(torch_loader="m:n", **options)
+
+
+@pytest.mark.slow
+def test_the_users_own_loader_is_measured_beside_a_shmloader(bench):
+    import json
+
+    done = bench("--quick", "--torch-loader", "planted:shuffled_loader", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    (section,) = json.loads(done.stdout)["workloads"]
+    assert (section["name"], section["num_workers"], section["batch_size"]) == ("loader", 1, 8)
+    assert section["loaders"]["shmload"]["same_bytes"] is True
+    assert section["verdict"]["bound"] in ("source", "decode", "hand-off", "consumer")

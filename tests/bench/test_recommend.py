@@ -1,0 +1,90 @@
+"""The setting that would do: out of a sweep, or by the model."""
+
+from dataclasses import replace
+
+import pytest
+
+from shmload.observe.bench.recommend import Tried, from_model, from_sweep
+from shmload.observe.bench.verdict import Figures
+
+FIGURES = Figures(
+    num_workers=2,
+    num_cpus=8,
+    read_cpu_s=0.0,
+    read_blocked_s=0.0,
+    copy_s=0.0,
+    worker_cpu_s=0.0,
+    trainer_cpu_s=0.0,
+    consumer_s=0.010,
+    wall_s=0.010,
+    wait_share=0.5,
+)
+
+
+def tried(workers, rate, wait_ms=0.0, prefetch=None, batch_size=64):
+    return Tried(
+        num_workers=workers, prefetch_factor=prefetch, batch_size=batch_size, samples_per_s=rate, wait_ms=wait_ms
+    )
+
+
+def by_model(step_ms=10.0, p50=1.0, p99=1.0, **known):
+    return from_model(replace(FIGURES, **known), wait_p50_ms=p50, wait_p99_ms=p99, step_ms=step_ms)
+
+
+def test_of_a_sweep_with_a_step_the_least_with_which_the_trainer_hardly_waits_is_taken():
+    found = from_sweep([tried(4, 990, 0.1), tried(1, 500, 9.0), tried(2, 980, 0.4)], 10.0)
+    assert (found.num_workers, found.prefetch_factor, found.origin) == (2, 2, "sweep")
+    assert "at most 5% of a step" in found.sentence()
+
+
+def test_of_equal_workers_the_smaller_prefetch_is_taken():
+    found = from_sweep([tried(2, 980, 0.1, prefetch=4), tried(2, 980, 0.1, prefetch=1)], 10.0)
+    assert found.prefetch_factor == 1
+
+
+def test_where_none_is_good_enough_the_fastest_is_named_as_that():
+    found = from_sweep([tried(1, 500, 9.0), tried(2, 700, 5.0)], 10.0)
+    assert found.num_workers == 2
+    assert found.reason == "none that was tried kept the wait within 5% of a step: the fastest of them"
+
+
+def test_of_a_sweep_without_a_step_the_least_near_the_best_rate_is_taken():
+    found = from_sweep([tried(8, 1000), tried(4, 960), tried(2, 900)], 0.0)
+    assert found.num_workers == 4
+
+
+def test_a_batch_size_is_only_recommended_where_several_were_tried():
+    assert from_sweep([tried(2, 1.0, batch_size=16)], 0.0).batch_size is None
+    found = from_sweep([tried(1, 10.0, batch_size=16), tried(2, 50.0, batch_size=256)], 0.0)
+    assert (found.num_workers, found.batch_size) == (2, 256)
+    assert "batch_size=256" in found.sentence()
+
+
+def test_a_sweep_of_nothing_says_what_it_needs():
+    with pytest.raises(ValueError, match="a recommendation needs at least one point that was measured, given none"):
+        from_sweep([], 0.0)
+
+
+def test_by_the_model_the_work_of_a_batch_is_divided_by_the_step_with_a_margin():
+    assert by_model(read_cpu_s=0.032, worker_cpu_s=0.032).num_workers == 4  # 1.25 * 32 / 10
+    assert by_model(read_cpu_s=0.001, worker_cpu_s=0.001).num_workers == 1
+
+
+def test_by_the_model_computing_is_bounded_by_the_cores_and_says_so():
+    found = by_model(read_cpu_s=0.500, worker_cpu_s=0.500)
+    assert found.num_workers == 8
+    assert "more would help, but the cores are at their end" in found.reason
+
+
+def test_by_the_model_sleeping_is_not_bounded_by_the_cores():
+    assert by_model(read_blocked_s=0.160, num_cpus=4).num_workers == 20
+
+
+def test_single_late_batches_ask_for_a_deeper_prefetch():
+    assert by_model(p50=0.1, p99=8.0).prefetch_factor == 4
+    assert by_model(p50=0.1, p99=1.0).prefetch_factor == 2
+    assert by_model(p50=5.0, p99=8.0).prefetch_factor == 2
+
+
+def test_without_a_step_the_way_to_know_better_is_named():
+    assert "--step-ms tells how few workers yours needs" in by_model(step_ms=0.0, consumer_s=0.001).sentence()

@@ -47,6 +47,7 @@ FLOORS = {
     "metrics": 4,
     "mix": 4,
     "observe": 4,
+    "observed": 4,
     "debug": 4,
     "cli": 5,
 }

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from shmload.loader import ShmLoader
+    from shmload.observed import ObservedLoader
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ LOOK_S = 0.1  # between two drawings
 NUM_LOOKS = 30  # over which samples/s and the share of waiting are taken
 
 
-def shown(loader: ShmLoader[T], description: str, console: Console | None) -> Iterator[T]:
+def shown(loader: ObservedLoader[T], description: str, console: Console | None) -> Iterator[T]:
     """The batches of one pass, with a bar.
 
     Args:

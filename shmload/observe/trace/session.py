@@ -19,7 +19,7 @@ from shmload.observe.trace.timeline import Timeline, timeline_of
 
 if TYPE_CHECKING:
     from shmload.engine import Engine
-    from shmload.loader import ShmLoader
+    from shmload.observed import ObservedLoader
 
 log = logging.getLogger("shmload")
 
@@ -33,7 +33,7 @@ class Trace:
         num_batches: batches delivered in the block; known at the end.
     """
 
-    def __init__(self, loader: ShmLoader[Any], path: str | os.PathLike[str]) -> None:
+    def __init__(self, loader: ObservedLoader[Any], path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
         if loader.num_workers == 0:
             raise ValueError(

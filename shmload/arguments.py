@@ -28,7 +28,8 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         if given[name] != nothing:
             raise NotImplementedError(f"ShmLoader({name}=...) is not built yet; leave it at {nothing!r}")
     for name in ("num_workers", "prefetch_factor"):
-        if isinstance(given[name], str) and not is_auto(given[name]):
+        # in torch mode torch says, in its own words, what else is no number
+        if given["seed"] is not None and isinstance(given[name], str) and not is_auto(given[name]):
             raise ValueError(f'{name} is a number or "auto"; got {given[name]!r}')
     _check_seed(given)
     _check_threads(given)

@@ -120,7 +120,8 @@ def test_a_stub_gives_classes_with_their_bases_members_and_parameters(stub: Path
         assert public(real) == {m for m in members if not m.startswith("_")}, name
         for member, said in members.items():
             is_attribute = isinstance(said, ast.AnnAssign) or bool(
-                isinstance(said, ast.FunctionDef) and [d for d in said.decorator_list if ast.unparse(d) == "property"]
+                isinstance(said, ast.FunctionDef)
+                and [d for d in said.decorator_list if ast.unparse(d) in ("property", f"{member}.setter")]
             )
             if member.startswith("_") or is_attribute:
                 assert is_attribute == inspect.isdatadescriptor(getattr(real, member, None)), f"{name}.{member}"

@@ -205,7 +205,7 @@ def test_a_keyword_that_is_not_built_yet_names_itself(keyword: str) -> None:
 @pytest.mark.parametrize("name", ["num_workers", "prefetch_factor"])
 def test_a_word_for_a_number_is_auto_and_nothing_else(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is a number or \"auto\"; got 'atuo'"):
-        ShmLoader([1], **{name: "atuo"})
+        ShmLoader([1], seed=1, **{name: "atuo"})
 
 
 class Stream(IterableDataset):

@@ -6,6 +6,7 @@ torch.utils.data.DataLoader. Names are imported at first use: `import shmload` a
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'shmload' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PLACES.get(name, _ERRORS)), name)
+    collects = gc.isenabled()
+    gc.disable()  # what modules make is for good, and a collection meanwhile would go over all that torch has made: 50 ms
+    try:
+        value = getattr(importlib.import_module(_PLACES.get(name, _ERRORS)), name)
+    finally:
+        if collects:
+            gc.enable()
     globals()[name] = value
     return value
 

@@ -22,5 +22,5 @@ def test_an_example_prints_what_it_should(code: str, expected: str, output_of: C
 def test_there_is_one_command_for_the_main_job_and_one_for_the_tests() -> None:
     commands = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
     assert len(commands) == 2
-    assert commands[0].endswith("shmload bench --plot bench.png")
+    assert commands[0].endswith("shmload bench --rounds 1 --plot bench.png")
     assert commands[1].endswith("-m pytest")

@@ -46,17 +46,17 @@ class SeedIterator:
     def __init__(self, loader: ShmLoader[Any], stream: SeedStream) -> None:
         self._loader = loader
         self._stream = stream
-        self._place = stream.begin()
+        self.place = stream.begin()
 
     def __iter__(self) -> SeedIterator:
         return self
 
     def __next__(self) -> Any:
         try:
-            while (batch := self._stream.take(self._place)) is NOTHING:
+            while (batch := self._stream.take(self.place)) is NOTHING:
                 pass
         except StopIteration:
-            self._loader.recorder.ended(self._place.epoch, self._stream.step_number(self._place.step))
+            self._loader.recorder.ended(self.place.epoch, self._stream.step_number(self.place.step))
             raise
         return batch
 
@@ -127,8 +127,8 @@ class SeedStream:
         if not isinstance(self._schedule, BatchSchedule) or ranks != (self._rank, self._world_size):
             self.close()
             self._rank, self._world_size = ranks
-            self._schedule = BatchSchedule(
-                batches, seed=loader.seed or 0, uneven=loader.uneven, world_size=self._world_size
+            self._schedule = batches.schedule(
+                seed=loader.seed or 0, uneven=loader.uneven, world_size=self._world_size
             )
             self._num_steps, self._stride = None, self._schedule.stride
         return self._schedule
@@ -155,6 +155,10 @@ class SeedStream:
     def step_number(self, step: int) -> int:
         """How many steps came before it, for a record of them."""
         return -(-step // self._stride)
+
+    def _behind(self, step: int) -> int:
+        """The step that follows one."""
+        return self._schedule.behind(step) if isinstance(self._schedule, BatchSchedule) else step + 1
 
     def _end_of(self, epoch: int) -> int:
         """The first step that the epoch does not have."""
@@ -222,11 +226,11 @@ class SeedStream:
             _, batch, _ = engine.next()
         except Exception:
             if engine.front is not front:  # that batch is lost
-                place.step += self._stride
+                place.step = self._behind(place.step)
             raise
         self._delivered(front, batch)
         self._fill(engine)
-        place.step += self._stride
+        place.step = self._behind(place.step)
         return batch
 
     def _delivered(self, order: Order, batch: Any) -> None:
@@ -235,7 +239,7 @@ class SeedStream:
 
     def _num_valid(self, order: Order) -> int:
         """Rows that are no padding: of a short batch these come first, also behind skipped ones."""
-        if self._sampled is not None or order.step + self._stride < self._end_of(order.epoch):
+        if self._sampled is not None or self._behind(order.step) < self._end_of(order.epoch):
             return order.nrows
         if isinstance(schedule := self._schedule, BatchSchedule):
             num_valid = schedule.num_valid(order.epoch, order.step, self._rank)
@@ -255,7 +259,7 @@ class SeedStream:
             epoch, step = self._cursor
             order = self._order(epoch, step)
             if order is not None:
-                self._cursor = (epoch, step + self._stride)
+                self._cursor = (epoch, self._behind(step))
                 engine.submit(order)
             elif self._sampled is not None or self._num_steps == 0 or step == 0:
                 return  # a sampler of the user's may depend on what happens before the next epoch
@@ -277,10 +281,10 @@ class SeedStream:
         try:
             batch = self._inline.read(order)
         except Exception:
-            place.step += self._stride
+            place.step = self._behind(place.step)
             raise
         self._delivered(order, batch)
-        place.step += self._stride
+        place.step = self._behind(place.step)
         return batch
 
     # ------------------------------------------------------------ position

@@ -82,6 +82,10 @@ class BatchSchedule:
         number = (step + rank) % self.order.num_batches(seed=self.seed, epoch=epoch)
         return self.order.batch(number, seed=self.seed, epoch=epoch)
 
+    def behind(self, step: int) -> int:
+        """The step that follows one."""
+        return step + self.stride
+
     def num_valid(self, epoch: int, step: int, rank: int) -> int:
         """Rows of the batch that are not padding: all or none."""
         is_padding = step + rank >= self.order.num_batches(seed=self.seed, epoch=epoch)

@@ -127,9 +127,7 @@ class SeedStream:
         if not isinstance(self._schedule, BatchSchedule) or ranks != (self._rank, self._world_size):
             self.close()
             self._rank, self._world_size = ranks
-            self._schedule = batches.schedule(
-                seed=loader.seed or 0, uneven=loader.uneven, world_size=self._world_size
-            )
+            self._schedule = batches.schedule(seed=loader.seed or 0, uneven=loader.uneven, world_size=self._world_size)
             self._num_steps, self._stride = None, self._schedule.stride
         return self._schedule
 

@@ -46,7 +46,8 @@ FLOORS = {
     "mix": 4,
     "observe": 4,
     "debug": 4,
-    "cli": 5,
+    "cli": 6,
+    "pipeline": 5,
 }
 
 

@@ -8,6 +8,7 @@ added here is the position: it counts items that all ranks have had, also within
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -17,14 +18,24 @@ from shmload.loader import ShmLoader
 from shmload.pipeline.items import ItemErrors, items_of
 from shmload.pipeline.pace import Pace
 from shmload.pipeline.plan import compose
-from shmload.pipeline.stages import Source
-from shmload.pipeline.stream import Stream, StreamSchedule
+from shmload.pipeline.program import RowProgram
+from shmload.pipeline.stream import SourceOrder, Stream, StreamSchedule
+from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.state import check_state, compare_state, make_state
 
 __all__ = ["Conveyer"]
 
 OPTIONS = frozenset(
-    {"audit", "max_bad", "max_restarts", "multiprocessing_context", "on_error", "pin_memory", "ring_bytes", "worker_init_fn"}
+    {
+        "audit",
+        "max_bad",
+        "max_restarts",
+        "multiprocessing_context",
+        "on_error",
+        "pin_memory",
+        "ring_bytes",
+        "worker_init_fn",
+    }
 )
 
 
@@ -52,14 +63,16 @@ class Conveyer:
 
     def __init__(self, stages: Sequence[Any], **options: Any) -> None:
         self.stages = list(stages)
-        self._plan = plan = compose(self.stages)
+        self.plan = plan = compose(self.stages)
         unknown = sorted(set(options) - OPTIONS)
         if unknown:
-            raise TypeError(f"Conveyer takes of ShmLoader's arguments {', '.join(sorted(OPTIONS))}; got {', '.join(unknown)}")
+            raise TypeError(
+                f"Conveyer takes of ShmLoader's arguments {', '.join(sorted(OPTIONS))}; got {', '.join(unknown)}"
+            )
         self._options = options
         self._rank = plan.partition.rank
         self._stream = Stream(plan.source, None if plan.collate is None else plan.collate.batch_size)
-        self._seed = plan.source.seed if isinstance(plan.source, Source) else 0
+        self._seed = plan.source.seed
         self._schedule: StreamSchedule = self._stream.schedule(
             seed=self._seed, uneven=plan.uneven, world_size=plan.partition.n_ranks
         )
@@ -84,12 +97,12 @@ class Conveyer:
         """
         if self._is_closed:
             raise RuntimeError("this pipeline is closed: make a new one")
-        if self._is_ended:
+        if self.is_ended:
             raise StopIteration
-        if self._plan.collate is None:
+        if self.plan.collate is None:
             return self._next_item()
         batch = self._fetch()
-        for function in self._plan.batch_functions:
+        for function in self.plan.batch_functions:
             batch = function(batch)
         return batch
 
@@ -135,14 +148,12 @@ class Conveyer:
         return iter(self._loader)
 
     def _make_loader(self) -> ShmLoader[Any]:
-        plan, is_single = self._plan, self._plan.collate is None
-        workers: dict[str, Any] = {}
+        plan, is_single = self.plan, self.plan.collate is None
+        options: dict[str, Any] = {"on_error": "skip"} if is_single else {}
         if plan.num_workers:
-            workers = {
-                "prefetch_factor": plan.prefetch_factor(self._stream.batch_size or 1),
-                "sample_timeout_s": plan.timeout_s,
-            }
-        loader = ShmLoader(
+            options["prefetch_factor"] = plan.prefetch_factor(self._stream.batch_size or 1)
+            options["sample_timeout_s"] = plan.timeout_s
+        loader: ShmLoader[Any] = ShmLoader(
             plan.program,  # type: ignore[arg-type]  # a dataset by its methods
             batch_sampler=self._stream,
             num_workers=plan.num_workers,
@@ -152,17 +163,15 @@ class Conveyer:
             world_size=plan.partition.n_ranks,
             uneven=plan.uneven,
             ragged="list" if plan.collate is None else plan.collate.ragged,
-            **({"on_error": "skip"} if is_single else {}),
-            **workers,
-            **self._options,
+            **{**options, **self._options},
         )
         if is_single:
             loader.bad_samples = self._errors
         return loader
 
     def __iter__(self) -> Self:
-        if self._is_ended:
-            self._move(self._epoch + 1, 0)
+        if self.is_ended:
+            self.begin_next_epoch()
         return self
 
     def __next__(self) -> Any:
@@ -170,13 +179,44 @@ class Conveyer:
 
     def __len__(self) -> int:
         """Batches, or items, that this rank has of one epoch. A source that repeats has no seam there: the whole number above."""
-        end = self._schedule.n if self._plan.source.repeating else self._schedule.end_of(self._stream.epoch, self._rank)
+        end = self._schedule.n if self.plan.source.repeating else self._schedule.end_of(self._stream.epoch, self._rank)
         return -(-end // self._schedule.stride)
 
     @property
     def valid(self) -> int | None:
         """How many rows of the batch just given are real and not padding; None before the first, and for single items."""
-        return None if self._loader is None or self._plan.collate is None else self._loader.valid
+        return None if self._loader is None or self.plan.collate is None else self._loader.valid
+
+    # ------------------------------------------------------------ as a ShmLoader's dataset and sampler in one
+
+    def keyed_order(self, *, shuffle: bool, global_batch: int) -> KeyedOrder:
+        """The order in which a ShmLoader in seed mode reads it.
+
+        Raises:
+            ValueError: the pipeline makes batches or a rank's part of its own.
+        """
+        self._check_bare()
+        return SourceOrder(self.plan.source)
+
+    def __getitem__(self, key: int) -> Any:
+        """The item that a key of its order stands for."""
+        self._check_bare()
+        return RowProgram(self.plan.source, self.plan.functions)[key]
+
+    def _check_bare(self) -> None:
+        if self.plan.collate is not None or self.plan.partition.n_ranks > 1:
+            raise ValueError(
+                "a ShmLoader makes the batches and each rank's part itself: leave Collate and Partition out of the pipeline and "
+                "give ShmLoader batch_size, rank and world_size, or call the pipeline itself"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has the stages and the position; workers and items stay here."""
+        return {"stages": self.stages, "options": self._options, "place": (self._epoch, self._position)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["stages"], **state["options"])  # type: ignore[misc]
+        self._move(*state["place"])
 
     # ------------------------------------------------------------ position
 
@@ -184,7 +224,7 @@ class Conveyer:
         """Where the pipeline stands: flat, JSON-able, under 1 KiB, the same on all ranks after equal steps. Legal at any time."""
         position, epoch = self._position, self._epoch
         state = dict(make_state(self._schedule, epoch=epoch, step=position))
-        if self._plan.source.repeating:
+        if self.plan.source.repeating:
             state["epoch"], state["position"] = divmod(position, self._schedule.n)
         return state
 
@@ -199,10 +239,10 @@ class Conveyer:
         n = self._schedule.n
         if checked["position"] > n:
             raise StateMismatch(f"the state's position is {checked['position']}, and an epoch has {n} items")
-        repeats = self._plan.source.repeating
+        repeats = self.plan.source.repeating
         position = checked["epoch"] * n + checked["position"] if repeats else checked["position"]
         if "counters" in checked:
-            self._plan.source.go_on_at(position, checked["counters"])
+            self.plan.source.go_on_at(position, checked["counters"])
         self._move(0 if repeats else checked["epoch"], position)
 
     set_state = load_state
@@ -214,9 +254,48 @@ class Conveyer:
         self._fetched.clear()
         self._errors.of_step.clear()
 
+    # ------------------------------------------------------------ as a member of a Join
+
     @property
-    def _is_ended(self) -> bool:
-        return not self._plan.source.repeating and self._position >= self._schedule.end_of(self._epoch, self._rank)
+    def is_endless(self) -> bool:
+        """Whether it never ends."""
+        return self.plan.source.repeating
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it has nothing more to give until its next epoch begins."""
+        return not self.is_endless and self._position >= self._schedule.end_of(self._epoch, self._rank)
+
+    @property
+    def has_equal_ranks(self) -> bool:
+        """Whether every rank is given as much as any other."""
+        return self.is_endless or self.plan.partition.n_ranks == 1 or self.plan.uneven != "exact"
+
+    def begin_next_epoch(self) -> None:
+        """Goes to the start of the next epoch, of a pipeline that does not repeat."""
+        self._move(self._epoch + 1, 0)
+
+    def entry(self) -> list[Any]:
+        """The state in a few words, for that of a Join."""
+        state = self.state()
+        entry = [self._mark(state), state["epoch"], state["position"]]
+        return [*entry, state["counters"]] if "counters" in state else entry
+
+    def enter(self, entry: Any, where: str) -> None:
+        """Goes on where `entry` was taken.
+
+        Raises:
+            StateMismatch: it belongs to another pipeline.
+        """
+        state = self.state()
+        if not isinstance(entry, list) or entry[:1] != [self._mark(state)] or len(entry) != len(self.entry()):
+            raise StateMismatch(f"the state belongs to another pipeline{where}; this one is {state['order']}")
+        self.load_state({**state, **dict(zip(("epoch", "position", "counters"), entry[1:], strict=False))})
+
+    @staticmethod
+    def _mark(state: dict[str, Any]) -> str:
+        names = ("seed", "n", "uneven", "order")
+        return f"{zlib.crc32(repr([state[name] for name in names]).encode()):08x}"
 
     # ------------------------------------------------------------ ends
 

@@ -1,7 +1,7 @@
 """The grammar of pipelines, and what one comes to: where keys come from, what is done with an item, what with a batch.
 
-    pipeline  =  source  { Map | DistributedBatchedMap | Partition }  [ Collate  { Map } ]
-    source    =  Range | Permutation | Join of pipelines without Collate and Partition
+pipeline  =  source  { Map | DistributedBatchedMap | Partition }  [ Collate  { Map } ]
+source    =  Range | Permutation | Join of pipelines without Collate and Partition
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ def compose(stages: Sequence[Any]) -> Plan:
     source, *rest = stages
     if not _is_source(source):
         raise TypeError(f"a pipeline begins with a Range, a Permutation or a Join; stage 0 is {_name(source)}")
+    if hasattr(source, "as_source"):
+        source = source.as_source()
     functions: list[Any] = []
     batch_functions: list[Callable[[Any], Any]] = []
     partition: Partition | None = None
@@ -74,7 +76,9 @@ def compose(stages: Sequence[Any]) -> Plan:
         if _is_source(stage):
             raise ValueError(f"{where} gives items of its own, so it can only be the first")
         if functions and hasattr(functions[-1], "read_into") and not isinstance(stage, Partition | Collate):
-            raise ValueError(f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate")
+            raise ValueError(
+                f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate"
+            )
         if isinstance(stage, Map):
             (functions if collate is None else batch_functions).append(stage.fn)
         elif collate is not None:
@@ -91,7 +95,9 @@ def compose(stages: Sequence[Any]) -> Plan:
         else:
             raise TypeError(f"{where} is no stage: a function becomes one as Map(function)")
     if functions and collate is None and not callable(functions[-1]):
-        raise ValueError("a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function")
+        raise ValueError(
+            "a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function"
+        )
     sizes = [stage.buffer_size for stage in crews if stage.buffer_size is not None]
     times = [stage.timeout for stage in crews]
     return Plan(

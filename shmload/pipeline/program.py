@@ -52,4 +52,6 @@ class ItemProgram(RowProgram):
         try:
             return super().__getitem__(key)
         except Exception as error:
-            return FailedItem(Failure.of(error, "in a worker of this pipeline", f"shmload: item {self._source.item(key)!r}"))
+            return FailedItem(
+                Failure.of(error, "in a worker of this pipeline", f"shmload: item {self._source.item(key)!r}")
+            )

@@ -6,7 +6,7 @@ by name, and what it has no word for (`uneven`, `ragged`) is ShmLoader's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import Any
@@ -69,6 +69,9 @@ class Source:
 
     def counters_at(self, position: int) -> None:
         """What a resume at that position needs besides it: nothing."""
+
+    def go_on_at(self, position: int, counters: Sequence[int]) -> None:
+        """Takes over what `counters_at` gave: nothing."""
 
     def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
         """Writes the items from that place of an epoch on."""
@@ -170,7 +173,9 @@ class DistributedBatchedMap:
         if self.buffer_size is not None:
             _check_whole("DistributedBatchedMap(buffer_size)", self.buffer_size, 1, 1 << 31)
         if self.timeout is not None and not self.timeout > 0:
-            raise ValueError(f"DistributedBatchedMap(timeout) is a number of seconds above 0 or None; got {self.timeout!r}")
+            raise ValueError(
+                f"DistributedBatchedMap(timeout) is a number of seconds above 0 or None; got {self.timeout!r}"
+            )
 
 
 @dataclass(frozen=True)

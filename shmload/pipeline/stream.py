@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.schedule.batch_schedule import BatchSchedule
+from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.schedule import Uneven
@@ -29,6 +30,9 @@ class Keys(Protocol):
 
     @property
     def n(self) -> int: ...
+
+    @property
+    def seed(self) -> int: ...
 
     @property
     def repeating(self) -> bool: ...
@@ -43,6 +47,36 @@ class Keys(Protocol):
     def counters_at(self, position: int) -> list[int] | None: ...
 
     def go_on_at(self, position: int, counters: Sequence[int]) -> None: ...
+
+
+class SourceOrder(KeyedOrder):
+    """A source as the order of a ShmLoader's own: its epochs are the loader's."""
+
+    def __init__(self, source: Keys) -> None:
+        self._source = source
+
+    @property
+    def n(self) -> int:
+        return self._source.n
+
+    @property
+    def identity(self) -> str:
+        return f"pipeline({self._source.identity})"
+
+    def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+        return self._source.take(epoch * self.n + start, epoch * self.n + stop)
+
+    def counters_at(self, position: int, *, seed: int, epoch: int) -> list[int] | None:
+        return self._source.counters_at(epoch * self.n + position if self._source.repeating else position)
+
+    def go_on_at(self, position: int, counters: Sequence[int], *, epoch: int) -> None:
+        self._source.go_on_at(epoch * self.n + position if self._source.repeating else position, counters)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SourceOrder) and other.identity == self.identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
 
 
 class Stream(KeyedBatches):
@@ -88,15 +122,16 @@ class StreamSchedule(BatchSchedule):
     @property
     def stride(self) -> int:
         """Items of one step over all ranks."""
-        return (self.order.batch_size or 1) * self.world_size
+        return int(self.order.batch_size or 1) * self.world_size
 
     def behind(self, step: int) -> int:
         """The step that follows one."""
-        return step + self.stride * self.order.rounds_at.get(step, 1)
+        rounds: int = self.order.rounds_at.get(step, 1)
+        return step + self.stride * rounds
 
     def end_of(self, epoch: int, rank: int) -> int:
         if self.order.source.repeating:
-            return MAX_N
+            return int(MAX_N)
         if epoch != self.order.epoch:
             return 0  # nothing is ordered ahead of a pipeline that may have come to its end
         if self.uneven == "drop":
@@ -145,7 +180,8 @@ class StreamSchedule(BatchSchedule):
     def _keys(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if not len(positions):
             return np.empty(0, np.int64)
-        source, n = self.order.source, self.n
+        source: Keys = self.order.source
+        n = self.n
         if not source.repeating:
             positions = positions % n + epoch * n
         first, last = int(positions.min()), int(positions.max())

@@ -6,7 +6,6 @@ reads which. There may be another number of them in each epoch.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-
 from typing import TYPE_CHECKING
 
 import numpy as np

@@ -151,8 +151,8 @@ class SeedStream:
         return self.num_steps
 
     def step_number(self, step: int) -> int:
-        """How many steps came before it, for a record of them."""
-        return -(-step // self._stride)
+        """How a record of the epoch's steps counts them."""
+        return self._schedule.number(step) if isinstance(self._schedule, BatchSchedule) else step
 
     def _behind(self, step: int) -> int:
         """The step that follows one."""

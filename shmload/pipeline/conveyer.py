@@ -1,42 +1,35 @@
-"""Conveyer: a composed pipeline, run by one ShmLoader.
+"""Conveyer: a composed pipeline.
 
-    stages ──plan──▶ source: a stream of keys ──▶ slots, filled by workers with a RowProgram ──▶ batches, or items one by one
-
-The loader is in seed mode with the stream as its batch sampler, so order, ranks, crash replay and resume are the loader's. What is
-added here is the position: it counts items that all ranks have had, also within what was fetched together.
+stages ──plan──▶ source: a stream of keys ──▶ slots, filled by workers with a RowProgram ──▶ batches, or items one by one
 """
 
 from __future__ import annotations
 
 import zlib
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 from shmload.errors import StateMismatch
-from shmload.loader import ShmLoader
-from shmload.pipeline.items import ItemErrors, items_of
-from shmload.pipeline.pace import Pace
 from shmload.pipeline.plan import compose
 from shmload.pipeline.program import RowProgram
-from shmload.pipeline.stream import SourceOrder, Stream, StreamSchedule
+from shmload.pipeline.run import Run
+from shmload.pipeline.stream import SourceOrder
 from shmload.schedule.keyed import KeyedOrder
+from shmload.schedule.permutation import MAX_N
 from shmload.schedule.state import check_state, compare_state, make_state
 
 __all__ = ["Conveyer"]
 
-OPTIONS = frozenset(
-    {
-        "audit",
-        "max_bad",
-        "max_restarts",
-        "multiprocessing_context",
-        "on_error",
-        "pin_memory",
-        "ring_bytes",
-        "worker_init_fn",
-    }
-)
+OF_BATCHES = frozenset({"max_bad", "on_error"})
+OPTIONS = OF_BATCHES | {
+    "audit",
+    "max_restarts",
+    "multiprocessing_context",
+    "pin_memory",
+    "ring_bytes",
+    "worker_init_fn",
+}
 
 
 class Conveyer:
@@ -50,7 +43,7 @@ class Conveyer:
         options: some of ShmLoader's arguments: audit, max_bad, max_restarts, multiprocessing_context, on_error, pin_memory,
             ring_bytes, worker_init_fn.
     Raises:
-        TypeError, ValueError: the stages make no pipeline.
+        TypeError, ValueError: the stages make no pipeline, or the options are none of its.
     Iteration goes on where the pipeline stands: without an end if the source repeats, else to the end of its epoch; iterating an
     ended one begins the next epoch. Arrays and tensors lie in shared memory and are yours for as long as anything aliases them.
     Example:
@@ -63,26 +56,18 @@ class Conveyer:
 
     def __init__(self, stages: Sequence[Any], **options: Any) -> None:
         self.stages = list(stages)
-        self.plan = plan = compose(self.stages)
-        unknown = sorted(set(options) - OPTIONS)
-        if unknown:
+        self.plan = compose(self.stages)
+        self.options = options
+        if unknown := sorted(set(options) - OPTIONS):
             raise TypeError(
                 f"Conveyer takes of ShmLoader's arguments {', '.join(sorted(OPTIONS))}; got {', '.join(unknown)}"
             )
-        self._options = options
-        self._rank = plan.partition.rank
-        self._stream = Stream(plan.source, None if plan.collate is None else plan.collate.batch_size)
-        self._seed = plan.source.seed
-        self._schedule: StreamSchedule = self._stream.schedule(
-            seed=self._seed, uneven=plan.uneven, world_size=plan.partition.n_ranks
-        )
-        self._position = 0  # items that all ranks have had: of this epoch, or of all if the source repeats
-        self._epoch = 0  # of a source that does not repeat
-        self._loader: ShmLoader[Any] | None = None
-        self._iterator: Any = None
-        self._errors = ItemErrors()
-        self._fetched: deque[Any] = deque()  # items that came together and have not been asked for
-        self._pace = Pace(self._stream, plan)
+        if self.plan.collate is None and (misplaced := sorted(set(options) & OF_BATCHES)):
+            raise ValueError(
+                f"{', '.join(misplaced)} is for batches: a single item that fails raises at its turn, and the next call goes on "
+                "behind it; catch that, or add Collate"
+            )
+        self._run = Run(self.stages, self.plan, options)
         self._is_closed = False
 
     # ------------------------------------------------------------ items
@@ -92,7 +77,7 @@ class Conveyer:
 
         Raises:
             StopIteration: a pipeline that does not repeat is at its end.
-            what a function raised, with the item's number; that batch or item is lost, and the next call goes on behind it.
+            what a function raised, with the item's name; that batch or item is lost, and the next call goes on behind it.
             SampleTimeout, WorkerDied: an item took too long, or ended its worker twice.
         """
         if self._is_closed:
@@ -100,74 +85,11 @@ class Conveyer:
         if self.is_ended:
             raise StopIteration
         if self.plan.collate is None:
-            return self._next_item()
-        batch = self._fetch()
+            return self._run.next_item()
+        batch = self._run.next_batch()
         for function in self.plan.batch_functions:
             batch = function(batch)
         return batch
-
-    def _next_item(self) -> Any:
-        while not self._fetched:
-            first = self._position
-            try:
-                items = self._fetch()
-            except StopIteration:
-                items = []
-            self._fetched.extend(items_of(self._schedule, self._rank, range(first, self._reached), items, self._errors))
-            self._position = first
-            if not self._fetched:
-                self._position = self._reached
-                raise StopIteration
-        item, error = self._fetched.popleft()
-        self._position += self._schedule.stride
-        if error is not None:
-            raise error
-        return item
-
-    def _fetch(self) -> Any:
-        """What comes next from the workers; the position is then behind it."""
-        if self._iterator is None:
-            self._iterator = self._begun()
-        try:
-            return next(self._iterator)
-        finally:
-            self._position = self._reached
-            self._pace.fetched(self._loader)
-
-    @property
-    def _reached(self) -> int:
-        return int(self._iterator.place.step)
-
-    def _begun(self) -> Any:
-        if self._loader is None:
-            self._loader = self._make_loader()
-        self._stream.epoch = self._epoch
-        self._stream.rounds_at.clear()
-        state = make_state(self._schedule, epoch=self._epoch, step=self._position)
-        self._loader.load_state_dict(dict(state))
-        return iter(self._loader)
-
-    def _make_loader(self) -> ShmLoader[Any]:
-        plan, is_single = self.plan, self.plan.collate is None
-        options: dict[str, Any] = {"on_error": "skip"} if is_single else {}
-        if plan.num_workers:
-            options["prefetch_factor"] = plan.prefetch_factor(self._stream.batch_size or 1)
-            options["sample_timeout_s"] = plan.timeout_s
-        loader: ShmLoader[Any] = ShmLoader(
-            plan.program,  # type: ignore[arg-type]  # a dataset by its methods
-            batch_sampler=self._stream,
-            num_workers=plan.num_workers,
-            collate_fn=list if is_single else None,
-            seed=self._seed,
-            rank=self._rank,
-            world_size=plan.partition.n_ranks,
-            uneven=plan.uneven,
-            ragged="list" if plan.collate is None else plan.collate.ragged,
-            **{**options, **self._options},
-        )
-        if is_single:
-            loader.bad_samples = self._errors
-        return loader
 
     def __iter__(self) -> Self:
         if self.is_ended:
@@ -179,13 +101,15 @@ class Conveyer:
 
     def __len__(self) -> int:
         """Batches, or items, that this rank has of one epoch. A source that repeats has no seam there: the whole number above."""
-        end = self._schedule.n if self.plan.source.repeating else self._schedule.end_of(self._stream.epoch, self._rank)
-        return -(-end // self._schedule.stride)
+        schedule, run = self._run.schedule, self._run
+        end = schedule.n if self.is_endless else schedule.end_of(run.epoch, self.plan.partition.rank)
+        return -(-end // schedule.stride)
 
     @property
     def valid(self) -> int | None:
         """How many rows of the batch just given are real and not padding; None before the first, and for single items."""
-        return None if self._loader is None or self.plan.collate is None else self._loader.valid
+        loader = self._run.loader
+        return None if loader is None or self.plan.collate is None else loader.valid
 
     # ------------------------------------------------------------ as a ShmLoader's dataset and sampler in one
 
@@ -212,47 +136,33 @@ class Conveyer:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has the stages and the position; workers and items stay here."""
-        return {"stages": self.stages, "options": self._options, "place": (self._epoch, self._position)}
+        return {"stages": self.stages, "options": self.options, "place": (self._run.epoch, self._run.position)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["stages"], **state["options"])  # type: ignore[misc]
-        self._move(*state["place"])
+        self._run.move(*state["place"])
 
     # ------------------------------------------------------------ position
 
     def state(self) -> dict[str, Any]:
         """Where the pipeline stands: flat, JSON-able, under 1 KiB, the same on all ranks after equal steps. Legal at any time."""
-        position, epoch = self._position, self._epoch
-        state = dict(make_state(self._schedule, epoch=epoch, step=position))
-        if self.plan.source.repeating:
-            state["epoch"], state["position"] = divmod(position, self._schedule.n)
+        schedule, run = self._run.schedule, self._run
+        step = schedule.n if self.is_ended else run.position  # ranks may end with less than others, or leave a rest out
+        state = dict(make_state(schedule, epoch=run.epoch, step=step))
+        if self.is_endless:
+            state["epoch"], state["position"] = divmod(step, schedule.n)
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state` was taken, by any rank, on any number of ranks and workers; also while the pipeline runs.
 
         Raises:
-            StateMismatch: it belongs to another pipeline; says what differs.
+            StateMismatch: it belongs to another pipeline; says what differs. Nothing is changed then.
         """
-        checked = check_state(state)
-        compare_state(checked, self._schedule)
-        n = self._schedule.n
-        if checked["position"] > n:
-            raise StateMismatch(f"the state's position is {checked['position']}, and an epoch has {n} items")
-        repeats = self.plan.source.repeating
-        position = checked["epoch"] * n + checked["position"] if repeats else checked["position"]
-        if "counters" in checked:
-            self.plan.source.go_on_at(position, checked["counters"])
-        self._move(0 if repeats else checked["epoch"], position)
+        self._run.move(*self._place_of(state))
 
     set_state = load_state
     state_dict, load_state_dict = state, load_state  # torch's words, for torch.distributed.checkpoint
-
-    def _move(self, epoch: int, position: int) -> None:
-        self._epoch, self._position, self._iterator = epoch, position, None
-        self._stream.epoch = epoch
-        self._fetched.clear()
-        self._errors.of_step.clear()
 
     # ------------------------------------------------------------ as a member of a Join
 
@@ -264,7 +174,7 @@ class Conveyer:
     @property
     def is_ended(self) -> bool:
         """Whether it has nothing more to give until its next epoch begins."""
-        return not self.is_endless and self._position >= self._schedule.end_of(self._epoch, self._rank)
+        return self._run.is_ended
 
     @property
     def has_equal_ranks(self) -> bool:
@@ -273,7 +183,7 @@ class Conveyer:
 
     def begin_next_epoch(self) -> None:
         """Goes to the start of the next epoch, of a pipeline that does not repeat."""
-        self._move(self._epoch + 1, 0)
+        self._run.move(self._run.epoch + 1, 0)
 
     def entry(self) -> list[Any]:
         """The state in a few words, for that of a Join."""
@@ -281,8 +191,8 @@ class Conveyer:
         entry = [self._mark(state), state["epoch"], state["position"]]
         return [*entry, state["counters"]] if "counters" in state else entry
 
-    def enter(self, entry: Any, where: str) -> None:
-        """Goes on where `entry` was taken.
+    def entering(self, entry: Any, where: str) -> Callable[[], None]:
+        """What takes it to where `entry` was taken.
 
         Raises:
             StateMismatch: it belongs to another pipeline.
@@ -290,7 +200,21 @@ class Conveyer:
         state = self.state()
         if not isinstance(entry, list) or entry[:1] != [self._mark(state)] or len(entry) != len(self.entry()):
             raise StateMismatch(f"the state belongs to another pipeline{where}; this one is {state['order']}")
-        self.load_state({**state, **dict(zip(("epoch", "position", "counters"), entry[1:], strict=False))})
+        state |= zip(("epoch", "position", "counters"), entry[1:], strict=False)
+        return partial(self._run.move, *self._place_of(state))
+
+    def _place_of(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Where the run was when the state was taken."""
+        checked = check_state(state)
+        compare_state(checked, self._run.schedule)
+        n, epoch, position = self._run.schedule.n, checked["epoch"], checked["position"]
+        if position > n:
+            raise StateMismatch(f"the state's position is {position}, and an epoch has {n} items")
+        if (of_all := epoch * n + position) > MAX_N:
+            raise StateMismatch(f"the state's epoch is {epoch}, and of {n} items there are at most {MAX_N // n} epochs")
+        if "counters" in checked:
+            self.plan.source.go_on_at(of_all, checked["counters"])
+        return (0, of_all) if self.is_endless else (epoch, position)
 
     @staticmethod
     def _mark(state: dict[str, Any]) -> str:
@@ -301,14 +225,12 @@ class Conveyer:
 
     def stats(self) -> dict[str, Any]:
         """ShmLoader's stats() of the loader that runs the pipeline; empty before the first item."""
-        return {} if self._loader is None else self._loader.stats()
+        return {} if self._run.loader is None else self._run.loader.stats()
 
     def close(self) -> None:
         """Ends the workers. What was delivered stays valid; a closed pipeline gives nothing more."""
         self._is_closed = True
-        self._iterator = None
-        if self._loader is not None:
-            self._loader.close()
+        self._run.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Single items that were fetched together, each with its own outcome: the item, or why there is none."""
+"""What becomes of items that fail: each single item has its own outcome, also where several were fetched together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from shmload.bad_samples import BadSamples
+from shmload.bad_samples import BadSamples, OnError
+from shmload.errors import SampleTimeout, WorkerDied
 from shmload.orders import Order
 from shmload.pipeline.program import FailedItem
 from shmload.pipeline.stream import StreamSchedule
@@ -15,11 +16,41 @@ from shmload.pipeline.stream import StreamSchedule
 Outcome = tuple[Any, BaseException | None]
 
 
-class ItemErrors(BadSamples):
-    """Leaves out of what is fetched together those items that ended their worker or took too long, and keeps their errors."""
+class NamedErrors(BadSamples):
+    """What a loader does about bad samples; those that took too long or ended their worker are called by their items' names.
 
-    def __init__(self) -> None:
-        super().__init__("skip", None, lambda order, row, tries: 0)
+    Args:
+        name: key -> the item, for people.
+    """
+
+    def __init__(
+        self,
+        on_error: OnError,
+        max_bad: int | None,
+        next_index: Callable[[Order, int, int], int],
+        name: Callable[[int], str],
+    ) -> None:
+        super().__init__(on_error, max_bad, next_index)
+        self._name = name
+
+    def replaced(
+        self, order: Order, bad: Sequence[int], error: Callable[[], BaseException]
+    ) -> Sequence[Any] | np.ndarray[Any, Any]:
+        return super().replaced(order, bad, lambda: self.named(order, bad, error()))
+
+    def named(self, order: Order, bad: Sequence[int], error: BaseException) -> BaseException:
+        """The error with its items' names, if it lacks them: what functions raise has them."""
+        if isinstance(error, SampleTimeout | WorkerDied):
+            names = ", ".join(self._name(int(order.indices[row])) for row in bad)
+            error.add_note(f"shmload: {names}; sample_timeout_s is the timeout of DistributedBatchedMap")
+        return error
+
+
+class ItemErrors(NamedErrors):
+    """Leaves such items out of what is fetched together, and keeps their errors."""
+
+    def __init__(self, name: Callable[[int], str]) -> None:
+        super().__init__("skip", None, lambda order, row, tries: 0, name)
         self.of_step: dict[int, dict[int, BaseException]] = {}  # step -> row -> error
 
     def replaced(
@@ -27,28 +58,34 @@ class ItemErrors(BadSamples):
     ) -> Sequence[Any] | np.ndarray[Any, Any]:
         for row in bad:
             first_row = row if order.origins is None else order.origins[row][0]
-            self.of_step.setdefault(order.step, {})[first_row] = error()
+            self.of_step.setdefault(order.step, {})[first_row] = self.named(order, [row], error())
         return super().replaced(order, bad, error)
 
 
 def items_of(
-    schedule: StreamSchedule, rank: int, steps: range, items: Sequence[Any], errors: ItemErrors
+    schedule: StreamSchedule,
+    rank: int,
+    steps: range,
+    items: Sequence[Any],
+    errors: ItemErrors,
+    lost: BaseException | None,
 ) -> Iterator[Outcome]:
     """The outcomes of all items of some steps, in order.
 
     Args:
         steps: from the first one asked for to behind the last that came; those before it had nothing but errors.
         items: what came.
+        lost: why the last step did not come at all.
     """
     found, step = iter(items), steps.start
     while step < steps.stop:
         of_step = errors.of_step.pop(step, {})
         for row in range(len(schedule.positions(step, rank))):
-            item = None if row in of_step else next(found)
+            item = None if row in of_step else next(found, None)
             if isinstance(item, FailedItem):
                 yield None, item.failure.exception()
             else:
-                yield item, of_step.get(row)
+                yield item, of_step.get(row, lost)
         behind = schedule.behind(step)
         schedule.order.rounds_at.pop(step, None)
         step = behind

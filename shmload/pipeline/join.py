@@ -7,12 +7,13 @@ Conveyer it is a source of single items, and one crew does for all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from shmload.errors import StateMismatch
+from shmload.errors import SampleError, StateMismatch
 from shmload.pipeline.conveyer import Conveyer
-from shmload.pipeline.draws import Draws, JoinSource
+from shmload.pipeline.draws import Draws
+from shmload.pipeline.join_source import JoinSource
 from shmload.pipeline.plan import Plan, compose
 from shmload.pipeline.stages import SEED
 from shmload.schedule.mix_order import Stop, check_stop
@@ -30,8 +31,9 @@ class Join:
     Args:
         members: (pipeline, weight) pairs; a pipeline is a Conveyer or a Join. Weights are positive and finite and need not add up
             to 1; the members' lengths as weights give exactly one epoch of each.
-        stop: where the members do not repeat, when the Join ends. "first": with the first that is used up; "all": when each has
-            been read whole, those that end sooner beginning their next epoch; "repeat": never.
+        stop: when an epoch of the Join ends. "first": before a member that does not repeat would begin its next epoch; "all": when
+            each has been read whole, those that end sooner beginning their next epoch; "repeat": never. In the Join's next epoch
+            its members go on where they stand.
         seed: as the first stage of a Conveyer: of what is drawn at random for each item.
     Raises:
         TypeError, ValueError: for what cannot be joined.
@@ -58,6 +60,8 @@ class Join:
         for number, (pipeline, weight) in enumerate(members):
             if not weight > 0:
                 raise ValueError(f"a Join needs weights above 0; member {number} has {weight!r}: leave it out")
+            if _size(pipeline) == 0:
+                raise ValueError(f"member {number} of the Join gives nothing: not even one batch of all ranks is full")
             if not pipeline.has_equal_ranks:
                 raise ValueError(
                     f'member {number} gives some ranks more than others (uneven="exact"), and then ranks draw differently: '
@@ -82,13 +86,27 @@ class Join:
         """
         if self.is_ended:
             raise StopIteration
-        member = self._draws.members(sum(self._counters))
-        pipeline = self.members[member]
+        self.last_member = member = self._draws.member_at(sum(self._counters))
+        try:
+            item = self._drawn_of(self.members[member])
+        except Exception:
+            self._counters[member] += 1
+            raise
+        self._counters[member] += 1
+        return item
+
+    @staticmethod
+    def _drawn_of(pipeline: Any) -> Any:
         if pipeline.is_ended:
             pipeline.begin_next_epoch()
-        self._counters[member] += 1
-        self.last_member = member
-        return pipeline()
+        try:
+            return pipeline()
+        except StopIteration:  # what was left of its epoch has been skipped (on_error)
+            pipeline.begin_next_epoch()
+        try:
+            return pipeline()
+        except StopIteration:
+            raise SampleError("a member of a Join has skipped a whole epoch (on_error): look at its data") from None
 
     def __iter__(self) -> Self:
         if self.is_ended:
@@ -118,12 +136,9 @@ class Join:
         return True
 
     def begin_next_epoch(self) -> None:
-        """Goes to the start of the next epoch, and so do the members, but for those without an end."""
+        """Goes to the start of the next epoch; the members go on where they stand."""
         self._epoch += 1
         self._counters = [0] * len(self.members)
-        for pipeline in self.members:
-            if not pipeline.is_endless:
-                pipeline.begin_next_epoch()
 
     def as_source(self) -> JoinSource:
         """As the first stage of a Conveyer: the members' items, read by one crew.
@@ -139,7 +154,7 @@ class Join:
 
     def state(self) -> dict[str, Any]:
         """Where it stands: JSON-able, 64 bytes a member at the most beside 1 KiB, the same on all ranks after equal steps."""
-        return {"version": STATE_VERSION, "mode": "join", "members": self._entries()}
+        return {"version": STATE_VERSION, "mode": "join", "members": self.entry()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state` was taken, by any rank, on any number of ranks and workers; also while it runs.
@@ -154,45 +169,46 @@ class Join:
                 f"this state has format version {state.get('version')!r}, this shmload reads {STATE_VERSION}: install the one "
                 "that saved it"
             )
-        before = self._entries()
-        try:
-            self._enter(state.get("members"), "")
-        except StateMismatch:
-            self._enter(before, "")
-            raise
+        self.entering(state.get("members"), "")()
 
     set_state = load_state
     state_dict, load_state_dict = state, load_state  # torch's words, for torch.distributed.checkpoint
 
-    def _entries(self) -> list[Any]:
-        members: list[Any] = []
-        for count, pipeline in zip(self._counters, self.members, strict=True):
-            members.append([count, pipeline._entries() if isinstance(pipeline, Join) else pipeline.entry()])
-        return [self._mark, self._epoch, *members]
+    def entry(self) -> list[Any]:
+        """The state in a few words, for that of a Join it is in: its mark, its epoch, and of each member draws and entry."""
+        members = [[count, pipeline.entry()] for count, pipeline in zip(self._counters, self.members, strict=True)]
+        return [self._draws.mark, self._epoch, *members]
 
-    def _enter(self, entries: Any, where: str) -> None:
-        if not isinstance(entries, list) or entries[:1] != [self._mark] or len(entries) != len(self.members) + 2:
+    def entering(self, entry: Any, where: str) -> Callable[[], None]:
+        """What takes it and its members to where `entry` was taken.
+
+        Raises:
+            StateMismatch: it belongs to another Join.
+        """
+        if not isinstance(entry, list) or entry[:1] != [self._draws.mark] or len(entry) != len(self.members) + 2:
             raise StateMismatch(
                 f"the state belongs to another Join{where}: its members, weights or stop rule differ. Build it as it was at saving"
             )
-        epoch, *members = entries[1:]
-        counts: list[Any] = [entry[0] if isinstance(entry, list) and len(entry) == 2 else None for entry in members]
+        epoch, *members = entry[1:]
+        pairs: list[Any] = [each if isinstance(each, list) and len(each) == 2 else (None, None) for each in members]
+        counts: list[Any] = [count for count, _ in pairs]
         if not all(type(number) is int and number >= 0 for number in [epoch, *counts]):
             raise StateMismatch(
-                f"this is no state of a Join: an epoch and counts are whole numbers; got {[epoch, *counts]}"
+                f"this is no state of a Join{where}: an epoch and counts are whole numbers; got {[epoch, *counts]!r:.200}"
             )
-        self._draws.go_on_at(sum(counts), counts)
-        for number, (pipeline, (_, entry)) in enumerate(zip(self.members, members, strict=True)):
-            inner = f"{where}, member {number}"
-            if isinstance(pipeline, Join):
-                pipeline._enter(entry, inner)
-            else:
-                pipeline.enter(entry, inner)
-        self._epoch, self._counters = epoch, counts
+        self._draws.check_at(sum(counts), counts)
+        entered = [
+            pipeline.entering(its, f"{where}, member {number}")
+            for number, (pipeline, (_, its)) in enumerate(zip(self.members, pairs, strict=True))
+        ]
 
-    @property
-    def _mark(self) -> str:
-        return self._draws.mark
+        def enter() -> None:
+            self._draws.learn(sum(counts), counts)
+            self._epoch, self._counters = epoch, counts
+            for go in entered:
+                go()
+
+        return enter
 
     # ------------------------------------------------------------ ends
 
@@ -216,6 +232,11 @@ def _plan_of(number: int, member: Any) -> Plan:
     if isinstance(member, Join):
         return compose([member])
     plan: Plan = member.plan
+    if member.options:
+        raise ValueError(
+            f"member {number} of the Join has options ({', '.join(member.options)}), and the Conveyer that the Join begins reads "
+            "for it: give them to that"
+        )
     if plan.collate is not None or plan.partition.n_ranks > 1:
         raise ValueError(
             f"member {number} of the Join has a {'Collate' if plan.collate is not None else 'Partition'} of its own, and the "

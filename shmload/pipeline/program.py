@@ -10,7 +10,7 @@ from shmload.worker.failure import Failure
 
 
 class RowProgram:
-    """A dataset: key -> the item behind the pipeline's functions."""
+    """A dataset: key -> the item behind the pipeline's functions. What they raise has a note that names the item."""
 
     def __init__(self, source: Keys, functions: Sequence[Callable[[Any], Any]]) -> None:
         self._source, self._functions = source, tuple(functions)
@@ -19,9 +19,20 @@ class RowProgram:
         return self._source.n
 
     def __getitem__(self, key: int) -> Any:
+        try:
+            return self.value(key)
+        except Exception as error:
+            error.add_note(f"shmload: {self._source.name(key)}")
+            raise
+
+    def value(self, key: int) -> Any:
+        """The item behind the functions."""
         value = self._source.item(key)
-        for function in self._functions:
-            value = function(value)
+        try:
+            for function in self._functions:
+                value = function(value)
+        except StopIteration as error:  # it would end the pipeline that it comes out of
+            raise RuntimeError("a function of the pipeline raised StopIteration") from error
         return value
 
 
@@ -36,7 +47,11 @@ class InPlaceProgram(RowProgram):
 
     def read_into(self, key: int, out: Any) -> None:
         """Decodes an item into a row."""
-        self._decoder.read_into(RowProgram.__getitem__(self, key), out)
+        try:
+            self._decoder.read_into(self.value(key), out)
+        except Exception as error:
+            error.add_note(f"shmload: {self._source.name(key)}")
+            raise
 
 
 class FailedItem(NamedTuple):
@@ -46,12 +61,10 @@ class FailedItem(NamedTuple):
 
 
 class ItemProgram(RowProgram):
-    """One whose items come singly: an item's exception is its own."""
+    """One whose items are made by workers and come singly: an item's exception is its own."""
 
     def __getitem__(self, key: int) -> Any:
         try:
             return super().__getitem__(key)
         except Exception as error:
-            return FailedItem(
-                Failure.of(error, "in a worker of this pipeline", f"shmload: item {self._source.item(key)!r}")
-            )
+            return FailedItem(Failure.of(error, "in a worker of this pipeline", ""))

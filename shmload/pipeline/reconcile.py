@@ -47,11 +47,15 @@ def reconcile(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _identity(state: Any) -> Any:
     """What must be alike."""
-    if isinstance(state, Mapping) and state.get("mode") == "join" and isinstance(state.get("members"), list):
-        return _marks(state["members"])
-    if isinstance(state, Mapping) and {"epoch", "position", "order"} <= state.keys():
+    try:
+        _progress(state)
+        if state["mode"] == "join":
+            return _marks(state["members"])
         return {name: value for name, value in state.items() if name not in ("epoch", "position", "counters")}
-    raise StateMismatch(f"reconcile takes states of a Conveyer or a Join as state() returns them; got {state!r:.200}")
+    except (TypeError, ValueError, LookupError):
+        raise StateMismatch(
+            f"reconcile takes states of a Conveyer or a Join as state() returns them; got {state!r:.200}"
+        ) from None
 
 
 def _marks(entries: list[Any]) -> list[Any]:
@@ -61,7 +65,7 @@ def _marks(entries: list[Any]) -> list[Any]:
 
 def _progress(state: Mapping[str, Any]) -> tuple[int, int]:
     """(epoch, position), of a Join in draws."""
-    if state.get("mode") != "join":
-        return state["epoch"], state["position"]
+    if state["mode"] != "join":
+        return int(state["epoch"]), int(state["position"])
     _, epoch, *members = state["members"]
     return epoch, sum(count for count, _ in members)

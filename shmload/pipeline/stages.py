@@ -6,15 +6,18 @@ by name, and what it has no word for (`uneven`, `ragged`) is ShmLoader's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload.errors import StateMismatch
 from shmload.schedule import permutation
+from shmload.schedule.epoch_cache import EpochCache
 from shmload.schedule.schedule import Uneven
 
 __all__ = ["Collate", "DistributedBatchedMap", "Map", "Partition", "Permutation", "Range", "Source"]
@@ -39,12 +42,19 @@ class Source:
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        _check_whole(f"{name}(n_elements)", self.n_elements, 1, permutation.MAX_N)
-        _check_whole(f"{name}(seed)", self.seed, 0, permutation.MAX_UINT64)
+        _set_whole(self, f"{name}(n_elements)", "n_elements", 1, permutation.MAX_N)
+        _set_whole(self, f"{name}(seed)", "seed", 0, permutation.MAX_UINT64)
+        if not isinstance(self.repeating, bool):
+            raise TypeError(f"{name}(repeating) is True or False; got {self.repeating!r}")
 
     @property
     def n(self) -> int:
         """Items of an epoch."""
+        return self.n_elements
+
+    @property
+    def members(self) -> int:
+        """What its keys are made of, for who reads them."""
         return self.n_elements
 
     def take(self, start: int, stop: int) -> NDArray[np.int64]:
@@ -67,11 +77,21 @@ class Source:
         """What a key stands for."""
         return key % self.n_elements
 
-    def counters_at(self, position: int) -> None:
-        """What a resume at that position needs besides it: nothing."""
+    def name(self, key: int) -> str:
+        """What a key stands for, for people."""
+        epoch, item = divmod(key, self.n_elements)
+        return f"item {item} of epoch {epoch}"
+
+    num_counters = 0  # a resume needs nothing besides the position
+
+    def counters_at(self, position: int) -> list[int]:
+        """None."""
+        return []
 
     def go_on_at(self, position: int, counters: Sequence[int]) -> None:
-        """Takes over what `counters_at` gave: nothing."""
+        """Refuses any."""
+        if counters:
+            raise StateMismatch(f"a {type(self).__name__} has no counters; the state has {counters!r:.200}")
 
     def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
         """Writes the items from that place of an epoch on."""
@@ -98,13 +118,15 @@ class Permutation(Source):
     All n_elements are permuted, whatever their number, in memory that does not grow with it: `shmload.Permutation` says how.
     """
 
+    @cached_property
+    def _orders(self) -> EpochCache[permutation.Permutation]:
+        return EpochCache()
+
     def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
-        _order(self.n_elements, self.seed, epoch).fill(place, out)
+        self._orders.get(self.seed, epoch, self._order).fill(place, out)
 
-
-@lru_cache(maxsize=16)
-def _order(n: int, seed: int, epoch: int) -> permutation.Permutation:
-    return permutation.Permutation(n, seed=seed, epoch=epoch)
+    def _order(self, seed: int, epoch: int) -> permutation.Permutation:
+        return permutation.Permutation(self.n_elements, seed=seed, epoch=epoch)
 
 
 @dataclass(frozen=True)
@@ -128,8 +150,8 @@ class Partition:
     uneven: Uneven = "pad"
 
     def __post_init__(self) -> None:
-        _check_whole("Partition(n_ranks)", self.n_ranks, 1, 1 << 31)
-        _check_whole("Partition(rank)", self.rank, 0, self.n_ranks - 1)
+        _set_whole(self, "Partition(n_ranks)", "n_ranks", 1, 1 << 31)
+        _set_whole(self, "Partition(rank)", "rank", 0, self.n_ranks - 1)
         if self.uneven not in ("pad", "drop", "exact"):
             raise ValueError(f'Partition(uneven) is "pad", "drop" or "exact"; got {self.uneven!r}')
 
@@ -157,7 +179,7 @@ class DistributedBatchedMap:
             generators of random, numpy and torch, which are seeded for each item. An object with `schema` and `read_into(item,
             out)` instead decodes straight into the batch, if it is the last before Collate (docs/own_format.md).
         n_workers: processes, for this rank. Several of these stages share one crew of all their processes.
-        buffer_size: items loaded ahead, at the most; a few whole batches always are. None: what keeps workers busy.
+        buffer_size: items loaded ahead; two batches of each worker always are. None: just these.
         timeout: seconds one item may take; then its worker is ended, and the error says where it was. None: for ever.
     """
 
@@ -169,10 +191,10 @@ class DistributedBatchedMap:
     def __post_init__(self) -> None:
         if not hasattr(self.mapping_fn, "read_into"):
             _check_function("DistributedBatchedMap(mapping_fn)", self.mapping_fn)
-        _check_whole("DistributedBatchedMap(n_workers)", self.n_workers, 1, 16000)
+        _set_whole(self, "DistributedBatchedMap(n_workers)", "n_workers", 1, 16000)
         if self.buffer_size is not None:
-            _check_whole("DistributedBatchedMap(buffer_size)", self.buffer_size, 1, 1 << 31)
-        if self.timeout is not None and not self.timeout > 0:
+            _set_whole(self, "DistributedBatchedMap(buffer_size)", "buffer_size", 1, 1 << 31)
+        if self.timeout is not None and not (isinstance(self.timeout, int | float) and 0 < self.timeout < math.inf):
             raise ValueError(
                 f"DistributedBatchedMap(timeout) is a number of seconds above 0 or None; got {self.timeout!r}"
             )
@@ -196,12 +218,17 @@ class Collate:
     ragged: Any = "list"
 
     def __post_init__(self) -> None:
-        _check_whole("Collate(batch_size)", self.batch_size, 1, 1 << 31)
+        _set_whole(self, "Collate(batch_size)", "batch_size", 1, 1 << 31)
+        if not isinstance(self.return_partial_batch, bool):
+            raise TypeError(f"Collate(return_partial_batch) is True or False; got {self.return_partial_batch!r}")
 
 
-def _check_whole(name: str, value: Any, least: int, most: int) -> None:
+def _set_whole(stage: Any, what: str, field: str, least: int, most: int) -> None:
+    """Checks a whole number, and makes it Python's own: it comes into states, which are JSON."""
+    value = getattr(stage, field)
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
-        raise ValueError(f"{name} is a whole number from {least} to {most}; got {value!r}")
+        raise ValueError(f"{what} is a whole number from {least} to {most}; got {value!r}")
+    object.__setattr__(stage, field, int(value))
 
 
 def _check_function(name: str, value: Any) -> None:

@@ -1,12 +1,8 @@
 """Which items a rank is given at a step: the pipeline's form of shmload's schedule.
 
-    batches of 3, 2 ranks    position  0 1 2 3 4 5 | 6 7 8 9 10 11 | 12 ...
-                             rank      0 0 0 1 1 1 | 0 0 0 1  1  1 |
-    items, 2 ranks           position  0 1 2 3 4 5   6 7 ...          fetched several at a time: here 3 rounds
-                             rank      0 1 0 1 0 1 | 0 1 ...
-
-Positions number the items of all epochs, end to end. A step goes by its first position, which is also what a state holds: the
-items that all ranks have had are those before it. So any number of ranks goes on from any position, with exactly the rest.
+A source is one row of keys, epoch after epoch. A step goes by its first position (schedule/stream_positions.py), which is also what
+a state holds: the items that all ranks have had are those before it. If the source repeats, positions count on across the ends of
+epochs, and for the loader that reads it all of it is one epoch; else they begin anew with each.
 """
 
 from __future__ import annotations
@@ -21,15 +17,16 @@ from numpy.typing import NDArray
 from shmload.schedule.batch_schedule import BatchSchedule
 from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.keyed_batches import KeyedBatches
-from shmload.schedule.permutation import MAX_N
 from shmload.schedule.schedule import Uneven
+from shmload.schedule.stream_positions import stream_end, stream_positions
 
 
 class Keys(Protocol):
-    """What a stream asks of a pipeline's first stage."""
+    """What is asked of a pipeline's first stage. Its positions number the items of all epochs, end to end."""
 
     @property
-    def n(self) -> int: ...
+    def n(self) -> int:
+        """Items of an epoch."""
 
     @property
     def seed(self) -> int: ...
@@ -38,15 +35,30 @@ class Keys(Protocol):
     def repeating(self) -> bool: ...
 
     @property
-    def identity(self) -> str: ...
+    def identity(self) -> str:
+        """Which order it is; a state saved under another is refused."""
 
-    def take(self, start: int, stop: int) -> NDArray[np.int64]: ...
+    @property
+    def members(self) -> Any:
+        """What keys are made of, for who reads them: n of a plain source, the list of its members' of a Join."""
 
-    def item(self, key: int) -> Any: ...
+    @property
+    def num_counters(self) -> int: ...
 
-    def counters_at(self, position: int) -> list[int] | None: ...
+    def take(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The keys at positions [start, stop)."""
 
-    def go_on_at(self, position: int, counters: Sequence[int]) -> None: ...
+    def item(self, key: int) -> Any:
+        """What a key stands for."""
+
+    def name(self, key: int) -> str:
+        """What a key stands for, for people."""
+
+    def counters_at(self, position: int) -> list[int]:
+        """What a resume there needs besides the position."""
+
+    def go_on_at(self, position: int, counters: Sequence[int]) -> None:
+        """Takes over what `counters_at` gave; StateMismatch if it cannot have."""
 
 
 class SourceOrder(KeyedOrder):
@@ -67,10 +79,10 @@ class SourceOrder(KeyedOrder):
         return self._source.take(epoch * self.n + start, epoch * self.n + stop)
 
     def counters_at(self, position: int, *, seed: int, epoch: int) -> list[int] | None:
-        return self._source.counters_at(epoch * self.n + position if self._source.repeating else position)
+        return self._source.counters_at(epoch * self.n + position) or None
 
     def go_on_at(self, position: int, counters: Sequence[int], *, epoch: int) -> None:
-        self._source.go_on_at(epoch * self.n + position if self._source.repeating else position, counters)
+        self._source.go_on_at(epoch * self.n + position, counters)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SourceOrder) and other.identity == self.identity
@@ -89,7 +101,7 @@ class Stream(KeyedBatches):
     def __init__(self, source: Keys, batch_size: int | None) -> None:
         self.source, self.batch_size = source, batch_size
         self.rounds = 1  # of single items that are fetched together, from the next step that is ordered on
-        self.rounds_at: dict[int, int] = {}  # of the steps under way that were ordered with more than one
+        self.rounds_at: dict[int, int] = {}  # of the steps that were ordered and not delivered, if more than one
         self.epoch = 0  # of a source that does not repeat: the one that is delivered
 
     @property
@@ -124,66 +136,74 @@ class StreamSchedule(BatchSchedule):
         """Items of one step over all ranks."""
         return int(self.order.batch_size or 1) * self.world_size
 
+    @property
+    def is_endless(self) -> bool:
+        return bool(self.order.source.repeating)
+
+    @property
+    def stream(self) -> dict[str, Any]:
+        """For the header of an audit: what its keys and positions mean."""
+        return {"members": self.order.source.members, "is_endless": self.is_endless}
+
+    def number(self, step: int) -> int:
+        """For a record of steps: their positions, which mean the same for every number of ranks."""
+        return step
+
     def behind(self, step: int) -> int:
         """The step that follows one."""
         rounds: int = self.order.rounds_at.get(step, 1)
         return step + self.stride * rounds
 
     def end_of(self, epoch: int, rank: int) -> int:
-        if self.order.source.repeating:
-            return int(MAX_N)
-        if epoch != self.order.epoch:
+        if not self.is_endless and epoch != self.order.epoch:
             return 0  # nothing is ordered ahead of a pipeline that may have come to its end
-        if self.uneven == "drop":
-            return max(self.n - self.stride + 1, 0)
-        return max(self.n - rank, 0) if self.uneven == "exact" else self.n
+        return stream_end(None if self.is_endless else self.n, rank, uneven=self.uneven, stride=self.stride)
 
     def batch(self, epoch: int, step: int, rank: int = 0) -> NDArray[np.int64]:
-        if self.order.batch_size is None and self.order.rounds > 1:
+        if self.order.rounds > 1:
             self.order.rounds_at[step] = self.order.rounds
+        else:
+            self.order.rounds_at.pop(step, None)
         return self._keys(epoch, self.positions(step, rank))
 
     def positions(self, step: int, rank: int) -> NDArray[np.int64]:
         """Of a rank's items at a step; at n and beyond, in a pipeline that does not repeat, stands padding."""
-        size, world = self.order.batch_size, self.world_size
-        left = MAX_N if self.order.source.repeating else self.n - step
-        if size is None:
-            first = step + world * np.arange(self.order.rounds_at.get(step, 1))
-            if self.uneven == "exact":
-                return first[first + rank < step + left] + rank
-            return first[first + (world if self.uneven == "drop" else 1) <= step + left] + rank
-        if left >= size * world:
-            return np.arange(step + rank * size, step + (rank + 1) * size)
-        if self.uneven == "pad":
-            each = -(-left // world)
-            return np.arange(step + rank * each, step + (rank + 1) * each)
-        each, longer = divmod(left, world)
-        start = step + rank * each + min(rank, longer)
-        return np.arange(start, start + each + (rank < longer))
+        return stream_positions(
+            step,
+            rank,
+            n=None if self.is_endless else self.n,
+            uneven=self.uneven,
+            world_size=self.world_size,
+            batch_size=self.order.batch_size,
+            num_rounds=self.order.rounds_at.get(step, 1),
+        )
 
     def position(self, step: int) -> int:
         """Items that all ranks have had before a step."""
-        return step if self.order.source.repeating else min(step, self.n)
+        return step if self.is_endless else min(step, self.n)
 
     def num_valid(self, epoch: int, step: int, rank: int) -> int:
         positions = self.positions(step, rank)
-        return len(positions) if self.order.source.repeating else int((positions < self.n).sum())
+        return len(positions) if self.is_endless else int((positions < self.n).sum())
 
     def counters(self, epoch: int, step: int) -> Any:
         """What a resume needs besides its position: of a Join, what each member has had."""
-        return self.order.source.counters_at(step)
+        return self.order.source.counters_at(self._at(epoch, self.position(step))) or None
 
     def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:
         """The key so many places behind that of a row."""
         return int(self._keys(epoch, self.positions(step, rank)[row : row + 1] + distance)[0])
 
+    def _at(self, epoch: int, position: int) -> int:
+        """The position as the source counts."""
+        return position if self.is_endless else epoch * self.n + position
+
     def _keys(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if not len(positions):
             return np.empty(0, np.int64)
         source: Keys = self.order.source
-        n = self.n
-        if not source.repeating:
-            positions = positions % n + epoch * n
+        if not self.is_endless:
+            positions = positions % self.n + epoch * self.n
         first, last = int(positions.min()), int(positions.max())
         if last - first < 64 * len(positions):
             return source.take(first, last + 1)[positions - first]

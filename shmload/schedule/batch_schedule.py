@@ -86,6 +86,10 @@ class BatchSchedule:
         """The step that follows one."""
         return step + self.stride
 
+    def number(self, step: int) -> int:
+        """How many steps came before it, for a record of them."""
+        return -(-step // self.stride)
+
     def num_valid(self, epoch: int, step: int, rank: int) -> int:
         """Rows of the batch that are not padding: all or none."""
         is_padding = step + rank >= self.order.num_batches(seed=self.seed, epoch=epoch)

@@ -194,7 +194,9 @@ class SeedStream:
             self.schedule()
         self._num_ahead = (self._loader.prefetch_factor or 1) * self._loader.num_workers
         self._place = Place(self._next_epoch, self._first_step)
-        formula = None if isinstance(self._schedule, BatchSchedule) else self._schedule
+        formula = self._schedule
+        if isinstance(formula, BatchSchedule) and formula.stream is None:
+            formula = None
         header = partial(header_of, self._loader, formula, self._rank)
         self._loader.recorder.begins(header, self._next_epoch, self.step_number(self._first_step))
         self._next_epoch, self._first_step = self._next_epoch + 1, 0

@@ -140,7 +140,8 @@ class Conveyer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["stages"], **state["options"])  # type: ignore[misc]
-        self._run.move(*state["place"])
+        if state["place"] != (0, 0):
+            self._run.move(*state["place"])
 
     # ------------------------------------------------------------ position
 
@@ -183,7 +184,7 @@ class Conveyer:
 
     def begin_next_epoch(self) -> None:
         """Goes to the start of the next epoch, of a pipeline that does not repeat."""
-        self._run.move(self._run.epoch + 1, 0)
+        self._run.begin_next_epoch()
 
     def entry(self) -> list[Any]:
         """The state in a few words, for that of a Join."""

@@ -13,7 +13,7 @@ from shmload.schedule.checks import digest
 from shmload.schedule.drawn import Drawn
 from shmload.schedule.mix_order import Stop, length
 from shmload.schedule.permutation import MAX_N
-from shmload.schedule.shares import Shares
+from shmload.schedule.shares import Shares, exact_weight
 
 
 class Draws:
@@ -29,7 +29,7 @@ class Draws:
         self.n = length(sizes, self.shares, "repeat" if is_never_whole else stop)
         self.is_endless = self.n >= MAX_N
         self._drawn = Drawn(self.shares, self.n)
-        made_of = f"{list(sizes)}, {[float(weight) for weight in weights]}, {stop}"
+        made_of = f"{list(sizes)}, {[str(exact_weight(weight)) for weight in weights]}, {stop}"
         self.mark = digest(np.frombuffer(made_of.encode(), np.uint8))
 
     def member_at(self, position: int) -> int:

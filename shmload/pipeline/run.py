@@ -44,9 +44,18 @@ class Run:
         self._errors = ItemErrors(plan.source.name)
         self._fetched: deque[Outcome] = deque()  # items that came together and have not been asked for
         self._pace = Pace(plan.crew)
+        self._next_of_loader = (0, 0)  # where its next pass begins by itself
 
     def move(self, epoch: int, position: int) -> None:
         """Goes on there."""
+        self._go(epoch, position)
+        self._next_of_loader = (-1, 0)
+
+    def begin_next_epoch(self) -> None:
+        """Goes to the start of the next epoch."""
+        self._go(self.epoch + 1, 0)
+
+    def _go(self, epoch: int, position: int) -> None:
         self.epoch, self.position, self._iterator = epoch, position, None
         self._stream.epoch = epoch
         self._fetched.clear()
@@ -113,8 +122,10 @@ class Run:
         if self._iterator is None:
             if self.loader is None:
                 self.loader = self._make_loader()
-            self.loader.load_state_dict(dict(make_state(self.schedule, epoch=self.epoch, step=self.position)))
+            if self._next_of_loader != (self.epoch, self.position):  # an audit must not take each start for a resume
+                self.loader.load_state_dict(dict(make_state(self.schedule, epoch=self.epoch, step=self.position)))
             self._iterator = iter(self.loader)
+            self._next_of_loader = (self.epoch + 1, 0)
         return self._iterator
 
     def _make_loader(self) -> ShmLoader[Any]:

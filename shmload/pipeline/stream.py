@@ -137,6 +137,11 @@ class StreamSchedule(BatchSchedule):
         return int(self.order.batch_size or 1) * self.world_size
 
     @property
+    def rows_per_rank(self) -> int | None:
+        size: int | None = self.order.batch_size
+        return size
+
+    @property
     def is_endless(self) -> bool:
         return bool(self.order.source.repeating)
 

@@ -10,6 +10,7 @@ another number of ranks goes on at any step, with exactly the batches that are l
 """
 
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,16 @@ class BatchSchedule:
     def shuffle(self) -> bool:
         """The order says how."""
         return False
+
+    @property
+    def rows_per_rank(self) -> int | None:
+        """Of a rank's step; None where batches differ."""
+        return None
+
+    @property
+    def stream(self) -> dict[str, Any] | None:
+        """What positions and keys mean where they number the items of a stream, as a pipeline's do; else None."""
+        return None
 
     @property
     def rest_rule(self) -> Uneven:

@@ -52,13 +52,17 @@ class SeedIterator:
         return self
 
     def __next__(self) -> Any:
+        while (batch := self.next_step()) is NOTHING:
+            pass
+        return batch
+
+    def next_step(self) -> Any:
+        """The next batch; NOTHING if every sample of it is skipped."""
         try:
-            while (batch := self._stream.take(self.place)) is NOTHING:
-                pass
+            return self._stream.take(self.place)
         except StopIteration:
             self._loader.recorder.ended(self.place.epoch, self._stream.step_number(self.place.step))
             raise
-        return batch
 
     def __len__(self) -> int:
         return len(self._stream)

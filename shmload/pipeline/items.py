@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,27 +65,23 @@ class ItemErrors(NamedErrors):
 def items_of(
     schedule: StreamSchedule,
     rank: int,
-    steps: range,
+    step: int,
     items: Sequence[Any],
-    errors: ItemErrors,
+    errors: Mapping[int, BaseException],
     lost: BaseException | None,
 ) -> Iterator[Outcome]:
-    """The outcomes of all items of some steps, in order.
+    """The outcomes of a step's items, in order.
 
     Args:
-        steps: from the first one asked for to behind the last that came; those before it had nothing but errors.
         items: what came.
-        lost: why the last step did not come at all.
+        errors: by row, of those that were left out.
+        lost: why nothing came.
     """
-    found, step = iter(items), steps.start
-    while step < steps.stop:
-        of_step = errors.of_step.pop(step, {})
-        for row in range(len(schedule.positions(step, rank))):
-            item = None if row in of_step else next(found, None)
-            if isinstance(item, FailedItem):
-                yield None, item.failure.exception()
-            else:
-                yield item, of_step.get(row, lost)
-        behind = schedule.behind(step)
-        schedule.order.rounds_at.pop(step, None)
-        step = behind
+    found = iter(items)
+    for row in range(len(schedule.positions(step, rank))):
+        item = None if row in errors else next(found, None)
+        if isinstance(item, FailedItem):
+            yield None, item.failure.exception()
+        else:
+            yield item, errors.get(row, lost)
+    schedule.order.rounds_at.pop(step, None)

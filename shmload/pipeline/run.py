@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shmload.loader import ShmLoader
+from shmload.orders import NOTHING
 from shmload.pipeline.items import ItemErrors, NamedErrors, Outcome, items_of
 from shmload.pipeline.pace import Pace
 from shmload.pipeline.plan import Plan, check_travels
@@ -94,21 +95,19 @@ class Run:
 
     def _fetch(self) -> None:
         iterator, first = self._running(), self.position
-        items: list[Any] = []
+        items: Any = NOTHING
         lost: Exception | None = None
         try:
-            items = next(iterator)
-        except StopIteration:  # what is left of the epoch has errors only
-            pass
+            items = iterator.next_step()
         except Exception as error:
             lost = error
         except BaseException:
             self.move(self.epoch, first)
             raise
-        reached = iterator.place.step
-        if reached == first:  # the loader itself has failed
-            raise lost or StopIteration
-        outcomes = list(items_of(self.schedule, self._rank, range(first, reached), items, self._errors, lost))
+        if iterator.place.step == first and lost is not None:  # the loader itself has failed
+            raise lost
+        items = [] if items is NOTHING else items
+        outcomes = list(items_of(self.schedule, self._rank, first, items, self._errors.of_step.pop(first, {}), lost))
         num_lost = 0 if lost is None else sum(error is lost for _, error in outcomes)
         if num_lost > 1:  # one that cannot travel fails all that came with it: they are fetched anew, one by one
             del outcomes[-num_lost:]

@@ -68,7 +68,7 @@ def test_runs_and_resumes_on_any_number_of_ranks_are_proven(
     for world, num_steps in starts:
         state = run(spec.on(world), folder, num_steps, state)
     report = judged(folder)
-    assert ([], []) == (report.findings, report.unjudged)
+    assert (report.findings, report.unjudged) == ([], [])
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
@@ -82,7 +82,7 @@ def test_a_resume_in_mid_epoch_on_other_ranks_is_proven(tmp_path: Path, source: 
     state = run(spec.on(3), tmp_path, 1, state)
     run(spec, tmp_path, 3, state)
     report = judged(tmp_path)
-    assert ("proven: every sample exactly once", []) == (report.verdict, report.findings)
+    assert (report.verdict, report.findings) == ("proven: every sample exactly once", [])
     assert report.loaders[0].epochs[0].num_superseded == 3
 
 
@@ -91,7 +91,7 @@ def test_a_resume_within_items_that_were_fetched_together_is_proven(tmp_path: Pa
     state = run(spec, tmp_path, 150)
     state = run(spec.on(2), tmp_path, 100, state)
     run(spec, tmp_path, 300, state)
-    assert 0 == judged(tmp_path).status
+    assert judged(tmp_path).status == 0
 
 
 def test_several_epochs_of_a_pipeline_that_ends_are_proven(tmp_path: Path) -> None:
@@ -100,14 +100,14 @@ def test_several_epochs_of_a_pipeline_that_ends_are_proven(tmp_path: Path) -> No
             for _ in range(3):
                 pulled(pipeline, 10)
     report = judged(tmp_path)
-    assert ["proven"] * 3 == [epoch.state for epoch in report.loaders[0].epochs]
-    assert [11] * 3 == [epoch.num_samples for epoch in report.loaders[0].epochs]
+    assert [epoch.state for epoch in report.loaders[0].epochs] == ["proven"] * 3
+    assert [epoch.num_samples for epoch in report.loaders[0].epochs] == [11] * 3
 
 
 def test_what_is_left_of_an_unfinished_epoch_is_said(tmp_path: Path) -> None:
     run(Spec(Leaf(20, False, False, 0), batch_size=2, world=2), tmp_path, 2)
     (epoch,) = judged(tmp_path).loaders[0].epochs
-    assert ("unfinished", "what is behind position 7") == (epoch.state, epoch.remaining)
+    assert (epoch.state, epoch.remaining) == ("unfinished", "what is behind position 7")
 
 
 def doubled(records: list[Record]) -> list[Record]:
@@ -145,13 +145,13 @@ def a_row_less(records: list[Record]) -> list[Record]:
 )
 def test_a_planted_defect_is_found(tmp_path: Path, source: Any, change: Any, kind: str, text: str) -> None:
     run(Spec(source, batch_size=2, world=2), tmp_path, 3)
-    assert 0 == judged(tmp_path).status
+    assert judged(tmp_path).status == 0
     rewritten(tmp_path, change)
     report = judged(tmp_path)
-    assert 1 == report.status
+    assert report.status == 1
     assert kind in report.num_found
     assert text in "\n".join(finding.text for finding in report.findings)
-    assert "defect" == report.loaders[0].epochs[0].state
+    assert report.loaders[0].epochs[0].state == "defect"
 
 
 def test_a_missing_file_is_missed(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_missing_file_is_missed(tmp_path: Path) -> None:
     (log,) = [log for log in read_folder(tmp_path) if log.header["rank"] == 1]
     (tmp_path / log.name).unlink()
     (finding,) = judged(tmp_path).findings
-    assert "epoch 0: positions 2-3, 8-9, 14-15 never came; there is no file of rank 1: is it missing?" == finding.text
+    assert finding.text == "epoch 0: positions 2-3, 8-9, 14-15 never came; there is no file of rank 1: is it missing?"
 
 
 def test_a_start_that_forgot_its_state_is_found(tmp_path: Path) -> None:
@@ -196,13 +196,13 @@ def test_skipped_items_are_accounted_for(tmp_path: Path) -> None:
         return x
 
     with Conveyer([Range(8, repeating=False), Map(broken), Collate(2)], audit=tmp_path, on_error="skip") as pipeline:
-        assert [[0, 1], [2, 3], [4], [6, 7]] == pulled(pipeline, 9)
+        assert pulled(pipeline, 9) == [[0, 1], [2, 3], [4], [6, 7]]
     report = judged(tmp_path)
-    assert (0, 1) == (report.status, report.loaders[0].epochs[0].num_skipped)
+    assert (report.status, report.loaders[0].epochs[0].num_skipped) == (0, 1)
 
 
 def test_the_same_items_of_another_epoch_are_not_taken_for_stale_memory(tmp_path: Path) -> None:
     with Conveyer([Range(8), Map(Add(1)), Collate(4)], audit=tmp_path) as pipeline:
         for batch in islice(pipeline, 40):
             del batch
-    assert (0, []) == (judged(tmp_path).status, judged(tmp_path).unjudged)
+    assert (judged(tmp_path).status, judged(tmp_path).unjudged) == (0, [])

@@ -1,0 +1,389 @@
+"""Join: proportions at every prefix, ends, nesting, states."""
+
+from __future__ import annotations
+
+import io
+import json
+from fractions import Fraction
+from itertools import islice
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import example, given, settings
+from pipeline_kit import Add, Joined, Leaf, plain, turns
+
+from shmload.errors import SampleError, StateMismatch
+from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Partition, Permutation, Range
+from shmload.pipeline.draws import Draws
+from shmload.schedule.permutation import MAX_N
+
+POSITIVE = st.one_of(
+    st.integers(1, 10**6),
+    st.floats(1e-6, 1e6),
+    st.sampled_from([1e-300, 5e-324, 1e300, 0.1, 1 / 3, Fraction(1, 3), 10**400]),
+)
+
+
+def once(n: int) -> Conveyer:
+    return Conveyer([Range(n, repeating=False)])
+
+
+def joined(*pairs: tuple[int, Any], **options: Any) -> Join:
+    """A Join of Ranges, each of which adds 1000 times its number."""
+    return Join(
+        [
+            (Conveyer([Range(n, repeating=False), Map(Add(1000 * number))]), weight)
+            for number, (n, weight) in enumerate(pairs)
+        ],
+        **options,
+    )
+
+
+@settings(deadline=None)
+@given(st.lists(POSITIVE, min_size=1, max_size=6), st.integers(0, 60))
+@example([1e-300, 1], 60)
+@example([1, 10**400], 60)
+def test_every_prefix_is_within_one_item_of_the_weights(weights: list[Any], num_draws: int) -> None:
+    pipeline = Join([(Conveyer([Range(3)]), weight) for weight in weights])
+    exact = [Fraction(str(weight)) if isinstance(weight, float) else Fraction(weight) for weight in weights]
+    had = [0] * len(weights)
+    for done in range(1, num_draws + 1):
+        pipeline()
+        had[pipeline.last_member] += 1
+        assert all(abs(x - weight / sum(exact) * done) < 1 for x, weight in zip(had, exact, strict=True))
+    pipeline.close()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=5))
+def test_lengths_as_weights_give_one_epoch_of_each(sizes: list[int]) -> None:
+    with joined(*((n, n) for n in sizes)) as pipeline:
+        everything = sorted(1000 * member + x for member, n in enumerate(sizes) for x in range(n))
+        for _ in range(2):
+            assert len(pipeline) == sum(sizes)
+            assert everything == sorted(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ("first", [0, 1000, 1, 1001]),
+        ("all", [0, 1000, 1, 1001, 2, 1000, 3, 1001]),
+        ("repeat", [0, 1000, 1, 1001, 2, 1000, 3, 1001, 0, 1000]),
+    ],
+)
+def test_stop_says_when_it_ends(stop: Any, expected: list[int]) -> None:
+    with joined((4, 1), (2, 1), stop=stop) as pipeline:
+        assert expected == list(islice(pipeline, 10))
+        assert pipeline.is_ended == (stop != "repeat")
+
+
+def test_in_its_next_epoch_the_members_go_on_where_they_stand() -> None:
+    with joined((5, 1), (2, 1)) as pipeline:
+        assert list(pipeline) == [0, 1000, 1, 1001]
+        with pytest.raises(StopIteration):
+            pipeline()
+        assert list(pipeline) == [2, 1000, 3, 1001]
+        assert list(pipeline) == [4, 1000, 0, 1001]
+
+
+def test_a_member_without_an_end_makes_stop_all_endless_and_stop_first_end_with_the_others() -> None:
+    def make(stop: Any) -> Join:
+        return Join([(Conveyer([Range(3)]), 1), (once(2), 1)], stop=stop)
+
+    assert (make("all").is_endless, len(make("all"))) == (True, 5)
+    assert len(make("first")) == 4
+    assert Join([(Conveyer([Range(3)]), 1)]).is_endless
+
+
+def test_joins_nest() -> None:
+    inner = joined((2, 2), (4, 4))
+    with Join([(inner, 6), (Conveyer([Range(3, repeating=False), Map(Add(5000))]), 3)]) as pipeline:
+        assert len(pipeline) == 9
+        assert sorted(pipeline) == [0, 1, 1000, 1001, 1002, 1003, 5000, 5001, 5002]
+        assert 3 * len(list(islice(pipeline, 9))) == 27
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5)), min_size=1, max_size=4),
+    st.sampled_from(["first", "all", "repeat"]),
+    st.integers(0, 30),
+)
+def test_a_join_and_one_crew_over_it_give_the_same_and_resume_alike(pairs: Any, stop: Any, num_done: int) -> None:
+    spec = Joined(
+        tuple(Leaf(n, True, False, number) for number, (n, _) in enumerate(pairs)), tuple(w for _, w in pairs), stop
+    )
+    if spec.length == 0:
+        return
+    with spec.stage() as by_itself, Conveyer([spec.stage()]) as over_one, spec.stage() as resumed:
+        expected = list(islice(spec.values(), num_done + 20))
+        got: list[int] = []
+        while len(got) < num_done:
+            got += islice(by_itself, num_done - len(got))
+        state = by_itself.state()
+        while len(got) < num_done + 20:
+            got += islice(by_itself, num_done + 20 - len(got))
+        assert expected == got
+        one: list[int] = []
+        while len(one) < num_done + 20:
+            one += islice(over_one, num_done + 20 - len(one))
+        assert expected == one
+        for _ in range(2):
+            resumed.load_state(json.loads(json.dumps(state)))
+            assert state == resumed.state()
+            rest: list[int] = []
+            while len(rest) < 20:
+                rest += islice(resumed, 20 - len(rest))
+            assert expected[num_done:] == rest
+
+
+def test_batches_of_several_pipelines_take_turns() -> None:
+    pairs = [(Conveyer([Range(6, repeating=False), Map(Add(100 * m)), Collate(2)]), 1) for m in range(3)]
+    with Join(pairs) as pipeline:
+        members = [(pipeline().tolist()[0] // 100, pipeline.last_member) for _ in range(9)]
+    assert [m for m, _ in members] == [m for _, m in members] == turns([1, 1, 1], 9)
+
+
+class Failing:
+    def __call__(self, x: int) -> int:
+        raise KeyError(x)
+
+
+def test_a_turn_whose_item_fails_was_a_turn() -> None:
+    with Join([(once(4), 1), (Conveyer([Range(4), Map(Failing())]), 1)]) as pipeline:
+        assert pipeline() == 0
+        with pytest.raises(KeyError):
+            pipeline()
+        assert [pipeline(), pipeline.state()["members"][3][0]] == [1, 1]
+
+
+def test_a_member_whose_epoch_ends_early_by_skipping_begins_its_next() -> None:
+    def no_threes(x: int) -> int:
+        if x == 3:
+            raise ValueError
+        return x
+
+    skipping = Conveyer([Range(4, repeating=False), Map(no_threes), Collate(1)], on_error="skip")
+    with Join([(skipping, 1), (once(8), 1)], stop="repeat") as pipeline:
+        firsts = [plain(pipeline()) for _ in range(12)][::2]
+    assert firsts == [[0], [1], [2], [0], [1], [2]]
+
+
+def test_a_member_that_gives_nothing_at_all_is_said_to() -> None:
+    nothing = Conveyer([Range(4, repeating=False), Map(Failing()), Collate(2)], on_error="skip")
+    with Join([(nothing, 1)]) as pipeline, pytest.raises(SampleError, match="has skipped a whole epoch"):
+        pipeline()
+
+
+# ------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize("weight", [0, -1, 0.0, float("nan"), float("inf"), -float("inf"), "1", None])
+def test_weights_are_positive_and_finite(weight: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"a Join needs (finite weights of 0 or more; got|weights above 0; member 1 has)"
+    ):
+        Join([(once(1), 1), (once(1), weight)])
+
+
+def refusals() -> dict[str, Any]:
+    twice = once(3)
+    return {
+        "a Join needs at least one (pipeline, weight); got none": [],
+        "a Join needs pairs of a Conveyer or Join and its weight; member 0 is 3": [3],
+        "a Join needs pairs of a Conveyer or Join and its weight; member 1 is (Range(": [(once(1), 1), (Range(3), 1)],
+        "the same pipeline is in a Join twice: make one for each, or add up the weights": [(twice, 1), (twice, 1)],
+        'member 0 gives some ranks more than others (uneven="exact")': [
+            (Conveyer([Range(3, repeating=False), Partition(0, 2, uneven="exact")]), 1)
+        ],
+        "member 0 of the Join gives nothing: not even one batch of all ranks is full": [
+            (Conveyer([Range(3, repeating=False), Collate(4, False)]), 1)
+        ],
+    }
+
+
+@pytest.mark.parametrize("message", refusals())
+def test_what_cannot_be_joined_is_refused(message: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        Join(refusals()[message])
+    assert message in str(caught.value)
+
+
+def test_a_stop_rule_is_one_of_three() -> None:
+    with pytest.raises(ValueError, match='stop is "first", "all" or "repeat"; got \'last\''):
+        joined((1, 1), stop="last")
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        (Conveyer([Range(4), Collate(2)]), "member 0 of the Join has a Collate of its own"),
+        (Conveyer([Range(4), Partition(0, 2)]), "member 0 of the Join has a Partition of its own"),
+        (Conveyer([Range(4)], max_restarts=1), "member 0 of the Join has options (max_restarts)"),
+        (Conveyer([Range(1 << 61)]), "keys up to 9223372036854775808, which counts a member's items times the number"),
+    ],
+)
+def test_a_join_at_the_head_of_a_conveyer_needs_single_items_of_all_ranks(member: Conveyer, message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        Conveyer([Join([(member, 1), *((once(1), 1) for _ in range(3))])])
+    assert message in str(caught.value)
+
+
+def test_the_crews_of_members_count_for_the_conveyer_over_a_join() -> None:
+    def member(**options: Any) -> Conveyer:
+        return Conveyer([Range(4), DistributedBatchedMap(str, **options)])
+
+    inner = Join(
+        [(member(n_workers=2, timeout=5, buffer_size=7), 1), (member(n_workers=1, timeout=8), 1), (once(3), 1)]
+    )
+    crew = Conveyer([inner, DistributedBatchedMap(str, 3, buffer_size=2, timeout=1)]).plan.crew
+    assert (crew.num_workers, crew.buffer_size, crew.timeout_s) == (6, 9, 9)
+    assert None is Conveyer([inner, DistributedBatchedMap(str, 3, timeout=None)]).plan.crew.timeout_s
+    assert Conveyer([Join([(once(3), 1)])]).plan.crew.num_workers == 0
+
+
+# ------------------------------------------------------------ states
+
+
+def far(pipeline: Any, count: int) -> Any:
+    """A state as after about so many draws of each member, at every depth."""
+    state = pipeline.state()
+
+    def moved(of: Join, entry: list[Any]) -> list[Any]:
+        mark, _, *members = entry
+        made = []
+        for member, (_, inner) in zip(of.members, members, strict=True):
+            if isinstance(member, Join):
+                made.append([count, moved(member, inner)])
+            elif member.is_endless and len(inner) == 4:
+                made.append([count, [inner[0], count // 20, count % 20, [count // 4] * 4]])
+            else:
+                made.append([count, [inner[0], count // 10, count % 10]])
+        return [mark, count, *made]
+
+    return {**state, "members": moved(pipeline, state["members"])}
+
+
+def test_a_state_is_small_however_far_and_deep() -> None:
+    def over_a_join() -> Conveyer:
+        return Conveyer([Join([(Conveyer([Permutation(5)]), 1) for _ in range(4)])])
+
+    for make, num_members in (
+        (lambda: Join([(Conveyer([Permutation(10)]), 1) for _ in range(100)]), 100),
+        (lambda: Join([(Join([(Conveyer([Permutation(10)]), 1) for _ in range(5)]), 1) for _ in range(5)]), 30),
+        (lambda: Join([(over_a_join(), 1) for _ in range(10)]), 50),
+    ):
+        pipeline = make()
+        state = far(pipeline, 10**12)
+        assert len(json.dumps(state)) <= 1024 + 64 * num_members
+        pipeline.load_state(state)
+        assert state == pipeline.state()
+        pipeline()
+        pipeline.close()
+
+
+def test_a_conveyer_over_a_nested_join_keeps_the_counters_of_every_depth() -> None:
+    weights = [0.123456789, 0.987654321]
+
+    def make() -> Conveyer:
+        inner = Join([(Conveyer([Permutation(7, seed=m)]), w) for m, w in enumerate(weights)])
+        return Conveyer([Join([(inner, 0.333331), (Conveyer([Permutation(9)]), 0.71)])])
+
+    with make() as pipeline, make() as other:
+        list(islice(pipeline, 100))
+        state = pipeline.state()
+        assert len(state["counters"]) == 4
+        other.load_state(json.loads(json.dumps(state)))
+        assert list(islice(pipeline, 50)) == list(islice(other, 50))
+        shares = [w / sum(weights) for w in (0.333331, 0.71)], [w / sum(weights) for w in weights]
+        shares[0][:] = [0.333331 / 1.043331, 0.71 / 1.043331]
+        outer = [round(10**12 * share) for share in shares[0]]
+        inner = [round(outer[0] * share) for share in shares[1]]
+        n = state["n"]
+        epoch, position = divmod(10**12, n)
+        other.load_state({**state, "epoch": epoch, "position": position, "counters": [*outer, *inner]})
+        other()  # at once: nothing is worked out from the start
+
+
+def test_a_state_goes_through_torch_save_as_plain_data() -> None:
+    with joined((4, 1), (3, 2)) as pipeline:
+        list(islice(pipeline, 2))
+        file = io.BytesIO()
+        torch.save(pipeline.state(), file)
+        file.seek(0)
+        assert pipeline.state() == torch.load(file, weights_only=True)
+
+
+HOSTILE = [None, [], 3, "x", {}, {"mode": "join"}, {"mode": "join", "version": 1}, {"mode": "seed"}]
+
+
+@pytest.mark.parametrize("state", HOSTILE, ids=repr)
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with joined((4, 1)) as pipeline, pytest.raises(StateMismatch):
+        pipeline.load_state(state)
+
+
+def test_a_newer_format_is_named() -> None:
+    with joined((4, 1)) as pipeline, pytest.raises(StateMismatch, match="has format version 2, this shmload reads 1"):
+        pipeline.load_state({**pipeline.state(), "version": 2})
+
+
+PATHS = [
+    (),
+    (0,),
+    (1,),
+    (2,),
+    (2, 0),
+    (2, 1),
+    (2, 1, 0),
+    (2, 1, 1),
+    (2, 1, 2),
+    (3, 1, 0),
+    (3, 1, 1),
+    (3, 1, 2, 0),
+    (3, 1, 2, 1, 1),
+]
+WRONG = [None, -1, "x", 1.5, [], [1], {}, 10**30, True, [[]]]
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(PATHS), st.sampled_from(WRONG))
+def test_a_damaged_state_is_refused_and_changes_nothing(path: tuple[int, ...], wrong: Any) -> None:
+    inner = Join([(Conveyer([Permutation(5)]), 1), (Conveyer([Permutation(4)]), 2)])
+    with Join([(Conveyer([Permutation(6)]), 2), (inner, 1)]) as pipeline:
+        list(islice(pipeline, 3))
+        before = pipeline.state()
+        expected = list(islice(pipeline, 4))
+        pipeline.load_state(before)
+        damaged = json.loads(json.dumps(before))
+        if path:
+            where = damaged["members"]
+            for at in path[:-1]:
+                where = where[at]
+            if where[path[-1]] == wrong or (path in [(1,), (3, 1, 1)] and type(wrong) is int and wrong >= 0):
+                return
+            where[path[-1]] = wrong
+        else:
+            damaged["members"] = wrong
+        with pytest.raises(StateMismatch):
+            pipeline.load_state(damaged)
+        assert before == pipeline.state()
+        assert expected == list(islice(pipeline, 4))
+
+
+def test_the_state_of_another_join_names_the_member() -> None:
+    with joined((4, 1), (3, 2)) as pipeline:
+        other = Join([(Conveyer([Range(4, repeating=False)]), 1), (Conveyer([Permutation(3, repeating=False)]), 2)])
+        with pytest.raises(StateMismatch, match=r"belongs to another pipeline, member 1; this one is pipeline\(Perm"):
+            other.load_state(pipeline.state())
+        with pytest.raises(StateMismatch, match="belongs to another Join: its members, weights or stop rule differ"):
+            joined((4, 2), (3, 2)).load_state(pipeline.state())
+
+
+def test_draws_of_members_without_an_end_have_none() -> None:
+    draws = Draws([MAX_N, MAX_N], [1, 2], "first")
+    assert draws.is_endless
+    assert sorted({draws.member_at(position) for position in range(6)}) == [0, 1]

@@ -24,6 +24,7 @@ class Draws:
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[Any], stop: Stop) -> None:
+        self._made_of = (sizes, weights, stop)
         self.shares = Shares.of([list(weights)])
         is_never_whole = stop == "all" and max(sizes) >= MAX_N
         self.n = length(sizes, self.shares, "repeat" if is_never_whole else stop)
@@ -71,6 +72,9 @@ class Draws:
                 f"counters must be the draws of {self.shares.num_members} members before position {position}, each within one of "
                 f"its share; got {list(counters)!r:.200}. Load what state() returned"
             )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Draws, self._made_of  # a copy begins without what was worked out
 
     def learn(self, position: int, counters: Sequence[int]) -> None:
         """Takes over what has been checked, so that it need not be worked out anew."""

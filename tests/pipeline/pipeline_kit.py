@@ -72,11 +72,15 @@ class Joined:
     def stage(self) -> Any:
         return Join(
             [
-                (Conveyer([member.stage(), Map(Add(1000 * (number + 1)))]), weight)
+                (Conveyer([member.stage(), Map(Add(self.offset(number)))]), weight)
                 for number, (member, weight) in enumerate(zip(self.members, self.weights, strict=True))
             ],
             stop=self.stop,
         )
+
+    def offset(self, number: int) -> int:
+        """What tells a member's items from all others."""
+        return (10_000 if isinstance(self.members[number], Joined) else 1000) * (number + 1)
 
     @property
     def length(self) -> int | None:
@@ -92,7 +96,7 @@ class Joined:
         draws = turns(self.weights, ENOUGH if self.length is None else self.length)
         while True:  # members go on where they stand
             for member in draws:
-                yield next(rows[member]) + 1000 * (member + 1)
+                yield next(rows[member]) + self.offset(member)
             if self.length is None:
                 return
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from pipeline_kit import Add, Joined, Leaf, Spec, pulled, specs
 
-from shmload.observe.audit.file import Batch, Record, batch_record, event_record, header_line
+from shmload.observe.audit.file import AuditLog, Batch, Record, batch_record, event_record, header_line
 from shmload.observe.audit.report import Report
 from shmload.observe.audit.verify import read_folder, tell_suspects, verify
 from shmload.pipeline import Collate, Conveyer, Join, Map, Partition, Permutation, Range
@@ -44,9 +44,9 @@ def run(spec: Spec, folder: Path, num_steps: int, state: Any = None) -> Any:
         return pipelines[0].state()
 
 
-def rewritten(folder: Path, change: Callable[[list[Record]], list[Record]], rank: int = 0) -> None:
-    """Makes the records of a rank others, with checksums that fit."""
-    (log,) = [log for log in read_folder(folder) if log.header["rank"] == rank]
+def rewritten(folder: Path, change: Callable[[list[Record]], list[Record]], log: AuditLog | None = None) -> None:
+    """Makes the records of rank 0, or of a log, others, with checksums that fit."""
+    log = log or next(log for log in read_folder(folder) if log.header["rank"] == 0)
     raw = header_line(log.header)
     for record in change(log.records):
         raw += batch_record(record) if isinstance(record, Batch) else event_record(record.kind, record.details)
@@ -187,6 +187,17 @@ def test_items_that_never_came_are_named_by_epoch_and_member(tmp_path: Path) -> 
     rewritten(tmp_path, without_item)
     text = "\n".join(finding.text for finding in judged(tmp_path).findings)
     assert "1 items of epoch 1 of member 0 never came, such as item 0" in text
+
+
+@pytest.mark.parametrize(
+    "stream", [None, {}, {"is_endless": 1, "members": 3}, {"is_endless": True, "members": [3, [0]]}]
+)
+def test_a_header_that_makes_no_sense_is_damage(tmp_path: Path, stream: Any) -> None:
+    run(Spec(Leaf(5, True, True, 1)), tmp_path, 3)
+    (log,) = read_folder(tmp_path)
+    log.header["stream"] = stream
+    rewritten(tmp_path, lambda records: records, log)
+    assert "the header cannot be used: stream is" in judged(tmp_path).findings[0].text
 
 
 def test_skipped_items_are_accounted_for(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def read_header(found: dict[str, Any]) -> Header:
         for field in dataclasses.fields(Header)
         if not isinstance(found.get(field.name), _KINDS[field.name])
     ]
+    if found.get("mode") == PIPELINE and not _is_stream(found.get("stream"), found.get("n")):
+        faults.append(f"stream is {found.get('stream')!r:.200}")
     if faults:
         raise ValueError(f"the header cannot be used: {', '.join(faults)}")
     values: dict[str, Any] = {field.name: found.get(field.name) for field in dataclasses.fields(Header)}
@@ -87,6 +89,15 @@ def read_header(found: dict[str, Any]) -> Header:
     if not 0 <= header.rank < header.world_size:
         raise ValueError(f"the header cannot be used: rank is {header.rank} of {header.world_size}")
     return header
+
+
+def _is_stream(stream: Any, n: Any) -> bool:
+    def are_members(members: Any) -> bool:
+        is_join = isinstance(members, list) and members
+        return all(map(are_members, members)) if is_join else type(members) is int and members > 0
+
+    is_dict = isinstance(stream, dict) and type(stream.get("is_endless")) is bool and type(n) is int and n > 0
+    return is_dict and are_members(stream.get("members"))
 
 
 def header_of(loader: ShmLoader[Any], schedule: Schedule | BatchSchedule | None, rank: int | None = None) -> Header:

@@ -49,20 +49,12 @@ def judge_stream(
     num_found = report.num_found.total()
     newest = max(deliveries, key=lambda one: (one.part.start, one.step))
     header = newest.part.header
-    by: dict[int, Delivery] = {}  # position -> who was given it
-    keys = [np.empty(0, np.int64)]
-    for one in deliveries:
-        positions, its = _rows(one, report)
-        if doubled := [at for at in positions.tolist() if at in by]:
-            report.found(
-                "doubled", f"{one.where}: positions {ranges(doubled)} were delivered before: {by[doubled[0]].where}"
-            )
-        by.update(dict.fromkeys(positions.tolist(), one))
-        keys.append(its)
+    rows = [_rows(one, report) for one in deliveries]
+    had = _once([positions for positions, _ in rows], deliveries, report)
     first = min(one.step for one in deliveries if one.part.start == newest.part.start)
     whole = _whole(header, first)
-    front = whole if whole is not None and not is_last else max(by, default=-1) + 1
-    gaps = [at for at in range(front) if at not in by]
+    front = whole if whole is not None and not is_last else int(had[-1]) + 1 if len(had) else 0
+    gaps = _gaps(had, front)
     remaining = _remaining(gaps, first, deliveries, newest, ranks) if is_last else set()
     if missing := [at for at in gaps if at not in remaining]:
         absent = [rank for rank in range(header.world_size) if (rank, header.world_size) not in ranks]
@@ -73,7 +65,8 @@ def judge_stream(
         epoch.remaining = f"what is behind position {min(remaining, default=front) - 1}"
     if report.num_found.total() > num_found:
         epoch.state = "defect"
-    return Judged(np.concatenate(keys), (header.stream or {})["members"], not gaps and header.uneven != "drop")
+    keys = np.concatenate([np.empty(0, np.int64), *(keys for _, keys in rows)])
+    return Judged(keys, (header.stream or {})["members"], not gaps and header.uneven != "drop")
 
 
 def judge_items(epochs: Sequence[Judged], told: Sequence[EpochReport], report: Report) -> None:
@@ -84,22 +77,43 @@ def judge_items(epochs: Sequence[Judged], told: Sequence[EpochReport], report: R
     is_whole = all(epoch.is_whole for epoch in epochs)
     for path, _, n, keys in _by_member(np.concatenate([epoch.keys for epoch in epochs]), epochs[0].members):
         member = "".join(f" of member {number}" for number in reversed(path))
-        epoch_of, item_of = np.divmod(keys, n)
-        for epoch in np.unique(epoch_of).tolist():
-            items, counts = np.unique(item_of[epoch_of == epoch], return_counts=True)
-            if (counts > 1).any():
-                report.found(
-                    "doubled",
-                    f"items {ranges(items[counts > 1].tolist())} of epoch {epoch}{member} came more than once",
-                )
-            if is_whole and epoch < epoch_of.max() and len(items) < n:
-                gap = int(np.flatnonzero(np.append(items, -1) != np.arange(len(items) + 1))[0])
-                report.found(
-                    "missing", f"{n - len(items)} items of epoch {epoch}{member} never came, such as item {gap}"
-                )
+        once, counts = np.unique(keys, return_counts=True)
+        doubled = once[counts > 1]
+        for epoch in np.unique(doubled // n).tolist():
+            items = (doubled[doubled // n == epoch] % n).tolist()
+            report.found("doubled", f"items {ranges(items)} of epoch {epoch}{member} came more than once")
+        of_epochs, num_items = np.unique(once // n, return_counts=True)
+        for epoch, num in zip(of_epochs[:-1].tolist(), num_items[:-1].tolist(), strict=True) if is_whole else ():
+            if num < n:
+                its = once[once // n == epoch] - epoch * n
+                gap = int(np.flatnonzero(np.append(its, -1) != np.arange(num + 1))[0])
+                report.found("missing", f"{n - num} items of epoch {epoch}{member} never came, such as item {gap}")
     if report.num_found.total() > num_found:
         for one in told:
             one.state = "defect"
+
+
+def _once(positions: Sequence[Keys], deliveries: Sequence[Delivery], report: Report) -> Keys:
+    """All positions, sorted; what was delivered twice is reported."""
+    every = np.concatenate(positions)
+    whose = np.repeat(np.arange(len(positions)), [len(its) for its in positions])
+    order = np.argsort(every, kind="stable")
+    every, whose = every[order], whose[order]
+    again = np.flatnonzero(every[1:] == every[:-1]) + 1
+    for which in np.unique(whose[again]).tolist():
+        its = again[whose[again] == which]
+        before = deliveries[int(whose[its[0] - 1])]
+        report.found(
+            "doubled",
+            f"{deliveries[which].where}: positions {ranges(every[its].tolist())} were delivered before: {before.where}",
+        )
+    return np.delete(every, again)
+
+
+def _gaps(had: Keys, front: int) -> list[int]:
+    """What is not in a sorted row of positions, up to the front."""
+    edges = np.concatenate([[-1], had[had < front], [front]])
+    return [at for i in np.flatnonzero(np.diff(edges) > 1) for at in range(int(edges[i]) + 1, int(edges[i + 1]))]
 
 
 def item_numbers(keys: Any, members: Any) -> Keys:

@@ -2,7 +2,7 @@
 
 Method: 2 forked workers, shuffled, a fresh process a case in turn. Batches: ShmLoader in seed mode, and a Conveyer of Permutation,
 DistributedBatchedMap and Collate over the same function; photos of 3 x 224 x 224 uint8 that are copied, in batches of 64, and dicts
-of 64 numbers and a label, in batches of 256. Items one by one: the dicts without Collate, beside torch's DataLoader(batch_size=None).
+of 64 numbers and a label, in batches of 256. Single items: the dicts without Collate, beside torch's DataLoader(batch_size=None).
 
 How to read: ratios of medians. A pipeline is the loader's own work with one Python call more an item, and a position instead of a
 step, so whatever a batch loses shows there.

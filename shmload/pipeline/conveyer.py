@@ -148,7 +148,8 @@ class Conveyer:
     def state(self) -> dict[str, Any]:
         """Where the pipeline stands: flat, JSON-able, under 1 KiB, the same on all ranks after equal steps. Legal at any time."""
         schedule, run = self._run.schedule, self._run
-        step = schedule.n if self.is_ended else run.position  # ranks may end with less than others, or leave a rest out
+        is_over = run.position >= schedule.end_of(run.epoch, rank=0)  # for all ranks, also where they leave a rest out
+        step = schedule.n if is_over else run.position
         state = dict(make_state(schedule, epoch=run.epoch, step=step))
         if self.is_endless:
             state["epoch"], state["position"] = divmod(step, schedule.n)

@@ -23,6 +23,8 @@ from shmload.schedule.checks import digest
 from shmload.schedule.mix_order import Stop
 from shmload.schedule.permutation import MAX_N
 
+READ_AHEAD = 1024  # keys that are worked out at a time: a batch has few of each of many members
+
 
 class JoinSource:
     """The items of several pipelines as one source.
@@ -37,6 +39,7 @@ class JoinSource:
         self._sources: list[Keys] = [plan.source for plan in plans]
         self._programs = [RowProgram(plan.source, plan.functions) for plan in plans]
         self._draws = Draws([MAX_N if source.repeating else source.n for source in self._sources], weights, stop)
+        self._newest = (0, np.empty(0, np.int64))  # (position, keys from there on)
         self.crews: list[Crew] = [plan.crew for plan in plans]
         self.seed = seed
         self.repeating = self._draws.is_endless
@@ -62,6 +65,14 @@ class JoinSource:
 
     def take(self, start: int, stop: int) -> NDArray[np.int64]:
         """The keys at positions [start, stop); beyond n, of the epochs that follow."""
+        first, keys = self._newest
+        if not first <= start <= stop <= first + len(keys):
+            end = MAX_N if self.repeating else (start // self.n + 1) * self.n
+            keys = self._take(start, max(stop, min(start + READ_AHEAD, end)))
+            self._newest = first, keys = start, keys
+        return keys[start - first : stop - first].copy()
+
+    def _take(self, start: int, stop: int) -> NDArray[np.int64]:
         parts = []
         while start < stop:
             epoch, place = self._place(start)

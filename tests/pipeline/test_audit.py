@@ -94,6 +94,20 @@ def test_a_resume_within_items_that_were_fetched_together_is_proven(tmp_path: Pa
     assert judged(tmp_path).status == 0
 
 
+@pytest.mark.slow
+def test_a_resume_where_the_next_fetch_begins_takes_all_of_what_was_fetched(tmp_path: Path) -> None:
+    with dataclasses.replace(
+        Spec(Leaf(2000, False, True, 3), num_workers=1), options={"audit": tmp_path}
+    ).make() as pipeline:
+        pulled(pipeline, 200)
+        while pipeline._run._fetched:
+            pipeline()
+        at = pipeline.state()["position"]
+        pipeline.load_state(pipeline.state())
+        assert pulled(pipeline, 300) == [[x] for x in range(at, at + 300)]
+    assert judged(tmp_path).findings == []
+
+
 def test_several_epochs_of_a_pipeline_that_ends_are_proven(tmp_path: Path) -> None:
     for rank in range(2):
         with Conveyer([Permutation(11, repeating=False), Partition(rank, 2), Collate(2)], audit=tmp_path) as pipeline:

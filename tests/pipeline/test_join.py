@@ -17,6 +17,7 @@ from pipeline_kit import Add, Joined, Leaf, plain, turns
 from shmload.errors import SampleError, StateMismatch
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Partition, Permutation, Range
 from shmload.pipeline.draws import Draws
+from shmload.schedule.drawn import Drawn
 from shmload.schedule.permutation import MAX_N
 
 POSITIVE = st.one_of(
@@ -285,27 +286,35 @@ def test_a_state_is_small_however_far_and_deep() -> None:
         pipeline.close()
 
 
-def test_a_conveyer_over_a_nested_join_keeps_the_counters_of_every_depth() -> None:
-    weights = [0.123456789, 0.987654321]
+def test_a_conveyer_over_a_nested_join_keeps_the_counters_of_every_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    outer, inner = [0.333331, 0.71], [0.123456789, 0.98765]
+    made: list[int] = []
+    make_block = Drawn._make
+
+    def noted(self: Drawn, start: int, counters: Any, stop: int) -> Any:
+        made.append(stop - start)
+        return make_block(self, start, counters, stop)
 
     def make() -> Conveyer:
-        inner = Join([(Conveyer([Permutation(7, seed=m)]), w) for m, w in enumerate(weights)])
-        return Conveyer([Join([(inner, 0.333331), (Conveyer([Permutation(9)]), 0.71)])])
+        members = Join([(Conveyer([Permutation(7, seed=m)]), w) for m, w in enumerate(inner)])
+        return Conveyer([Join([(members, outer[0]), (Conveyer([Permutation(9)]), outer[1])])])
 
     with make() as pipeline, make() as other:
         list(islice(pipeline, 100))
-        state = pipeline.state()
+        state = json.loads(json.dumps(pipeline.state()))
         assert len(state["counters"]) == 4
-        other.load_state(json.loads(json.dumps(state)))
+        other.load_state(state)
         assert list(islice(pipeline, 50)) == list(islice(other, 50))
-        shares = [w / sum(weights) for w in (0.333331, 0.71)], [w / sum(weights) for w in weights]
-        shares[0][:] = [0.333331 / 1.043331, 0.71 / 1.043331]
-        outer = [round(10**12 * share) for share in shares[0]]
-        inner = [round(outer[0] * share) for share in shares[1]]
-        n = state["n"]
-        epoch, position = divmod(10**12, n)
-        other.load_state({**state, "epoch": epoch, "position": position, "counters": [*outer, *inner]})
-        other()  # at once: nothing is worked out from the start
+        far = 10**12
+        of_inner = round(far * outer[0] / sum(outer))
+        first = round(of_inner * inner[0] / sum(inner))
+        epoch, position = divmod(far, state["n"])
+        counters = [of_inner, far - of_inner, first, of_inner - first]
+        monkeypatch.setattr(Drawn, "_make", noted)
+        other.load_state({**state, "epoch": epoch, "position": position, "counters": counters})
+        other()
+        assert other.state()["counters"][:2] != counters[:2]
+        assert sum(made) < 50_000, "nothing is worked out from the start"
 
 
 def test_a_state_goes_through_torch_save_as_plain_data() -> None:

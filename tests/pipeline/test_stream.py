@@ -21,8 +21,14 @@ def ranks_of(spec: Spec, stack: ExitStack) -> list[Conveyer]:
     return [stack.enter_context(spec.make(rank)) for rank in range(spec.world)]
 
 
-@settings(deadline=None, max_examples=60)
+@pytest.mark.slow
+@settings(deadline=None, max_examples=200)
 @given(specs())
+@example(Spec(PLAIN, world=3, batch_size=2))
+@example(Spec(PLAIN, world=3, batch_size=2, uneven="exact"))
+@example(Spec(PLAIN, world=4, batch_size=3, uneven="drop"))
+@example(Spec(PLAIN, world=4))
+@example(Spec(PLAIN, world=4, uneven="exact"))
 def test_each_rank_is_given_its_part_of_the_stream(spec: Spec) -> None:
     with ExitStack() as stack:
         for rank, pipeline in enumerate(ranks_of(spec, stack)):
@@ -36,7 +42,8 @@ def test_each_rank_is_given_its_part_of_the_stream(spec: Spec) -> None:
                     pipeline()
 
 
-@settings(deadline=None, max_examples=60)
+@pytest.mark.slow
+@settings(deadline=None, max_examples=200)
 @given(specs(), st.integers(0, MOST), st.integers(1, 5), st.integers(0, 3))
 @example(Spec(PLAIN, world=2, batch_size=2), 1, 2, 0)
 @example(Spec(PLAIN, world=4, batch_size=1), 1, 3, 1)
@@ -138,17 +145,6 @@ def test_single_items_that_are_fetched_together_resume_between_any_two(num_done:
             assert rest == pulled(resumed, 60)
         other.load_state(state)
         assert list(islice(spec.on(3).of_rank(1, 0, num_done), 40)) == pulled(other, 40)
-
-
-def test_a_resume_where_the_next_fetch_begins_takes_all_of_it() -> None:
-    spec = Spec(Leaf(2000, False, True, 3), num_workers=1)
-    with spec.make() as pipeline:
-        pulled(pipeline, 200)
-        while pipeline._run._fetched:
-            pipeline()
-        at = pipeline.state()["position"]
-        pipeline.load_state(pipeline.state())
-        assert [[x] for x in range(at, at + 300)] == pulled(pipeline, 300)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -44,16 +44,18 @@ def test_each_rank_is_given_its_part_of_the_stream(spec: Spec) -> None:
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=200)
-@given(specs(), st.integers(0, MOST), st.integers(1, 5), st.integers(0, 3))
-@example(Spec(PLAIN, world=2, batch_size=2), 1, 2, 0)
-@example(Spec(PLAIN, world=4, batch_size=1), 1, 3, 1)
-@example(Spec(PLAIN, world=8), 1, 1, 7)
+@given(specs(), st.integers(0, MOST), st.integers(1, 5), st.integers(0, 3), st.integers(0, 2))
+@example(Spec(PLAIN, world=2, batch_size=2), 1, 2, 0, 1)
+@example(Spec(PLAIN, world=4, batch_size=1), 1, 3, 1, 0)
+@example(Spec(PLAIN, world=8), 1, 1, 7, 2)
 def test_any_number_of_ranks_goes_on_from_any_step_with_exactly_the_rest(
-    spec: Spec, num_steps: int, world: int, saver: int
+    spec: Spec, num_steps: int, world: int, saver: int, num_epochs: int
 ) -> None:
     saver %= spec.world
     with ExitStack() as stack:
         pipeline = stack.enter_context(spec.make(saver))
+        for _ in range(0 if pipeline.is_endless else num_epochs):
+            pipeline.begin_next_epoch()
         done = len(pulled(pipeline, num_steps))
         state = pipeline.state()
         assert state == pipeline.state(), "asking changes nothing"

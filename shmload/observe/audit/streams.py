@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shmload.observe.audit.header import Header
 from shmload.observe.audit.passes import is_numeric_keys, ordered_keys
 from shmload.observe.audit.report import EpochReport, Report, ranges
-from shmload.observe.audit.timeline import Delivery
+from shmload.observe.audit.timeline import Delivery, Part
 from shmload.schedule.stream_positions import stream_positions
 
 __all__ = ["Judged", "item_numbers", "judge_items", "judge_stream"]
@@ -35,7 +35,7 @@ class Judged(NamedTuple):
 def judge_stream(
     epoch: EpochReport,
     deliveries: list[Delivery],
-    ranks: set[tuple[int, int]],
+    parts: Sequence[Part],
     *,
     is_last: bool,
     report: Report,
@@ -44,16 +44,18 @@ def judge_stream(
 
     Args:
         deliveries: those that count, of all ranks.
-        ranks: (rank, world size) of every file there is.
+        parts: all files there are.
     """
     num_found = report.num_found.total()
     newest = max(deliveries, key=lambda one: (one.part.start, one.step))
     header = newest.part.header
     rows = [_rows(one, report) for one in deliveries]
+    ranks = {(part.header.rank, part.header.world_size) for part in parts}
     had = _once([positions for positions, _ in rows], deliveries, report)
     first = min(one.step for one in deliveries if one.part.start == newest.part.start)
-    whole = _whole(header, first)
-    front = whole if whole is not None and not is_last else int(had[-1]) + 1 if len(had) else 0
+    reached = int(had[-1]) + 1 if len(had) else 0
+    whole = _whole(header, first, reached, [part.header for part in parts if part.start > newest.part.start])
+    front = reached if whole is None or is_last else whole
     gaps = _gaps(had, front)
     remaining = _remaining(gaps, first, deliveries, newest, ranks) if is_last else set()
     if missing := [at for at in gaps if at not in remaining]:
@@ -175,11 +177,18 @@ def _stride(header: Header) -> int:
     return (header.batch_size or 1) * header.world_size
 
 
-def _whole(header: Header, first: int) -> int | None:
-    """Where an epoch ends that is read from a step on; None: nowhere."""
+def _whole(header: Header, first: int, reached: int, later: Sequence[Header]) -> int | None:
+    """Where an epoch ends that is read from a step on; None: nowhere.
+
+    Args:
+        reached: how far it was read.
+        later: of starts that came behind. One that goes on with larger steps may leave out what smaller ones would have read.
+    """
     end = _end(header)
     if end is None or header.uneven != "drop":
         return end
+    if any(end - reached < _stride(each) for each in later):
+        return reached
     return first + (end - first) // _stride(header) * _stride(header)
 
 

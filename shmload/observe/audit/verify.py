@@ -153,7 +153,7 @@ def _judge(timeline: Timeline, report: Report) -> LoaderReport:
         if newest.mode == SEED:
             judge_epoch(epoch, counted[number], bool(is_ended), ranks, is_last=number == last, report=report)
         elif newest.mode == PIPELINE:
-            streamed.append(judge_stream(epoch, counted[number], ranks, is_last=number == last, report=report))
+            streamed.append(judge_stream(epoch, counted[number], timeline.parts, is_last=number == last, report=report))
         else:
             alone = {rank for rank, _ in ranks}
             judge_pass(epoch, counted[number], is_ended, alone, is_last=number == last, report=report)

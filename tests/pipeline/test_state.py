@@ -208,5 +208,7 @@ def test_a_shmloader_takes_only_bare_pipelines() -> None:
 def test_torch_reads_a_pipeline_as_an_ordinary_dataset() -> None:
     loader = torch.utils.data.DataLoader(bare(Range(5)), batch_size=2)
     assert [batch.tolist() for batch in loader] == [[100, 101], [102, 103], [104]]
-    with ShmLoader(bare(Range(5)), batch_size=2, num_workers=1) as ours:
+    with ShmLoader(bare(Range(5)), batch_size=2, sampler=range(5), num_workers=1) as ours:
         assert [batch.tolist() for batch in ours] == [[100, 101], [102, 103], [104]]
+    with pytest.raises(ValueError, match="a Conveyer says in which order it is read, which only seed mode asks for"):
+        ShmLoader(bare(Range(5)))

@@ -171,6 +171,17 @@ class Spec:
         return (step[rank] for step in self.steps(epoch, position) if step[rank])
 
 
+def joined_ranges(*pairs: tuple[int, Any], **options: Any) -> Join:
+    """A Join of Ranges, each of which adds 1000 times its number."""
+    return Join(
+        [
+            (Conveyer([Range(n, repeating=False), Map(Add(1000 * number))]), weight)
+            for number, (n, weight) in enumerate(pairs)
+        ],
+        **options,
+    )
+
+
 def plain(given: Any) -> list[int]:
     """A batch or an item as a list."""
     return given.tolist() if hasattr(given, "tolist") else [given]

@@ -29,6 +29,7 @@ def once(n: int) -> Conveyer:
     return Conveyer([Range(n, repeating=False)])
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(POSITIVE, min_size=1, max_size=6), st.integers(0, 60))
 @example([1e-300, 1], 60)
@@ -94,6 +95,7 @@ def test_joins_nest() -> None:
         assert 3 * len(list(islice(pipeline, 9))) == 27
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5)), min_size=1, max_size=4),

@@ -127,6 +127,7 @@ PATHS = [
 WRONG = [None, -1, "x", 1.5, [], [1], {}, 10**30, True, [[]]]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.sampled_from(PATHS), st.sampled_from(WRONG))
 def test_a_damaged_state_is_refused_and_changes_nothing(path: tuple[int, ...], wrong: Any) -> None:

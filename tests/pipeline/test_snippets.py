@@ -103,6 +103,7 @@ def test_the_first_example_runs(output_of: Callable[[str], str], tmp_path: Path)
     assert output_of(few_cores + program).splitlines() == ["(8, 24, 32, 3) tensor(True)", "True", "24 8"]
 
 
+@pytest.mark.slow
 def test_the_second_example_runs(output_of: Callable[[str], str]) -> None:
     program = "from shmload.pipeline import Collate, Conveyer, Permutation\n" + changed(
         SECOND,

@@ -74,6 +74,7 @@ def test_any_number_of_ranks_goes_on_from_any_step_with_exactly_the_rest(
                 assert expected == pulled(resumed, MOST // 2)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(specs())
 def test_all_ranks_save_the_same_state_after_equal_steps(spec: Spec) -> None:

@@ -163,6 +163,28 @@ def test_without_workers_and_without_an_end_a_failing_item_still_raises_at_its_t
                 pipeline()
 
 
+class InterruptedOnce:
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def __call__(self, x: int) -> int:
+        if x == 3 and not self.is_over:
+            self.is_over = True
+            raise KeyboardInterrupt
+        return x
+
+
+@pytest.mark.parametrize("collate", [(), (Collate(2),)])
+def test_an_interrupt_loses_nothing(collate: Any) -> None:
+    with Conveyer([Range(6, repeating=False), Map(InterruptedOnce()), *collate]) as pipeline:
+        got = []
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                got.append(pipeline())
+        got += pipeline
+    assert [x for item in got for x in plain(item)] == list(range(6))
+
+
 # ------------------------------------------------------------ what comes
 
 

@@ -26,6 +26,7 @@ from shmload.orders import NOTHING, Order
 from shmload.schedule.batch_schedule import BatchSchedule
 from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.keyed_batches import KeyedBatches
+from shmload.schedule.permutation import MAX_N
 from shmload.schedule.schedule import Schedule
 from shmload.schedule.state import make_state, resume
 from shmload.seed_sampler import SampledOrder
@@ -49,25 +50,29 @@ class SeedIterator:
     def __init__(self, loader: ShmLoader[Any], stream: SeedStream) -> None:
         self._loader = loader
         self._stream = stream
-        self._place = stream.begin()
-        self._watch = watched(loader, self._place.epoch)
+        self.place = stream.begin()
+        self._watch = watched(loader, self.place.epoch)
 
     def __iter__(self) -> SeedIterator:
         return self
 
     def __next__(self) -> Any:
+        while (batch := self.next_step()) is NOTHING:
+            pass
+        return batch
+
+    def next_step(self) -> Any:
+        """The next batch; NOTHING if every sample of it is skipped."""
         watch = self._watch
         if watch is not None:
             watch.asked()
         try:
-            while (batch := self._stream.take(self._place, watch)) is NOTHING:
-                pass
+            return self._stream.take(self.place, watch)
         except StopIteration:
-            self._loader.recorder.ended(self._place.epoch, self._stream.step_number(self._place.step))
+            self._loader.recorder.ended(self.place.epoch, self._stream.step_number(self.place.step))
             if watch is not None:
                 watch.end(is_complete=True)
             raise
-        return batch
 
     def __len__(self) -> int:
         return len(self._stream)
@@ -137,9 +142,7 @@ class SeedStream:
         if not isinstance(self._schedule, BatchSchedule) or ranks != (self._rank, self._world_size):
             self.close()
             self._rank, self._world_size = ranks
-            self._schedule = BatchSchedule(
-                batches, seed=loader.seed or 0, uneven=loader.uneven, world_size=self._world_size
-            )
+            self._schedule = batches.schedule(seed=loader.seed or 0, uneven=loader.uneven, world_size=self._world_size)
             self._num_steps, self._stride = None, self._schedule.stride
         return self._schedule
 
@@ -168,8 +171,12 @@ class SeedStream:
         return self.step_number(self._first_step)
 
     def step_number(self, step: int) -> int:
-        """How many steps came before it, for a record of them."""
-        return -(-step // self._stride)
+        """How a record of the epoch's steps counts them."""
+        return self._schedule.number(step) if isinstance(self._schedule, BatchSchedule) else step
+
+    def _behind(self, step: int) -> int:
+        """The step that follows one."""
+        return self._schedule.behind(step) if isinstance(self._schedule, BatchSchedule) else step + 1
 
     def _end_of(self, epoch: int) -> int:
         """The first step that the epoch does not have."""
@@ -207,7 +214,9 @@ class SeedStream:
             self.schedule()
         self._num_ahead = (self._loader.prefetch_factor or 1) * self._loader.num_workers
         self._place = Place(self._next_epoch, self._first_step)
-        formula = None if isinstance(self._schedule, BatchSchedule) else self._schedule
+        formula = self._schedule
+        if isinstance(formula, BatchSchedule) and formula.stream is None:
+            formula = None
         header = partial(header_of, self._loader, formula, self._rank)
         self._loader.recorder.begins(header, self._next_epoch, self.step_number(self._first_step))
         self._next_epoch, self._first_step = self._next_epoch + 1, 0
@@ -242,7 +251,7 @@ class SeedStream:
             _, batch, _ = engine.next()
         except Exception:
             if engine.front is not front:  # that batch is lost
-                place.step += self._stride
+                place.step = self._behind(place.step)
             raise
         self._delivered(front, batch)
         if self._tuner is not None:
@@ -250,7 +259,7 @@ class SeedStream:
         self._fill(engine)
         if watch is not None and batch is not NOTHING:
             watch.delivered(batch)
-        place.step += self._stride
+        place.step = self._behind(place.step)
         return batch
 
     def _delivered(self, order: Order, batch: Any) -> None:
@@ -259,7 +268,7 @@ class SeedStream:
 
     def _num_valid(self, order: Order) -> int:
         """Rows that are no padding: of a short batch these come first, also behind skipped ones."""
-        if self._sampled is not None or order.step + self._stride < self._end_of(order.epoch):
+        if self._sampled is not None or self._behind(order.step) < self._end_of(order.epoch):
             return order.nrows
         if isinstance(schedule := self._schedule, BatchSchedule):
             num_valid = schedule.num_valid(order.epoch, order.step, self._rank)
@@ -279,7 +288,7 @@ class SeedStream:
             epoch, step = self._cursor
             order = self._order(epoch, step)
             if order is not None:
-                self._cursor = (epoch, step + self._stride)
+                self._cursor = (epoch, self._behind(step))
                 engine.submit(order)
             elif self._sampled is not None or self._num_steps == 0 or step == 0:
                 return  # a sampler of the user's may depend on what happens before the next epoch
@@ -296,7 +305,7 @@ class SeedStream:
 
     def _tell_length(self, engine: Engine) -> None:
         try:
-            num_steps = len(self)
+            num_steps = 0 if self._end_of(self._position()[0]) >= MAX_N else len(self)
         except Exception:  # a mixture that never ends, or a sampler of the user's that cannot say
             num_steps = 0  # it is for onlookers alone
         engine.begin_pass(num_steps, step_stride=self._stride)
@@ -314,12 +323,12 @@ class SeedStream:
             else:
                 batch = self._inline.read(order)
         except Exception:
-            place.step += self._stride
+            place.step = self._behind(place.step)
             raise
         self._delivered(order, batch)
         if watch is not None and batch is not NOTHING:
             watch.delivered(batch)
-        place.step += self._stride
+        place.step = self._behind(place.step)
         return batch
 
     # ------------------------------------------------------------ position

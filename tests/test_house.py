@@ -49,7 +49,8 @@ FLOORS = {
     "observe": 4,
     "observed": 4,
     "debug": 4,
-    "cli": 5,
+    "cli": 6,
+    "pipeline": 5,
 }
 
 

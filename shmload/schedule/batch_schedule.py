@@ -10,6 +10,7 @@ another number of ranks goes on at any step, with exactly the batches that are l
 """
 
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +67,16 @@ class BatchSchedule:
         return False
 
     @property
+    def rows_per_rank(self) -> int | None:
+        """Of a rank's step; None where batches differ."""
+        return None
+
+    @property
+    def stream(self) -> dict[str, Any] | None:
+        """What positions and keys mean where they number the items of a stream, as a pipeline's do; else None."""
+        return None
+
+    @property
     def rest_rule(self) -> Uneven:
         """What happens to a last step with fewer batches than ranks."""
         return self.uneven
@@ -81,6 +92,14 @@ class BatchSchedule:
         """The sample indices of a rank's step, as a new array."""
         number = (step + rank) % self.order.num_batches(seed=self.seed, epoch=epoch)
         return self.order.batch(number, seed=self.seed, epoch=epoch)
+
+    def behind(self, step: int) -> int:
+        """The step that follows one."""
+        return step + self.stride
+
+    def number(self, step: int) -> int:
+        """How many steps came before it, for a record of them."""
+        return -(-step // self.stride)
 
     def num_valid(self, epoch: int, step: int, rank: int) -> int:
         """Rows of the batch that are not padding: all or none."""

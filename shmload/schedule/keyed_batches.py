@@ -6,9 +6,14 @@ reads which. There may be another number of them in each epoch.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from shmload.schedule.batch_schedule import BatchSchedule
+    from shmload.schedule.schedule import Uneven
 
 __all__ = ["KeyedBatches"]
 
@@ -50,6 +55,12 @@ class KeyedBatches(ABC):
         Returns:
             a new int64 array.
         """
+
+    def schedule(self, *, seed: int, uneven: "Uneven", world_size: int) -> "BatchSchedule":
+        """Which of its batches each rank reads."""
+        from shmload.schedule.batch_schedule import BatchSchedule
+
+        return BatchSchedule(self, seed=seed, uneven=uneven, world_size=world_size)
 
     def __len__(self) -> int:
         """Batches of the newest `iter`; before the first, those of another epoch, which may have a few more or less."""

@@ -78,7 +78,7 @@ class MixOrder(KeyedOrder):
                 raise ValueError(
                     f"member {member} of the mixture has a weight, but no samples: leave it out, or give it weight 0"
                 )
-        self._n = _length(self.sizes, self.shares, stop)
+        self._n = length(self.sizes, self.shares, stop)
         self._offsets = [0, *accumulate(self.sizes)]
         self._num_laps = max((MAX_N - 1) // max(self._offsets[-1], 1), 1)
         self._drawn = Drawn(self.shares, self._n)
@@ -203,7 +203,7 @@ def check_stop(stop: str) -> None:
         raise ValueError(f'stop is "first", "all" or "repeat"; got {stop!r}')
 
 
-def _length(sizes: Sequence[int], shares: Shares, stop: Stop) -> int:
+def length(sizes: Sequence[int], shares: Shares, stop: Stop) -> int:
     """Positions of an epoch, in closed form.
 
     A member's draws x stay within one of what it should have, L, and both ends are where L is on one side of its size: L <= size

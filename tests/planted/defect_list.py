@@ -5,11 +5,13 @@ A requirement's tests are read off here. Where a node id names a parametrized te
 
 from __future__ import annotations
 
+from pipeline_defects import PIPELINE_DEFECTS
 from planting import Defect
 
 PROMISES = "tests/loader/test_promises.py::"
 
 DEFECTS = [
+    *PIPELINE_DEFECTS,
     # ------------------------------------------------ R1: little /dev/shm
     Defect(
         "R1",

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 import shmload
+from shmload.schedule.batch_schedule import BatchSchedule
 from shmload.schedule.schedule import SCHEDULE_VERSION, Schedule
 from shmload.world import rank_and_world_size
 
 if TYPE_CHECKING:
     from shmload.loader import ShmLoader
 
-__all__ = ["DISTRIBUTED", "ITERABLE", "SAMPLED", "SEED", "TORCH", "Header", "header_of", "read_header"]
+__all__ = ["DISTRIBUTED", "ITERABLE", "PIPELINE", "SAMPLED", "SEED", "TORCH", "Header", "header_of", "read_header"]
 
-SEED, SAMPLED, TORCH = "seed", "seed, with a sampler", "torch"
+SEED, SAMPLED, PIPELINE, TORCH = "seed", "seed, with a sampler", "pipeline", "torch"
 DISTRIBUTED, ITERABLE = "DistributedSampler", "iterable dataset"
 
 
@@ -45,16 +46,17 @@ class Header:
     host: str
     pid: int
     started_ns: int = 0
+    stream: dict[str, Any] | None = None  # of a pipeline: what its keys are made of, and whether it has an end
 
     @property
     def identity(self) -> dict[str, Any]:
         """What must be alike for two files to tell of one run of one loader, whatever the ranks."""
         is_elastic = self.mode == SEED and self.batch_size is not None
-        size = (
-            {"global_batch": (self.batch_size or 0) * self.world_size}
-            if is_elastic
-            else {"batch_size": self.batch_size}
-        )
+        size: dict[str, Any] = {"batch_size": self.batch_size}
+        if self.mode == PIPELINE:
+            size = {}  # any rank goes on from any position, whatever batches it makes
+        elif is_elastic:
+            size = {"global_batch": (self.batch_size or 0) * self.world_size}
         names = ("mode", "dataset", "n", "seed", "shuffle", "uneven", "schedule", "order")
         return {**{name: getattr(self, name) for name in names}, **size}
 
@@ -64,7 +66,7 @@ class Header:
         return f"rank {self.rank} of {self.world_size}"
 
 
-_KINDS = get_type_hints(Header)
+_KINDS = {**get_type_hints(Header), "stream": dict | None}
 
 
 def read_header(found: dict[str, Any]) -> Header:
@@ -78,19 +80,31 @@ def read_header(found: dict[str, Any]) -> Header:
         for field in dataclasses.fields(Header)
         if not isinstance(found.get(field.name), _KINDS[field.name])
     ]
+    if found.get("mode") == PIPELINE and not _is_stream(found.get("stream"), found.get("n")):
+        faults.append(f"stream is {found.get('stream')!r:.200}")
     if faults:
         raise ValueError(f"the header cannot be used: {', '.join(faults)}")
-    header = Header(**{field.name: found[field.name] for field in dataclasses.fields(Header)})
+    values: dict[str, Any] = {field.name: found.get(field.name) for field in dataclasses.fields(Header)}
+    header = Header(**values)
     if not 0 <= header.rank < header.world_size:
         raise ValueError(f"the header cannot be used: rank is {header.rank} of {header.world_size}")
     return header
 
 
-def header_of(loader: ShmLoader[Any], schedule: Schedule | None, rank: int | None = None) -> Header:
+def _is_stream(stream: Any, n: Any) -> bool:
+    def are_members(members: Any) -> bool:
+        is_join = isinstance(members, list) and members
+        return all(map(are_members, members)) if is_join else type(members) is int and members > 0
+
+    is_dict = isinstance(stream, dict) and type(stream.get("is_endless")) is bool and type(n) is int and n > 0
+    return is_dict and are_members(stream.get("members"))
+
+
+def header_of(loader: ShmLoader[Any], schedule: Schedule | BatchSchedule | None, rank: int | None = None) -> Header:
     """The header for a loader as it is now.
 
     Args:
-        schedule, rank: seed mode's; None where a sampler orders.
+        schedule, rank: seed mode's; None where a sampler orders, or an order the batches.
     Raises:
         ValueError: the environment names a world size, and neither it nor the loader's arguments say which rank this is.
     """
@@ -103,6 +117,21 @@ def header_of(loader: ShmLoader[Any], schedule: Schedule | None, rank: int | Non
         "host": platform.node(),
         "pid": os.getpid(),
     }
+    if isinstance(schedule, BatchSchedule):
+        return Header(
+            **{**common, "dataset": "pipeline"},
+            mode=PIPELINE,
+            n=schedule.n,
+            batch_size=schedule.rows_per_rank,
+            rank=rank or 0,
+            world_size=schedule.world_size,
+            shuffle=schedule.shuffle,
+            uneven=schedule.rest_rule,
+            schedule=schedule.version,
+            order=schedule.order.identity,
+            in_order=True,
+            stream=schedule.stream,
+        )
     if schedule is not None:
         return Header(
             mode=SEED,

@@ -16,7 +16,7 @@ from shmload.observe.audit.header import DISTRIBUTED, Header
 from shmload.observe.audit.report import EpochReport, Report, ranges
 from shmload.observe.audit.timeline import Delivery
 
-__all__ = ["judge_pass", "ordered_keys"]
+__all__ = ["is_numeric_keys", "judge_pass", "ordered_keys"]
 
 
 def ordered_keys(batch: Batch) -> list[Any] | np.ndarray[Any, Any] | None:
@@ -93,7 +93,7 @@ def _judge_steps(rank: int, number: int, mine: list[Delivery], report: Report) -
 def _judge_coverage(epoch: EpochReport, header: Header, by_rank: dict[int, list[Delivery]], report: Report) -> None:
     n, drop = header.n, header.batch_size or 1 if header.uneven == "drop" else 0
     keys = {rank: [ordered_keys(one.batch) for one in mine if one.batch is not None] for rank, mine in by_rank.items()}
-    is_numeric = all(_is_numeric(each) for mine in keys.values() for each in mine)
+    is_numeric = all(is_numeric_keys(each) for mine in keys.values() for each in mine)
     if header.order not in (None, DISTRIBUTED) or n is None or not is_numeric:
         epoch.state = "consistent"
         return
@@ -113,7 +113,8 @@ def _judge_coverage(epoch: EpochReport, header: Header, by_rank: dict[int, list[
         )
 
 
-def _is_numeric(keys: Any) -> bool:
+def is_numeric_keys(keys: Any) -> bool:
+    """Whether all keys of a batch are whole numbers."""
     return isinstance(keys, np.ndarray) or (keys is not None and all(type(key) in (int, np.int64) for key in keys))
 
 

@@ -43,6 +43,8 @@ class Delivery:
     step: int
     batch: Batch | None
     is_superseded: bool = False
+    until: int | None = None
+    """Of a pipeline: rows from this position on came again after a resume within what had been fetched together."""
 
     @property
     def rank(self) -> int:
@@ -115,10 +117,13 @@ class Timeline:
         for each in [e for e in self._active if e >= epoch]:
             kept = []
             for one in self._active[each]:
-                if (one.epoch, one.step) >= (epoch, step) and (one.part is part or _is_before(one.part, part)):
+                is_earlier = one.part is part or _is_before(one.part, part)
+                if is_earlier and (one.epoch, one.step) >= (epoch, step):
                     one.is_superseded = True
-                else:
-                    kept.append(one)
+                    continue
+                if is_earlier and one.epoch == epoch:
+                    one.until = step if one.until is None else min(one.until, step)
+                kept.append(one)
             self._active[each] = kept
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from shmload.observe.audit.epochs import judge_epoch
 from shmload.observe.audit.file import SUFFIX, AuditLog, Batch, read_log
-from shmload.observe.audit.header import DISTRIBUTED, ITERABLE, SEED, TORCH, Header, read_header
+from shmload.observe.audit.header import DISTRIBUTED, ITERABLE, PIPELINE, SEED, TORCH, Header, read_header
 from shmload.observe.audit.passes import judge_pass
 from shmload.observe.audit.repeats import check_replays, stale_suspects
 from shmload.observe.audit.report import EpochReport, LoaderReport, Report
+from shmload.observe.audit.streams import Judged, judge_items, judge_stream
 from shmload.observe.audit.timeline import Delivery, Part, Timeline
 
 __all__ = ["Loader", "audit_files", "read_folder", "tell_suspects", "verify"]
@@ -148,6 +149,7 @@ def _judge(timeline: Timeline, report: Report) -> LoaderReport:
     ranks = {(part.header.rank, part.header.world_size) for part in timeline.parts}
     known = counted.keys() | ended.keys()
     last = max(known, default=-1)
+    streamed: list[Judged] = []
     for number in range(min(known, default=0), last + 1):
         epoch = EpochReport(number, num_superseded=superseded[number])
         told.epochs.append(epoch)
@@ -159,9 +161,12 @@ def _judge(timeline: Timeline, report: Report) -> LoaderReport:
         is_ended = ended.get(number, set())
         if newest.mode == SEED:
             judge_epoch(epoch, counted[number], bool(is_ended), ranks, is_last=number == last, report=report)
+        elif newest.mode == PIPELINE:
+            streamed.append(judge_stream(epoch, counted[number], timeline.parts, is_last=number == last, report=report))
         else:
             alone = {rank for rank, _ in ranks}
             judge_pass(epoch, counted[number], is_ended, alone, is_last=number == last, report=report)
+    judge_items(streamed, told.epochs, report)
     _say_what_is_unjudged(newest, told, report)
     return told
 

@@ -1,0 +1,241 @@
+"""Conveyer: a composed pipeline.
+
+stages ──plan──▶ source: a stream of keys ──▶ slots, filled by workers with a RowProgram ──▶ batches, or items one by one
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+
+from shmload.errors import StateMismatch
+from shmload.pipeline.plan import compose
+from shmload.pipeline.program import RowProgram
+from shmload.pipeline.run import Run
+from shmload.pipeline.stream import SourceOrder
+from shmload.schedule.keyed import KeyedOrder
+from shmload.schedule.permutation import MAX_N
+from shmload.schedule.state import check_state, compare_state, make_state
+
+__all__ = ["Conveyer"]
+
+OF_BATCHES = frozenset({"max_bad", "on_error"})
+OPTIONS = OF_BATCHES | {
+    "audit",
+    "max_restarts",
+    "multiprocessing_context",
+    "pin_memory",
+    "ring_bytes",
+    "worker_init_fn",
+}
+
+
+class Conveyer:
+    """Stages in a row: `pipeline()` gives the next batch, or the next item where nothing collates.
+
+    The same stages give the same batches, on any number of workers and ranks, from any position.
+
+    Args:
+        stages: a Range, a Permutation or a Join, then Map, DistributedBatchedMap and Partition as wanted, then Collate, if
+            batches are to come, and Maps of whole batches.
+        options: some of ShmLoader's arguments: audit, max_bad, max_restarts, multiprocessing_context, on_error, pin_memory,
+            ring_bytes, worker_init_fn.
+    Raises:
+        TypeError, ValueError: the stages make no pipeline, or the options are none of its.
+    Iteration goes on where the pipeline stands: without an end if the source repeats, else to the end of its epoch; iterating an
+    ended one begins the next epoch. Arrays and tensors lie in shared memory and are yours for as long as anything aliases them.
+    Example:
+        >>> from shmload.pipeline import Collate, Conveyer, Map, Permutation
+        >>> with Conveyer([Permutation(10, seed=7), Map(lambda i: {"i": i}), Collate(5)]) as pipeline:
+        ...     batches = [pipeline()["i"], pipeline()["i"]]
+        >>> sorted(int(i) for batch in batches for i in batch)
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+
+    def __init__(self, stages: Sequence[Any], **options: Any) -> None:
+        self.stages = list(stages)
+        self.plan = compose(self.stages)
+        self.options = options
+        if unknown := sorted(set(options) - OPTIONS):
+            raise TypeError(
+                f"Conveyer takes of ShmLoader's arguments {', '.join(sorted(OPTIONS))}; got {', '.join(unknown)}"
+            )
+        if self.plan.collate is None and (misplaced := sorted(set(options) & OF_BATCHES)):
+            raise ValueError(
+                f"{', '.join(misplaced)} is for batches: a single item that fails raises at its turn, and the next call goes on "
+                "behind it; catch that, or add Collate"
+            )
+        self._run = Run(self.stages, self.plan, options)
+        self._is_closed = False
+
+    # ------------------------------------------------------------ items
+
+    def __call__(self) -> Any:
+        """The next batch or item.
+
+        Raises:
+            StopIteration: a pipeline that does not repeat is at its end.
+            what a function raised, with the item's name; that batch or item is lost, and the next call goes on behind it.
+            SampleTimeout, WorkerDied: an item took too long, or ended its worker twice.
+        """
+        if self._is_closed:
+            raise RuntimeError("this pipeline is closed: make a new one")
+        if self.is_ended:
+            raise StopIteration
+        if self.plan.collate is None:
+            return self._run.next_item()
+        batch = self._run.next_batch()
+        for function in self.plan.batch_functions:
+            batch = function(batch)
+        return batch
+
+    def __iter__(self) -> Self:
+        if self.is_ended:
+            self.begin_next_epoch()
+        return self
+
+    def __next__(self) -> Any:
+        return self()
+
+    def __len__(self) -> int:
+        """Batches, or items, that this rank has of one epoch. A source that repeats has no seam there: the whole number above."""
+        schedule, run = self._run.schedule, self._run
+        end = schedule.n if self.is_endless else schedule.end_of(run.epoch, self.plan.partition.rank)
+        return -(-end // schedule.stride)
+
+    @property
+    def valid(self) -> int | None:
+        """How many rows of the batch just given are real and not padding; None before the first, and for single items."""
+        loader = self._run.loader
+        return None if loader is None or self.plan.collate is None else loader.valid
+
+    # ------------------------------------------------------------ as a ShmLoader's dataset and sampler in one
+
+    def keyed_order(self, *, shuffle: bool, global_batch: int) -> KeyedOrder:
+        """The order in which a ShmLoader in seed mode reads it.
+
+        Raises:
+            ValueError: the pipeline makes batches or a rank's part of its own.
+        """
+        self._check_bare()
+        return SourceOrder(self.plan.source)
+
+    def __getitem__(self, key: int) -> Any:
+        """The item that a key of its order stands for."""
+        self._check_bare()
+        return RowProgram(self.plan.source, self.plan.functions)[key]
+
+    def _check_bare(self) -> None:
+        if self.plan.collate is not None or self.plan.partition.n_ranks > 1:
+            raise ValueError(
+                "a ShmLoader makes the batches and each rank's part itself: leave Collate and Partition out of the pipeline and "
+                "give ShmLoader batch_size, rank and world_size, or call the pipeline itself"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has the stages and the position; workers and items stay here."""
+        return {"stages": self.stages, "options": self.options, "place": (self._run.epoch, self._run.position)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["stages"], **state["options"])  # type: ignore[misc]
+        if state["place"] != (0, 0):
+            self._run.move(*state["place"])
+
+    # ------------------------------------------------------------ position
+
+    def state(self) -> dict[str, Any]:
+        """Where the pipeline stands: flat, JSON-able, under 1 KiB, the same on all ranks after equal steps. Legal at any time."""
+        schedule, run = self._run.schedule, self._run
+        is_over = run.position >= schedule.end_of(run.epoch, rank=0)  # for all ranks, also where they leave a rest out
+        step = schedule.n if is_over else run.position
+        state = dict(make_state(schedule, epoch=run.epoch, step=step))
+        if self.is_endless:
+            state["epoch"], state["position"] = divmod(step, schedule.n)
+        return state
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken, by any rank, on any number of ranks and workers; also while the pipeline runs.
+
+        Raises:
+            StateMismatch: it belongs to another pipeline; says what differs. Nothing is changed then.
+        """
+        self._run.move(*self._place_of(state))
+
+    set_state = load_state
+    state_dict, load_state_dict = state, load_state  # torch's words, for torch.distributed.checkpoint
+
+    # ------------------------------------------------------------ as a member of a Join
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether it never ends."""
+        return self.plan.source.repeating
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it has nothing more to give until its next epoch begins."""
+        return self._run.is_ended
+
+    @property
+    def has_equal_ranks(self) -> bool:
+        """Whether every rank is given as much as any other."""
+        return self.is_endless or self.plan.partition.n_ranks == 1 or self.plan.uneven != "exact"
+
+    def begin_next_epoch(self) -> None:
+        """Goes to the start of the next epoch, of a pipeline that does not repeat."""
+        self._run.begin_next_epoch()
+
+    def entry(self) -> list[Any]:
+        """The state in a few words, for that of a Join."""
+        state = self.state()
+        entry = [self._mark(state), state["epoch"], state["position"]]
+        return [*entry, state["counters"]] if "counters" in state else entry
+
+    def entering(self, entry: Any, where: str) -> Callable[[], None]:
+        """What takes it to where `entry` was taken.
+
+        Raises:
+            StateMismatch: it belongs to another pipeline.
+        """
+        state = self.state()
+        if not isinstance(entry, list) or entry[:1] != [self._mark(state)] or len(entry) != len(self.entry()):
+            raise StateMismatch(f"the state belongs to another pipeline{where}; this one is {state['order']}")
+        state |= zip(("epoch", "position", "counters"), entry[1:], strict=False)
+        return partial(self._run.move, *self._place_of(state))
+
+    def _place_of(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Where the run was when the state was taken."""
+        checked = check_state(state)
+        compare_state(checked, self._run.schedule)
+        n, epoch, position = self._run.schedule.n, checked["epoch"], checked["position"]
+        if position > n:
+            raise StateMismatch(f"the state's position is {position}, and an epoch has {n} items")
+        if (of_all := epoch * n + position) > MAX_N:
+            raise StateMismatch(f"the state's epoch is {epoch}, and of {n} items there are at most {MAX_N // n} epochs")
+        if "counters" in checked:
+            self.plan.source.go_on_at(of_all, checked["counters"])
+        return (0, of_all) if self.is_endless else (epoch, position)
+
+    @staticmethod
+    def _mark(state: dict[str, Any]) -> str:
+        names = ("seed", "n", "uneven", "order")
+        return f"{zlib.crc32(repr([state[name] for name in names]).encode()):08x}"
+
+    # ------------------------------------------------------------ ends
+
+    def stats(self) -> dict[str, Any]:
+        """ShmLoader's stats() of the loader that runs the pipeline; empty before the first item."""
+        return {} if self._run.loader is None else self._run.loader.stats()
+
+    def close(self) -> None:
+        """Ends the workers. What was delivered stays valid; a closed pipeline gives nothing more."""
+        self._is_closed = True
+        self._run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,245 @@
+"""Join: several pipelines as one, in proportion to weights.
+
+Who is drawn at each step is worked out from the weights alone (schedule/drawn.py), so all ranks draw alike and every prefix holds
+of each member what it should, within one. By itself a Join calls its members, each with workers of its own. As the first stage of a
+Conveyer it is a source of single items, and one crew does for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from shmload.errors import SampleError, StateMismatch
+from shmload.pipeline.conveyer import Conveyer
+from shmload.pipeline.draws import Draws
+from shmload.pipeline.join_source import JoinSource
+from shmload.pipeline.plan import Plan, compose
+from shmload.pipeline.stages import SEED
+from shmload.schedule.mix_order import Stop, check_stop
+from shmload.schedule.permutation import MAX_N
+from shmload.schedule.shares import check_weights
+
+__all__ = ["Join"]
+
+STATE_VERSION = 1
+
+
+class Join:
+    """Pipelines joined by weights: `Join([(imagenet, 0.7), (lsun, 0.25), (cifar, 0.05)])`.
+
+    Args:
+        members: (pipeline, weight) pairs; a pipeline is a Conveyer or a Join. Weights are positive and finite and need not add up
+            to 1; the members' lengths as weights give exactly one epoch of each.
+        stop: when an epoch of the Join ends. "first": before a member that does not repeat would begin its next epoch; "all": when
+            each has been read whole, those that end sooner beginning their next epoch; "repeat": never. In the Join's next epoch
+            its members go on where they stand.
+        seed: as the first stage of a Conveyer: of what is drawn at random for each item.
+    Raises:
+        TypeError, ValueError: for what cannot be joined.
+    Source: R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980.
+    Example:
+        >>> from shmload.pipeline import Conveyer, Join, Range
+        >>> joined = Join([(Conveyer([Range(3, repeating=False)]), 3), (Conveyer([Range(1, repeating=False)]), 1)])
+        >>> len(joined), sorted(joined)
+        (4, [0, 0, 1, 2])
+    """
+
+    def __init__(self, members: Sequence[tuple[Any, float]], *, stop: Stop = "first", seed: int = SEED) -> None:
+        check_stop(stop)
+        if not members:
+            raise ValueError("a Join needs at least one (pipeline, weight); got none")
+        for number, member in enumerate(members):
+            if not (isinstance(member, tuple | list) and len(member) == 2 and isinstance(member[0], Conveyer | Join)):
+                raise TypeError(
+                    f"a Join needs pairs of a Conveyer or Join and its weight; member {number} is {member!r}"
+                )
+        self.members = [pipeline for pipeline, _ in members]
+        self.weights = [weight for _, weight in members]
+        check_weights(self.weights, len(members), "a Join")
+        for number, (pipeline, weight) in enumerate(members):
+            if not weight > 0:
+                raise ValueError(f"a Join needs weights above 0; member {number} has {weight!r}: leave it out")
+            if _size(pipeline) == 0:
+                raise ValueError(f"member {number} of the Join gives nothing: not even one batch of all ranks is full")
+            if not pipeline.has_equal_ranks:
+                raise ValueError(
+                    f'member {number} gives some ranks more than others (uneven="exact"), and then ranks draw differently: '
+                    'use "pad" or "drop"'
+                )
+        if len({id(pipeline) for pipeline in self.members}) < len(members):
+            raise ValueError("the same pipeline is in a Join twice: make one for each, or add up the weights")
+        self.stop, self.seed = stop, seed
+        self._draws = Draws([_size(pipeline) for pipeline in self.members], self.weights, stop)
+        self._epoch = 0
+        self._counters = [0] * len(members)  # of each member, this epoch
+        self.last_member: int | None = None
+
+    # ------------------------------------------------------------ items
+
+    def __call__(self) -> Any:
+        """What the member whose turn it is gives next; `last_member` is its number.
+
+        Raises:
+            StopIteration: the Join is at its end.
+            what the member raises; that was then its turn.
+        """
+        if self.is_ended:
+            raise StopIteration
+        self.last_member = member = self._draws.member_at(sum(self._counters))
+        try:
+            item = self._drawn_of(self.members[member])
+        except Exception:
+            self._counters[member] += 1
+            raise
+        self._counters[member] += 1
+        return item
+
+    @staticmethod
+    def _drawn_of(pipeline: Any) -> Any:
+        if pipeline.is_ended:
+            pipeline.begin_next_epoch()
+        try:
+            return pipeline()
+        except StopIteration:  # what was left of its epoch has been skipped (on_error)
+            pipeline.begin_next_epoch()
+        try:
+            return pipeline()
+        except StopIteration:
+            raise SampleError("a member of a Join has skipped a whole epoch (on_error): look at its data") from None
+
+    def __iter__(self) -> Self:
+        if self.is_ended:
+            self.begin_next_epoch()
+        return self
+
+    def __next__(self) -> Any:
+        return self()
+
+    def __len__(self) -> int:
+        """Draws until the end; of a Join without one, an epoch of each member."""
+        return sum(map(len, self.members)) if self.is_endless else self._draws.n
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether it never ends."""
+        return self._draws.is_endless
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it has nothing more to give until its next epoch begins."""
+        return not self.is_endless and sum(self._counters) >= self._draws.n
+
+    @property
+    def has_equal_ranks(self) -> bool:
+        """Whether every rank is given as much as any other."""
+        return True
+
+    def begin_next_epoch(self) -> None:
+        """Goes to the start of the next epoch; the members go on where they stand."""
+        self._epoch += 1
+        self._counters = [0] * len(self.members)
+
+    def as_source(self) -> JoinSource:
+        """As the first stage of a Conveyer: the members' items, read by one crew.
+
+        Raises:
+            ValueError: a member gives batches, or a rank's part.
+        """
+        return JoinSource(
+            [_plan_of(number, each) for number, each in enumerate(self.members)], self.weights, self.stop, self.seed
+        )
+
+    # ------------------------------------------------------------ position
+
+    def state(self) -> dict[str, Any]:
+        """Where it stands: JSON-able, 64 bytes a member at the most beside 1 KiB, the same on all ranks after equal steps."""
+        return {"version": STATE_VERSION, "mode": "join", "members": self.entry()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken, by any rank, on any number of ranks and workers; also while it runs.
+
+        Raises:
+            StateMismatch: it belongs to other pipelines; says which member differs. Nothing is changed then.
+        """
+        if not isinstance(state, Mapping) or state.get("mode") != "join":
+            raise StateMismatch(f"a Join's state is a dict as state() returns it, of mode 'join'; got {state!r:.200}")
+        if state.get("version") != STATE_VERSION:
+            raise StateMismatch(
+                f"this state has format version {state.get('version')!r}, this shmload reads {STATE_VERSION}: install the one "
+                "that saved it"
+            )
+        self.entering(state.get("members"), "")()
+
+    set_state = load_state
+    state_dict, load_state_dict = state, load_state  # torch's words, for torch.distributed.checkpoint
+
+    def entry(self) -> list[Any]:
+        """The state in a few words, for that of a Join it is in: its mark, its epoch, and of each member draws and entry."""
+        members = [[count, pipeline.entry()] for count, pipeline in zip(self._counters, self.members, strict=True)]
+        return [self._draws.mark, self._epoch, *members]
+
+    def entering(self, entry: Any, where: str) -> Callable[[], None]:
+        """What takes it and its members to where `entry` was taken.
+
+        Raises:
+            StateMismatch: it belongs to another Join.
+        """
+        if not isinstance(entry, list) or entry[:1] != [self._draws.mark] or len(entry) != len(self.members) + 2:
+            raise StateMismatch(
+                f"the state belongs to another Join{where}: its members, weights or stop rule differ. Build it as it was at saving"
+            )
+        epoch, *members = entry[1:]
+        pairs: list[Any] = [each if isinstance(each, list) and len(each) == 2 else (None, None) for each in members]
+        counts: list[Any] = [count for count, _ in pairs]
+        if not all(type(number) is int and number >= 0 for number in [epoch, *counts]):
+            raise StateMismatch(
+                f"this is no state of a Join{where}: an epoch and counts are whole numbers; got {[epoch, *counts]!r:.200}"
+            )
+        self._draws.check_at(sum(counts), counts)
+        entered = [
+            pipeline.entering(its, f"{where}, member {number}")
+            for number, (pipeline, (_, its)) in enumerate(zip(self.members, pairs, strict=True))
+        ]
+
+        def enter() -> None:
+            self._draws.learn(sum(counts), counts)
+            self._epoch, self._counters = epoch, counts
+            for go in entered:
+                go()
+
+        return enter
+
+    # ------------------------------------------------------------ ends
+
+    def close(self) -> None:
+        """Closes the members."""
+        for pipeline in self.members:
+            pipeline.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _size(pipeline: Any) -> int:
+    return MAX_N if pipeline.is_endless else len(pipeline)
+
+
+def _plan_of(number: int, member: Any) -> Plan:
+    if isinstance(member, Join):
+        return compose([member])
+    plan: Plan = member.plan
+    if member.options:
+        raise ValueError(
+            f"member {number} of the Join has options ({', '.join(member.options)}), and the Conveyer that the Join begins reads "
+            "for it: give them to that"
+        )
+    if plan.collate is not None or plan.partition.n_ranks > 1:
+        raise ValueError(
+            f"member {number} of the Join has a {'Collate' if plan.collate is not None else 'Partition'} of its own, and the "
+            "Conveyer that the Join begins needs single items of all ranks: put that stage behind the Join"
+        )
+    return plan

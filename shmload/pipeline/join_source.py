@@ -1,0 +1,160 @@
+"""A Join as the first stage of a Conveyer: its members' items as one source of keys.
+
+    key = the member's own key * number of members + the member's number
+
+A member goes on where it stands when an epoch of the Join ends, so what has been drawn of it is always the beginning of its own row
+of epochs: each of them comes whole before the next begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.errors import StateMismatch
+from shmload.pipeline.draws import Draws
+from shmload.pipeline.plan import Crew, Plan
+from shmload.pipeline.program import RowProgram
+from shmload.pipeline.stream import Keys
+from shmload.schedule.checks import digest
+from shmload.schedule.mix_order import Stop
+from shmload.schedule.permutation import MAX_N
+
+READ_AHEAD = 1024  # keys that are worked out at a time: a batch has few of each of many members
+
+
+class JoinSource:
+    """The items of several pipelines as one source.
+
+    Args:
+        plans: of the members.
+    Raises:
+        ValueError: the members are so large that keys do not fit.
+    """
+
+    def __init__(self, plans: Sequence[Plan], weights: Sequence[Any], stop: Stop, seed: int) -> None:
+        self._sources: list[Keys] = [plan.source for plan in plans]
+        self._programs = [RowProgram(plan.source, plan.functions) for plan in plans]
+        self._draws = Draws([MAX_N if source.repeating else source.n for source in self._sources], weights, stop)
+        self._newest = (0, np.empty(0, np.int64))  # (position, keys from there on)
+        self.crews: list[Crew] = [plan.crew for plan in plans]
+        self.seed = seed
+        self.repeating = self._draws.is_endless
+        self.n = sum(source.n for source in self._sources) if self.repeating else self._draws.n
+        if (largest := _num_keys(self.members)) > MAX_N:
+            raise ValueError(
+                f"an epoch of the Join's members has keys up to {largest}, which counts a member's items times the number of "
+                f"members, and at most 2^62 can be told apart: join fewer items"
+            )
+
+    @property
+    def identity(self) -> str:
+        """Which order this is; a state saved under another is refused."""
+        members = ", ".join(source.identity for source in self._sources)
+        if len(members) > 200:
+            members = f"{len(self._sources)} members, {digest(np.frombuffer(members.encode(), np.uint8))}"
+        return f"Join({members}; {self._draws.mark})"
+
+    @property
+    def members(self) -> list[Any]:
+        """What its keys are made of, for who reads them."""
+        return [source.members for source in self._sources]
+
+    def take(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The keys at positions [start, stop); beyond n, of the epochs that follow."""
+        first, keys = self._newest
+        if not first <= start <= stop <= first + len(keys):
+            end = MAX_N if self.repeating else (start // self.n + 1) * self.n
+            keys = self._take(start, max(stop, min(start + READ_AHEAD, end)))
+            self._newest = first, keys = start, keys
+        return keys[start - first : stop - first].copy()
+
+    def _take(self, start: int, stop: int) -> NDArray[np.int64]:
+        parts = []
+        while start < stop:
+            epoch, place = self._place(start)
+            end = stop if self.repeating else min(stop, (epoch + 1) * self.n)
+            before = self._before(epoch)
+            parts += [
+                self._keys(members, counters + before)
+                for members, counters in self._draws.blocks(place, place + end - start)
+            ]
+            start = end
+        return np.concatenate([np.empty(0, np.int64), *parts])
+
+    def _keys(self, members: NDArray[np.uint16], counters: NDArray[np.int64]) -> NDArray[np.int64]:
+        keys = np.empty(len(members), np.int64)
+        for member in np.unique(members).tolist():
+            its = members == member
+            first = int(counters[member])
+            keys[its] = self._sources[member].take(first, first + int(its.sum())) * len(self._sources) + member
+        return keys
+
+    def _place(self, position: int) -> tuple[int, int]:
+        return (0, position) if self.repeating else divmod(position, self.n)
+
+    def _before(self, epoch: int) -> NDArray[np.int64]:
+        """Draws of each member in the epochs before."""
+        whole = self._draws.counters_at(self.n) if epoch else [0] * len(self._sources)
+        return np.array(whole, np.int64) * epoch
+
+    def item(self, key: int) -> Any:
+        """What a key stands for: the member's item, behind the member's functions."""
+        key, member = divmod(key, len(self._sources))
+        return self._programs[member].value(key)
+
+    def name(self, key: int) -> str:
+        """What a key stands for, for people."""
+        key, member = divmod(key, len(self._sources))
+        return f"{self._sources[member].name(key)} of member {member}"
+
+    # ------------------------------------------------------------ position
+
+    @property
+    def num_counters(self) -> int:
+        """One for each member, at every depth."""
+        return len(self._sources) + sum(source.num_counters for source in self._sources)
+
+    def counters_at(self, position: int) -> list[int]:
+        """Draws of each member before a position, in its epoch; then those of members that are Joins, in theirs."""
+        epoch, place = self._place(position)
+        counters = self._draws.counters_at(place)
+        had = self._before(epoch) + counters
+        return [
+            *counters,
+            *(c for s, count in zip(self._sources, had.tolist(), strict=True) for c in s.counters_at(count)),
+        ]
+
+    def go_on_at(self, position: int, counters: Sequence[int]) -> None:
+        """Takes over what `counters_at` gave for that position.
+
+        Raises:
+            StateMismatch: it cannot have. Nothing is taken over then.
+        """
+        if len(counters) != self.num_counters:
+            raise StateMismatch(
+                f"the state of this Join has {self.num_counters} counters, one for each member; got {len(counters)}. Load what "
+                "state() returned"
+            )
+        for draws, place, its in list(self._checked(position, counters)):
+            draws.learn(place, its)
+
+    def _checked(self, position: int, counters: Sequence[int]) -> Iterator[tuple[Draws, int, Sequence[int]]]:
+        """Which counters are whose, at which place, at every depth."""
+        epoch, place = self._place(position)
+        done = len(self._sources)
+        self._draws.check_at(place, counters[:done])
+        yield self._draws, place, counters[:done]
+        before = self._before(epoch).tolist()
+        for source, whole, count in zip(self._sources, before, counters[:done], strict=True):
+            its, done = counters[done : done + source.num_counters], done + source.num_counters
+            if isinstance(source, JoinSource):
+                yield from source._checked(whole + count, its)
+
+
+def _num_keys(members: Any) -> int:
+    """Keys of an epoch lie below it."""
+    return members if isinstance(members, int) else len(members) * max(map(_num_keys, members))

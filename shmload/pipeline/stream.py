@@ -1,0 +1,215 @@
+"""Which items a rank is given at a step: the pipeline's form of shmload's schedule.
+
+A source is one row of keys, epoch after epoch. A step goes by its first position (schedule/stream_positions.py), which is also what
+a state holds: the items that all ranks have had are those before it. If the source repeats, positions count on across the ends of
+epochs, and for the loader that reads it all of it is one epoch; else they begin anew with each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.schedule.batch_schedule import BatchSchedule
+from shmload.schedule.keyed import KeyedOrder
+from shmload.schedule.keyed_batches import KeyedBatches
+from shmload.schedule.schedule import Uneven
+from shmload.schedule.stream_positions import stream_end, stream_positions
+
+
+class Keys(Protocol):
+    """What is asked of a pipeline's first stage. Its positions number the items of all epochs, end to end."""
+
+    @property
+    def n(self) -> int:
+        """Items of an epoch."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def repeating(self) -> bool: ...
+
+    @property
+    def identity(self) -> str:
+        """Which order it is; a state saved under another is refused."""
+
+    @property
+    def members(self) -> Any:
+        """What keys are made of, for who reads them: n of a plain source, the list of its members' of a Join."""
+
+    @property
+    def num_counters(self) -> int: ...
+
+    def take(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The keys at positions [start, stop)."""
+
+    def item(self, key: int) -> Any:
+        """What a key stands for."""
+
+    def name(self, key: int) -> str:
+        """What a key stands for, for people."""
+
+    def counters_at(self, position: int) -> list[int]:
+        """What a resume there needs besides the position."""
+
+    def go_on_at(self, position: int, counters: Sequence[int]) -> None:
+        """Takes over what `counters_at` gave; StateMismatch if it cannot have."""
+
+
+class SourceOrder(KeyedOrder):
+    """A source as the order of a ShmLoader's own: its epochs are the loader's."""
+
+    def __init__(self, source: Keys) -> None:
+        self._source = source
+
+    @property
+    def n(self) -> int:
+        return self._source.n
+
+    @property
+    def identity(self) -> str:
+        return f"pipeline({self._source.identity})"
+
+    def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+        return self._source.take(epoch * self.n + start, epoch * self.n + stop)
+
+    def counters_at(self, position: int, *, seed: int, epoch: int) -> list[int] | None:
+        return self._source.counters_at(epoch * self.n + position) or None
+
+    def go_on_at(self, position: int, counters: Sequence[int], *, epoch: int) -> None:
+        self._source.go_on_at(epoch * self.n + position, counters)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SourceOrder) and other.identity == self.identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+
+class Stream(KeyedBatches):
+    """The steps of one pipeline.
+
+    Args:
+        batch_size: items of a rank's batch; None: items come singly, and are only fetched together.
+    """
+
+    def __init__(self, source: Keys, batch_size: int | None) -> None:
+        self.source, self.batch_size = source, batch_size
+        self.rounds = 1  # of single items that are fetched together, from the next step that is ordered on
+        self.rounds_at: dict[int, int] = {}  # of the steps that were ordered and not delivered, if more than one
+        self.epoch = 0  # of a source that does not repeat: the one that is delivered
+
+    @property
+    def n(self) -> int:
+        return self.source.n
+
+    @property
+    def identity(self) -> str:
+        return f"pipeline({self.source.identity})"
+
+    def schedule(self, *, seed: int, uneven: Uneven, world_size: int) -> StreamSchedule:
+        """Which of its items each rank is given."""
+        return StreamSchedule(self, seed=seed, uneven=uneven, world_size=world_size)
+
+    def num_batches(self, *, seed: int, epoch: int) -> int:
+        """Of one rank alone, as an ordinary batch sampler."""
+        return -(-self.n // (self.batch_size or 1))
+
+    def batch(self, number: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+        size = self.batch_size or 1
+        return self.source.take(number * size, min((number + 1) * size, self.n))
+
+
+@dataclass(frozen=True)
+class StreamSchedule(BatchSchedule):
+    """Pure map (position, rank) -> keys."""
+
+    order: Any  # a Stream
+
+    @property
+    def stride(self) -> int:
+        """Items of one step over all ranks."""
+        return int(self.order.batch_size or 1) * self.world_size
+
+    @property
+    def rows_per_rank(self) -> int | None:
+        size: int | None = self.order.batch_size
+        return size
+
+    @property
+    def is_endless(self) -> bool:
+        return bool(self.order.source.repeating)
+
+    @property
+    def stream(self) -> dict[str, Any]:
+        """For the header of an audit: what its keys and positions mean."""
+        return {"members": self.order.source.members, "is_endless": self.is_endless}
+
+    def number(self, step: int) -> int:
+        """For a record of steps: their positions, which mean the same for every number of ranks."""
+        return step
+
+    def behind(self, step: int) -> int:
+        """The step that follows one."""
+        rounds: int = self.order.rounds_at.get(step, 1)
+        return step + self.stride * rounds
+
+    def end_of(self, epoch: int, rank: int) -> int:
+        if not self.is_endless and epoch != self.order.epoch:
+            return 0  # nothing is ordered ahead of a pipeline that may have come to its end
+        return stream_end(None if self.is_endless else self.n, rank, uneven=self.uneven, stride=self.stride)
+
+    def batch(self, epoch: int, step: int, rank: int = 0) -> NDArray[np.int64]:
+        if self.order.rounds > 1:
+            self.order.rounds_at[step] = self.order.rounds
+        else:
+            self.order.rounds_at.pop(step, None)
+        return self._keys(epoch, self.positions(step, rank))
+
+    def positions(self, step: int, rank: int) -> NDArray[np.int64]:
+        """Of a rank's items at a step; at n and beyond, in a pipeline that does not repeat, stands padding."""
+        return stream_positions(
+            step,
+            rank,
+            n=None if self.is_endless else self.n,
+            uneven=self.uneven,
+            world_size=self.world_size,
+            batch_size=self.order.batch_size,
+            num_rounds=self.order.rounds_at.get(step, 1),
+        )
+
+    def position(self, step: int) -> int:
+        """Items that all ranks have had before a step."""
+        return step if self.is_endless else min(step, self.n)
+
+    def num_valid(self, epoch: int, step: int, rank: int) -> int:
+        positions = self.positions(step, rank)
+        return len(positions) if self.is_endless else int((positions < self.n).sum())
+
+    def counters(self, epoch: int, step: int) -> Any:
+        """What a resume needs besides its position: of a Join, what each member has had."""
+        return self.order.source.counters_at(self._at(epoch, self.position(step))) or None
+
+    def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:
+        """The key so many places behind that of a row."""
+        return int(self._keys(epoch, self.positions(step, rank)[row : row + 1] + distance)[0])
+
+    def _at(self, epoch: int, position: int) -> int:
+        """The position as the source counts."""
+        return position if self.is_endless else epoch * self.n + position
+
+    def _keys(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        if not len(positions):
+            return np.empty(0, np.int64)
+        source: Keys = self.order.source
+        if not self.is_endless:
+            positions = positions % self.n + epoch * self.n
+        first, last = int(positions.min()), int(positions.max())
+        if last - first < 64 * len(positions):
+            return source.take(first, last + 1)[positions - first]
+        return np.concatenate([source.take(at, at + 1) for at in positions.tolist()])  # padding, far from the rest

@@ -1,0 +1,237 @@
+"""`shmload verify` proves pipelines: whole runs, resumes on other numbers of ranks, and defects planted in them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from pipeline_kit import Add, Joined, Leaf, Spec, pulled, specs
+
+from shmload.observe.audit.file import AuditLog, Batch, Record, batch_record, event_record, header_line
+from shmload.observe.audit.report import Report
+from shmload.observe.audit.verify import read_folder, tell_suspects, verify
+from shmload.pipeline import Collate, Conveyer, Join, Map, Partition, Permutation, Range
+
+JOINED = Joined(
+    (Leaf(6, True, False, 1), Joined((Leaf(3, False, False, 1), Leaf(5, True, False, 2)), (3, 5), "first")),
+    (6, 8),
+    "first",
+)
+
+
+def judged(folder: Path) -> Report:
+    report, loaders = verify(read_folder(folder))
+    tell_suspects(loaders, report)
+    return report
+
+
+def run(spec: Spec, folder: Path, num_steps: int, state: Any = None) -> Any:
+    """So many steps of all ranks; the state that the first of them then has."""
+    with ExitStack() as stack:
+        spec = dataclasses.replace(spec, options={"audit": folder})
+        pipelines = [stack.enter_context(spec.make(rank)) for rank in range(spec.world)]
+        for pipeline in pipelines:
+            if state is not None:
+                pipeline.load_state(state)
+            left = num_steps
+            for _ in range(3):  # epochs
+                left -= len(pulled(pipeline, left)) if left else 0
+        return pipelines[0].state()
+
+
+def rewritten(folder: Path, change: Callable[[list[Record]], list[Record]], log: AuditLog | None = None) -> None:
+    """Makes the records of rank 0, or of a log, others, with checksums that fit."""
+    log = log or next(log for log in read_folder(folder) if log.header["rank"] == 0)
+    raw = header_line(log.header)
+    for record in change(log.records):
+        raw += batch_record(record) if isinstance(record, Batch) else event_record(record.kind, record.details)
+    (folder / log.name).write_bytes(raw)
+
+
+def batches_of(records: list[Record]) -> list[int]:
+    return [at for at, record in enumerate(records) if isinstance(record, Batch)]
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=200)
+@given(specs(), st.lists(st.tuples(st.integers(1, 3), st.integers(1, 8)), min_size=1, max_size=3))
+def test_runs_and_resumes_on_any_number_of_ranks_are_proven(
+    tmp_path_factory: pytest.TempPathFactory, spec: Spec, starts: list[tuple[int, int]]
+) -> None:
+    folder, state = tmp_path_factory.mktemp("audit"), None
+    spec = dataclasses.replace(spec, uneven="pad")
+    if spec.rule == "drop" and (spec.source.length or 100) < 3 * (spec.batch_size or 1):
+        return  # of an epoch in which not one step is full there is no record
+    for world, num_steps in starts:
+        state = run(spec.on(world), folder, num_steps, state)
+    report = judged(folder)
+    assert (report.findings, report.unjudged) == ([], [])
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize(
+    "source", [Leaf(7, True, True, 1), JOINED, Leaf(9, False, False, 0)], ids=["endless", "join", "range"]
+)
+def test_a_resume_in_mid_epoch_on_other_ranks_is_proven(tmp_path: Path, source: Any, batch_size: Any) -> None:
+    spec = Spec(source, batch_size=batch_size)
+    state = run(spec.on(2), tmp_path, 2)
+    run(spec.on(3), tmp_path, 1, state)  # thrown away: nothing saved it
+    state = run(spec.on(3), tmp_path, 1, state)
+    run(spec, tmp_path, 3, state)
+    report = judged(tmp_path)
+    assert (report.verdict, report.findings) == ("proven: every sample exactly once", [])
+    assert report.loaders[0].epochs[0].num_superseded == 3
+
+
+def test_a_resume_within_items_that_were_fetched_together_is_proven(tmp_path: Path) -> None:
+    spec = Spec(Leaf(500, True, True, 1), num_workers=1)
+    state = run(spec, tmp_path, 150)
+    state = run(spec.on(2), tmp_path, 100, state)
+    run(spec, tmp_path, 300, state)
+    assert judged(tmp_path).status == 0
+
+
+@pytest.mark.slow
+def test_a_resume_where_the_next_fetch_begins_takes_all_of_what_was_fetched(tmp_path: Path) -> None:
+    with dataclasses.replace(
+        Spec(Leaf(2000, False, True, 3), num_workers=1), options={"audit": tmp_path}
+    ).make() as pipeline:
+        pulled(pipeline, 200)
+        while pipeline._run._fetched:
+            pipeline()
+        at = pipeline.state()["position"]
+        pipeline.load_state(pipeline.state())
+        assert pulled(pipeline, 300) == [[x] for x in range(at, at + 300)]
+    assert judged(tmp_path).findings == []
+
+
+def test_several_epochs_of_a_pipeline_that_ends_are_proven(tmp_path: Path) -> None:
+    for rank in range(2):
+        with Conveyer([Permutation(11, repeating=False), Partition(rank, 2), Collate(2)], audit=tmp_path) as pipeline:
+            for _ in range(3):
+                pulled(pipeline, 10)
+    report = judged(tmp_path)
+    assert [epoch.state for epoch in report.loaders[0].epochs] == ["proven"] * 3
+    assert [epoch.num_samples for epoch in report.loaders[0].epochs] == [11] * 3
+
+
+def test_what_is_left_of_an_unfinished_epoch_is_said(tmp_path: Path) -> None:
+    run(Spec(Leaf(20, False, False, 0), batch_size=2, world=2), tmp_path, 2)
+    (epoch,) = judged(tmp_path).loaders[0].epochs
+    assert (epoch.state, epoch.remaining) == ("unfinished", "what is behind position 7")
+
+
+def doubled(records: list[Record]) -> list[Record]:
+    return [*records, records[-1]]
+
+
+def one_missing(records: list[Record]) -> list[Record]:
+    at = batches_of(records)[1]
+    return [*records[:at], *records[at + 1 :]]
+
+
+def another_item(records: list[Record]) -> list[Record]:
+    first, second = (records[at] for at in batches_of(records)[:2])
+    keys = second.keys.copy()
+    keys[0] = first.keys[0]
+    return [dataclasses.replace(record, keys=keys) if record is second else record for record in records]
+
+
+def a_row_less(records: list[Record]) -> list[Record]:
+    at = batches_of(records)[0]
+    return [dataclasses.replace(r, keys=r.keys[1:], valid=1) if i == at else r for i, r in enumerate(records)]
+
+
+@pytest.mark.parametrize(
+    "source", [Leaf(24, True, True, 1), Leaf(24, True, False, 1), JOINED], ids=["endless", "once", "join"]
+)
+@pytest.mark.parametrize(
+    ("change", "kind", "text"),
+    [
+        (doubled, "doubled", "were delivered before: rank 0"),
+        (one_missing, "missing", "epoch 0: positions 4-5 never came"),
+        (another_item, "doubled", "came more than once"),
+        (a_row_less, "swapped", "1 rows were ordered, the schedule has 2"),
+    ],
+)
+def test_a_planted_defect_is_found(tmp_path: Path, source: Any, change: Any, kind: str, text: str) -> None:
+    run(Spec(source, batch_size=2, world=2), tmp_path, 3)
+    assert judged(tmp_path).status == 0
+    rewritten(tmp_path, change)
+    report = judged(tmp_path)
+    assert report.status == 1
+    assert kind in report.num_found
+    assert text in "\n".join(finding.text for finding in report.findings)
+    assert report.loaders[0].epochs[0].state == "defect"
+
+
+def test_a_missing_file_is_missed(tmp_path: Path) -> None:
+    run(Spec(Leaf(24, True, True, 1), batch_size=2, world=3), tmp_path, 3)
+    (log,) = [log for log in read_folder(tmp_path) if log.header["rank"] == 1]
+    (tmp_path / log.name).unlink()
+    (finding,) = judged(tmp_path).findings
+    assert finding.text == "epoch 0: positions 2-3, 8-9, 14-15 never came; there is no file of rank 1: is it missing?"
+
+
+def test_a_start_that_forgot_its_state_is_found(tmp_path: Path) -> None:
+    spec = Spec(Leaf(24, True, True, 1), batch_size=2)
+    run(spec, tmp_path, 3)
+    run(spec, tmp_path, 3)
+    report = judged(tmp_path)
+    assert "doubled" in report.num_found
+    assert "began anew, without a state" in "\n".join(report.notes)
+
+
+def test_items_that_never_came_are_named_by_epoch_and_member(tmp_path: Path) -> None:
+    joined = Join([(Conveyer([Range(4)]), 1), (Conveyer([Range(2)]), 1)])
+    with Conveyer([joined, Collate(2)], audit=tmp_path) as pipeline:
+        pulled(pipeline, 9)
+
+    def without_item(
+        records: list[Record],
+    ) -> list[Record]:  # key 8 is member 0's item 0 of epoch 1; 99 is no item that was drawn
+        return [
+            dataclasses.replace(r, keys=[98 if key == 8 else key for key in r.keys]) if isinstance(r, Batch) else r
+            for r in records
+        ]
+
+    rewritten(tmp_path, without_item)
+    text = "\n".join(finding.text for finding in judged(tmp_path).findings)
+    assert "1 items of epoch 1 of member 0 never came, such as item 0" in text
+
+
+@pytest.mark.parametrize(
+    "stream", [None, {}, {"is_endless": 1, "members": 3}, {"is_endless": True, "members": [3, [0]]}]
+)
+def test_a_header_that_makes_no_sense_is_damage(tmp_path: Path, stream: Any) -> None:
+    run(Spec(Leaf(5, True, True, 1)), tmp_path, 3)
+    (log,) = read_folder(tmp_path)
+    log.header["stream"] = stream
+    rewritten(tmp_path, lambda records: records, log)
+    assert "the header cannot be used: stream is" in judged(tmp_path).findings[0].text
+
+
+def test_skipped_items_are_accounted_for(tmp_path: Path) -> None:
+    def broken(x: int) -> int:
+        if x == 5:
+            raise ValueError("no")
+        return x
+
+    with Conveyer([Range(8, repeating=False), Map(broken), Collate(2)], audit=tmp_path, on_error="skip") as pipeline:
+        assert pulled(pipeline, 9) == [[0, 1], [2, 3], [4], [6, 7]]
+    report = judged(tmp_path)
+    assert (report.status, report.loaders[0].epochs[0].num_skipped) == (0, 1)
+
+
+def test_the_same_items_of_another_epoch_are_not_taken_for_stale_memory(tmp_path: Path) -> None:
+    with Conveyer([Range(8), Map(Add(1)), Collate(4)], audit=tmp_path) as pipeline:
+        for batch in islice(pipeline, 40):
+            del batch
+    assert (judged(tmp_path).status, judged(tmp_path).unjudged) == (0, [])

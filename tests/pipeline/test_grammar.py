@@ -1,0 +1,106 @@
+"""Which stages may stand where, and what is said of the others; arguments of stages; options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import worker_items as items
+from pipeline_kit import Add, pulled
+
+import shmload.pipeline
+from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Partition, Permutation, Range
+
+WORK = DistributedBatchedMap(Add(1), 1)
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([], "a pipeline begins with a Range, a Permutation or a Join; got no stages"),
+        ([Map(Add(1))], "a pipeline begins with a Range, a Permutation or a Join; stage 0 is a Map"),
+        ([[1, 2]], "stage 0 is a list"),
+        ([Range(3), Range(3)], "stage 1, a Range, gives items of its own, so it can only be the first"),
+        ([Range(3), Join([(Conveyer([Range(3)]), 1)])], "stage 1, a Join, gives items of its own"),
+        ([Range(3), Add(1)], "stage 1, a Add, is no stage: a function becomes one as Map(function)"),
+        ([Range(3), Partition(0, 2), Map(Add(1)), Partition(1, 2)], "stage 3, a Partition, is the second of its kind"),
+        ([Range(3), Collate(2), Partition(0, 2)], "stage 2, a Partition, stands behind Collate, where only Map may: whole batches"),
+        ([Range(3), Collate(2), WORK], "stage 2, a DistributedBatchedMap, stands behind Collate, where only Map may: workers make"),
+        ([Range(3), Collate(2), Collate(2)], "stage 2, a Collate, stands behind Collate, where only Map may: a batch is no item"),
+        (
+            [Range(3), DistributedBatchedMap(items.Squares(), 1), Map(Add(1)), Collate(1)],
+            "stage 2, a Map, follows one that decodes into the batch (read_into): that must be the last before Collate",
+        ),
+        ([Range(3), DistributedBatchedMap(items.Squares(), 1)], "a mapping_fn with read_into decodes into a batch's row: add Collate"),
+    ],
+)  # fmt: skip
+def test_an_illegal_order_is_refused_with_the_reason(stages: list[Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        Conveyer(stages)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Permutation(0), r"Permutation\(n_elements\) is a whole number from 1 to 4611686018427387904; got 0"),
+        (lambda: Range(True), r"Range\(n_elements\) is a whole number"),
+        (lambda: Range(2.0), r"Range\(n_elements\) is a whole number"),
+        (lambda: Range(2, seed=-1), r"Range\(seed\) is a whole number from 0 to 18446744073709551615; got -1"),
+        (lambda: Range(2, repeating=1), r"Range\(repeating\) is True or False; got 1"),
+        (lambda: Partition(2, 2), r"Partition\(rank\) is a whole number from 0 to 1; got 2"),
+        (lambda: Partition(0, 0), r"Partition\(n_ranks\) is a whole number from 1 to"),
+        (lambda: Partition(0, 2, uneven="fair"), r'Partition\(uneven\) is "pad", "drop" or "exact"; got \'fair\''),
+        (lambda: Map(3), r"Map\(fn\) is a function of one item; got 3"),
+        (lambda: DistributedBatchedMap(3, 1), r"DistributedBatchedMap\(mapping_fn\) is a function of one item; got 3"),
+        (lambda: DistributedBatchedMap(str, 0), r"DistributedBatchedMap\(n_workers\) is a whole number from 1"),
+        (lambda: DistributedBatchedMap(str, 1, 0), r"DistributedBatchedMap\(buffer_size\) is a whole number from 1"),
+        (lambda: DistributedBatchedMap(str, 1, timeout=0), r"DistributedBatchedMap\(timeout\) is a number of seconds above 0"),
+        (lambda: DistributedBatchedMap(str, 1, timeout=float("nan")), r"above 0 or None; got nan"),
+        (lambda: DistributedBatchedMap(str, 1, timeout="1"), r"above 0 or None; got '1'"),
+        (lambda: Collate(0), r"Collate\(batch_size\) is a whole number from 1 to"),
+        (lambda: Collate(2, "no"), r"Collate\(return_partial_batch\) is True or False; got 'no'"),
+    ],
+)  # fmt: skip
+def test_an_argument_that_makes_no_sense_is_refused(make: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+def test_numpys_integers_will_do_and_states_stay_json() -> None:
+    import json
+
+    stages = [Permutation(np.int64(6), seed=np.uint8(3)), Partition(np.int32(0), np.int32(2)), Collate(np.int16(2))]
+    with Conveyer(stages) as pipeline:
+        assert json.loads(json.dumps(pipeline.state())) == pipeline.state()
+
+
+def test_options_are_some_of_shmloaders() -> None:
+    with pytest.raises(TypeError, match="Conveyer takes of ShmLoader's arguments audit, max_bad"):
+        Conveyer([Range(3)], shuffle=True)
+    with pytest.raises(
+        ValueError, match="max_bad, on_error is for batches: a single item that fails raises at its turn"
+    ):
+        Conveyer([Range(3)], on_error="skip", max_bad=3)
+
+
+def test_a_partition_may_stand_anywhere_before_collate() -> None:
+    streams = []
+    for at in range(3):
+        stages: list[Any] = [Map(Add(1)), Map(Add(2))]
+        stages.insert(at, Partition(1, 2))
+        with Conveyer([Range(12), *stages, Collate(2)]) as pipeline:
+            streams.append(pulled(pipeline, 4))
+    assert streams == [[[5, 6], [9, 10], [13, 14], [5, 6]]] * 3
+
+
+def test_several_worker_stages_share_one_crew() -> None:
+    crew = Conveyer([Range(9), WORK, DistributedBatchedMap(Add(2), 2, 40, timeout=5)]).plan.crew
+    assert (crew.num_workers, crew.buffer_size, crew.timeout_s) == (3, 40, 3605)
+
+
+def test_the_names_are_those_of_the_conveyer_library() -> None:
+    assert sorted(shmload.pipeline.__all__) == shmload.pipeline.__all__
+    seed = {"Permutation", "Partition", "Map", "DistributedBatchedMap", "Collate", "Conveyer", "Join", "Range"}
+    assert seed < set(shmload.pipeline.__all__)

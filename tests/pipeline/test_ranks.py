@@ -1,0 +1,55 @@
+"""Ranks for real: torchrun, gloo, one rank's state for all, and `shmload verify` over what they were given."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_kit import Leaf, Spec
+
+SPEC = Spec(Leaf(50, True, True, 5), batch_size=3)
+
+
+def expected(world: int, num_steps: int, position: int = 0) -> list[list[list[int]]]:
+    """By rank, from plain lists."""
+    steps = islice(SPEC.on(world).steps(0, position), num_steps)
+    return [list(rank) for rank in zip(*steps, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "then"), [(2, 3), (3, 2), (8, 1)])
+def test_a_job_goes_on_with_another_number_of_ranks_and_is_proven(
+    world: int, then: int, run_ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    began = run_ranks("first", world)
+    assert [rank["before"] for rank in began] == expected(world, 3)
+    done = 3 * 3 * world
+    assert [rank["lost"] for rank in began] == expected(world, 3, done)
+    went_on = run_ranks("second", then)
+    num_steps = -(-100 // (3 * then))
+    assert [rank["after"] for rank in went_on] == expected(then, num_steps, done)
+    kept = [rank["before"] for rank in began] + [rank["after"] for rank in went_on]
+    count = Counter(chain.from_iterable(chain.from_iterable(kept)))
+    whole, rest = divmod(done + num_steps * 3 * then, 50)
+    assert {whole, whole + (rest > 0)} == set(count.values()), "every item once an epoch"
+    verified = subprocess.run(
+        [sys.executable, "-m", "shmload.cli", "verify", str(tmp_path / "audit")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert "every sample exactly once" in verified.stdout
+
+
+@pytest.mark.slow
+def test_ranks_that_saved_apart_agree_on_a_state(run_ranks: Callable[..., list[Any]]) -> None:
+    ranks = run_ranks("apart", 2)
+    assert ranks[0]["state"] == ranks[1]["state"]
+    assert ranks[1]["stream"][3] == ranks[1]["again"][0], "what one rank had beyond the other comes again"

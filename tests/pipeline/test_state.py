@@ -1,0 +1,215 @@
+"""States of one pipeline: when they may be taken, what is refused, copies for ranks that were apart; a pipeline under a ShmLoader."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from pipeline_kit import Add, Leaf, Spec, pulled
+
+from shmload import ShmLoader
+from shmload.errors import StateMismatch
+from shmload.pipeline import Collate, Conveyer, Join, Map, Partition, Permutation, Range, reconcile
+
+PLAIN = Leaf(12, True, False, 7)
+
+
+@pytest.mark.parametrize("repeating", [False, True])
+@pytest.mark.parametrize("batch_size", [None, 5])
+def test_a_state_may_be_taken_before_the_first_between_any_two_and_at_the_end(batch_size: Any, repeating: bool) -> None:
+    spec = Spec(Leaf(12, True, repeating, 7), batch_size=batch_size)
+    expected = list(islice(spec.of_rank(0), 12))
+    for num_done in range(len(expected) + 1):
+        with spec.make() as pipeline, spec.make() as other:
+            pulled(pipeline, num_done)
+            state = json.loads(json.dumps(pipeline.state()))
+            assert len(json.dumps(state)) <= 1024
+            other.load_state(state)
+            if not other.is_ended:
+                assert pulled(other, len(expected) - num_done) == expected[num_done:]
+
+
+def test_every_spelling_of_saving_and_loading_is_the_same() -> None:
+    with Spec(PLAIN).make() as pipeline:
+        pulled(pipeline, 3)
+        state = pipeline.state_dict()
+        assert state == pipeline.state()
+        for load in (pipeline.load_state, pipeline.set_state, pipeline.load_state_dict):
+            load(state)
+            assert pipeline.state() == state
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"position": 13}, "the state's position is 13, and an epoch has 12 items"),
+        ({"epoch": 10**30}, "the state's epoch is 1000000000000000000000000000000, and of 12 items there are at most"),
+        ({"position": -1}, "position must not be negative, it is -1"),
+        ({"position": "x"}, "position must be int, it is 'x'"),
+        ({"position": True}, "position must be int, it is True"),
+        ({"n": 13}, "n: saved 13, now 12"),
+        ({"seed": 8}, "seed: saved 8, now 7"),
+        ({"uneven": "drop"}, "uneven: saved 'drop', now 'pad'"),
+        ({"order": "pipeline(Range(12))"}, "order: saved 'pipeline(Range(12))', now 'pipeline(Permutation(12"),
+        ({"mode": "join"}, "this state is of mode 'join'"),
+        ({"version": 2}, "this state has format version 2"),
+        ({"counters": [1]}, "a Permutation has no counters; the state has [1]"),
+        ({"more": 1}, "more is unknown"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(change: dict[str, Any], message: str) -> None:
+    spec = Spec(PLAIN, batch_size=2)
+    with spec.make() as pipeline:
+        pulled(pipeline, 2)
+        before = pipeline.state()
+        with pytest.raises(StateMismatch) as caught:
+            pipeline.load_state({**before, **change})
+        assert message in str(caught.value)
+        assert pipeline.state() == before
+        assert pulled(pipeline, 9) == list(spec.of_rank(0, 0, 4))
+
+
+@pytest.mark.parametrize("counters", [[], [3], [1, 1], [3, 0], ["x", 2], [2.0, 1], [3, -1, 1]])
+def test_counters_that_cannot_be_a_joins_are_refused(counters: list[Any]) -> None:
+    with Conveyer([Join([(Conveyer([Range(4)]), 1), (Conveyer([Range(3)]), 1)])]) as pipeline:
+        pulled(pipeline, 3)
+        with pytest.raises(StateMismatch, match="counters"):
+            pipeline.load_state({**pipeline.state(), "counters": counters})
+        state = pipeline.state()
+        del state["counters"]
+        expected = pulled(pipeline, 4)
+        pipeline.load_state(state)  # then they are worked out
+        assert pulled(pipeline, 4) == expected
+
+
+@pytest.mark.slow
+def test_a_state_goes_through_distributed_checkpoint(tmp_path: Any) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    spec = Spec(PLAIN, batch_size=2)
+    with spec.make() as pipeline, spec.make() as other:
+        pulled(pipeline, 2)
+        with pytest.warns(UserWarning, match="torch.distributed is disabled"):
+            dcp.save({"pipeline": pipeline}, checkpoint_id=tmp_path)
+        with pytest.warns(UserWarning, match="torch.distributed is disabled"):
+            dcp.load({"pipeline": other}, checkpoint_id=tmp_path)
+        assert pulled(other, 9) == list(spec.of_rank(0, 0, 4))
+
+
+def test_a_rank_that_has_less_than_others_saves_a_state_that_loses_nothing() -> None:
+    spec = Spec(PLAIN, world=5, uneven="exact")
+    with spec.make(4) as pipeline, spec.make(0) as other:
+        assert len(pulled(pipeline, 99)) == 2
+        assert pipeline.is_ended
+        other.load_state(pipeline.state())
+        assert pulled(other, 99) == list(spec.of_rank(0, 0, 10))
+
+
+# ------------------------------------------------------------ ranks that were apart
+
+
+def test_ranks_that_saved_apart_go_on_with_the_least_far(caplog: pytest.LogCaptureFixture) -> None:
+    spec = Spec(PLAIN, world=3, batch_size=1)
+    states = []
+    for rank, num_done in enumerate((2, 1, 2)):
+        with spec.make(rank) as pipeline:
+            pulled(pipeline, num_done)
+            states.append(pipeline.state())
+    with caplog.at_level(logging.WARNING, "shmload"):
+        assert reconcile(states) == states[1]
+    assert "ranks had saved between position 3 of epoch 0 and position 6 of epoch 0" in caplog.text
+    caplog.clear()
+    assert reconcile(states[::2]) == states[0]
+    assert caplog.text == ""
+
+
+def test_joins_that_saved_apart_are_reconciled_by_their_draws() -> None:
+    pipeline = Join([(Conveyer([Range(4)]), 1), (Conveyer([Range(3)]), 1)])
+    states = []
+    for _ in range(3):
+        pipeline()
+        states.append(pipeline.state())
+    pipeline.close()
+    assert reconcile(states[::-1]) == states[0]
+
+
+@pytest.mark.parametrize(
+    ("states", "message"),
+    [
+        ([], "reconcile needs the state of each rank; got none"),
+        ([3], "reconcile takes states of a Conveyer or a Join as state() returns them; got 3"),
+        ([{"mode": "join", "members": [1]}], "reconcile takes states"),
+        ([{"mode": "seed"}], "reconcile takes states"),
+        ([Conveyer([Range(3)]).state(), Conveyer([Range(4)]).state()], "states 0 and 1 are of different pipelines"),
+        (
+            [Join([(Conveyer([Range(n)]), 1)]).state() for n in (3, 4)],
+            "Give the states of the ranks of one job",
+        ),
+    ],
+)
+def test_states_that_are_not_of_one_job_are_refused(states: list[Any], message: str) -> None:
+    with pytest.raises(StateMismatch) as caught:
+        reconcile(states)
+    assert message in str(caught.value)
+
+
+# ------------------------------------------------------------ as a ShmLoader's dataset and sampler in one
+
+
+def bare(source: Any) -> Conveyer:
+    return Conveyer([source, Map(Add(100))])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("repeating", [False, True])
+def test_a_shmloader_reads_a_pipeline_in_its_order(num_workers: int, repeating: bool) -> None:
+    def epochs(world: int, **state: Any) -> list[int]:
+        found: list[list[int]] = []
+        for rank in range(world):
+            source = Permutation(12, seed=4, repeating=repeating)
+            with ShmLoader(
+                bare(source), 12 // world, seed=9, num_workers=num_workers, rank=rank, world_size=world
+            ) as loader:
+                found.append([x for _ in range(2) for batch in loader for x in batch.tolist()])
+        return [x for epoch in (0, 1) for part in found for x in part[epoch * 12 // world : (epoch + 1) * 12 // world]]
+
+    expected = [x + 100 for x in islice(Leaf(12, True, True, 4).values(), 24)]
+    assert epochs(1) == expected
+    assert epochs(2) == expected
+
+
+@pytest.mark.parametrize("stop", ["first", "repeat"])
+def test_a_shmloader_over_a_join_resumes_with_its_counters(stop: Any) -> None:
+    def make() -> ShmLoader[Any]:
+        pairs = [(Conveyer([Permutation(8, seed=m)]), w) for m, w in enumerate((0.3, 0.71))]
+        return ShmLoader(bare(Join(pairs, stop=stop)), 4, seed=9)
+
+    with make() as loader, make() as other:
+        batches = iter(loader)
+        next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert sum(state["counters"]) == 4
+        rest = [batch.tolist() for batch in batches]
+        other.load_state_dict(state)
+        assert [batch.tolist() for batch in other] == rest
+
+
+def test_a_shmloader_takes_only_bare_pipelines() -> None:
+    for stages in ([Range(4), Collate(2)], [Range(4), Partition(0, 2)]):
+        with pytest.raises(
+            ValueError, match="leave Collate and Partition out of the pipeline and give ShmLoader batch_size"
+        ):
+            ShmLoader(Conveyer(stages), 2, seed=1)
+
+
+def test_torch_reads_a_pipeline_as_an_ordinary_dataset() -> None:
+    loader = torch.utils.data.DataLoader(bare(Range(5)), batch_size=2)
+    assert [batch.tolist() for batch in loader] == [[100, 101], [102, 103], [104]]
+    with ShmLoader(bare(Range(5)), batch_size=2, sampler=range(5), num_workers=1) as ours:
+        assert [batch.tolist() for batch in ours] == [[100, 101], [102, 103], [104]]
+    with pytest.raises(ValueError, match="a Conveyer says in which order it is read, which only seed mode asks for"):
+        ShmLoader(bare(Range(5)))

@@ -1,0 +1,316 @@
+"""What workers give and how they fail: each item's own outcome, promptly, and nothing left behind."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import islice
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import worker_items as items
+from pipeline_kit import Add, plain, pulled
+
+from shmload import sample_info
+from shmload.errors import SampleError, SampleTimeout, WorkerDied
+from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Range
+
+PROMPT_S = 1.0  # for a failure to surface, beside its own time
+
+
+def make(function: Any, *more: Any, n: int = 8, n_workers: int = 2, timeout: Any = 3600, **options: Any) -> Conveyer:
+    stage = DistributedBatchedMap(function, n_workers, timeout=timeout)
+    return Conveyer([Range(n, repeating=False), stage, *more], **options)
+
+
+def outcomes(pipeline: Conveyer) -> list[Any]:
+    """What each call gives to the end; an exception in place of what is lost."""
+    got: list[Any] = []
+    while not pipeline.is_ended:
+        try:
+            got.append(plain(pipeline()))
+        except Exception as error:
+            got.append(error)
+    return got
+
+
+def but(lost: int, given: list[Any]) -> list[Any]:
+    return given[:lost] + given[lost + 1 :]
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_an_items_exception_names_it_and_the_others_come(n_workers: int) -> None:
+    stages = [DistributedBatchedMap(items.fails_at_3, 2)] if n_workers else [Map(items.fails_at_3)]
+    with Conveyer([Range(8, repeating=False), *stages]) as pipeline:
+        for got in (outcomes(pipeline), (pipeline.begin_next_epoch(), outcomes(pipeline))[1]):
+            assert but(3, got) == [[x] for x in range(8) if x != 3]
+            assert isinstance(got[3], KeyError)
+    told = str(got[3]) + "".join(getattr(got[3], "__notes__", []))
+    assert "broken 3" in told
+    assert "shmload: item 3 of epoch 1" in told
+    if n_workers:
+        assert "in fails_at_3" in told, "the worker's traceback"
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_a_batchs_exception_names_its_item_and_the_other_batches_come(n_workers: int) -> None:
+    stages = [DistributedBatchedMap(items.fails_at_3, 2)] if n_workers else [Map(items.fails_at_3)]
+    with Conveyer([Range(8), *stages, Collate(2)]) as pipeline:
+        got = []
+        for _ in range(8):
+            try:
+                got.append(pipeline().tolist())
+            except KeyError as error:
+                got.append(error)
+    assert got[:1] + got[2:5] + got[6:] == [[0, 1], [4, 5], [6, 7], [0, 1], [4, 5], [6, 7]]
+    assert "shmload: item 3 of epoch 1" in str(got[5]) + "".join(got[5].__notes__)
+
+
+def test_an_item_of_a_join_is_named_by_its_member() -> None:
+    joined = Join([(Conveyer([Range(4)]), 1), (Conveyer([Range(4), Map(items.fails_at_3)]), 1)])
+    with Conveyer([joined, DistributedBatchedMap(Add(0), 1)]) as pipeline:
+        pulled(pipeline, 7)
+        with pytest.raises(KeyError, match="shmload: item 3 of epoch 0 of member 1"):
+            pipeline()
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+@pytest.mark.parametrize("collate", [(), (Collate(1),)])
+def test_stop_iteration_out_of_a_function_does_not_end_the_pipeline(n_workers: int, collate: Any) -> None:
+    stages = [DistributedBatchedMap(items.stops_at_3, 1)] if n_workers else [Map(items.stops_at_3)]
+    with Conveyer([Range(8, repeating=False), *stages, *collate]) as pipeline:
+        got = outcomes(pipeline)
+    assert len(got) == 8
+    assert isinstance(got[3], RuntimeError)
+    assert "a function of the pipeline raised StopIteration" in str(got[3])
+
+
+def test_a_function_of_batches_that_fails_loses_its_batch() -> None:
+    def fails(batch: torch.Tensor) -> list[int]:
+        if 3 in batch:
+            raise ValueError("no")
+        return batch.tolist()
+
+    with Conveyer([Range(6, repeating=False), Collate(2), Map(fails)]) as pipeline:
+        assert [type(got) for got in outcomes(pipeline)] == [list, ValueError, list]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collate", [(), (Collate(2),)])
+def test_an_item_that_ends_its_worker_twice_is_lost_alone_and_at_once(collate: Any) -> None:
+    with make(items.kills_at_3, *collate) as pipeline:
+        lost = 1 if collate else 3
+        pulled(pipeline, lost)
+        began = monotonic()
+        with pytest.raises(WorkerDied, match="ended its worker twice") as caught:
+            pipeline()
+        assert monotonic() - began < PROMPT_S
+        assert "shmload: item 3 of epoch 0" in "".join(caught.value.__notes__)
+        rest = [plain(got) for got in pipeline]
+    assert rest == ([[4, 5], [6, 7]] if collate else [[4], [5], [6], [7]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collate", [(), (Collate(2),)])
+def test_a_worker_that_is_killed_once_is_not_noticed(collate: Any, tmp_path: Any) -> None:
+    with make(items.KillsOnce(str(tmp_path)), *collate) as pipeline:
+        assert [x for got in pipeline for x in plain(got)] == list(range(8))
+        assert (tmp_path / "killed").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collate", [(), (Collate(2),)])
+def test_an_item_that_takes_too_long_is_lost_with_the_place_it_hung_at(collate: Any) -> None:
+    with make(items.hangs_at_3, *collate, timeout=0.2) as pipeline:
+        lost = 1 if collate else 3
+        pulled(pipeline, lost)
+        began = monotonic()
+        with pytest.raises(SampleTimeout, match="in hangs_at_3") as caught:
+            pipeline()
+        assert monotonic() - began < 0.2 + PROMPT_S
+        assert "shmload: item 3 of epoch 0; sample_timeout_s is the timeout of" in "".join(caught.value.__notes__)
+        rest = [plain(got) for got in pipeline]
+    assert rest == ([[4, 5], [6, 7]] if collate else [[4], [5], [6], [7]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_items_that_all_fail_surface_one_by_one(n_workers: int) -> None:
+    with make(items.kills_at_3, n=1000, n_workers=n_workers) as pipeline:
+        pipeline.load_state({**pipeline.state(), "position": 3})
+        for _ in range(2):
+            with pytest.raises(WorkerDied):
+                pipeline()
+            assert pipeline.state()["position"] == 4
+            pipeline.load_state({**pipeline.state(), "position": 3})
+
+
+@pytest.mark.slow
+def test_an_item_that_cannot_travel_is_lost_alone() -> None:
+    with make(items.unsendable_at_70, n=200, n_workers=1) as pipeline:
+        got = outcomes(pipeline)
+    assert len(got) == 200
+    assert isinstance(got[70], SampleError)
+    assert but(70, got) == [[x] for x in range(200) if x != 70]
+
+
+def test_without_workers_and_without_an_end_a_failing_item_still_raises_at_its_turn() -> None:
+    with Conveyer([Range(1), Map(items.fails_at_3), Map(Add(3)), Map(items.fails_at_3)]) as pipeline:
+        for _ in range(3):
+            with pytest.raises(KeyError, match="broken 3"):
+                pipeline()
+
+
+class InterruptedOnce:
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def __call__(self, x: int) -> int:
+        if x == 3 and not self.is_over:
+            self.is_over = True
+            raise KeyboardInterrupt
+        return x
+
+
+@pytest.mark.parametrize("collate", [(), (Collate(2),)])
+def test_an_interrupt_loses_nothing(collate: Any) -> None:
+    with Conveyer([Range(6, repeating=False), Map(InterruptedOnce()), *collate]) as pipeline:
+        got = []
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                got.append(pipeline())
+        got += pipeline
+    assert [x for item in got for x in plain(item)] == list(range(6))
+
+
+# ------------------------------------------------------------ what comes
+
+
+def test_single_items_keep_their_kinds() -> None:
+    with make(items.as_array, n=3) as pipeline:
+        assert [type(item) for item in pipeline] == [np.ndarray] * 3
+    with make(Add(1), n=3) as pipeline:
+        assert [(type(item), item) for item in pipeline] == [(int, 1), (int, 2), (int, 3)]
+    with make(items.mixed, n=3) as pipeline:
+        *_, item = pipeline
+    assert [type(value) for value in item.values()] == [np.ndarray, str, set, int, torch.Tensor, np.ndarray]
+    assert (item["object"], item["text"], item["ragged"].tolist()) == ({2}, "item 2", [0, 1])
+
+
+def test_batches_stack_what_can_be_and_list_the_rest() -> None:
+    with make(items.mixed, Collate(3), n=3) as pipeline:
+        (batch,) = pipeline
+    assert [part.tolist() for part in batch["ragged"]] == [[], [0], [0, 1]]
+    assert batch["text"] == ["item 0", "item 1", "item 2"]
+    assert batch["object"] == [{0}, {1}, {2}]
+    assert (batch["number"].tolist(), tuple(batch["tensor"].shape)) == ([0, 1, 2], (3, 2))
+
+
+def test_ragged_fields_can_be_padded() -> None:
+    with make(items.mixed, Collate(3, ragged={"ragged": "pad"}), n=3) as pipeline:
+        (batch,) = pipeline
+    assert batch["ragged"].lengths.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_a_decoder_writes_into_the_batch(n_workers: int) -> None:
+    stage: Any = DistributedBatchedMap(items.Squares(), 1) if n_workers else Map(ReadsOnly())
+    with Conveyer([Range(6, repeating=False), Map(Add(1)), stage, Collate(4)]) as pipeline:
+        batches = list(pipeline)
+    assert [batch["x"].tolist() for batch in batches] == [[1, 4, 9, 16], [25, 36]]
+    assert batches[0]["row"].tolist() == [[x] * 3 for x in range(1, 5)]
+
+
+class ReadsOnly(items.Squares):
+    def __call__(self, x: int) -> None:
+        raise AssertionError("read_into comes first")
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_a_decoder_that_fails_names_the_item(n_workers: int) -> None:
+    stage: Any = DistributedBatchedMap(items.Squares(), 1) if n_workers else Map(ReadsOnly())
+    with Conveyer([Range(51), stage, Collate(1)]) as pipeline:
+        pulled_x = [batch["x"].item() for batch in islice(pipeline, 50)]
+        assert pulled_x == [x * x for x in range(50)]
+        with pytest.raises(ValueError, match="no picture") as caught:
+            pipeline()
+        assert "shmload: item 50 of epoch 0" in str(caught.value) + "".join(caught.value.__notes__)
+
+
+def test_batches_stay_valid_behind_the_pipeline() -> None:
+    with make(Add(0), Collate(4)) as pipeline:
+        batches = list(pipeline)
+    assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+# ------------------------------------------------------------ ends and copies
+
+
+def test_a_closed_pipeline_gives_nothing_more() -> None:
+    with make(Add(0), n=100) as pipeline:
+        for item in pipeline:
+            if item == 5:
+                pipeline.close()
+                break
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="this pipeline is closed: make a new one"):
+                pipeline()
+    pipeline.close()
+
+
+def test_a_pipeline_that_nobody_holds_ends_its_workers() -> None:
+    pipeline = make(Add(0), n=100)
+    assert pipeline() == 0
+    del pipeline  # what is left is found behind every test
+
+
+def test_a_copy_goes_on_where_the_original_stood() -> None:
+    with make(items.as_dict, n=20) as pipeline:
+        pulled(pipeline, 7)
+        with pickle.loads(pickle.dumps(pipeline)) as copy:
+            assert [item["x"] for item in copy] == list(range(7, 20))
+        assert pipeline.state()["position"] == 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("collate", [(), (Collate(2),)])
+def test_every_start_method_takes_functions_of_modules(method: str, collate: Any) -> None:
+    joined = Join([(Conveyer([Range(4, repeating=False), Map(Add(1))]), 1)])
+    with Conveyer(
+        [joined, DistributedBatchedMap(items.fails_at_3, 1), *collate], multiprocessing_context=method
+    ) as pipeline:
+        assert plain(pipeline())[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("stages", "where"),
+    [
+        ([Range(3), DistributedBatchedMap(lambda x: x, 1)], "stage 1, a DistributedBatchedMap,"),
+        ([Range(3), Map(lambda x: x), DistributedBatchedMap(Add(1), 1)], "stage 1, a Map,"),
+        (
+            [Join([(Conveyer([Range(3), Map(lambda x: x)]), 1)]), DistributedBatchedMap(Add(1), 1)],
+            "stage 1 of member 0, a Map,",
+        ),
+    ],
+)
+def test_a_lambda_for_spawned_workers_is_refused_by_its_stage(stages: list[Any], where: str) -> None:
+    with Conveyer([*stages, Collate(1), Map(lambda b: b)], multiprocessing_context="spawn") as pipeline:
+        with pytest.raises(ValueError, match="must be picklable, because workers are started by 'spawn'") as caught:
+            pipeline()
+        assert where in str(caught.value)
+        assert "Use a function of a module, not a lambda or a local one" in str(caught.value)
+
+
+class Noting:
+    def __call__(self, x: int) -> int:
+        info = sample_info()
+        assert info is not None
+        return info.index
+
+
+def test_sample_info_has_the_key_which_is_new_in_every_epoch() -> None:
+    with Conveyer([Range(3), DistributedBatchedMap(Noting(), 1)]) as pipeline:
+        assert list(islice(pipeline, 7)) == list(range(7))

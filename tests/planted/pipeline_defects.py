@@ -1,0 +1,93 @@
+"""The defects of pipelines; see defect_list.py."""
+
+from __future__ import annotations
+
+from planting import Defect
+
+STREAM, JOIN, WORKERS = (f"tests/pipeline/test_{name}.py::" for name in ("stream", "join", "workers"))
+
+PIPELINE_DEFECTS = [
+    Defect(
+        "B2",
+        "every epoch has the order of the first",
+        "shmload/pipeline/stages.py",
+        "permutation.Permutation(self.n_elements, seed=seed, epoch=epoch)",
+        "permutation.Permutation(self.n_elements, seed=seed, epoch=0)",
+        (f"{STREAM}test_equal_seeds_give_equal_streams_and_other_seeds_others",),
+    ),
+    Defect(
+        "B4",
+        "the tail of an epoch is lost by padding",
+        "shmload/schedule/stream_positions.py",
+        "        each = -(-left // world_size)\n",
+        "        each = left // world_size\n",
+        (
+            f"{STREAM}test_each_rank_is_given_its_part_of_the_stream",
+            f"{STREAM}test_ranks_are_disjoint_and_complete_as_the_policy_says",
+        ),
+    ),
+    Defect(
+        "B7",
+        "a rank that has less than others says that the epoch is over",
+        "shmload/pipeline/conveyer.py",
+        "schedule.end_of(run.epoch, rank=0)",
+        "schedule.end_of(run.epoch, self.plan.partition.rank)",
+        ("tests/pipeline/test_state.py::test_a_rank_that_has_less_than_others_saves_a_state_that_loses_nothing",),
+    ),
+    Defect(
+        "B8",
+        "a state counts what was fetched together and not asked for",
+        "shmload/pipeline/run.py",
+        "        self._fetched.extend(outcomes)\n",
+        "        self._fetched.extend(outcomes)\n        self.position += len(outcomes) - 1\n",
+        (f"{STREAM}test_single_items_that_are_fetched_together_resume_between_any_two",),
+    ),
+    Defect(
+        "B8",
+        "a resume forgets how much was ordered together",
+        "shmload/pipeline/run.py",
+        "            self._iterator = iter(self.loader)\n",
+        "            self._stream.rounds_at.clear()\n            self._iterator = iter(self.loader)\n",
+        ("tests/pipeline/test_audit.py::test_a_resume_where_the_next_fetch_begins_takes_all_of_what_was_fetched",),
+    ),
+    Defect(
+        "B9",
+        "a doubled batch passes for proven",
+        "shmload/observe/audit/streams.py",
+        "np.flatnonzero(every[1:] == every[:-1]) + 1",
+        "np.flatnonzero(every[1:] < 0) + 1",
+        ("tests/pipeline/test_audit.py::test_a_planted_defect_is_found",),
+    ),
+    Defect(
+        "B10",
+        "a Join in a Join is worked out from its start",
+        "shmload/pipeline/join_source.py",
+        "                yield from source._checked(whole + count, its)\n",
+        "                continue\n",
+        ("tests/pipeline/test_join_state.py::test_a_conveyer_over_a_nested_join_keeps_the_counters_of_every_depth",),
+    ),
+    Defect(
+        "B11",
+        "members begin anew with each epoch of a Join",
+        "shmload/pipeline/join.py",
+        "        self._epoch += 1\n",
+        "        self._epoch += 1\n        [each.begin_next_epoch() for each in self.members]\n",
+        (f"{JOIN}test_in_its_next_epoch_the_members_go_on_where_they_stand",),
+    ),
+    Defect(
+        "B12",
+        "an item that fails is passed over until another comes",
+        "shmload/pipeline/run.py",
+        "            items = iterator.next_step()\n",
+        "            items = next(iterator)\n",
+        (f"{WORKERS}test_an_item_that_ends_its_worker_twice_is_lost_alone_and_at_once",),
+    ),
+    Defect(
+        "B12",
+        "a time-out does not name its item",
+        "shmload/pipeline/items.py",
+        "        if isinstance(error, SampleTimeout | WorkerDied):\n",
+        "        if isinstance(error, WorkerDied):\n",
+        (f"{WORKERS}test_an_item_that_takes_too_long_is_lost_with_the_place_it_hung_at",),
+    ),
+]

@@ -54,7 +54,11 @@ class ScalarWriter(Protocol):
 
 
 def summary_line(metrics: EpochMetrics) -> str:
-    """The epoch in one line."""
+    """The epoch in one line.
+
+    Args:
+        metrics: what a callback of `ShmLoader.on_epoch_end` is given.
+    """
     m = metrics
     rank = f"rank {m['rank']}, " if m["world_size"] > 1 else ""
     broken = "" if m["is_complete"] else ", broken off"
@@ -69,7 +73,11 @@ def summary_line(metrics: EpochMetrics) -> str:
 
 
 def to_log(metrics: EpochMetrics) -> None:
-    """Tells the `shmload` logger, at level INFO."""
+    """Tells the `shmload` logger, at level INFO: a callback for `ShmLoader.on_epoch_end`.
+
+    Args:
+        metrics: of the epoch.
+    """
     log.info("%s", summary_line(metrics))
 
 

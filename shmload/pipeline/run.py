@@ -134,7 +134,7 @@ class Run:
             options["prefetch_factor"] = crew.prefetch_factor(self._stream.batch_size or 1)
             options["sample_timeout_s"] = crew.timeout_s
         loader: ShmLoader[Any] = ShmLoader(
-            plan.program,  # type: ignore[arg-type]  # a dataset by its methods
+            plan.program,
             batch_sampler=self._stream,
             num_workers=crew.num_workers,
             collate_fn=list if plan.collate is None else None,

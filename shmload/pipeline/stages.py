@@ -27,13 +27,7 @@ SEED = 1234  # of sources that are given none
 
 @dataclass(frozen=True)
 class Source:
-    """Where a pipeline's items come from: the integers 0 to n_elements - 1, epoch after epoch, each once in every epoch.
-
-    Args:
-        n_elements: how many, at least 1.
-        repeating: whether another epoch follows each. False: the pipeline ends with its epoch.
-        seed: 0 to 2**64 - 1; of the order, and of what `shmload.sample_rng()` and the global generators draw for each item.
-    """
+    """Where a pipeline's items come from: integers, epoch after epoch, each once in every epoch."""
 
     n_elements: int
     _: KW_ONLY
@@ -105,7 +99,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Range(Source):
-    """0, 1, 2 and so on. See Source for the arguments."""
+    """The integers 0 to n_elements - 1 in their order, epoch after epoch.
+
+    Args:
+        n_elements: how many items, at least 1.
+        repeating: whether another epoch follows each. False: the pipeline ends with its epoch.
+        seed: 0 to 2**64 - 1; of what `shmload.sample_rng()` and the global generators draw for each item.
+    Raises:
+        ValueError, TypeError: an argument is none of these.
+    """
 
     def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
         out[:] = np.arange(place, place + len(out))
@@ -113,9 +115,16 @@ class Range(Source):
 
 @dataclass(frozen=True)
 class Permutation(Source):
-    """A random order, another in every epoch. See Source for the arguments.
+    """The integers 0 to n_elements - 1 in a random order, another in every epoch, each once in every epoch.
 
     All n_elements are permuted, whatever their number, in memory that does not grow with it: `shmload.Permutation` says how.
+
+    Args:
+        n_elements: how many items, at least 1.
+        repeating: whether another epoch follows each. False: the pipeline ends with its epoch.
+        seed: 0 to 2**64 - 1; of the order, and of what `shmload.sample_rng()` and the global generators draw for each item.
+    Raises:
+        ValueError, TypeError: an argument is none of these.
     """
 
     @cached_property
@@ -142,6 +151,8 @@ class Partition:
         uneven: what the last step of a pipeline that does not repeat does with less than a whole round: "pad" gives ranks without
             one of their own something from the epoch's start (`valid` says how many rows are real), "drop" leaves the rest out,
             "exact" lets the first ranks have more. A repeating pipeline has no last step.
+    Raises:
+        ValueError: `rank` is no rank of `n_ranks`, or `uneven` none of these words.
     """
 
     rank: int
@@ -162,6 +173,11 @@ class Map:
 
     Before Collate it runs where items are loaded: in the workers of a DistributedBatchedMap, wherever in the pipeline that
     stands, or in the trainer if there is none.
+
+    Args:
+        fn: item -> item, or batch -> batch.
+    Raises:
+        TypeError: `fn` cannot be called.
     """
 
     fn: Callable[[Any], Any]
@@ -181,6 +197,8 @@ class DistributedBatchedMap:
         n_workers: processes, for this rank. Several of these stages share one crew of all their processes.
         buffer_size: items loaded ahead; two batches of each worker always are. None: just these.
         timeout: seconds one item may take; then its worker is ended, and the error says where it was. None: for ever.
+    Raises:
+        ValueError, TypeError: an argument is none of these.
     """
 
     mapping_fn: Any
@@ -210,6 +228,8 @@ class Collate:
             across the ends of epochs.
         ragged: how fields come whose shapes differ from item to item: "list", "pad", "jagged", "nested", or by field
             (docs/samples.md).
+    Raises:
+        ValueError, TypeError: an argument is none of these.
     """
 
     batch_size: int

@@ -23,6 +23,8 @@ MODULES = (
     "shmload.formats",
     *(f"shmload.integrations.{module.name}" for module in pkgutil.iter_modules(shmload.integrations.__path__)),
     "shmload.debug",
+    "shmload.metrics",
+    "shmload.pipeline",
 )
 BASES = (  # for orders and crops of one's own
     "shmload.schedule.keyed.KeyedOrder",
@@ -39,7 +41,13 @@ INTERNAL = {  # public to the rest of the package only
     "PreparedLoader.begin",
     "PreparedLoader.end",
     "WatchedEngine",
+    *(f"{batches}.schedule" for batches in ("KeyedBatches", "LengthBuckets", "TokenBudget")),
+    *(f"{face}.{name}" for face in ("Conveyer", "Join") for name in ("as_source", "entering", "entry", "keyed_order")),
+    "EpochCallback",
+    "EpochMetrics",  # keys and units stand in docs/trace.md
 }
+
+MADE_OF = {"shmload.pipeline.stages.Source"}  # bases whose members are for the package alone
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ def members(cls: type) -> dict[str, Any]:
     """A class's own public methods and properties, those of our bases included: name -> as it stands in the class."""
     found: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        if not base.__module__.startswith("shmload"):
+        if not base.__module__.startswith("shmload") or f"{base.__module__}.{base.__name__}" in MADE_OF:
             continue
         for name, value in vars(base).items():
             is_member = inspect.isroutine(value) or isinstance(

@@ -65,8 +65,7 @@ class ShmLoader(ObservedLoader[T]):
             draws on other hosts. docs/autotune.md says more.
         collate_fn: makes a batch of a list of samples, in a worker; then nothing is decoded in place. None: torch's rules, straight
             into the batch.
-        pin_memory, pin_memory_device: torch mode: batches are copied to pinned memory, as torch does; these copies alias no slot.
-            Seed mode does not pin.
+        pin_memory, pin_memory_device: batches are copied to pinned memory, as torch does; these copies alias no slot.
         drop_last: leave out an epoch's last samples that make no whole batch (in seed mode: no whole global batch).
         timeout: seconds to wait for a batch before RuntimeError; 0: as long as it takes. Of one sample: `sample_timeout_s`.
         worker_init_fn: called in each worker with its number, after its generators are seeded.

@@ -8,16 +8,20 @@ abandoned and the schedule is asked again, which costs nothing: it has no state.
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch.autograd import profiler
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from shmload import faults
 from shmload.autotune.tuner import Autotuner
+from shmload.callers import users_frame
 from shmload.engine import Engine
 from shmload.inline import InlineReader
 from shmload.observe.audit.header import header_of
@@ -96,6 +100,7 @@ class SeedStream:
         self._schedule: Schedule | BatchSchedule | None = None
         self._num_steps: int | None = 0  # of every epoch; None where they may differ
         self._stride = 1  # from one step to the next
+        self._pins = False
         self._tuner: Autotuner | None = None  # of the engine's crew
         self._sampled = SampledOrder(loader._index_sampler, loader.seed or 0) if loader._has_own_order else None
         if self._sampled is None:
@@ -212,6 +217,7 @@ class SeedStream:
         faults.hit("epoch_change")
         if self._sampled is None:
             self.schedule()
+        self._pins = _pins(self._loader)
         self._num_ahead = (self._loader.prefetch_factor or 1) * self._loader.num_workers
         self._place = Place(self._next_epoch, self._first_step)
         formula = self._schedule
@@ -259,6 +265,8 @@ class SeedStream:
         self._fill(engine)
         if watch is not None and batch is not NOTHING:
             watch.delivered(batch)
+        if self._pins:
+            batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own
         place.step = self._behind(place.step)
         return batch
 
@@ -328,6 +336,8 @@ class SeedStream:
         self._delivered(order, batch)
         if watch is not None and batch is not NOTHING:
             watch.delivered(batch)
+        if self._pins:
+            batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own
         place.step = self._behind(place.step)
         return batch
 
@@ -372,6 +382,17 @@ class SeedStream:
         engine, self._engine = self._engine, None
         if engine is not None and self._pid == os.getpid():
             engine.close()
+
+
+def _pins(loader: ShmLoader[Any]) -> bool:
+    """Whether batches are copied to pinned memory; a warning in torch's words where they cannot be."""
+    if loader.pin_memory and not torch.accelerator.is_available():
+        warnings.warn(
+            "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used.",
+            stacklevel=users_frame()[1],
+        )
+        return False
+    return bool(loader.pin_memory)
 
 
 def _base_seed(seed: int) -> int:

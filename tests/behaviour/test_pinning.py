@@ -1,4 +1,4 @@
-"""pin_memory without an accelerator: a warning, and the same batches."""
+"""pin_memory without an accelerator: a warning, and the same batches; in seed mode as in torch's."""
 
 from __future__ import annotations
 
@@ -67,3 +67,29 @@ def test_a_custom_batch_is_not_asked_to_pin_itself(num_workers: int) -> None:
         return [(type(batch), batch.samples, batch.num_pinned) for batch in loader]
 
     assert alike(program, num_warnings=1) == [(Custom, [0, 1], 0), (Custom, [2, 3], 0)]
+
+
+@WORKERS
+def test_seed_mode_warns_as_torch_does(num_workers: int) -> None:
+    with (
+        ShmLoader(Numbers(4), 2, seed=1, num_workers=num_workers, pin_memory=True) as loader,
+        pytest.warns(UserWarning, match="pin_memory") as caught,
+    ):
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+    assert [(str(one.message), one.filename) for one in caught] == [(WARNING, __file__)]
+
+
+@WORKERS
+def test_seed_mode_copies_every_batch_to_pinned_memory(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = []
+
+    def pin(batch: torch.Tensor) -> torch.Tensor:
+        pinned.append(batch.clone())
+        return pinned[-1]
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr("shmload.seed_mode.pin_memory", pin)
+    with ShmLoader(Numbers(4), 2, seed=1, num_workers=num_workers, pin_memory=True) as loader:
+        found = list(loader)
+    assert [batch.tolist() for batch in found] == [[0, 1], [2, 3]]
+    assert all(batch is copied for batch, copied in zip(found, pinned, strict=True))

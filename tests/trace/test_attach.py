@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import signal
@@ -18,8 +17,9 @@ from typer.testing import CliRunner
 
 from shmload import ShmLoader
 from shmload.cli import app
+from shmload.observe.live.find import Block, Found
 from shmload.observe.trace import attach, plot
-from shmload.observe.trace.attach import Watch, living_rings
+from shmload.observe.trace.attach import Watch
 from shmload.shm import segment
 
 Command = Callable[..., Any]
@@ -50,31 +50,15 @@ def mine(watch: Watch) -> int:
 # ---------------------------------------------------------------- which rings there are
 
 
-def test_only_rings_whose_owner_lives_are_found(tmp_path: Path) -> None:
-    def name(number: int, part: str = "control") -> str:
-        return f"shmload-{os.getuid()}-{'0' * 12}-{number}-{part}"
-
-    living, dead, other = (
-        tmp_path / name(number, part) for number, part in ((0, "control"), (1, "control"), (2, "payload-0"))
-    )
-    for path in (living, dead, other, tmp_path / "shmload-control"):
-        path.write_bytes(b"x" * 64)
-    with living.open("r+b") as file, other.open("r+b") as payload:
-        for held in (file, payload):
-            fcntl.flock(held, fcntl.LOCK_EX)
-        assert list(living_rings(str(tmp_path))) == [(living.name, str(living))]
-    assert list(living_rings(str(tmp_path))) == []
-
-
 def test_what_is_no_ring_is_left_out_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x").write_bytes(b"x" * 4096)
-    monkeypatch.setattr(
-        attach, "living_rings", lambda: [("x-control", str(tmp_path / "x")), ("gone", str(tmp_path / "gone"))]
-    )
+    blocks = [Block(name, str(tmp_path / name), os.geteuid(), 7, "shm") for name in ("x", "gone")]
+    another = Block("y", str(tmp_path / "x"), os.geteuid() + 1, 7, "shm")
+    monkeypatch.setattr(attach, "find", lambda: Found([*blocks, another], []))
     watch = Watch()
     watch.search()
     assert watch.tapes == {}
-    assert watch.refused == {"x-control": f"{tmp_path}/x: this is no control block of a loader"}
+    assert watch.refused == {"x": f"{tmp_path}/x: this is no control block of a loader"}
 
 
 def test_a_pid_chooses(loader: ShmLoader[Any]) -> None:

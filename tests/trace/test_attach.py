@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from shmload import ShmLoader
 from shmload.cli import app
-from shmload.observe.live.find import Block, Found
+from shmload.observe.live.find import Block, Found, find
 from shmload.observe.trace import attach, plot
 from shmload.observe.trace.attach import Watch
 from shmload.shm import segment
@@ -182,7 +182,7 @@ def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-        (path,) = [path for name, path in living_rings() if name in _names_of(child.pid)]
+        (path,) = [block.path for block in find().blocks if block.pid == child.pid]
         before = Path(path).read_bytes()
         watch = Watch(child.pid)
         watch.record(0)
@@ -194,19 +194,13 @@ def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
         child.stdout.close()  # type: ignore[union-attr]  # a pipe
 
 
-def _names_of(pid: int) -> set[str]:
-    watch = Watch(pid)
-    watch.search()
-    return set(watch.tapes)
-
-
 # ---------------------------------------------------------------- the command
 
 
 def test_without_a_loader_the_command_says_so(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attach, "living_rings", list)
+    monkeypatch.setattr(attach, "find", lambda: Found([], []))
     done = command("trace", "--out", tmp_path / "t.json")
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == "shmload trace: no loader with workers runs here, or it has done nothing\n"

@@ -1,6 +1,7 @@
 """Other libraries as contestants: what is stored comes back, what is missing is said, and samples are compared."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from shmload.observe.bench.options import Options
 from shmload.observe.bench.peers import PEERS, Peer
 from shmload.observe.bench.peers.continued import Continued
 from shmload.observe.bench.peers.stored import packed, unpacked
+from shmload.observe.bench.rounds import benchmark
 from shmload.observe.bench.spec import BenchError
 from shmload.observe.bench.tasks import contestants, prepare
+from shmload.observe.bench.workloads import WORKLOADS
 
 NOWHERE = Peer(name="nowhere", title="", package="no_such_package.inner", install="no-such-package")
 
@@ -121,3 +124,18 @@ def test_peers_are_left_out_of_the_users_own_dataset_with_a_line(bench):
     done = bench("--quick", "--dataset", "planted:Good", "--loader", "torch-0,webdataset", "--workers", "0")
     assert done.returncode == 0, done.stderr
     assert "webdataset left out: peers run on the built-in workloads" in " ".join(done.stdout.split())
+
+
+def test_the_table_knows_the_workloads_that_a_peer_has_no_part_in():
+    assert {workload for peer in PEERS.values() for workload in peer.unable} <= set(WORKLOADS)
+    assert "photos" in PEERS["ffcv"].unable
+
+
+@pytest.mark.slow
+def test_a_peer_that_has_no_part_in_a_workload_is_left_out_with_a_line(monkeypatch):
+    unable = Peer(name="unable", title="", package="json", install="json", unable={"rows": "it cannot"})
+    monkeypatch.setitem(PEERS, "unable", unable)
+    options = Options(workloads=("rows",), loaders=("torch-0", "unable"), rounds=1, quick=True)
+    (section,) = benchmark(options, Mock()).workloads
+    assert [*section.loaders] == ["torch-0"]
+    assert "unable left out: it cannot" in section.notes

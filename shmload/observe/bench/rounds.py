@@ -124,6 +124,9 @@ class Turns:
                     f"{name} left out: peers run on the built-in workloads, whose samples they store in their format"
                 )
                 continue
+            if name in PEERS and task.name in PEERS[name].unable:
+                notes.append(f"{name} left out: {PEERS[name].unable[task.name]}")
+                continue
             fit.append(name)
         for _ in range((len(self.loaders) - len(fit)) * self.options.num_rounds):
             self.progress.advance()

@@ -7,7 +7,8 @@ imported here: what is not installed is known without it.
 """
 
 import importlib.util
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class Peer:
         install: what pip is given.
         keeps_order: whether it can be told torch's order; else an epoch's samples are compared as a set.
         has_files: whether it reads files in a format of its own.
+        unable: workloads that it has no part in, and why.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Peer:
     install: str
     keeps_order: bool = False
     has_files: bool = True
+    unable: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def module(self) -> str:
@@ -75,6 +78,29 @@ TABLE = (
         title="mosaicml-streaming: StreamingDataset over local MDS shards, shuffled its own way",
         package="streaming",
         install="mosaicml-streaming",
+    ),
+    Peer(
+        name="tfdata",
+        title="tf.data: TFRecord files in order, parallel calls of Python functions",
+        package="tensorflow",
+        install="tensorflow-cpu",
+    ),
+    Peer(
+        name="dali",
+        title="NVIDIA DALI on the CPU: a parallel external source",
+        package="nvidia.dali",
+        install="nvidia-dali-cuda120",
+        keeps_order=True,
+        has_files=False,
+    ),
+    Peer(
+        name="ffcv",
+        title="FFCV: a .beton file, threads of compiled pipelines",
+        package="ffcv",
+        install="ffcv",
+        unable={
+            "photos": "it decodes and crops by functions of its own, which numba compiles: the bytes would be others"
+        },
     ),
 )
 PEERS: dict[str, Peer] = {peer.name: peer for peer in TABLE}

@@ -141,6 +141,7 @@ def test_looking_changes_no_byte_of_a_block() -> None:
         family = Family.of(program.pid, stack)
         for pid in family.pids:
             os.kill(pid, signal.SIGSTOP)
+            stack.callback(os.kill, pid, signal.SIGCONT)  # the reaper has work to do behind this
         for pid in family.pids:
             look_until(Watch([program.pid]), lambda _, pid=pid: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
         with open(path, "rb") as file:

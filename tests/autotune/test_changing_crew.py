@@ -45,6 +45,11 @@ def auto_loader(**options: Any) -> ShmLoader[Any]:
     return ShmLoader(Rows(), **{"batch_size": BATCH, "shuffle": True, "seed": SEED, **numbers, **options})
 
 
+def decides_nothing(loader: ShmLoader[Any]) -> None:
+    tuner: Any = loader.tuner
+    tuner.counted = lambda engine: tuner.num_ahead
+
+
 def await_end(pid: int) -> None:
     """Waits until every thread of a child is gone; its parent may have buried it by now."""
     try:
@@ -247,10 +252,7 @@ def test_one_killed_over_its_last_rows_has_them_done_again(
             found.append(told(batch))
             if len(found) == 1:
                 change(loader, MOST)
-                tuner: Any = loader.tuner
-                tuner.counted = lambda engine: (
-                    tuner.num_ahead
-                )  # it decides nothing: nobody who was told is wanted again
+                decides_nothing(loader)  # else one who was told might be wanted again
             engine: Any = loader._last_engine
             for worker in rng.sample(range(1, MOST), MOST - 1):
                 pid = crew_of(loader).get(worker, 0)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from shmload.observe.bench.peers import PEERS
+
 DIST = os.environ.get("SHMLOAD_DIST")
 pytestmark = [
     pytest.mark.skipif(DIST is None, reason="SHMLOAD_DIST names no folder with a wheel"),
@@ -131,6 +133,7 @@ def test_every_module_imports_but_those_that_are_about_a_library(environment: Pa
         "shmload.formats.readers.parquet_groups": "No module named 'pyarrow'",
         "shmload.integrations.accelerate": "No module named 'accelerate'",
         "shmload.worker.arrow": "No module named 'pyarrow'",
+        **{peer.module: f"No module named '{peer.package.partition('.')[0]}'" for peer in PEERS.values()},
     }
     assert done.stderr == ""
 

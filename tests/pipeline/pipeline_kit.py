@@ -93,7 +93,8 @@ class Joined:
 
     def values(self) -> Iterator[int]:
         rows = [member.values() for member in self.members]
-        draws = turns(self.weights, ENOUGH if self.length is None else self.length)
+        # one without an end may be drawn from through many epochs of a Join around it
+        draws = turns(self.weights, 50 * ENOUGH if self.length is None else self.length)
         while True:  # members go on where they stand
             for member in draws:
                 yield next(rows[member]) + self.offset(member)

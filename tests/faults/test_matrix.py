@@ -59,7 +59,7 @@ def test_some_cells_of_the_matrix_are_as_promised(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "number"), [("fork", 24), ("forkserver", 8), ("spawn", 4)])
+@pytest.mark.parametrize(("method", "number"), [("fork", 16), ("forkserver", 6), ("spawn", 2)])
 def test_more_cells_of_the_matrix_are_as_promised(method: str, number: int) -> None:
     run_sample(number, method)
 

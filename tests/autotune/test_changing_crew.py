@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from tuning_kit import BATCH, SEED, N, Rows, change, expected_epochs, told
+from tuning_kit import BATCH, SEED, N, Rows, change, engine_of, expected_epochs, told
 
 from shmload import ShmLoader
 from shmload.autotune import tuner
@@ -202,7 +202,7 @@ def take_until(batches: Iterator[Any], loader: ShmLoader[Any], workers: set[int]
     while set(crew_of(loader)) != workers:
         assert monotonic() < deadline
         next(batches)
-        loader._last_engine._see_to_deaths()  # type: ignore[union-attr]  # it has one
+        engine_of(loader)._see_to_deaths()
 
 
 def endless(loader: ShmLoader[Any]) -> Iterator[Any]:
@@ -237,7 +237,7 @@ def test_one_that_leaves_and_is_wanted_again_is_started_again() -> None:
         deadline = monotonic() + DEADLINE_S
         while crew_of(loader)[1] == pid and monotonic() < deadline:
             next(batches)
-            loader._last_engine._see_to_deaths()  # type: ignore[union-attr]  # as above
+            engine_of(loader)._see_to_deaths()
         assert crew_of(loader)[1] != pid
         assert loader.stats()["num_restarts"] == 0
 

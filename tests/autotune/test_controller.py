@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +27,8 @@ LIMITS = Limits(Setting(1, 2), MOST, 128, 128, 0.0)
 
 
 def pipeline(step_s: float, work_s: float, first: int = 2, **options: object) -> Pipeline:
-    return Pipeline(lambda now: step_s, lambda now: work_s, **{"setting": Setting(first, 2), "most": MOST, **options})  # type: ignore[arg-type]  # options are its own
+    settings: dict[str, Any] = {"setting": Setting(first, 2), "most": MOST, **options}
+    return Pipeline(lambda now: step_s, lambda now: work_s, **settings)
 
 
 @pytest.mark.parametrize("load", LOADS, ids=str)

@@ -271,6 +271,8 @@ def test_the_first_look_at_another_engine_begins_anew(by_count: list[float]) -> 
         assert loader.tuner is not None
         read(loader, now, 10, lambda: (0.0, 0.0, 0))
         began = loader.tuner._began
-        loader._stream.close()  # type: ignore[union-attr]  # as where the world's size has changed
+        stream = loader._stream
+        assert stream is not None
+        stream.close()  # as where the world's size has changed
         read(loader, now, 2, lambda: (0.0, 0.0, 0))
         assert loader.tuner._began > began

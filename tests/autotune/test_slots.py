@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tuning_kit import change
+from tuning_kit import change, engine_of
 
 from shmload import RingTooSmall, ShmLoader
 from shmload._core.mapping import Mapping, give_back_pages
@@ -137,7 +137,7 @@ def test_memory_is_reserved_for_slots_in_use_and_no_others(dataset: Any) -> None
         first, num_slots = reserved(loader)
         assert num_slots == 4
         tuned: Any = loader.tuner
-        room = partial(loader._last_engine.make_room, budget=1 << 40)  # type: ignore[union-attr]  # it has one
+        room = partial(engine_of(loader).make_room, budget=1 << 40)
         tuned.counted = lambda engine: room(tuned.num_ahead) * 0 + tuned.num_ahead  # every batch ends a window
         for num_workers, prefetch, wanted in [(2, 4, 10), (1, 2, 4), (4, 1, 6)]:
             change(loader, num_workers, prefetch)
@@ -219,7 +219,7 @@ def test_a_slot_in_use_is_never_parked() -> None:
         del held
         change(loader, 1, 1)
         assert np.all([batch["x"][0, 0].item() == 4 * (6 + n) % 256 for n, batch in enumerate(batches)])
-        assert FREE not in {loader._last_engine._ring.state(slot) for slot in range(6, 34)}  # type: ignore[union-attr]  # it has one
+        assert FREE not in {engine_of(loader)._ring.state(slot) for slot in range(6, 34)}
 
 
 def test_the_worker_that_leaves_passes_the_bell_on(engine_parts: Iterator[Any]) -> None:

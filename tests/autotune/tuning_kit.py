@@ -11,6 +11,7 @@ import torch
 
 from shmload import ShmLoader
 from shmload.autotune.controller import Decision, Limits, Memory, Setting, Window, decide
+from shmload.engine import Engine
 
 N, BATCH, SEED = 60, 4, 11
 
@@ -36,10 +37,16 @@ def expected_epochs(count: int) -> list[list[Any]]:
         return [[told(batch) for batch in loader] for _ in range(count)]
 
 
-def change(loader: ShmLoader[Any], num_workers: int, prefetch: int = 2) -> None:
-    """Makes a running loader change as if its controller had decided it."""
+def engine_of(loader: ShmLoader[Any]) -> Engine:
+    """The engine of a loader that has begun a pass."""
     engine = loader._last_engine
     assert engine is not None
+    return engine
+
+
+def change(loader: ShmLoader[Any], num_workers: int, prefetch: int = 2) -> None:
+    """Makes a running loader change as if its controller had decided it."""
+    engine = engine_of(loader)
     assert loader.tuner is not None
     loader.tuner._change(engine, Decision(Setting(num_workers, prefetch), "a test wants it"))
     engine.make_room(loader.tuner.num_ahead, 1 << 40)

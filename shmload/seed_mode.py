@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,7 @@ class SeedStream:
         self._schedule: Schedule | BatchSchedule | None = None
         self._num_steps: int | None = 0  # of every epoch; None where they may differ
         self._stride = 1  # from one step to the next
+        self._behind: Callable[[int], int] = _next_step  # the step that follows one
         self._pins = False
         self._tuner: Autotuner | None = None  # of the engine's crew
         self._sampled = SampledOrder(loader._index_sampler, loader.seed or 0) if loader._has_own_order else None
@@ -148,7 +150,7 @@ class SeedStream:
             self.close()
             self._rank, self._world_size = ranks
             self._schedule = batches.schedule(seed=loader.seed or 0, uneven=loader.uneven, world_size=self._world_size)
-            self._num_steps, self._stride = None, self._schedule.stride
+            self._num_steps, self._stride, self._behind = None, self._schedule.stride, self._schedule.behind
         return self._schedule
 
     def _keyed_order(self, global_batch: int) -> KeyedOrder | None:
@@ -178,10 +180,6 @@ class SeedStream:
     def step_number(self, step: int) -> int:
         """How a record of the epoch's steps counts them."""
         return self._schedule.number(step) if isinstance(self._schedule, BatchSchedule) else step
-
-    def _behind(self, step: int) -> int:
-        """The step that follows one."""
-        return self._schedule.behind(step) if isinstance(self._schedule, BatchSchedule) else step + 1
 
     def _end_of(self, epoch: int) -> int:
         """The first step that the epoch does not have."""
@@ -382,6 +380,10 @@ class SeedStream:
         engine, self._engine = self._engine, None
         if engine is not None and self._pid == os.getpid():
             engine.close()
+
+
+def _next_step(step: int) -> int:
+    return step + 1
 
 
 def _pins(loader: ShmLoader[Any]) -> bool:

@@ -37,6 +37,7 @@ from shmload._core.trainer import (
     control_nbytes,
 )
 from shmload.autotune.roster import Roster
+from shmload.autotune.size import Size, num_slots
 from shmload.bad_samples import BadSamples
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows
 from shmload.batch.layout import Layout
@@ -47,7 +48,7 @@ from shmload.observe.live.meaning import describe
 from shmload.observe.live.processes import add_memory
 from shmload.order_writer import OrderWriter
 from shmload.orders import NOTHING, Delivery, Order
-from shmload.ring_memory import LEAST_SLOTS, RingMemory
+from shmload.ring_memory import RingMemory
 from shmload.shm import forks
 from shmload.shm.group import Group
 from shmload.supervision import Supervisor, Verdict
@@ -112,7 +113,7 @@ class Engine:
         self._is_closed = False
         self._death_look = 0.0
         self.on_delivery: Callable[[], None] | None = None  # called after each batch; nobody looks: None
-        self.num_slots = _num_slots(options.num_ordered)
+        self.num_slots = num_slots(options.num_ordered)
         self._group = Group()
         try:
             self._build()
@@ -136,7 +137,7 @@ class Engine:
             num_workers=options.num_workers,
             is_static=options.is_static,
             threads_per_worker=self._job.num_threads,
-            num_usable=_num_slots(options.first_ordered) if options.first_ordered else 0,
+            num_usable=num_slots(options.first_ordered) if options.first_ordered else 0,
             **sizes,
         )
         introduce(self._ring, self._job, options.rank, options.world_size)
@@ -175,6 +176,7 @@ class Engine:
         if limit is None and self._job.seed is None:
             limit = 0
         self.roster = Roster(self._ring, self.crew)
+        self.size = Size(self._memory, self.roster)
         self._supervisor = Supervisor(
             self._ring, self.crew, self.roster, limit, self._order_in, sample_timeout_s=options.sample_timeout_s
         )
@@ -472,44 +474,7 @@ class Engine:
             self._ring.void()
         self._ring.drain()
 
-    # ------------------------------------------------------------ size
-
-    def resize(self, num_workers: int) -> bool:
-        """Makes the crew that large, in seed mode; nobody is waited for. False: a process could not be started."""
-        with interrupts_held():
-            return self.roster.resize(num_workers)
-
-    def make_room(self, num_ordered: int, budget: int) -> int:
-        """Brings slots into use for so many batches under way, or parks what is free beyond.
-
-        Args:
-            budget: bytes that payloads may take in all for the sake of more slots.
-        Returns:
-            how many batches there is room for.
-        """
-        with interrupts_held():
-            return self._memory.use(_num_slots(num_ordered), budget) - 2
-
-    @property
-    def payload_nbytes(self) -> int:
-        """Bytes reserved for batches now."""
-        return self._memory.nbytes
-
-    @property
-    def num_delivered(self) -> int:
-        """Batches delivered so far."""
-        return int(self._ring.counters()["batches"])
-
-    def room(self, budget: int) -> int:
-        """Batches under way that there are slots for, or can be within a budget."""
-        return self._memory.room(budget) - 2
-
-    def pace(self) -> tuple[float, float, int]:
-        """So far: seconds that the trainer has waited, seconds that workers have worked, and workers that were replaced."""
-        ring = self._ring
-        counters = ring.counters()
-        busy_s = sum(ring.worker(w)["busy_s"] for w in range(ring.num_workers))
-        return counters["wait_s"], busy_s, counters["num_restarts"]
+    # ------------------------------------------------------------ looking at it
 
     def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
         """Tells onlookers how long the pass is that begins (0: that is not known), and how its orders count."""
@@ -535,6 +500,11 @@ class Engine:
         workers = (self._ring.worker(w) for w in range(self._options.num_workers))
         return {**self._ring.counters(), "busy_s": sum(worker["busy_s"] for worker in workers)}
 
+    def pace(self) -> tuple[float, float, int]:
+        """So far: seconds that the trainer has waited, seconds that workers have worked, and workers that were replaced."""
+        totals = self.totals()
+        return totals["wait_s"], totals["busy_s"], int(totals["num_restarts"])
+
     @property
     def layout(self) -> Layout | None:
         """Where fields lie, once it is known."""
@@ -558,8 +528,3 @@ class Engine:
                 self.crew.stop(grace_s)
         finally:
             self._group.close()
-
-
-def _num_slots(num_ordered: int) -> int:
-    """Slots for so many batches under way: one more is the user's, and one is free to be ordered when that comes back."""
-    return max(num_ordered + 2, LEAST_SLOTS)

@@ -127,8 +127,8 @@ class Autotuner:
         (wait_s, busy_s, num_restarts), before = engine.pace(), self._before
         if engine.roster.is_complete() and num_restarts == before[2]:
             window = Window(seconds, wait_s - before[0], busy_s - before[1], self._num_batches)
-            allowed = budget.ring_budget(self._ring_bytes, engine.payload_nbytes)
-            room = min(max(engine.room(allowed), 1), self._most_ahead)
+            allowed = budget.ring_budget(self._ring_bytes, engine.size.payload_nbytes)
+            room = min(max(engine.size.room(allowed), 1), self._most_ahead)
             self._limits = Limits(self._least, self._most, self._most_ahead, room, engine.roster.start_s)
             last = self._memory.look
             self._memory, decision = decide(self._setting, self._memory, window, self._limits)
@@ -136,14 +136,14 @@ class Autotuner:
                 self._bound_by = bound_by(self._setting, look, self._limits)
             if decision is not None:
                 self._change(engine, decision)
-            engine.make_room(self.num_ahead, allowed)  # slots may have become free that were to be parked
+            engine.size.make_room(self.num_ahead, allowed)  # slots may have become free that were to be parked
         self._begin(engine)
 
     def _change(self, engine: Engine, decision: Decision) -> None:
         before, setting, reason = self._setting, decision.setting, decision.reason
-        if setting.num_workers != before.num_workers and not engine.resize(setting.num_workers):
+        if setting.num_workers != before.num_workers and not engine.size.resize(setting.num_workers):
             self._most = self._most._replace(num_workers=before.num_workers)
-            engine.resize(before.num_workers)
+            engine.size.resize(before.num_workers)
             setting, reason = before, f"{reason}; but no more processes could be started"
             self._memory = Memory(barred=self._memory.barred)
         self._setting, self.num_ahead = setting, setting.num_ahead
@@ -153,7 +153,7 @@ class Autotuner:
                 "num_workers": setting.num_workers,
                 "prefetch_factor": setting.prefetch,
                 "reason": reason,
-                "batches": engine.num_delivered,
+                "batches": int(engine.totals()["batches"]),
                 "batches_per_s": look and look.rate,
                 "trainer_waits": look and look.waits,
                 "workers_busy": look and look.busy,

@@ -7,7 +7,7 @@ from typing import Any
 import litdata
 
 from shmload.observe.bench.contestants import Loader, LoaderOptions
-from shmload.observe.bench.peers.stored import packed, unpacked
+from shmload.observe.bench.peers.stored import packed, unpacked, worker_settings
 
 
 def write(dataset: Any, folder: Path) -> None:
@@ -36,13 +36,9 @@ def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
     samples = Decoded(
         dataset.decoded, input_dir=options.peer_folder, shuffle=options.shuffle, drop_last=False, seed=options.seed
     )
-    workers = options.num_workers
     loader: Loader = litdata.StreamingDataLoader(
         samples,
         batch_size=options.batch_size,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        prefetch_factor=options.prefetch_factor if workers else None,
-        multiprocessing_context=options.start_method if workers else None,
+        **worker_settings(options),
     )
     return loader

@@ -6,7 +6,7 @@ from typing import Any
 import streaming
 
 from shmload.observe.bench.contestants import Loader, LoaderOptions
-from shmload.observe.bench.peers.stored import packed, unpacked
+from shmload.observe.bench.peers.stored import packed, unpacked, worker_settings
 
 
 def write(dataset: Any, folder: Path) -> None:
@@ -35,13 +35,9 @@ def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
         batch_size=options.batch_size,
         num_canonical_nodes=1,  # more of them pad an epoch with samples that come twice
     )
-    workers = options.num_workers
     loader: Loader = streaming.StreamingDataLoader(
         samples,
         batch_size=options.batch_size,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        prefetch_factor=options.prefetch_factor if workers else None,
-        multiprocessing_context=options.start_method if workers else None,
+        **worker_settings(options),
     )
     return loader

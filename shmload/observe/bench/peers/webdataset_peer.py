@@ -8,7 +8,7 @@ import webdataset
 from torch.utils.data import default_collate
 
 from shmload.observe.bench.contestants import Loader, LoaderOptions
-from shmload.observe.bench.peers.stored import packed, unpacked
+from shmload.observe.bench.peers.stored import packed, unpacked, worker_settings
 
 NUM_SHARDS = 16  # so that as many workers have some; a worker without a shard delivers nothing
 
@@ -38,13 +38,9 @@ def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
     batches = samples.map(functools.partial(decode, decoded=dataset.decoded)).batched(
         options.batch_size, collation_fn=collate, partial=True
     )
-    workers = options.num_workers
     loader: Loader = webdataset.WebLoader(
         batches,
         batch_size=None,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        prefetch_factor=options.prefetch_factor if workers else None,
-        multiprocessing_context=options.start_method if workers else None,
+        **worker_settings(options),
     )
     return loader

@@ -115,8 +115,7 @@ cdef class WorkerRing:
         cdef shml_slot *record = &self._ring.slots[self._claim.slot]
         self._is_claimed = True
         self._claimed_ns = shml_now_ns()
-        self._ring.workers[self.worker_id].since_ns = self._claimed_ns
-        self._ring.workers[self.worker_id].claimed_ns = self._claimed_ns
+        shml_count_claim(&self._ring.workers[self.worker_id], self._claimed_ns)
         if self._idle_ns:
             self._end_idle(self._claimed_ns)
         self.slot = self._claim.slot
@@ -239,15 +238,10 @@ cdef class WorkerRing:
     def finish(self, uint32_t own, *, uint64_t num_foreign=0):
         """Ends the claim with DONE, VOID or ERROR. Returns whether the trainer sleeps for it: its bell must be rung then."""
         self._record()
-        cdef shml_worker *me = &self._ring.workers[self.worker_id]
         cdef uint64_t now = shml_now_ns()
-        me.busy_ns += now - self._claimed_ns
         self._note(SHML_EVENT_CHUNK, self._claimed_ns, now, own)
-        me.claimed_ns = 0
-        me.num_chunks += 1
-        me.num_foreign += num_foreign
-        if own == SHML_DONE:
-            me.num_samples += self.end_row - self.first_row
+        shml_count_finish(&self._ring.workers[self.worker_id], now - self._claimed_ns,
+                          self.end_row - self.first_row if own == SHML_DONE else 0, num_foreign)
         cdef int all_final = shml_finish(&self._ring, &self._claim, self.worker_id, own)
         if all_final < 0:
             os.abort()  # someone else owns rows this process was writing: nothing here can be trusted any more

@@ -267,7 +267,26 @@ static inline void shml_reopen(shml_ring *ring, uint32_t slot, uint32_t chunk, i
     atomic_store_explicit(&s->owner[chunk], SHML_WORD(order, own), memory_order_release);
 }
 
+/* Adds to a word that this process alone writes: a load and a store, and no locked instruction. */
+static inline void shml_count(shml_u64 *counter, uint64_t more) {
+    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + more, memory_order_relaxed);
+}
+
 /* ---------------------------------------------------------------- worker's verbs */
+
+/* What onlookers are told of a claim. Relaxed: the exchange of shml_finish publishes it in any case. */
+static inline void shml_count_claim(shml_worker *me, uint64_t now_ns) {
+    atomic_store_explicit(&me->since_ns, now_ns, memory_order_relaxed);
+    atomic_store_explicit(&me->claimed_ns, now_ns, memory_order_relaxed);
+}
+
+static inline void shml_count_finish(shml_worker *me, uint64_t busy_ns, uint64_t num_samples, uint64_t num_foreign) {
+    shml_count(&me->busy_ns, busy_ns);
+    atomic_store_explicit(&me->claimed_ns, 0, memory_order_relaxed);
+    shml_count(&me->num_chunks, 1);
+    shml_count(&me->num_samples, num_samples);
+    shml_count(&me->num_foreign, num_foreign);
+}
 
 /* Claims the oldest chunk open to worker w. Returns 1 and fills `claim`, or 0 if there is nothing to do now.
  * In a static ring orders newer than `last_order` are ignored: a scan overtaken by two publications would otherwise take the

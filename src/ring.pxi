@@ -78,6 +78,8 @@ cdef extern from "lease.h" nogil:
         SHML_EVENT_WAIT, SHML_EVENT_DELIVER, SHML_EVENT_PUBLISH, SHML_EVENT_LEASE, SHML_EVENT_ABANDON
     const uint64_t SHML_MAGIC
 
+    void shml_count_claim(shml_worker *me, uint64_t now_ns)
+    void shml_count_finish(shml_worker *me, uint64_t busy_ns, uint64_t num_samples, uint64_t num_foreign)
     uint64_t shml_plan(shml_header *h, uint32_t slots, uint32_t workers, uint64_t order, uint64_t text, uint64_t layout)
     void shml_create(shml_ring *ring, void *base, uint32_t slots, uint32_t workers, uint64_t order, uint64_t text,
                      uint64_t layout)

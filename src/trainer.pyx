@@ -19,10 +19,6 @@ include "leases.pxi"
 cdef extern from *:
     """
     #include <pthread.h>
-    /* The trainer is the only writer: a load and a store each, and no locked instruction. */
-    static void shml_count(shml_u64 *counter, uint64_t more) {
-        atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + more, memory_order_relaxed);
-    }
     static void shml_count_batch(shml_header *h, uint64_t nrows, uint64_t nbytes, int64_t epoch, int64_t step) {
         shml_count(&h->batches, 1);
         shml_count(&h->samples, nrows);

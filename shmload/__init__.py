@@ -17,6 +17,8 @@ if sys.platform != "linux":
 if TYPE_CHECKING:
     from shmload.batch.delivered import Jagged, Padded
     from shmload.errors import (
+        ObjectExists,
+        ObjectMissing,
         RingTooSmall,
         SampleError,
         SampleTimeout,
@@ -61,6 +63,8 @@ __all__ = [
     "Jagged",
     "LengthBuckets",
     "Mix",
+    "ObjectExists",
+    "ObjectMissing",
     "Padded",
     "Permutation",
     "RingTooSmall",

@@ -8,11 +8,15 @@
     ├── ShardCorrupt      (ValueError)     a shard's bytes are not what its format says
     ├── StateMismatch     (ValueError)     a saved state belongs to another loader
     └── StoreError        (OSError)        an object store could not be read or written
+        ├── ObjectMissing (FileNotFoundError)  there is no such object
+        └── ObjectExists  (FileExistsError)    there is one already, and it was to be new
 
 Each class is also the fitting builtin, so that code written for torch's loader catches it.
 """
 
 __all__ = [
+    "ObjectExists",
+    "ObjectMissing",
     "RingTooSmall",
     "SampleError",
     "SampleTimeout",
@@ -62,3 +66,11 @@ class StateMismatch(ShmloadError, ValueError):
 
 class StoreError(ShmloadError, OSError):
     """An object store could not be read or written."""
+
+
+class ObjectMissing(StoreError, FileNotFoundError):
+    """A store has no such object. The text names its URL."""
+
+
+class ObjectExists(StoreError, FileExistsError):
+    """A store has such an object already, and it was to be written only if it had none."""

@@ -20,6 +20,7 @@ FLOORS = {
     "faults": 0,
     "schedule": 1,
     "shm": 1,
+    "storage": 1,
     "batch": 2,
     "index": 2,
     "formats": 3,
@@ -51,6 +52,9 @@ FLOORS = {
     "debug": 4,
     "cli": 6,
     "pipeline": 5,
+    "remote": 5,
+    "growing": 5,
+    "launch": 5,
 }
 
 

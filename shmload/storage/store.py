@@ -1,7 +1,7 @@
 """What every store offers: objects under keys, read whole or by ranges, written whole.
 
-Keys are relative to the store's root and use "/" between parts, whatever the store is. An object is written as a whole or not at all:
-nobody ever reads half of one. What changed between two reads is seen by its `etag`.
+Keys are relative to the store's root and use "/" between parts, whatever the store is. An object is written as a whole or not at
+all: nobody ever reads half of one. What changed between two reads is seen by its `etag`.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shmload.errors import (
         ObjectExists,
         ObjectMissing,
+        RankFailed,
         RingTooSmall,
         SampleError,
         SampleTimeout,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from shmload.index.shared_index import SharedIndex
+    from shmload.launch.spawning import spawn
     from shmload.loader import ShmLoader
     from shmload.mix import Mix
     from shmload.schedule.block_shuffle import BlockShuffle
@@ -55,6 +57,7 @@ _PLACES = {
     "Weighted": "shmload.schedule.weighted",
     "sample_info": "shmload.worker.sample_rng",
     "sample_rng": "shmload.worker.sample_rng",
+    "spawn": "shmload.launch.spawning",
 }
 _ERRORS = "shmload.errors"
 
@@ -67,6 +70,7 @@ __all__ = [
     "ObjectMissing",
     "Padded",
     "Permutation",
+    "RankFailed",
     "RingTooSmall",
     "SampleError",
     "SampleTimeout",
@@ -82,6 +86,7 @@ __all__ = [
     "WorkerDied",
     "sample_info",
     "sample_rng",
+    "spawn",
 ]
 
 

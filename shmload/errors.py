@@ -2,6 +2,7 @@
 
     ShmloadError
     ├── WorkerDied        (RuntimeError)   a worker process ended and could not be, or may not be, replaced
+    ├── RankFailed        (RuntimeError)   a process that `spawn` started failed; its traceback is in the text
     ├── SampleTimeout     (RuntimeError)   one sample took longer than `sample_timeout_s`
     ├── SampleError       (RuntimeError)   a sample could not be read or placed; the worker's traceback is in the text
     ├── RingTooSmall      (MemoryError)    the ring does not fit in the memory there is
@@ -17,6 +18,7 @@ Each class is also the fitting builtin, so that code written for torch's loader 
 __all__ = [
     "ObjectExists",
     "ObjectMissing",
+    "RankFailed",
     "RingTooSmall",
     "SampleError",
     "SampleTimeout",
@@ -37,6 +39,14 @@ class WorkerDied(ShmloadError, RuntimeError):
 
     The text says which worker, by what signal or exit status, and which epoch, batch and sample it was at. In torch mode that is
     every death, unless `max_restarts` allows for it; in seed mode a sample that ended its worker twice.
+    """
+
+
+class RankFailed(ShmloadError, RuntimeError):
+    """One of the processes that `spawn` started failed, and the others have been ended.
+
+    The text says which was the first and how it ended, by exception, exit code or signal, with its traceback or the last it wrote
+    to stderr; then what became of the others.
     """
 
 

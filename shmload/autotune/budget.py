@@ -1,8 +1,8 @@
 """What "auto" may take: processors and bytes.
 
 Processors are those this process may run on, by affinity and cgroup quota, divided by the ranks on this node (LOCAL_WORLD_SIZE,
-which launchers set): ranks share them. SHMLOAD_MAX_WORKERS says another number, for one loader: a smaller one where several loaders
-run side by side, a larger one where samples wait for a network more than they compute.
+which launchers set): ranks share them, unless our own launcher has given each its own. SHMLOAD_MAX_WORKERS says another number, for
+one loader: a smaller one where several loaders run side by side, a larger one where samples wait for a network more than they compute.
 
 Bytes are `ring_bytes`, or a quarter of what free memory and cgroups leave to a rank, the ring's own included. /dev/shm is no limit,
 as slots that come later lie in memfds where it has little room.
@@ -18,17 +18,21 @@ from shmload.shm import cgroups
 from shmload.shm.preflight import available_bytes
 
 LIMIT = "SHMLOAD_MAX_WORKERS"
+OWN_CPUS = "SHMLOAD_RANK_CPUS"  # set by `shmload.launch`: so many of the node's processors are this rank's alone
 MEMORY_SHARE = 4  # the ring takes at most one part in so many
 FIXED_MAX = 16  # workers in torch mode, where nothing tells whether more are of use
 
 
 def num_cpus(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
     """Processors that this rank may keep busy, at least 1."""
-    quota = cgroups.cpus(root)
+    quota, num_ranks = cgroups.cpus(root), num_ranks_here(environ)
     usable = len(os.sched_getaffinity(0))
+    own = environ.get(OWN_CPUS, "")
+    if not own.isdecimal() or usable > int(own):  # the second: somebody has undone the division
+        usable //= num_ranks
     if quota is not None:
-        usable = min(usable, int(quota))
-    return max(usable // num_ranks_here(environ), 1)
+        usable = min(usable, int(quota) // num_ranks)
+    return max(usable, 1)
 
 
 def most_workers(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:

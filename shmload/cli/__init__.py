@@ -2,7 +2,7 @@
 
 import typer
 
-from shmload.cli import bench, clean, doctor, index, inspect, top, trace, verify
+from shmload.cli import bench, clean, doctor, index, inspect, launch, top, trace, verify
 
 __all__ = ["app", "main"]
 
@@ -18,6 +18,8 @@ app.command("clean")(clean.clean)
 app.command("doctor")(doctor.doctor)
 app.command("index")(index.index)
 app.command("inspect")(inspect.inspect)
+# what stands behind SCRIPT is the script's, options and all
+app.command("launch", context_settings={"allow_interspersed_args": False})(launch.launch)
 app.command("top")(top.top)
 app.command("trace")(trace.trace)
 app.command("verify")(verify.verify)

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple, Protocol
 from shmload import faults
 from shmload.shm import forks, reaper
 from shmload.shm.segment import Segment
-from shmload.worker.process import STACK_NBYTES, STACK_SIGNAL, describe_exit, main
+from shmload.worker.exits import describe_exit
+from shmload.worker.process import STACK_NBYTES, STACK_SIGNAL, main
 from shmload.worker.spec import Job, Post
 
 STACK_LOOKS, STACK_LOOK_MS = 100, 5  # a worker is given half a second to write its stack

@@ -9,7 +9,6 @@ import os
 import pickle
 import signal
 import sys
-from typing import Any
 
 from shmload import faults
 from shmload._core.filler import WorkerRing
@@ -120,15 +119,3 @@ def _prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots 
     snapshots = Snapshots(job, source, post.num_workers)
     snapshots.resume(resumed)
     return job, source, snapshots
-
-
-def describe_exit(code: Any) -> str:
-    """What a process's exit code says, in words."""
-    if code is None:
-        return "is still running"
-    if code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"exited with code {code}"

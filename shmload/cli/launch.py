@@ -1,0 +1,85 @@
+"""`shmload launch`: a script in one process per GPU.
+
+Exit code 0: all ranks ended with 0; 1: one failed, and the others were ended; 2: the command line is wrong; 128 + n: stopped by
+signal n (130: ^C, 143: SIGTERM).
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def launch(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file; with --module a module's name.")],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="What follows goes to the script as it is.")
+    ] = None,
+    nprocs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes on this machine.", show_default="one for each CUDA device; else 1"),
+    ] = None,
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as for python -m.")] = False,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds from SIGTERM to SIGKILL when ranks are ended.")] = 5.0,
+    pin: Annotated[bool, typer.Option(help="Give each rank processors of its own.")] = True,
+    logs: Annotated[
+        Path | None, typer.Option(help="Append each rank's output to FOLDER/rank_N.log.", metavar="FOLDER")
+    ] = None,
+    nnodes: Annotated[int, typer.Option(min=1, help="Machines; run the command on each.")] = 1,
+    node_rank: Annotated[int, typer.Option(min=0, help="Which of the machines this is.")] = 0,
+    master_addr: Annotated[
+        str | None, typer.Option(help="Name or address of machine 0; needed with several.", metavar="HOST")
+    ] = None,
+    master_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of rank 0.", show_default="a free one; with several machines 29500"),
+    ] = None,
+) -> None:
+    """Run a script in one process per GPU, with torch.distributed's environment, as torchrun --standalone does.
+
+    Each rank's lines come out with its rank before them; the first that fails ends all, and its traceback comes last. Options of
+    this command stand before SCRIPT.
+    """
+    import os
+    import secrets
+
+    from shmload.errors import RankFailed
+    from shmload.launch.commands import Command
+    from shmload.launch.environment import LOOPBACK, STATIC_PORT, HeldPort, Place
+    from shmload.launch.seats import number_of_ranks, seats
+    from shmload.launch.signals import Stopped
+    from shmload.launch.supervisor import Ranks
+    from shmload.observe.doctor.host import Host
+
+    if not module and not os.path.exists(script):
+        raise typer.BadParameter(f"there is no file {script!r}", param_hint="SCRIPT")
+    if nnodes > 1 and master_addr is None:
+        raise typer.BadParameter(
+            "with several machines they must be told where machine 0 is", param_hint="--master-addr"
+        )
+    if node_rank >= nnodes:
+        raise typer.BadParameter(
+            f"machines are numbered from 0 to {nnodes - 1}; got {node_rank}", param_hint="--node-rank"
+        )
+    held = None
+    if master_port is None:
+        if nnodes == 1:
+            held = HeldPort()
+        master_port = held.number if held is not None else STATIC_PORT
+    # the same on all machines, and another one in the next run
+    run_id = secrets.token_hex(8) if nnodes == 1 else f"{master_addr}:{master_port}"
+    place = Place(master_addr or LOOPBACK, master_port, run_id, nnodes, node_rank)
+    host = Host()
+    command = [sys.executable, *(["-m"] if module else []), script, *(args or [])]
+    ranks = Ranks(
+        Command(command), seats(place, number_of_ranks(nprocs, host), host, pin=pin, logs=logs), grace_s=grace
+    )
+    try:
+        ranks.run()
+    except RankFailed as failure:
+        typer.echo(f"shmload launch: {failure}", err=True)
+        raise typer.Exit(1) from None
+    except Stopped as stopped:
+        typer.echo(f"shmload launch: {stopped}", err=True)
+        raise typer.Exit(128 + stopped.number) from None

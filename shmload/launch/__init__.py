@@ -1,0 +1,11 @@
+"""One process per GPU: `shmload.spawn` for functions, `shmload launch` for scripts.
+
+The launcher starts the ranks of one node, says to each by torch.distributed's environment which it is (environment.py), gives each
+its own processors (topology.py, affinity.py), prints what they print (output.py), and sees to their end (supervisor.py): the first
+that fails ends all. It imports no torch, decodes nothing and holds no ring; ranks are ordinary trainers.
+
+Each rank begins as a few lines of its own (boot.py), which ask the kernel to kill it when the launcher's thread ends and then
+become the program itself. So a rank dies with its launcher from its first moment, whatever it does, and its `__main__` is what it would be
+without a launcher. Rejected: a watching thread in the rank, since a script has no line of ours to start it in; runpy, whose
+`__main__` is another; a rendezvous server in the launcher, which would have to import torch first.
+"""

@@ -1,0 +1,52 @@
+"""Which processors each rank gets: a pure function of cores and of where each rank's GPU is.
+
+Shares are equal within one core, because ranks wait for each other; every core is someone's, because decoding needs them all; the
+hardware threads of a core stay together. Within these rules a rank gets cores of the node its GPU hangs on, else ranks take the
+nodes in order. It gets cores of another node only when its own has no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shmload.launch.topology import Core
+
+
+def shares(cores: Sequence[Core], wanted: Sequence[int | None]) -> list[tuple[int, ...]]:
+    """Processors of each rank. With fewer cores than ranks nobody is tied down: empty tuples.
+
+    Args:
+        cores: sorted by node.
+        wanted: of each rank the node it should be near; None: any.
+    """
+    num_ranks = len(wanted)
+    if len(cores) < num_ranks:
+        return [()] * num_ranks
+    least, num_larger = divmod(len(cores), num_ranks)
+    left: dict[int, list[Core]] = {}
+    for core in cores:
+        left.setdefault(core.node, []).append(core)
+    # a rank without a wish wants what lies at its place if all cores were divided in order
+    near = [
+        node if node in left else cores[(2 * rank + 1) * len(cores) // (2 * num_ranks)].node
+        for rank, node in enumerate(wanted)
+    ]
+    taken: list[list[Core]] = [[] for _ in wanted]
+
+    def take(rank: int, node: int, count: int) -> None:
+        taken[rank] += left[node][:count]
+        del left[node][:count]
+
+    for rank in range(num_ranks):
+        take(rank, near[rank], least)
+    for rank in range(num_ranks):  # one core more, where that needs no other node
+        if num_larger and left[near[rank]] and len(taken[rank]) == least:
+            take(rank, near[rank], 1)
+            num_larger -= 1
+    for rank in range(num_ranks):
+        size = least
+        if num_larger and len(taken[rank]) <= least:
+            size, num_larger = least + 1, num_larger - 1
+        for node in sorted(left, key=lambda node: abs(node - near[rank])):
+            take(rank, node, max(size - len(taken[rank]), 0))
+    return [tuple(sorted(cpu for core in mine for cpu in core.cpus)) for mine in taken]

@@ -2,7 +2,8 @@
 
 Processors are those this process may run on, by affinity and cgroup quota, divided by the ranks on this node (LOCAL_WORLD_SIZE,
 which launchers set): ranks share them, unless our own launcher has given each its own. SHMLOAD_MAX_WORKERS says another number, for
-one loader: a smaller one where several loaders run side by side, a larger one where samples wait for a network more than they compute.
+one loader: a smaller one where several loaders run side by side, a larger one where samples wait for a network more than they
+compute.
 
 Bytes are `ring_bytes`, or a quarter of what free memory and cgroups leave to a rank, the ring's own included. /dev/shm is no limit,
 as slots that come later lie in memfds where it has little room.

@@ -5,7 +5,7 @@ its own processors (topology.py, affinity.py), prints what they print (output.py
 that fails ends all. It imports no torch, decodes nothing and holds no ring; ranks are ordinary trainers.
 
 Each rank begins as a few lines of its own (boot.py), which ask the kernel to kill it when the launcher's thread ends and then
-become the program itself. So a rank dies with its launcher from its first moment, whatever it does, and its `__main__` is what it would be
-without a launcher. Rejected: a watching thread in the rank, since a script has no line of ours to start it in; runpy, whose
-`__main__` is another; a rendezvous server in the launcher, which would have to import torch first.
+become the program itself. So a rank dies with its launcher from its first moment, whatever it does, and its `__main__` is what it
+would be without a launcher. Rejected: a watching thread in the rank, since a script has no line of ours to start it in; runpy,
+whose `__main__` is another; a rendezvous server in the launcher, which would have to import torch first.
 """

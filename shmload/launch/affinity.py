@@ -7,7 +7,9 @@ nodes in order. It gets cores of another node only when its own has no more.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 
 from shmload.launch.topology import Core
 
@@ -23,30 +25,34 @@ def shares(cores: Sequence[Core], wanted: Sequence[int | None]) -> list[tuple[in
     if len(cores) < num_ranks:
         return [()] * num_ranks
     least, num_larger = divmod(len(cores), num_ranks)
-    left: dict[int, list[Core]] = {}
-    for core in cores:
-        left.setdefault(core.node, []).append(core)
+    left = Counter(core.node for core in cores)
     # a rank without a wish wants what lies at its place if all cores were divided in order
     near = [
         node if node in left else cores[(2 * rank + 1) * len(cores) // (2 * num_ranks)].node
         for rank, node in enumerate(wanted)
     ]
-    taken: list[list[Core]] = [[] for _ in wanted]
+    taken = [Counter[int]() for _ in wanted]  # of each rank, how many cores of which node
 
     def take(rank: int, node: int, count: int) -> None:
-        taken[rank] += left[node][:count]
-        del left[node][:count]
+        count = min(count, left[node])
+        taken[rank][node] += count
+        left[node] -= count
 
     for rank in range(num_ranks):
         take(rank, near[rank], least)
     for rank in range(num_ranks):  # one core more, where that needs no other node
-        if num_larger and left[near[rank]] and len(taken[rank]) == least:
+        if num_larger and left[near[rank]] and taken[rank].total() == least:
             take(rank, near[rank], 1)
             num_larger -= 1
     for rank in range(num_ranks):
         size = least
-        if num_larger and len(taken[rank]) <= least:
+        if num_larger and taken[rank].total() <= least:
             size, num_larger = least + 1, num_larger - 1
         for node in sorted(left, key=lambda node: abs(node - near[rank])):
-            take(rank, node, max(size - len(taken[rank]), 0))
-    return [tuple(sorted(cpu for core in mine for cpu in core.cpus)) for mine in taken]
+            take(rank, node, max(size - taken[rank].total(), 0))
+    # neighbouring cores of a node go to one rank: they may share a cache
+    queues = {node: iter([core for core in cores if core.node == node]) for node in left}
+    return [
+        tuple(sorted(cpu for node, count in mine.items() for core in islice(queues[node], count) for cpu in core.cpus))
+        for mine in taken
+    ]

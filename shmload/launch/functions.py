@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import io
+import multiprocessing
 import os
 import signal
 import sys
@@ -55,6 +56,8 @@ class Function:
             )
             process.place = (seat, ends)
         process.start()
+        # else whoever starts another process, in any thread, might bury this one, and at exit all would be waited for
+        multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # private
         return Child(process.pid or 0, lambda: _buried(process))
 
 

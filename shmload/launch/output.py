@@ -15,7 +15,7 @@ from typing import IO, Any
 
 _CHUNK = 1 << 16
 _LONGEST = 1 << 20
-TAIL = 60  # lines of a rank's stderr that are kept for an error's text
+TAIL = 200  # lines of a rank's stderr that are kept for an error's text
 
 
 class Pipe:

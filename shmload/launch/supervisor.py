@@ -26,7 +26,7 @@ GRACE_S = 5.0  # from SIGTERM to SIGKILL
 _DOUBLED_S = 0.5  # a ^C later than that after the first is impatience; `timeout` and terminals send some twice at once
 _BLAME_S = 0.1  # a signal to a rank may be one to all, the launcher's still on its way
 _DRAIN_S = 2.0  # how long whoever reads the output may take when a run has failed
-_LAST_NBYTES = 8192  # of a log
+_LAST_NBYTES = 16384  # of a log
 
 
 @dataclass
@@ -233,12 +233,12 @@ class Ranks:
         if sitting.report_fd in self._reporting:
             self._read_report(sitting)
             self._forget_report(sitting)
-        found = os.waitid(os.P_PIDFD, sitting.pidfd, os.WEXITED | os.WNOWAIT)
-        if sitting.told or found is None or found.si_status:
-            try:
+        try:
+            found = os.waitid(os.P_PIDFD, sitting.pidfd, os.WEXITED | os.WNOWAIT)
+            if sitting.told or (found and found.si_status):
                 os.killpg(sitting.child.pid, signal.SIGTERM)  # what it has started and left behind
-            except OSError:
-                pass
+        except OSError:  # it has left its group, or the program has waited for it: then its number is no longer its own
+            pass
         sitting.exitcode = sitting.child.bury()
         del self._living[sitting.pidfd]
         self._poll.unregister(sitting.pidfd)

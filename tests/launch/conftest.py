@@ -1,0 +1,46 @@
+"""Programs that launch ranks, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+DEADLINE_S = 60.0
+Run = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(autouse=True)
+def no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests are the ranks of nobody."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "SHMLOAD_RANK_CPUS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Run]:
+    """Starts a command in a session of its own, as a shell's job; killed when the test is over."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*command: str | Path, **options: Any) -> subprocess.Popen[str]:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+        told = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        process = subprocess.Popen(
+            [sys.executable, *map(str, command)], text=True, start_new_session=True, env=env, cwd=tmp_path, **told
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

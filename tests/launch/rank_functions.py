@@ -1,0 +1,143 @@
+"""What ranks do in tests. Nothing here imports torch, so that they are up soon."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from multiprocessing import util
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+
+def tell_environment(local_rank: int, folder: str) -> None:
+    """Writes what the rank finds around it."""
+    Path(folder, str(local_rank)).write_text(repr((dict(os.environ), sorted(os.sched_getaffinity(0)))))
+
+
+def speak(local_rank: int) -> None:
+    """A line on each stream, the second without an end."""
+    print("out", local_rank)
+    print("err", local_rank, end="", file=sys.stderr)
+
+
+def fail(local_rank: int, how: str, barrier: Any, folder: str) -> None:
+    """Rank 1 fails when all are up; the others wait."""
+    barrier.wait()
+    if local_rank != 1:
+        signal.pause()
+    Path(folder, "time").write_text(repr(monotonic()))
+    if how == "exception":
+        raise ValueError("the sample is 7 years old")
+    if how == "exit":
+        os._exit(7)
+    if how == "SystemExit":
+        sys.exit(9)
+    if how == "SIGSEGV":
+        ctypes.string_at(0)
+    os.kill(os.getpid(), signal.Signals[how])
+
+
+def refuse_to_end(local_rank: int, barrier: Any) -> None:
+    """Rank 0 ignores SIGTERM; rank 1 fails."""
+    if local_rank == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    barrier.wait()
+    if local_rank == 1:
+        raise ValueError("broken")
+    while True:
+        signal.pause()
+
+
+def linger(local_rank: int, barrier: Any, folder: str) -> None:
+    """Rank 0 writes a word when it is told to end; rank 1 fails, and takes its time to come apart."""
+
+    def leave(*_: Any) -> None:
+        Path(folder, "left").touch()
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+    barrier.wait()
+    if local_rank == 1:
+        util.Finalize(None, signal.pause, exitpriority=1)
+        raise ValueError("broken")
+    signal.pause()
+
+
+def stay(local_rank: int, folder: str, how: str = "idle") -> None:
+    """Says that it is up, and stays."""
+    _up(folder, local_rank)
+    if how == "in C":
+        ctypes.PyDLL(None).sleep(30)  # the interpreter's lock is held meanwhile
+    signal.pause()
+
+
+def _up(folder: str, local_rank: int) -> None:
+    path = Path(folder, f"up {local_rank}")
+    path.with_suffix(".new").write_text(str(os.getpid()))
+    path.with_suffix(".new").rename(path)
+
+
+def meet(local_rank: int) -> None:
+    """Rank 0 serves where they are to meet, as torch's store does; the others come."""
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if local_rank == 0:
+        with socket.create_server(address) as server:
+            for _ in range(int(os.environ["WORLD_SIZE"]) - 1):
+                server.accept()[0].close()
+        return
+    deadline = monotonic() + 20
+    while monotonic() < deadline:
+        try:
+            socket.create_connection(address).close()
+            return
+        except ConnectionRefusedError:
+            pass
+    raise TimeoutError
+
+
+def flood(local_rank: int, num_lines: int) -> None:
+    """Many lines on both streams in turn."""
+    for number in range(num_lines):
+        print(f"{local_rank} out {number} " + "x" * (number % 97))
+        print(f"{local_rank} err {number} " + "x" * (number % 89), file=sys.stderr)
+
+
+def flood_or_fail(local_rank: int) -> None:
+    """Rank 0 says more than anybody reads; rank 1 fails."""
+    if local_rank == 1:
+        raise ValueError("broken")
+    while True:
+        print("y" * 1000)
+
+
+def nest(local_rank: int) -> None:
+    """A launcher in a rank."""
+    import shmload
+
+    outer = os.environ["MASTER_PORT"]
+    shmload.spawn(tell_nested, (outer,), nprocs=2)
+
+
+def tell_nested(local_rank: int, outer_port: str) -> None:
+    """What a rank within a rank finds."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    print(*(os.environ[name] for name in names), os.environ["MASTER_PORT"] != outer_port)
+
+
+def leave_a_child(local_rank: int, folder: str) -> None:
+    """Rank 0 starts a program that nobody else would end; rank 1 fails once it is up."""
+    import subprocess
+
+    pid = Path(folder, "child")
+    if local_rank == 0:
+        process = subprocess.Popen(["sleep", "1000"])
+        pid.with_suffix(".new").write_text(str(process.pid))
+        pid.with_suffix(".new").rename(pid)
+        signal.pause()
+    while not pid.exists():
+        os.sched_yield()
+    raise ValueError("broken")

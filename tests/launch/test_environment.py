@@ -1,0 +1,141 @@
+"""What a rank is told, and the port that nobody else can have."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from shmload.launch.environment import HeldPort, Place, environment
+from shmload.launch.seats import number_of_ranks, seats
+from shmload.observe.doctor.host import Host
+from shmload.world import rank_and_world_size
+
+PLACE = Place("127.0.0.1", 1234, "run")
+
+
+def test_a_rank_is_told_what_torchrun_tells() -> None:
+    told = environment(Place("there", 5, "run", num_nodes=3, node_rank=2), 1, 4, inherited={})
+    assert {
+        "RANK": "9",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "12",
+        "LOCAL_WORLD_SIZE": "4",
+        "GROUP_RANK": "2",
+        "GROUP_WORLD_SIZE": "3",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": "9",
+        "ROLE_WORLD_SIZE": "12",
+        "MASTER_ADDR": "there",
+        "MASTER_PORT": "5",
+        "TORCHELASTIC_RUN_ID": "run",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    } == {name: value for name, value in told.items() if name != "OMP_NUM_THREADS"}
+
+
+def test_what_a_launcher_around_this_one_has_said_is_forgotten() -> None:
+    outer = {
+        **environment(PLACE, 3, 4, cpus=(1, 2)),
+        "TORCHELASTIC_ERROR_FILE": "error",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "HOME": "/home",
+    }
+    told = environment(Place("127.0.0.1", 9, "inner"), 0, 1, inherited=outer)
+    assert (told["RANK"], told["WORLD_SIZE"], told["MASTER_PORT"], told["HOME"]) == ("0", "1", "9", "/home")
+    assert told["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+    assert not {"TORCHELASTIC_ERROR_FILE", "SHMLOAD_RANK_CPUS"} & told.keys()
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "cpus", "given", "threads"),
+    [(4, (), {}, "6"), (30, (), {}, "1"), (4, (1, 2), {}, None), (1, (), {}, None), (4, (), {"OMP_NUM_THREADS": "3"}, "3")],
+)
+def test_ranks_without_processors_of_their_own_share_threads(
+    num_ranks: int, cpus: tuple[int, ...], given: dict[str, str], threads: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenMP counts a rank's own processors by itself."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(24)))
+    assert threads == environment(PLACE, 0, num_ranks, cpus, given).get("OMP_NUM_THREADS")
+
+
+def test_a_loader_takes_rank_and_world_size_from_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment(PLACE, 2, 3).items():
+        monkeypatch.setenv(name, value)
+    assert rank_and_world_size() == (2, 3)
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_held_port_is_rank_0s_alone(family: socket.AddressFamily) -> None:
+    held = HeldPort()
+    address = "127.0.0.1" if family == socket.AF_INET else "::"
+    try:
+        with socket.socket(family) as other, pytest.raises(OSError, match="in use"):
+            other.bind((address, held.number))
+        with socket.socket(family) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind((address, held.number))
+            server.listen()
+            socket.create_connection(("127.0.0.1", held.number)).close()
+    finally:
+        held.close()
+    with socket.socket(family) as other:
+        other.bind((address, held.number))
+
+
+def test_held_ports_are_all_different_and_are_given_to_nobody() -> None:
+    held = [HeldPort() for _ in range(200)]
+    given = [socket.socket() for _ in range(200)]
+    try:
+        for other in given:
+            other.bind(("127.0.0.1", 0))
+        ports = [port.number for port in held] + [other.getsockname()[1] for other in given]
+        assert len(set(ports)) == 400
+    finally:
+        for end in [*held, *given]:
+            end.close()
+
+
+def test_without_ipv6_a_port_is_held_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "AF_INET6", 12345)
+    held = HeldPort()
+    try:
+        assert held.number > 0
+    finally:
+        held.close()
+
+
+def test_seats_divide_the_processors_that_this_process_may_use(tmp_path: Path) -> None:
+    found = seats(PLACE, 2, Host(tmp_path, {}), allowed=[3, 5, 6], logs=tmp_path / "logs")
+    assert [seat.cpus for seat in found] == [(3, 5), (6,)]
+    assert [seat.environ["SHMLOAD_RANK_CPUS"] for seat in found] == ["2", "1"]
+    assert [seat.log for seat in found] == [str(tmp_path / f"logs/rank_{rank}.log") for rank in range(2)]
+    assert {seat.cpus for seat in seats(PLACE, 2, Host(tmp_path, {}), pin=False)} == {()}
+
+
+def test_seats_are_near_their_gpus(tmp_path: Path) -> None:
+    for node, cpus in enumerate(("0-1", "2-3")):
+        (tmp_path / f"sys/devices/system/node/node{node}").mkdir(parents=True)
+        (tmp_path / f"sys/devices/system/node/node{node}/cpulist").write_text(cpus)
+    for address, node in (("0000:10:00.0", 1), ("0000:20:00.0", 0)):
+        (tmp_path / "proc/driver/nvidia/gpus" / address).mkdir(parents=True)
+        (tmp_path / "sys/bus/pci/devices" / address).mkdir(parents=True)
+        (tmp_path / "sys/bus/pci/devices" / address / "numa_node").write_text(str(node))
+    host = Host(tmp_path, {})
+    assert [seat.cpus for seat in seats(PLACE, 2, host, allowed=range(4))] == [(2, 3), (0, 1)]
+    four = [seat.cpus for seat in seats(PLACE, 4, host, allowed=range(4))]
+    assert four == [(0,), (1,), (2,), (3,)], "with more ranks than devices nobody knows whose is which"
+
+
+def test_the_number_of_ranks_is_one_a_device_or_one(tmp_path: Path) -> None:
+    assert number_of_ranks(None, Host(tmp_path)) == 1
+    assert number_of_ranks(5, Host(tmp_path)) == 5
+    with pytest.raises(
+        ValueError, match="nprocs is a number of processes from 1 up, or None for one per CUDA device; got 0"
+    ):
+        number_of_ranks(0, Host(tmp_path))

@@ -1,0 +1,236 @@
+"""`shmload.spawn` with real processes."""
+
+from __future__ import annotations
+
+import ast
+import multiprocessing
+import os
+import re
+import threading
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import psutil
+import pytest
+import rank_functions
+from conftest import Run
+
+import shmload
+from shmload import RankFailed
+
+CPUS = sorted(os.sched_getaffinity(0))
+BOTH = pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No descriptor and no thread stays."""
+    resource_tracker.ensure_running()  # it stays for the process's life, as does the memory of locks
+    barrier("fork")
+    before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    yield
+    assert before == len(os.listdir("/proc/self/fd"))
+    assert threads == threading.active_count()
+
+
+def barrier(start_method: str, parties: int = 3) -> Any:
+    return multiprocessing.get_context(start_method).Barrier(parties)
+
+
+@BOTH
+def test_each_rank_finds_its_place_and_its_processors(start_method: str, tmp_path: Path) -> None:
+    shmload.spawn(rank_functions.tell_environment, (str(tmp_path),), 2, start_method=start_method)
+    found = [ast.literal_eval((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    for rank, (environ, _) in enumerate(found):
+        assert (environ["RANK"], environ["LOCAL_RANK"], environ["WORLD_SIZE"]) == (str(rank), str(rank), "2")
+        assert environ["MASTER_ADDR"] == "127.0.0.1"
+    assert found[0][0]["MASTER_PORT"] == found[1][0]["MASTER_PORT"]
+    assert found[0][0]["TORCHELASTIC_RUN_ID"] == found[1][0]["TORCHELASTIC_RUN_ID"]
+    shares = [cpus for _, cpus in found]
+    if len(CPUS) >= 2:
+        assert sorted(shares[0] + shares[1]) == CPUS
+        assert [environ["SHMLOAD_RANK_CPUS"] for environ, _ in found] == [str(len(cpus)) for cpus in shares]
+    assert sorted(os.sched_getaffinity(0)) == CPUS
+    assert "RANK" not in os.environ
+
+
+def test_with_fewer_cores_than_ranks_or_without_pin_all_share(tmp_path: Path) -> None:
+    count = len(CPUS) + 1
+    shmload.spawn(rank_functions.tell_environment, (str(tmp_path),), count, start_method="fork")
+    found = [ast.literal_eval((tmp_path / str(rank)).read_text()) for rank in range(count)]
+    assert [cpus for _, cpus in found] == [CPUS] * count
+    assert not any("SHMLOAD_RANK_CPUS" in environ for environ, _ in found)
+    shmload.spawn(rank_functions.tell_environment, (str(tmp_path),), 1, start_method="fork", pin=False)
+    assert "SHMLOAD_RANK_CPUS" not in ast.literal_eval((tmp_path / "0").read_text())[0]
+
+
+@BOTH
+def test_lines_come_out_with_their_rank(start_method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shmload.spawn(rank_functions.speak, nprocs=2, start_method=start_method)
+    out, err = capsys.readouterr()
+    assert sorted(out.splitlines()) == ["[rank 0] out 0", "[rank 1] out 1"]
+    assert sorted(err.splitlines()) == ["[rank 0] err 0", "[rank 1] err 1"]
+
+
+def test_lines_go_to_files_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        shmload.spawn(rank_functions.speak, nprocs=2, start_method="fork", logs=tmp_path / "logs")
+    assert (tmp_path / "logs/rank_1.log").read_text() == "out 1\nerr 1" * 2
+    assert capsys.readouterr() == ("", "")
+
+
+ENDS = {
+    "exception": "raised ValueError: the sample is 7 years old, the first of 3 to fail.\n\nTraceback (most recent call last):\n",
+    "exit": "exited with code 7, the first of 3 to fail.",
+    "SystemExit": "exited with code 9, the first of 3 to fail.",
+    "SIGSEGV": "was killed by SIGSEGV, the first of 3 to fail.\n\nIt wrote last to stderr:\nFatal Python error: Segmentation fault\n",
+    "SIGKILL": "was killed by SIGKILL, the first of 3 to fail. If nobody killed it, the kernel did for want of memory",
+    "SIGINT": "was killed by SIGINT, the first of 3 to fail.",
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "start_method"),
+    [*((how, "fork") for how in ENDS), *(pytest.param(how, "spawn", marks=pytest.mark.slow) for how in ("exception", "SIGSEGV"))],
+)
+def test_the_first_rank_to_fail_ends_all(how: str, start_method: str, tmp_path: Path) -> None:
+    with pytest.raises(RankFailed) as error:
+        shmload.spawn(rank_functions.fail, (how, barrier(start_method), str(tmp_path)), 3, start_method=start_method)
+    assert monotonic() - ast.literal_eval((tmp_path / "time").read_text()) < 2.0
+    text = str(error.value)
+    assert re.match(rf"rank 1 \(pid \d+\) {re.escape(ENDS[how])}", text)
+    assert text.endswith("\n\nranks 0 and 2 ended when told to (SIGTERM)")
+    if how == "exception":
+        assert "in fail\n" in text
+        assert "in_rank.py" not in text
+    if how == "SIGSEGV":
+        assert 'rank_functions.py", line' in text
+
+
+def test_the_last_words_are_read_from_a_log(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match=r"It wrote last to stderr:\nFatal Python error: Segmentation fault"):
+        shmload.spawn(
+            rank_functions.fail, ("SIGSEGV", barrier("fork"), str(tmp_path)), 3, start_method="fork", logs=tmp_path
+        )
+
+
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace() -> None:
+    begin = monotonic()
+    with pytest.raises(RankFailed) as error:
+        shmload.spawn(rank_functions.refuse_to_end, (barrier("fork"),), 3, start_method="fork", grace_s=0.1)
+    assert 0.1 < monotonic() - begin < 10
+    assert str(error.value).endswith(
+        "\n\nrank 2 ended when told to (SIGTERM)\nrank 0 did not end within 0.1 s of SIGTERM and had to be killed (SIGKILL)"
+    )
+
+
+def test_others_are_told_as_soon_as_an_exception_is_reported(tmp_path: Path) -> None:
+    """However long the rank that raised it takes to come apart; ranks that are told may do a last thing."""
+    with pytest.raises(RankFailed, match=r"^rank 1 .* raised ValueError: broken") as error:
+        shmload.spawn(rank_functions.linger, (barrier("fork", 2), str(tmp_path)), 2, start_method="fork", grace_s=0.2)
+    assert (tmp_path / "left").exists()
+    assert str(error.value).endswith("\n\nrank 0 ended when told to (SIGTERM)"), "rank 1 was not told: it was ending"
+
+
+def test_what_a_rank_has_started_ends_with_it(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="raised ValueError: broken"):
+        shmload.spawn(rank_functions.leave_a_child, (str(tmp_path),), 2, start_method="fork")
+    child = int((tmp_path / "child").read_text())
+    if psutil.pid_exists(child):
+        _, alive = psutil.wait_procs([psutil.Process(child)], timeout=5)
+        assert not alive
+
+
+@pytest.mark.slow
+def test_twenty_runs_meet_without_a_collision() -> None:
+    for _ in range(20):
+        shmload.spawn(rank_functions.meet, nprocs=2, start_method="fork")
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_meet_apart() -> None:
+    running = [shmload.spawn(rank_functions.meet, nprocs=2, join=False, start_method="fork") for _ in range(8)]
+    assert [ranks.join() for ranks in running] == [True] * 8
+
+
+@pytest.mark.slow
+def test_a_rank_may_launch_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    shmload.spawn(rank_functions.nest, nprocs=1)
+    out = capsys.readouterr().out.splitlines()
+    assert sorted(out) == ["[rank 0] [rank 0] 0 0 2 2 True", "[rank 0] [rank 1] 1 1 2 2 True"]
+
+
+def test_ranks_run_while_the_program_goes_on(tmp_path: Path) -> None:
+    ranks = shmload.spawn(rank_functions.stay, (str(tmp_path),), 2, join=False, start_method="fork")
+    assert not ranks.join(0)
+    assert [psutil.Process(pid).is_running() for pid in ranks.pids()] == [True] * 2
+    ranks.stop()
+    assert ranks.join()
+    ranks.stop()
+    assert not any(psutil.pid_exists(pid) for pid in ranks.pids())
+
+
+def test_a_failure_meanwhile_is_told_by_join(tmp_path: Path) -> None:
+    ranks = shmload.spawn(
+        rank_functions.fail, ("exception", barrier("fork"), str(tmp_path)), 3, join=False, start_method="fork"
+    )
+    with pytest.raises(RankFailed, match="raised ValueError: the sample is 7 years old"):
+        ranks.join()
+
+
+def test_what_pickle_refuses_is_named_and_nobody_stays() -> None:
+    with pytest.raises(
+        TypeError,
+        match=r"pickle takes: .*lambda.*Define the function at module level, make in it what cannot travel, or use start_method='fork'",
+    ):
+        shmload.spawn(lambda rank: None, nprocs=2)
+    with pytest.raises(TypeError, match=r"arguments that pickle takes: TypeError: .*lock.*Define"):
+        shmload.spawn(rank_functions.stay, (threading.Lock(),), nprocs=2, join=False)
+
+
+def test_arguments_that_no_run_can_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="start_method is 'spawn' or 'fork'; got 'forkserver'"):
+        shmload.spawn(rank_functions.speak, start_method="forkserver")
+    with pytest.raises(ValueError, match="nprocs is a number of processes from 1 up"):
+        shmload.spawn(rank_functions.speak, nprocs=0)
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]  # as a pool's worker has it
+    with pytest.raises(RuntimeError, match="this one is daemonic, as workers of pools and of data loaders are"):
+        shmload.spawn(rank_functions.speak)
+
+
+UNGUARDED = """
+import shmload
+from rank_functions import speak
+
+shmload.spawn(speak, nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_without_a_guard_is_told_so(started: Run, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(UNGUARDED)
+    process = started("program.py")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "exited with code 1, the first of 2 to fail.\n\nIt wrote last to stderr:\nTraceback" in err
+    assert "An attempt has been made to start a new process before" in err
+
+
+PLAIN = """
+import sys
+import shmload
+from rank_functions import speak
+
+shmload.spawn(speak, nprocs=2, start_method="fork")
+print("torch" in sys.modules, "numpy" in sys.modules)
+"""
+
+
+def test_the_launcher_imports_neither_torch_nor_numpy(started: Run, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PLAIN)
+    out, err = started("program.py").communicate(timeout=60)
+    assert out.splitlines()[-1] == "False False"
+    assert sorted(err.splitlines()) == ["[rank 0] err 0", "[rank 1] err 1"]

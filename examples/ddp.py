@@ -6,9 +6,10 @@ exactly once. The model learns a photograph: the colour of a pixel from its coor
 
     pip install 'shmload[images]'
     python examples/ddp.py [--quick]                                                 # starts its two ranks itself
+    shmload launch --nprocs 2 examples/ddp.py [--quick]                              # or under the launcher
     torchrun --standalone --nproc-per-node=2 examples/ddp.py [--quick]               # or under torchrun
 
-prints:
+prints, where shmload has started the ranks with [rank 0] before each line:
 
     2 ranks, epoch 0: loss 0.0197 of 100 steps
     2 ranks, epoch 1: loss 0.0065 of 100 steps
@@ -34,7 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import distributed, multiprocessing, nn
+from torch import distributed, nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
@@ -110,7 +111,7 @@ def train_together(side: int, folder: str) -> None:
 def train_alone(side: int, folder: str) -> None:
     """The rest, in one process: half of an epoch and a whole one."""
     model, optimizer = make_model()
-    # torchrun's RANK and WORLD_SIZE still stand, so they are given
+    # the launcher's RANK and WORLD_SIZE still stand, so they are given
     with make_loader(side, folder, batch_size=GLOBAL_BATCH, rank=0, world_size=1) as loader:
         parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
         for name, state in torch.load(f"{folder}/checkpoint.pt").items():
@@ -120,10 +121,10 @@ def train_alone(side: int, folder: str) -> None:
             print(f"1 rank, epoch {epoch}: loss {np.mean(losses):.4f} of {len(losses)} steps", flush=True)
 
 
-def run_rank(rank: int, num_ranks: int, side: int, init_method: str = "env://") -> None:
+def run_rank(rank: int, side: int) -> None:
     """One of two processes, from its start to its end; the first does what comes after, too."""
     torch.set_num_threads(1)  # two ranks and their workers share the cores
-    distributed.init_process_group("gloo", init_method=init_method, rank=rank, world_size=num_ranks)
+    distributed.init_process_group("gloo")
     folders = [tempfile.mkdtemp() if rank == 0 else ""]
     distributed.broadcast_object_list(folders)
     train_together(side, folders[0])
@@ -139,10 +140,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few pixels: to see that it works")
     side = 64 if parser.parse_args().quick else 160
     if distributed.is_torchelastic_launched():
-        run_rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), side)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(run_rank, (2, side, f"file://{folder}/rendezvous"), nprocs=2)
+        run_rank(int(os.environ["LOCAL_RANK"]), side)
+    else:
+        shmload.spawn(run_rank, (side,), nprocs=2)
 
 
 if __name__ == "__main__":

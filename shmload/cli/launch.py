@@ -14,7 +14,7 @@ import typer
 def launch(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file; with --module a module's name.")],
     args: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="What follows goes to the script as it is.")
+        list[str] | None, typer.Argument(metavar="ARGS", help="What follows goes to the script as it is.")
     ] = None,
     nprocs: Annotated[
         int | None,

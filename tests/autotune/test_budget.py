@@ -42,6 +42,18 @@ def test_a_cgroups_quota_counts_in_whole_processors(tmp_path: Path, cpus: int, q
     assert count == budget.num_cpus(machine(tmp_path, quota=quota), {})
 
 
+@pytest.mark.parametrize(
+    ("own", "quota", "count"),
+    [("24", "max", 24), ("30", "max", 24), ("24", "2000000", 5), ("6", "max", 6), ("", "max", 6), ("?", "max", 6)],
+)
+def test_a_rank_with_processors_of_its_own_has_all_of_them(
+    tmp_path: Path, cpus: int, own: str, quota: str, count: int
+) -> None:
+    """As `shmload.launch` gives them, while a quota is still shared; one that may run elsewhere again has its part of all."""
+    root, environ = machine(tmp_path, quota=quota), {"LOCAL_WORLD_SIZE": "4", "SHMLOAD_RANK_CPUS": own}
+    assert count == budget.num_cpus(root, environ)
+
+
 @pytest.mark.parametrize(("ranks", "count"), [("", 24), ("4", 6), ("5", 4), ("100", 1), ("0", 24), ("many", 24)])
 def test_ranks_on_one_node_share_processors_and_memory(tmp_path: Path, cpus: int, ranks: str, count: int) -> None:
     root, environ = machine(tmp_path), {"LOCAL_WORLD_SIZE": ranks}

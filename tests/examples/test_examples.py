@@ -77,7 +77,7 @@ def test_the_language_model_learns_from_packed_windows_and_resumes_identically(r
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", [None, TORCHRUN], ids=["spawn", "torchrun"])
 def test_two_ranks_and_then_one_are_delivered_each_sample_once(run: Run, launcher: list[str] | None) -> None:
-    lines = run("ddp.py", launcher)
+    lines = [line.removeprefix("[rank 0] ") for line in run("ddp.py", launcher)]
     assert [line.split(":")[0] for line in lines if "rank" in line and "loss" in line] == [
         "2 ranks, epoch 0",
         "2 ranks, epoch 1",

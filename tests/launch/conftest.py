@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-DEADLINE_S = 60.0
-Run = Callable[..., "subprocess.Popen[str]"]
+from launch_kit import Run  # it stands beside this file
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import socket
+import subprocess
 import sys
 from multiprocessing import util
 from pathlib import Path
@@ -128,16 +129,17 @@ def tell_nested(local_rank: int, outer_port: str) -> None:
     print(*(os.environ[name] for name in names), os.environ["MASTER_PORT"] != outer_port)
 
 
-def leave_a_child(local_rank: int, folder: str) -> None:
+def leave_a_child(local_rank: int, barrier: Any, folder: str) -> None:
     """Rank 0 starts a program that nobody else would end; rank 1 fails once it is up."""
-    import subprocess
-
-    pid = Path(folder, "child")
     if local_rank == 0:
-        process = subprocess.Popen(["sleep", "1000"])
-        pid.with_suffix(".new").write_text(str(process.pid))
-        pid.with_suffix(".new").rename(pid)
-        signal.pause()
-    while not pid.exists():
-        os.sched_yield()
-    raise ValueError("broken")
+        Path(folder, "child").write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+    barrier.wait()
+    if local_rank == 1:
+        raise ValueError("broken")
+    signal.pause()
+
+
+def ignore(local_rank: int, folder: str) -> None:
+    """Stays, whatever it is told."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stay(local_rank, folder)

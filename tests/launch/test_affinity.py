@@ -85,7 +85,9 @@ def machine(*sizes: int) -> list[Core]:
     [
         pytest.param(machine(4, 4), [None] * 2, [(0, 1, 2, 3), (4, 5, 6, 7)], id="a node each"),
         pytest.param(machine(2, 2), [1, 0], [(2, 3), (0, 1)], id="where their GPUs are"),
-        pytest.param(machine(5, 5), [None] * 4, [(0, 1, 2), (3, 4), (5, 6, 7), (8, 9)], id="uneven, yet no node is divided"),
+        pytest.param(
+            machine(5, 5), [None] * 4, [(0, 1, 2), (3, 4), (5, 6, 7), (8, 9)], id="uneven, yet no node is divided"
+        ),
         pytest.param(machine(2, 2), [0, 0], [(0, 1), (2, 3)], id="all GPUs on one node: no core idles"),
         pytest.param(machine(4), [None, 3], [(0, 1), (2, 3)], id="a node without a core of ours"),
         pytest.param(machine(1, 3), [None] * 2, [(1, 2), (0, 3)], id="a small node"),

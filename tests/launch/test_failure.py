@@ -40,7 +40,10 @@ ranks 3 and 6 did not end within 2.5 s of SIGTERM and had to be killed (SIGKILL)
     [
         (7, "exited with code 7, the first of 2 to fail."),
         (-11, "was killed by SIGSEGV, the first of 2 to fail."),
-        (-9, "SIGKILL, the first of 2 to fail. If nobody killed it, the kernel did for want of memory: see dmesg, or memory.events"),
+        (
+            -9,
+            "SIGKILL, the first of 2 to fail. If nobody killed it, the kernel did for want of memory: see dmesg, or memory.events",
+        ),
         (-50, "was killed by signal 50, "),
     ],
 )

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import rank_functions
-from conftest import Run
+from launch_kit import Run, all_end
 
 import shmload
 from shmload import RankFailed
@@ -94,7 +94,10 @@ ENDS = {
 
 @pytest.mark.parametrize(
     ("how", "start_method"),
-    [*((how, "fork") for how in ENDS), *(pytest.param(how, "spawn", marks=pytest.mark.slow) for how in ("exception", "SIGSEGV"))],
+    [
+        *((how, "fork") for how in ENDS),
+        *(pytest.param(how, "spawn", marks=pytest.mark.slow) for how in ("exception", "SIGSEGV")),
+    ],
 )
 def test_the_first_rank_to_fail_ends_all(how: str, start_method: str, tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as error:
@@ -137,11 +140,8 @@ def test_others_are_told_as_soon_as_an_exception_is_reported(tmp_path: Path) -> 
 
 def test_what_a_rank_has_started_ends_with_it(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="raised ValueError: broken"):
-        shmload.spawn(rank_functions.leave_a_child, (str(tmp_path),), 2, start_method="fork")
-    child = int((tmp_path / "child").read_text())
-    if psutil.pid_exists(child):
-        _, alive = psutil.wait_procs([psutil.Process(child)], timeout=5)
-        assert not alive
+        shmload.spawn(rank_functions.leave_a_child, (barrier("fork", 2), str(tmp_path)), 2, start_method="fork")
+    assert all_end([int((tmp_path / "child").read_text())])
 
 
 @pytest.mark.slow

@@ -1,0 +1,39 @@
+"""Waiting for ranks of launchers that run in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import monotonic
+
+Run = Callable[..., "subprocess.Popen[str]"]
+UP_S = 60.0  # for interpreters to start on a busy machine
+
+
+def ranks_up(folder: Path, count: int, launcher: subprocess.Popen[str]) -> list[int]:
+    """The ids of ranks that have said that they are up, in rank order, once all have."""
+    deadline, pause = monotonic() + UP_S, threading.Event()
+    paths = [folder / f"up {rank}" for rank in range(count)]
+    while not all(path.exists() for path in paths):
+        assert launcher.poll() is None, launcher.communicate()
+        assert monotonic() < deadline, "ranks are not up"
+        pause.wait(0.01)
+    return [int(path.read_text()) for path in paths]
+
+
+def all_end(pids: Iterable[int], timeout_s: float = 2.0) -> bool:
+    """Whether processes end in time; one that nobody has waited for yet has ended all the same."""
+    deadline = monotonic() + timeout_s
+    ended = True
+    for pid in pids:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        ended &= bool(select.select([pidfd], [], [], max(deadline - monotonic(), 0))[0])
+        os.close(pidfd)
+    return ended

@@ -1,0 +1,61 @@
+"""Loaders in ranks. Nothing here needs torch, so that workers are up soon."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import shmload
+from shmload.autotune import budget
+
+NUM_SAMPLES = 12
+
+
+class Whereabouts:
+    """Each sample tells where its worker may run; the sample `deadly` kills the first worker that reads it."""
+
+    def __init__(self, token: str | Path = "") -> None:
+        self._token = token
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 5 and self._token:
+            try:
+                os.unlink(self._token)
+            except FileNotFoundError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return {"index": index, "cpus": ",".join(map(str, sorted(os.sched_getaffinity(0))))}
+
+
+def look_around(local_rank: int, folder: str, context: str) -> None:
+    """What a rank's loader reads, and where."""
+    token = Path(folder, f"token {local_rank}")
+    token.touch()
+    own = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    with shmload.ShmLoader(
+        Whereabouts(token), batch_size=2, seed=1, num_workers=1, multiprocessing_context=context
+    ) as loader:
+        batches = list(loader)
+    told = {
+        "index": [index for batch in batches for index in batch["index"].tolist()],
+        "workers": sorted({cpus for batch in batches for cpus in batch["cpus"]}),
+        "own": own,
+        "auto": budget.num_cpus(),
+    }
+    Path(folder, str(local_rank)).write_text(repr(told))
+
+
+def batches_of(local_rank: int, folder: str, global_batch: int) -> None:
+    """The indices of each step."""
+    world = int(os.environ["WORLD_SIZE"])
+    with shmload.ShmLoader(
+        Whereabouts(), batch_size=global_batch // world, seed=4, shuffle=True, num_workers=0
+    ) as loader:
+        found = [batch["index"].tolist() for _ in range(2) for batch in loader]
+    Path(folder, f"{world} {local_rank}").write_text(repr(found))

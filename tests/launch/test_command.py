@@ -1,0 +1,165 @@
+"""`shmload launch` with real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from launch_kit import Run, all_end, ranks_up
+
+pytestmark = pytest.mark.slow
+
+LAUNCH = ("-m", "shmload.cli", "launch")
+TELL = """
+import os, sys
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+print(*(os.environ[name] for name in names), sys.argv, __name__)
+"""
+STAY = """
+import os
+from rank_functions import stay
+stay(int(os.environ["LOCAL_RANK"]), ".")
+"""
+
+
+@pytest.fixture
+def tell(tmp_path: Path) -> str:
+    """A script that says what it is told."""
+    (tmp_path / "tell.py").write_text(TELL)
+    return "tell.py"
+
+
+def test_a_script_runs_in_each_rank_with_its_arguments(started: Run, tell: str) -> None:
+    process = started(*LAUNCH, "--nprocs", "2", tell, "--nprocs", "7", "-m", "x y", "--", "-z")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    lines = sorted(out.splitlines())
+    assert len(lines) == 2
+    for rank, line in enumerate(lines):
+        argv = re.escape(repr([tell, "--nprocs", "7", "-m", "x y", "--", "-z"]))
+        assert re.fullmatch(rf"\[rank {rank}\] {rank} {rank} 2 2 0 127\.0\.0\.1 \d+ {argv} __main__", line)
+
+
+def test_without_a_number_there_is_one_rank_without_a_gpu(started: Run, tell: str) -> None:
+    if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd"):
+        pytest.skip("there is a GPU driver")
+    out, _ = started(*LAUNCH, tell).communicate(timeout=60)
+    assert out.startswith("[rank 0] 0 0 1 1 ")
+    assert out.count("\n") == 1
+
+
+def test_a_module_runs_likewise(started: Run, tell: str) -> None:
+    process = started(*LAUNCH, "--nprocs", "1", "--module", "tell", "-a")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert out.endswith("tell.py', '-a'] __main__\n")
+
+
+def test_several_machines_are_one_world(started: Run, tell: str) -> None:
+    both = [
+        started(*LAUNCH, "--nprocs", "2", "--nnodes", "2", "--node-rank", str(node), "--master-addr", "somewhere", tell)
+        for node in range(2)
+    ]
+    lines = sorted(line for process in both for line in process.communicate(timeout=60)[0].splitlines())
+    assert [line.partition(" [")[0] for line in lines] == [
+        f"[rank {rank}] {rank} {rank % 2} 4 2 {rank // 2} somewhere 29500" for rank in range(4)
+    ]
+
+
+def test_output_goes_to_files_if_asked(started: Run, tell: str, tmp_path: Path) -> None:
+    process = started(*LAUNCH, "--nprocs", "2", "--logs", "logs", tell)
+    assert process.communicate(timeout=60) == ("", "")
+    assert (tmp_path / "logs/rank_1.log").read_text().startswith("1 1 2 2 ")
+
+
+def test_a_failure_ends_with_its_own_traceback_and_code_1(started: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import os, signal\nif os.environ['RANK'] == '1':\n    raise ValueError('broken')\nsignal.pause()\n"
+    )
+    process = started(*LAUNCH, "--nprocs", "3", "script.py")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    told = err[err.index("shmload launch: ") :]
+    assert re.fullmatch(
+        r"shmload launch: rank 1 \(pid \d+\) exited with code 1, the first of 3 to fail\.\n\n"
+        r"It wrote last to stderr:\n"
+        r'Traceback \(most recent call last\):\n  File ".*script\.py", line 3, in <module>\n'
+        r"    raise ValueError\('broken'\)\nValueError: broken\n\n"
+        r"ranks 0 and 2 ended when told to \(SIGTERM\)\n",
+        told,
+    )
+    assert "[rank 1] ValueError: broken\n" in err[: err.index("shmload launch: ")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_in_order_with_one_line(number: signal.Signals, started: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(STAY)
+    process = started(*LAUNCH, "--nprocs", "2", "script.py")
+    pids = ranks_up(tmp_path, 2, process)
+    os.killpg(process.pid, number)
+    told = f"shmload launch: stopped by {number.name}; ranks 0 and 1 ended when told to (SIGTERM)\n"
+    assert process.communicate(timeout=30) == ("", told)
+    assert process.returncode == 128 + number
+    assert all_end(pids, 0)
+
+
+def test_a_killed_launcher_takes_its_scripts_along(started: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(STAY)
+    process = started(*LAUNCH, "--nprocs", "2", "script.py")
+    pids = ranks_up(tmp_path, 2, process)
+    process.kill()
+    assert all_end(pids, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing.py"], "there is no file 'nothing.py'"),
+        (["--nnodes", "2", "tell.py"], "with several machines they must be told where machine 0 is"),
+        (["--node-rank", "1", "tell.py"], "machines are numbered from 0 to 0; got 1"),
+    ],
+)
+def test_a_wrong_command_line_is_told(arguments: list[str], words: str, started: Run, tell: str) -> None:
+    process = started(*LAUNCH, *arguments)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert words in " ".join(re.sub(r"[│╭╮╰╯─]", " ", err).split())
+
+
+LOADING = """
+import os
+import numpy as np
+from shmload import ShmLoader
+from shmload.formats import ArrayDataset
+
+with ShmLoader(ArrayDataset({"x": np.arange(12)}), batch_size=2, seed=3, shuffle=True, num_workers=1,
+               multiprocessing_context="fork") as loader:
+    print(os.environ["RANK"], [batch["x"].tolist() for batch in loader], flush=True)
+"""
+
+
+def test_the_same_script_reads_the_same_under_torchrun(started: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(LOADING)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "script.py")
+    expected, _ = started(*torchrun).communicate(timeout=90)
+    process = started(*LAUNCH, "--nprocs", "2", "script.py")
+    out, err = process.communicate(timeout=90)
+    assert (process.returncode, err) == (0, "")
+    lines = [re.sub(r"^\[rank (\d)\] (?=\1 )", "", line) for line in out.splitlines()]
+    assert sorted(expected.splitlines()) == sorted(lines)
+    assert sorted(
+        int(number) for number in re.findall(r"\d+", re.sub(r"^\d ", "", "\n".join(lines), flags=re.M))
+    ) == list(range(12))
+
+
+def test_what_ranks_write_is_there_when_they_are_killed(started: Run, tmp_path: Path) -> None:
+    """Their output is not buffered."""
+    (tmp_path / "script.py").write_text("import os\nprint('said')\nos.kill(os.getpid(), 9)\n")
+    process = started(*LAUNCH, "--nprocs", "1", "script.py")
+    out, err = process.communicate(timeout=60)
+    assert out == "[rank 0] said\n"
+    assert "rank 0" in err
+    assert "was killed by SIGKILL" in err

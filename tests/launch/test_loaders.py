@@ -1,0 +1,38 @@
+"""Loaders in ranks: their place in the world, their workers' processors."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+import rank_loaders
+
+import shmload
+import shmload.loader  # forked ranks have it, and torch, already
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_keep_to_their_ranks_processors(context: str, tmp_path: Path) -> None:
+    """Those that take another's place do, too."""
+    shmload.spawn(rank_loaders.look_around, (str(tmp_path), context), 2, start_method="fork")
+    found = [ast.literal_eval((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    assert len(list(tmp_path.glob("token *"))) == 1, "one worker was killed"
+    assert sorted(found[0]["index"] + found[1]["index"]) == list(range(rank_loaders.NUM_SAMPLES))
+    for rank in found:
+        assert rank["workers"] == [rank["own"]]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert found[0]["own"] != found[1]["own"]
+
+
+@pytest.mark.slow
+def test_any_number_of_ranks_reads_the_same_global_batches(tmp_path: Path) -> None:
+    steps = {}
+    for world in (1, 2, 3):
+        shmload.spawn(rank_loaders.batches_of, (str(tmp_path), 6), world, start_method="fork")
+        ranks = [ast.literal_eval((tmp_path / f"{world} {rank}").read_text()) for rank in range(world)]
+        steps[world] = [sorted(index for rank in step for index in rank) for step in zip(*ranks, strict=True)]
+    assert steps[1] == steps[2] == steps[3]
+    assert len(steps[1]) == 4

@@ -83,3 +83,6 @@ def launch(
     except Stopped as stopped:
         typer.echo(f"shmload launch: {stopped}", err=True)
         raise typer.Exit(128 + stopped.number) from None
+    finally:
+        if held is not None:
+            held.close()

@@ -34,23 +34,29 @@ class HeldPort:
     """A free port, kept from others until it is closed."""
 
     def __init__(self) -> None:
-        # all addresses of both families: rank 0 may listen on any of them
+        # all addresses, of both families where there are two: rank 0 may listen on any of them
         try:
-            self._socket = socket.socket(socket.AF_INET6)
-            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            self._bind("::")
+            self._socket = _bound(socket.AF_INET6, "::")
         except OSError:
-            self._socket = socket.socket(socket.AF_INET)
-            self._bind("")
+            self._socket = _bound(socket.AF_INET, "")
         self.number: int = self._socket.getsockname()[1]
-
-    def _bind(self, address: str) -> None:
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((address, 0))
 
     def close(self) -> None:
         """Gives the port back."""
         self._socket.close()
+
+
+def _bound(family: int, address: str) -> socket.socket:
+    found = socket.socket(family)
+    try:
+        if family == socket.AF_INET6:
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((address, 0))
+    except OSError:
+        found.close()
+        raise
+    return found
 
 
 def environment(

@@ -87,6 +87,9 @@ def _forked(seat: Seat, ends: Ends, launcher_pid: int, fn: Callable[..., object]
     faulthandler.enable()
     os.environ.clear()
     os.environ.update(seat.environ)
+    threads = seat.environ.get("OMP_NUM_THREADS", str(len(seat.cpus)))
+    if "torch" in sys.modules and threads.isdecimal() and int(threads):  # it has counted the launcher's processors
+        sys.modules["torch"].set_num_threads(int(threads))
     in_rank.main(fn, args, seat.local_rank, ends.report)
 
 

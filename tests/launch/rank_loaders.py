@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 import shmload
 from shmload.autotune import budget
@@ -47,6 +50,7 @@ def look_around(local_rank: int, folder: str, context: str) -> None:
         "workers": sorted({cpus for batch in batches for cpus in batch["cpus"]}),
         "own": own,
         "auto": budget.num_cpus(),
+        "threads": sys.modules["torch"].get_num_threads(),
     }
     Path(folder, str(local_rank)).write_text(repr(told))
 
@@ -59,3 +63,16 @@ def batches_of(local_rank: int, folder: str, global_batch: int) -> None:
     ) as loader:
         found = [batch["index"].tolist() for _ in range(2) for batch in loader]
     Path(folder, f"{world} {local_rank}").write_text(repr(found))
+
+
+def read_on(local_rank: int, barrier: Any, folder: str) -> None:
+    """Rank 0 is in the middle of an epoch when rank 1 fails."""
+    with shmload.ShmLoader(
+        Whereabouts(), batch_size=2, num_workers=1, seed=1, multiprocessing_context="fork"
+    ) as loader:
+        next(iter(loader))
+        Path(folder, f"below {local_rank}").write_text(repr([child.pid for child in psutil.Process().children()]))
+        barrier.wait()
+        if local_rank == 1:
+            raise ValueError("broken")
+        signal.pause()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,8 +108,21 @@ def test_held_ports_are_all_different_and_are_given_to_nobody() -> None:
             end.close()
 
 
-def test_without_ipv6_a_port_is_held_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "AF_INET6", 12345)
+class WithoutAddress(socket.socket):
+    """A socket where the kernel knows IPv6 and no interface has it."""
+
+    def bind(self, address: Any) -> None:
+        if self.family == socket.AF_INET6:
+            raise OSError(99, "Cannot assign requested address")
+        super().bind(address)
+
+
+@pytest.mark.parametrize("missing", ["family", "address"])
+def test_without_ipv6_a_port_is_held_all_the_same(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing == "family":
+        monkeypatch.setattr(socket, "AF_INET6", 12345)
+    else:
+        monkeypatch.setattr(socket, "socket", WithoutAddress)
     held = HeldPort()
     try:
         assert held.number > 0

@@ -28,7 +28,7 @@ def shares(cores: Sequence[Core], wanted: Sequence[int | None]) -> list[tuple[in
     left = Counter(core.node for core in cores)
     # a rank without a wish wants what lies at its place if all cores were divided in order
     near = [
-        node if node in left else cores[(2 * rank + 1) * len(cores) // (2 * num_ranks)].node
+        node if node is not None and node in left else cores[(2 * rank + 1) * len(cores) // (2 * num_ranks)].node
         for rank, node in enumerate(wanted)
     ]
     taken = [Counter[int]() for _ in wanted]  # of each rank, how many cores of which node

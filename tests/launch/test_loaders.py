@@ -49,5 +49,5 @@ def test_what_a_rank_that_is_ended_has_in_shared_memory_goes_with_its_workers(tm
         shmload.spawn(rank_loaders.read_on, (barrier, str(tmp_path)), 2, start_method="fork")
     for rank in range(2):
         below = ast.literal_eval((tmp_path / f"below {rank}").read_text())
-        assert len(below) == 2, "a worker, and the shell that removes the names"
+        assert len(below) >= 2, "a worker, and the shell that removes the names"
         assert all_end(below)

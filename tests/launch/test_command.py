@@ -7,8 +7,12 @@ import re
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launch_kit import Run, all_end, ranks_up
+
+from shmload import ShmLoader
+from shmload.formats import ArrayDataset
 
 pytestmark = pytest.mark.slow
 
@@ -135,24 +139,23 @@ import numpy as np
 from shmload import ShmLoader
 from shmload.formats import ArrayDataset
 
-with ShmLoader(ArrayDataset({"x": np.arange(12)}), batch_size=2, seed=3, shuffle=True, num_workers=1,
-               multiprocessing_context="fork") as loader:
+with ShmLoader(ArrayDataset({"x": np.arange(12)}), batch_size=2, seed=3, shuffle=True) as loader:
     print(os.environ["RANK"], [batch["x"].tolist() for batch in loader], flush=True)
 """
 
 
-def test_the_same_script_reads_the_same_under_torchrun(started: Run, tmp_path: Path) -> None:
+def test_a_loader_in_a_script_takes_its_rank_by_itself(started: Run, tmp_path: Path) -> None:
+    """Under torchrun, too: tests/examples and tests/pipeline run theirs so."""
     (tmp_path / "script.py").write_text(LOADING)
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "script.py")
-    expected, _ = started(*torchrun).communicate(timeout=90)
     process = started(*LAUNCH, "--nprocs", "2", "script.py")
     out, err = process.communicate(timeout=90)
     assert (process.returncode, err) == (0, "")
-    lines = [re.sub(r"^\[rank (\d)\] (?=\1 )", "", line) for line in out.splitlines()]
-    assert sorted(expected.splitlines()) == sorted(lines)
-    assert sorted(
-        int(number) for number in re.findall(r"\d+", re.sub(r"^\d ", "", "\n".join(lines), flags=re.M))
-    ) == list(range(12))
+    expected = []
+    for rank in range(2):
+        dataset = ArrayDataset({"x": np.arange(12)})
+        with ShmLoader(dataset, batch_size=2, seed=3, shuffle=True, rank=rank, world_size=2) as loader:
+            expected.append(f"[rank {rank}] {rank} {[batch['x'].tolist() for batch in loader]}")
+    assert expected == sorted(out.splitlines())
 
 
 def test_what_ranks_write_is_there_when_they_are_killed(started: Run, tmp_path: Path) -> None:

@@ -150,3 +150,14 @@ def interrupt_itself(local_rank: int, told: int) -> None:
     os.write(told, b"%d\n" % os.getpid())
     os.kill(os.getpid(), signal.SIGINT)
     signal.pause()
+
+
+def stay_and_leave(local_rank: int, folder: str) -> None:
+    """Stays until it is told to end, and says that it was."""
+
+    def leave(*_: Any) -> None:
+        Path(folder, f"left {local_rank}").touch()
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+    stay(local_rank, folder)

@@ -103,6 +103,7 @@ def test_a_signal_ends_all_in_order_with_one_line(number: signal.Signals, starte
     (tmp_path / "script.py").write_text(STAY)
     process = started(*LAUNCH, "--nprocs", "2", "script.py")
     pids = ranks_up(tmp_path, 2, process)
+    assert pids == [os.getpgid(pid) for pid in pids], "the terminal's ^C does not reach them"
     os.killpg(process.pid, number)
     told = f"shmload launch: stopped by {number.name}; ranks 0 and 1 ended when told to (SIGTERM)\n"
     assert process.communicate(timeout=30) == ("", told)

@@ -39,6 +39,7 @@ def test_an_interrupt_ends_all_with_one_message(staying: Run, tmp_path: Path) ->
     """^C goes to the launcher's process group; here ranks get it, too, before the launcher looks, as from a job scheduler."""
     launcher = staying()
     pids = ranks_up(tmp_path, 2, launcher)
+    assert pids == [os.getpgid(pid) for pid in pids], "the terminal's ^C does not reach them"
     os.kill(launcher.pid, signal.SIGSTOP)
     for pid in pids:
         os.kill(pid, signal.SIGINT)
@@ -157,10 +158,10 @@ def test_a_programs_own_handler_decides(started: Run, tmp_path: Path) -> None:
 MEANWHILE = """
 import sys
 import shmload
-from rank_functions import stay
+from rank_functions import stay_and_leave
 
 if __name__ == "__main__":
-    ranks = shmload.spawn(stay, (".",), 2, join=False, start_method="fork")
+    ranks = shmload.spawn(stay_and_leave, (".",), 2, join=False, start_method="fork")
     sys.stdin.readline()
 """
 
@@ -172,6 +173,7 @@ def test_ranks_end_with_a_program_that_does_not_wait_for_them(started: Run, tmp_
     assert launcher.communicate("\n", timeout=30) == ("", "")
     assert launcher.returncode == 0
     assert all_end(pids, 0)
+    assert len(list(tmp_path.glob("left *"))) == 2, "they were told, and not killed"
 
 
 FLOOD = """

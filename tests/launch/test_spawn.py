@@ -188,6 +188,7 @@ def test_a_rank_may_launch_ranks(capsys: pytest.CaptureFixture[str]) -> None:
 def test_ranks_run_while_the_program_goes_on(tmp_path: Path) -> None:
     ranks = shmload.spawn(rank_functions.stay, (str(tmp_path),), 2, join=False, start_method="fork")
     assert not ranks.join(0)
+    assert multiprocessing.active_children() == [], "nobody else buries them or waits for them"
     assert [psutil.Process(pid).is_running() for pid in ranks.pids()] == [True] * 2
     ranks.stop()
     assert ranks.join()

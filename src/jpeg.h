@@ -1,6 +1,6 @@
 /* A part of a JPEG, decoded by a libjpeg-turbo that is bound at run time: only as many rows as it needs are read, only its columns
  * (and one MCU beside them) are transformed, upsampled and made RGB. The entropy-coded data up to its last row are read, unless
- * restart markers allow to leave some out (jpeg_cut.h).
+ * restart markers allow to leave some of them out (jpeg_cut.h).
  *
  * The pixels are those of the whole image, bit for bit: upsampling looks at the neighbours of a column, and at the edge of a crop
  * would take that for the image's; a margin of one MCU on each side keeps that away, of three where block smoothing looks

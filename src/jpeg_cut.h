@@ -36,9 +36,9 @@ typedef struct { /* from the first to behind the last */
     unsigned first, end;
 } jpeg_range;
 
-/* Units that hold some pixels, and one more on each side if they are `mixed`; whole `groups` of them. */
-static jpeg_range jpeg_units(unsigned low, unsigned high, unsigned nbytes, unsigned count, int is_mixed, unsigned group) {
-    jpeg_range found = {low / nbytes, (high - 1) / nbytes + 1};
+/* The rows or columns of MCUs, each of `side` pixels, that hold some pixels, and one more on each side if they are mixed; whole groups. */
+static jpeg_range jpeg_units(unsigned low, unsigned high, unsigned side, unsigned count, int is_mixed, unsigned group) {
+    jpeg_range found = {low / side, (high - 1) / side + 1};
     if (is_mixed) {
         found.first -= found.first > 0;
         found.end += found.end < count;

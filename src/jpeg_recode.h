@@ -66,8 +66,8 @@ static void jpeg_end_output(jpeg62_compress *to) {
 /* Copies the segments that are kept from all of an image; their length. NULL: only counts it. */
 static size_t jpeg_copy_kept(const uint8_t *data, size_t nbytes, uint8_t *to) {
     size_t at = 2, total = 0;
-    while (at + 1 < nbytes && data[at + 1] != JPEG_EOI) {
-        size_t end = data[at] == 0xFF ? jpeg_segment_end(data, nbytes, at) : 0;
+    while (at + 1 < nbytes && !(data[at] == 0xFF && data[at + 1] == JPEG_EOI)) {
+        size_t end = jpeg_segment_end(data, nbytes, at);
         if (!end) { /* padding, entropy-coded data, restart markers: on to the next FF */
             const uint8_t *next = memchr(data + at + 1, 0xFF, nbytes - at - 1);
             if (next == NULL)

@@ -1,7 +1,7 @@
 """JPEGs with restart markers, of which a crop is decoded without the bits beside it: files are coded so once, when they are packed.
 
 Entropy decoding is most of the work of decoding, and Huffman codes can only be read from where nothing before matters: behind a
-restart marker. With a marker after every stretch of 64 pixels a crop costs its own bits and few more (`src/jpeg_cut.h`), and the
+restart marker. With a marker after every 48 pixels or more a crop costs its own bits and few more (`src/jpeg_cut.h`), and the
 file, whose Huffman tables are made anew for it, is smaller than most were. Every decoder makes the same pixels of it.
 """
 
@@ -15,11 +15,9 @@ from shmload.formats.images.headers import JPEG, jpeg_header
 from shmload.formats.images.libjpeg import unbound
 from shmload.formats.images.opened import HINT
 
-Every = Literal["tile", "row"]
-_LEAST_WIDTHS: dict[str, int] = {
-    "tile": 64,
-    "row": 0,
-}  # pixels between two markers; a third less CPU at 32, for twice the bytes
+# Pixels between two markers. Measured at 95 kB, CPU of a random crop and size of the file: a row 0.94 and 0.954 of what they were,
+# 48 pixels 0.79 and 0.961, 32 pixels 0.78 and 0.967.
+_LEAST_WIDTHS: dict[str, int] = {"tile": 48, "row": 0}
 
 
 class Recoded(NamedTuple):
@@ -29,7 +27,7 @@ class Recoded(NamedTuple):
     why_not: str
 
 
-def with_restart_markers(data: bytes, *, every: Every = "tile") -> bytes:
+def with_restart_markers(data: bytes, *, every: Literal["tile", "row"] = "tile") -> bytes:
     """A JPEG coded anew without loss, so that crops of it are decoded without what lies beside them.
 
     The coefficients stay what they are, and so do the pixels in every decoder; EXIF, profiles and all else that describes the
@@ -38,8 +36,8 @@ def with_restart_markers(data: bytes, *, every: Every = "tile") -> bytes:
 
     Args:
         data: an encoded image.
-        every: where restart markers stand: "tile", at least 64 pixels apart, as far as a row's MCUs can be divided so; "row",
-            after each row of MCUs.
+        every: where restart markers stand: "tile", as near to each other as a row of MCUs divides, but at least 48 pixels apart;
+            "row", after each row of MCUs.
     Returns:
         The new file, or `data`.
     Raises:
@@ -60,7 +58,7 @@ def with_restart_markers(data: bytes, *, every: Every = "tile") -> bytes:
     return recoded(data, every=every).data
 
 
-def recoded(data: bytes, *, every: Every = "tile") -> Recoded:
+def recoded(data: bytes, *, every: Literal["tile", "row"] = "tile") -> Recoded:
     """`with_restart_markers`, and why a file is returned as it was given."""
     if every not in _LEAST_WIDTHS:
         raise ValueError(f"every needs to be one of {tuple(_LEAST_WIDTHS)}; got {every!r}")

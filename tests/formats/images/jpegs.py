@@ -105,6 +105,8 @@ def part_of(data: bytes, part: Box | None = None, reduction: int = 1, **options:
     memory = np.full((bottom - top) * size[1] * 3 + BEYOND, 77, np.uint8)
     first, end = decode(data, memory[:-BEYOND], size, part, reduction=reduction, **options)
     used = (bottom - top) * (end - first) * 3
+    assert first <= left
+    assert right <= end
     assert (memory[used:] == 77).all()
     return memory[:used].reshape(bottom - top, end - first, 3)[:, left - first : right - first]
 

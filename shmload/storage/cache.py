@@ -24,7 +24,7 @@ from shmload.storage.lease import Lease
 from shmload.storage.needs import Needs, digest_of
 from shmload.storage.reservation import Reservation
 
-__all__ = ["Cache", "CacheStatistics", "Fetch"]
+__all__ = ["Cache", "CacheStatistics"]
 
 Fetch = Callable[[memoryview], int | None]
 """Writes an object's bytes into memory of its length; gives how many it wrote, None for all. Keeps no view of the memory."""
@@ -126,7 +126,17 @@ class Cache:
     ) -> None:
         """Brings an object in, if it is not there, and leases nothing: its announced need is what keeps it (`expect`).
 
-        Args and Raises are those of `open`.
+        Args:
+            key: as for `open`, which crosses it off the announcement; this does not.
+            nbytes: its length.
+            fetch: as for `open`.
+            etag: its version.
+            checksum: of its bytes.
+            timeout_s: seconds to wait for room or for another process that fetches it; 0 = do not wait; None = forever.
+        Raises:
+            CacheFull: there was no room in time: all is leased or needed sooner, or the object is larger than the budget.
+            TimeoutError: another process was still fetching it.
+            StoreError: fetch brought other bytes than it should.
         """
         digest = digest_of(key)
         distance = self._needs.distance(digest)
@@ -141,6 +151,8 @@ class Cache:
         Args:
             keys: as they will be given to `open`; one that will be opened twice stands there twice.
             ahead: so many of the next ones are not even evicted for a file that nobody announced.
+        Raises:
+            ValueError: `ahead` is negative.
         """
         if ahead < 0:
             raise ValueError(f"ahead is a number of keys, 0 or more; got {ahead}")
@@ -250,5 +262,5 @@ def _check(memory: mmap.mmap, key: str, checksum: str) -> None:
         )
     if found != expected.lower():
         raise StoreError(
-            f"the bytes of {key} have the {method} {found} where {expected} was announced: damaged, or another version"
+            f"the bytes of {key} have the {method} {found}, not {expected}: they are damaged, or another version's"
         )

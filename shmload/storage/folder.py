@@ -29,7 +29,7 @@ from shmload.storage.reservation import Reservation, check_name
 from shmload.storage.session import Session
 from shmload.storage.watch import Watch
 
-__all__ = ["BudgetedFolder", "FolderStatistics", "Order"]
+__all__ = ["BudgetedFolder", "FolderStatistics"]
 
 Order = Callable[[Iterator[Kept]], Iterable[Kept]]
 """Of the files that nobody has leased, given oldest first, those that may be evicted, the first to go first."""
@@ -42,6 +42,8 @@ class FolderStatistics:
     """A folder at one moment.
 
     Attributes:
+        capacity_bytes: the budget.
+        num_files: files that are published.
         nbytes: of all files, those that are being written included at what is reserved for them.
         num_writing: files that are being written.
         num_leased: files that any process has leased.
@@ -153,6 +155,8 @@ class BudgetedFolder:
     def lease(self, name: str) -> Lease:
         """Holds a file: nobody evicts it until the lease, or this process, ends.
 
+        Args:
+            name: of the file.
         Raises:
             FileNotFoundError: it is not there, or no longer.
         """
@@ -185,7 +189,13 @@ class BudgetedFolder:
             return list(ledger.files.values())
 
     def discard(self, name: str) -> bool:
-        """Removes a file. False: it is not there, or leased."""
+        """Removes a file, unless it is leased.
+
+        Args:
+            name: of the file.
+        Returns:
+            whether it did; False: the file is not there, or leased.
+        """
         session = self._session()
         with session.locked() as ledger:
             kept = ledger.files.get(name)

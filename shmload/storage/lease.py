@@ -8,6 +8,8 @@ from typing import Any
 
 from shmload.storage.ledger import Kept
 
+__all__ = ["Lease", "Leases"]
+
 Release = Callable[[tuple[int, ...]], None]
 
 
@@ -17,6 +19,7 @@ class Leases:
     It is this process's: in a forked child it holds nothing, and its end there ends nothing. A child takes leases of its own.
 
     Attributes:
+        folder: where they lie.
         files: what is leased, oldest first.
     """
 
@@ -66,7 +69,12 @@ class Leases:
 
 
 class Lease(Leases):
-    """One file that nobody evicts meanwhile. A context manager; ends with `release`, its last reference, or its process."""
+    """One file that nobody evicts meanwhile. A context manager; ends with `release`, its last reference, or its process.
+
+    Attributes:
+        folder: where it lies.
+        files: the one file.
+    """
 
     _fd = -1
 

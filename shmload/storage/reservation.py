@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from shmload.storage.folder import BudgetedFolder
     from shmload.storage.session import Session
 
+__all__ = ["Reservation"]
+
 
 class Reservation:
     """A file that is being written: nobody sees it, and it counts with all the bytes reserved until it is published or abandoned.
@@ -23,6 +25,9 @@ class Reservation:
     A context manager that abandons what the block has not published. What its process leaves when it is killed is removed by the
     next process that needs room. Write to `path` or `fd` as to a file of its full length (mode "r+b", not "wb"), never beyond it.
 
+    Args:
+        folder: that made it: BudgetedFolder.reserve.
+        session: its process at the folder.
     Attributes:
         name: of the temporary file.
         nbytes: what is reserved; also the file's length until it is published.
@@ -71,7 +76,13 @@ class Reservation:
         self.nbytes += nbytes
 
     def shrink(self, nbytes: int) -> None:
-        """Gives back `nbytes` of what is reserved, at the file's end."""
+        """Gives back `nbytes` of what is reserved, at the file's end.
+
+        Args:
+            nbytes: how many fewer.
+        Raises:
+            ValueError: so many are not reserved.
+        """
         self._check_open()
         if not 0 <= nbytes <= self.nbytes:
             raise ValueError(f"{nbytes} bytes cannot be given back: {self.nbytes} are reserved")
@@ -95,7 +106,15 @@ class Reservation:
         return self._publish(name, nbytes, leases=False).files[0]
 
     def publish_leased(self, name: str, *, nbytes: int | None = None) -> Lease:
-        """`publish`, and leases the file in the same moment."""
+        """`publish`, and leases the file in the same moment.
+
+        Args:
+            name: within the folder; another file of that name is an error.
+            nbytes: how many bytes were written, if fewer than were reserved.
+        Raises:
+            FileExistsError: the folder has a file of that name.
+            StoreError: more was written than reserved.
+        """
         return self._publish(name, nbytes, leases=True)
 
     def abandon(self) -> None:

@@ -2,8 +2,8 @@
 
 The kernel's inotify tells what wakes a waiter: a lease taken back is a write into its user's file, an end of a process closes that
 file and those it was writing, a publication or an eviction is a rename or a removal. The kernel tells of a close shortly before it
-takes the lock away; so behind each event a second look follows soon. Where inotify is not to be had (too many instances, a network
-file system whose other machines it does not see) the look that is due every half second has to do.
+takes the lock away; so behind each event further looks follow, soon at first, then at doubled pauses. Where inotify is not to be
+had (too many instances; other machines on a network file system) the look that is due every half second has to do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shmload.storage.ledger import NEW
 from shmload.storage.presence import USERS
 
 LOOK_S = 0.5  # at the latest
-_SECOND_LOOK_S = 0.005
+_SOON_S = 0.005
 _MODIFIED, _CLOSED_WRITTEN, _MOVED_FROM, _MOVED_TO, _DELETED = 0x2, 0x8, 0x40, 0x80, 0x200  # <sys/inotify.h>
 _COMING_AND_GOING = _CLOSED_WRITTEN | _MOVED_FROM | _DELETED
 
@@ -30,7 +30,7 @@ class Watch:
 
     def __init__(self, folder: str) -> None:
         self._fd = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._is_fresh = False  # an event has just come
+        self._pause_s = LOOK_S  # until the next look, if nothing happens
         for path, events in (
             (f"{folder}/{USERS}", _COMING_AND_GOING | _MODIFIED),
             (f"{folder}/{NEW}", _COMING_AND_GOING),
@@ -44,11 +44,9 @@ class Watch:
         left = LOOK_S if deadline is None else deadline - monotonic()
         if left <= 0:
             return False
-        longest = min(left, _SECOND_LOOK_S if self._is_fresh else LOOK_S)
-        self._is_fresh = bool(self._fd >= 0 and select.select([self._fd], [], [], longest)[0])
-        if self._fd < 0:
-            select.select([], [], [], longest)
-        elif self._is_fresh:
+        happened = select.select([self._fd] if self._fd >= 0 else [], [], [], min(left, self._pause_s))[0]
+        self._pause_s = _SOON_S if happened else min(2 * self._pause_s, LOOK_S)
+        if happened:
             self._drain()
         return True
 

@@ -1,8 +1,8 @@
 """What does the local cache cost, and how well does it evict?
 
 Method: one process, a folder in memory, CPU time of its thread (a disk's own time comes on top: ext4 here takes 1-2 ms to remove
-a file). `lease`: BudgetedFolder.lease and its release, one file after another of 10,000. `open`: Cache.open of an object that is there,
-and its release. `publish`: reserve 1 KiB, write nothing, publish, in a folder of 10,000 files that is full, so each evicts the
+a file). `lease`: BudgetedFolder.lease and its release, one file after another of 10,000. `open`: Cache.open of an object that is
+there, and its release. `publish`: reserve 1 KiB, write nothing, publish, in a full folder of 10,000 files, so each evicts the
 oldest; beside it while another user has 8,000 leased, and a listing of the folder, which is what the ledger saves. Medians.
 
 Eviction: 400 shards of one size, shuffled anew for each of two epochs, dealt to 4 ranks that go at one pace over one folder with

@@ -3,36 +3,29 @@
 Room is taken before anything is written: a reservation counts with its full size from its first moment, and what is in the way is
 evicted first. Whoever reads leases; what is leased stays. The file system is the state: which files there are is what the folder
 says (ledger.py), who lives is what locks say (presence.py), and both are right after any kill.
-
-Eviction chooses all its victims before it removes the first, so a request that cannot be met removes nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any
 
 from shmload import faults
 from shmload.errors import CacheFull
 from shmload.storage.lease import Lease, Leases
-from shmload.storage.ledger import Kept, Ledger
+from shmload.storage.ledger import Kept
 from shmload.storage.reservation import Reservation, check_name
+from shmload.storage.room import Order, Room, attempts
 from shmload.storage.session import Session
-from shmload.storage.watch import Watch
 
 __all__ = ["BudgetedFolder", "FolderStatistics"]
-
-Order = Callable[[Iterator[Kept]], Iterable[Kept]]
-"""Of the files that nobody has leased, given oldest first, those that may be evicted, the first to go first."""
 
 _folders: weakref.WeakSet[BudgetedFolder] = weakref.WeakSet()
 
@@ -111,13 +104,12 @@ class BudgetedFolder:
         self.adopts = adopts
         self.durable = durable
         self.order: Order = order or _oldest_first
-        self.num_evicted = 0
-        self.nbytes_evicted = 0
+        self._room = Room(self.path, self.capacity_bytes, max_files)
         self._begin()
         session = self._session()
         with session.locked() as ledger:
             session.sweep()
-            self._make_room(session, ledger, 0, 0, self.order)  # a budget smaller than the last one
+            self._room.make(session, ledger, 0, 0, self.order)  # a budget smaller than the last one
 
     def reserve(self, nbytes: int, *, timeout_s: float | None = 0.0) -> Reservation:
         """Makes room for a file, and a file in it that nobody sees yet.
@@ -201,7 +193,7 @@ class BudgetedFolder:
             kept = ledger.files.get(name)
             if kept is None or kept.ino in session.presence.leased():
                 return False
-            self._remove(ledger, kept)
+            self._room.remove(ledger, kept)
             session.presence.ring()
             return True
 
@@ -213,7 +205,7 @@ class BudgetedFolder:
         session = self._session()
         with session.locked() as ledger:
             ledger.list_again()
-            self._make_room(session, ledger, 0, 0, self.order)
+            self._room.make(session, ledger, 0, 0, self.order)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -236,8 +228,8 @@ class BudgetedFolder:
                 len(ledger.files),
                 len(ledger.writing),
                 sum(kept.ino in leased for kept in ledger.files.values()),
-                self.num_evicted,
-                self.nbytes_evicted,
+                self._room.num_evicted,
+                self._room.nbytes_evicted,
             )
 
     def close(self) -> None:
@@ -260,7 +252,7 @@ class BudgetedFolder:
         session = self._session()
         temporary = name or f"{os.getpid()}-{secrets.token_hex(4)}"
         shortage: Exception | None = None
-        for _ in self._attempts(timeout_s):
+        for _ in attempts(self.path, timeout_s):
             with session.locked() as ledger:
                 kept = ledger.files.get(name) if name else None
                 if kept is not None:
@@ -272,14 +264,14 @@ class BudgetedFolder:
                         f"another process was still writing {name} into {self.path} after {timeout_s} s: wait longer"
                     )
                     continue
-                shortage = self._make_room(session, ledger, nbytes, 1, order)
+                shortage = self._room.make(session, ledger, nbytes, 1, order)
                 if shortage is not None:
                     continue
                 session.begin_writing(temporary, nbytes)
             reservation = Reservation(self, session, temporary, nbytes)
             faults.hit("after_reserve")
             try:
-                self._allocate(session, session.descriptors[temporary], 0, nbytes, timeout_s, order)
+                self._room.allocate(session, session.descriptors[temporary], 0, nbytes, timeout_s, order)
             except BaseException:
                 reservation.abandon()
                 raise
@@ -295,10 +287,10 @@ class BudgetedFolder:
                 f"files smaller or the budget larger"
             )
         fd, shortage = session.descriptors[name], None
-        for _ in self._attempts(timeout_s):
+        for _ in attempts(self.path, timeout_s):
             with session.locked() as ledger:
                 session.sweep()
-                shortage = self._make_room(session, ledger, more, 0, self.order)
+                shortage = self._room.make(session, ledger, more, 0, self.order)
                 if shortage is None:
                     ledger.changing()
                     os.ftruncate(fd, nbytes + more)
@@ -307,97 +299,13 @@ class BudgetedFolder:
         if shortage is not None:
             raise shortage
         try:
-            self._allocate(session, fd, nbytes, more, timeout_s, self.order)
+            self._room.allocate(session, fd, nbytes, more, timeout_s, self.order)
         except BaseException:
             with session.locked() as ledger:
                 ledger.changing()
                 os.ftruncate(fd, nbytes)
                 ledger.set_writing(name, nbytes)
             raise
-
-    def _make_room(self, session: Session, ledger: Ledger, nbytes: int, files: int, order: Order) -> CacheFull | None:
-        """Evicts until so much fits; or says why it cannot, and then evicts nothing. The folder's lock is held."""
-        excess = ledger.nbytes + nbytes - self.capacity_bytes
-        too_many = 0 if self.max_files is None else len(ledger.files) + len(ledger.writing) + files - self.max_files
-        if excess <= 0 and too_many <= 0:
-            return None
-        leased = session.presence.leased()
-        victims, freed = [], 0
-        for kept in order(kept for kept in ledger.files.values() if kept.ino not in leased):
-            victims.append(kept)
-            freed += kept.nbytes
-            if freed >= excess and len(victims) >= too_many:
-                for victim in victims:
-                    self._remove(ledger, victim)
-                    faults.hit("mid_evict")
-                self.num_evicted += len(victims)
-                self.nbytes_evicted += freed
-                return None
-        held = [kept for kept in ledger.files.values() if kept.ino in leased]
-        files_allowed = "" if self.max_files is None else f" of at most {self.max_files}"
-        return CacheFull(
-            f"{self.path} has no room for {nbytes} bytes more: {ledger.nbytes} of its budget of {self.capacity_bytes} bytes are in "
-            f"use ({len(ledger.files)} files{files_allowed}, {len(ledger.writing)} being written), "
-            f"{sum(kept.nbytes for kept in held)} of them are leased and {freed} may be evicted: make the budget larger, hold "
-            f"fewer files at once, or wait longer"
-        )
-
-    def _remove(self, ledger: Ledger, kept: Kept) -> None:
-        ledger.changing()
-        try:
-            os.unlink(f"{self.path}/{kept.name}")
-        except FileNotFoundError:
-            pass
-        ledger.remove(kept.name)
-
-    def _allocate(
-        self, session: Session, fd: int, start: int, nbytes: int, timeout_s: float | None, order: Order
-    ) -> None:
-        """Takes a file's blocks, so that no later write meets a full disk. A disk smaller than the budget evicts, too."""
-        if not nbytes:
-            return
-        for _ in self._attempts(timeout_s):
-            while True:
-                try:
-                    os.posix_fallocate(fd, start, nbytes)
-                    return
-                except OSError as error:
-                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                        raise
-                if not self._free_disk(session, nbytes, order):
-                    break
-        disk = os.statvfs(self.path)
-        raise CacheFull(
-            f"the disk of {self.path} has no room for {nbytes} bytes more: {disk.f_bavail * disk.f_frsize} bytes are free, and "
-            f"nothing more of the cache's budget of {self.capacity_bytes} bytes may be evicted: free some, or make the budget "
-            f"smaller"
-        )
-
-    def _free_disk(self, session: Session, nbytes: int, order: Order) -> bool:
-        """Evicts as much as a file needs that the disk has no room for, or what there is; whether that was anything."""
-        with session.locked() as ledger:
-            session.sweep()
-            leased = session.presence.leased()
-            freed = 0
-            for kept in list(order(kept for kept in ledger.files.values() if kept.ino not in leased)):
-                if freed >= nbytes:
-                    break
-                self._remove(ledger, kept)
-                self.num_evicted += 1
-                freed += kept.nbytes
-        self.nbytes_evicted += freed
-        return freed > 0
-
-    def _attempts(self, timeout_s: float | None) -> Iterator[None]:
-        """One at once; further ones whenever something has happened in the folder, until the time is over."""
-        yield
-        if timeout_s == 0:
-            return
-        deadline = None if timeout_s is None else monotonic() + timeout_s
-        with Watch(self.path) as watch:
-            yield
-            while watch.wait(deadline):
-                yield
 
     def _session(self) -> Session:
         """This process's own."""

@@ -311,7 +311,7 @@ def test_a_waiter_gets_room_when_a_lease_ends(place: str) -> None:
 
     def wait() -> None:
         waits.set()
-        with other.reserve(60, timeout_s=30) as reservation:
+        with other.reserve(60, timeout_s=10) as reservation:
             got.append(reservation.publish("y").name)
 
     thread = threading.Thread(target=wait)

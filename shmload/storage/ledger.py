@@ -6,14 +6,15 @@
 The folder is the truth and the ledger a copy of it: a listing of 10,000 files takes 40 ms, the ledger's news since the last look
 a microsecond. An exclusive flock on the ledger is the folder's lock; whoever holds it reads the news, and may change files. Before
 the first change it marks the ledger as dirty, behind the last as clean again, with the folder's time of change. A ledger that is
-dirty (its writer was killed), damaged, gone, or older than the folder (somebody else put a file there, or took one) is written anew
-from a listing. So there is nothing to recover, and nothing to believe.
+dirty (its writer was killed), damaged, gone, of another boot, or older than the folder (somebody else put a file there, or took
+one) is written anew from a listing. So there is nothing to recover, and nothing to believe.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import stat
 import struct
@@ -32,7 +33,10 @@ OURS = (
     stat.S_ISVTX
 )  # the mark of a published file; the bit has no other meaning on Linux, and a listing brings it along
 _MAGIC = b"SHMLLED1"
-_HEADER = struct.Struct("<8sQQQq")  # magic, dirty, generation, where the news ends, the folder's time of change
+_HEADER = struct.Struct(
+    "<8s16sQQQq"
+)  # magic, boot, dirty, generation, where the news ends, the folder's time of change
+_DIRTY_AT = 24
 _NEWS = struct.Struct("<cQQqH")  # kind, bytes, inode, time of publication, length of the name that follows
 _ALLOCATED = 1 << 20  # bytes of the ledger that are reserved at once, so that a full disk does not stop it
 _MIN_COMPACTED = 256 << 10
@@ -100,7 +104,7 @@ class Ledger:
     def changing(self) -> None:
         """To be called before a file is made, renamed or removed."""
         if not self._is_changing:
-            os.pwrite(self._fd, b"\1", len(_MAGIC))
+            os.pwrite(self._fd, b"\1", _DIRTY_AT)
             self._is_changing = True
 
     def add(self, kept: Kept) -> None:
@@ -132,8 +136,8 @@ class Ledger:
         if os.fstat(self._fd).st_nlink == 0:
             raise StoreError(f"{self.folder}/{HIDDEN} was removed while this process used the folder: open it again")
         if len(header) == _HEADER.size:
-            magic, dirty, generation, end, changed_ns = _HEADER.unpack(header)
-            if magic == _MAGIC and not dirty and changed_ns == os.stat(self.folder).st_mtime_ns:
+            magic, boot, dirty, generation, end, changed_ns = _HEADER.unpack(header)
+            if (magic, boot) == (_MAGIC, _boot()) and not dirty and changed_ns == os.stat(self.folder).st_mtime_ns:
                 if generation != self._generation:
                     self._forget()
                     self._generation, self._end = generation, _HEADER.size
@@ -203,7 +207,7 @@ class Ledger:
         is_long = self._end > max(_MIN_COMPACTED, 400 * (len(self.files) + len(self.writing)))
         if self._end == 0 or is_long:
             header = os.pread(self._fd, _HEADER.size, 0)
-            known = _HEADER.unpack(header)[2] if len(header) == _HEADER.size else 0
+            known = _HEADER.unpack(header)[3] if len(header) == _HEADER.size else 0
             self._generation = max(known % (1 << 62), self._generation) + 1
             self._end = _HEADER.size
             data = b"".join(self._everything())
@@ -212,7 +216,7 @@ class Ledger:
             if end > os.fstat(self._fd).st_size:
                 os.posix_fallocate(self._fd, 0, -(-end // _ALLOCATED) * _ALLOCATED)
             os.pwrite(self._fd, data, self._end)
-            header = _HEADER.pack(_MAGIC, 0, self._generation, end, os.stat(self.folder).st_mtime_ns)
+            header = _HEADER.pack(_MAGIC, _boot(), 0, self._generation, end, os.stat(self.folder).st_mtime_ns)
             os.pwrite(self._fd, header, 0)
         except OSError:  # the disk is full: the ledger stays dirty, and is a listing each time until there is room
             self._generation = 0
@@ -226,6 +230,16 @@ class Ledger:
         for name, nbytes in self.writing.items():
             encoded = os.fsencode(name)
             yield _NEWS.pack(b"w", nbytes, 0, 0, len(encoded)) + encoded
+
+
+@functools.cache
+def _boot() -> bytes:
+    """Which boot of the machine this is: what was written before may not all have come to the disk."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return bytes.fromhex(file.read().strip().replace("-", ""))
+    except OSError:
+        return bytes(16)
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result:

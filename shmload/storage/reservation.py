@@ -174,8 +174,8 @@ class Reservation:
         self._folder._let_go(self._session, inos)
 
     def _check_open(self) -> None:
-        if not self._is_open:
-            raise ValueError(f"the reservation {self.name} has been published or abandoned")
+        if not self._is_open or self._session.pid < 0:
+            raise ValueError(f"the reservation {self.name} has been published or abandoned, or its folder closed")
         if self._session.pid != os.getpid():
             raise ValueError(
                 f"the reservation {self.name} is process {self._session.pid}'s: a forked child makes its own"

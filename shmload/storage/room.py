@@ -50,12 +50,13 @@ class Room:
                 self.nbytes_evicted += freed
                 return None
         held = [kept for kept in ledger.files.values() if kept.ino in leased]
+        mine = sum(kept.nbytes for kept in held if session.presence.holds(kept.ino))
         files_allowed = "" if self.max_files is None else f" of at most {self.max_files}"
         return CacheFull(
             f"{self.path} has no room for {nbytes} bytes more: {ledger.nbytes} of its budget of {self.capacity_bytes} bytes are in "
             f"use ({len(ledger.files)} files{files_allowed}, {len(ledger.writing)} being written), "
-            f"{sum(kept.nbytes for kept in held)} of them are leased and {freed} may be evicted: make the budget larger, hold "
-            f"fewer files at once, or wait longer"
+            f"{sum(kept.nbytes for kept in held)} of them are leased, {mine} by this process, and {freed} may be evicted: make the "
+            f"budget larger, hold fewer files at once, or wait longer"
         )
 
     def remove(self, ledger: Ledger, kept: Kept) -> None:

@@ -69,8 +69,8 @@ STORAGE_DEFECTS = [
         "S5",
         "the ledger of a writer that was killed in the middle is believed",
         "shmload/storage/ledger.py",
-        "if magic == _MAGIC and not dirty and changed_ns",
-        "if magic == _MAGIC and changed_ns",
+        "(_MAGIC, _boot()) and not dirty and changed_ns",
+        "(_MAGIC, _boot()) and changed_ns",
         (f"{LEDGER}test_a_ledger_that_is_not_to_be_believed_is_written_anew_from_the_folder[dirty]",),
     ),
     Defect(

@@ -223,7 +223,7 @@ def test_what_is_needed_sooner_is_not_evicted_for_what_is_needed_later(place: st
     cache.expect("abcd")
     for key in "abc":
         cache.prefetch(key, 30, filled(b"x"), etag="1")
-    with pytest.raises(CacheFull, match="0 of them are leased and 0 may be evicted"):
+    with pytest.raises(CacheFull, match="0 of them are leased, 0 by this process, and 0 may be evicted"):
         cache.prefetch("d", 30, filled(b"x"), etag="1", timeout_s=0)
     fill(cache, "a")
     cache.prefetch("d", 30, filled(b"x"), etag="1", timeout_s=0)

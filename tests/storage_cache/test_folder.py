@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from folder_kit import being_written, content, die, names, put, really_there, us
 from shmload import CacheFull, StoreError
 from shmload.storage import session as session_module
 from shmload.storage.folder import BudgetedFolder
-from shmload.storage.ledger import HIDDEN, NEW
+from shmload.storage.ledger import HIDDEN, NEW, Kept
 
 
 def test_room_is_made_by_the_oldest_that_nobody_has_leased(place: str) -> None:
@@ -47,7 +48,7 @@ def test_a_request_that_cannot_be_met_removes_nothing(place: str) -> None:
         folder.reserve(60)
     assert str(caught.value) == (
         f"{place} has no room for 60 bytes more: 90 of its budget of 100 bytes are in use (2 files of at most 7, 1 being written), "
-        "50 of them are leased and 30 may be evicted: make the budget larger, hold fewer files at once, or wait longer"
+        "50 of them are leased, 50 by this process, and 30 may be evicted: make the budget larger, hold fewer files at once, or wait longer"
     )
     assert names(folder) == ["free", "held"]
     lease.release()
@@ -305,12 +306,18 @@ def test_a_pickled_folder_is_the_same_folder(place: str) -> None:
 
 
 def test_a_waiter_gets_room_when_a_lease_ends(place: str) -> None:
-    folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
+    waits = threading.Event()
+
+    def order(files: Iterator[Kept]) -> list[Kept]:  # has seen the lease when it is asked first
+        found = list(files)
+        waits.set()
+        return found
+
+    folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100, order=order)
     put(folder, "x", 80)
-    lease, got, waits = folder.lease("x"), [], threading.Event()
+    lease, got = folder.lease("x"), []
 
     def wait() -> None:
-        waits.set()
         with other.reserve(60, timeout_s=10) as reservation:
             got.append(reservation.publish("y").name)
 
@@ -362,7 +369,7 @@ def test_the_order_of_eviction_is_the_callers(place: str) -> None:
         put(folder, name, 30)
     put(folder, "d", 30)
     assert names(folder) == ["a", "b", "d"]
-    with pytest.raises(CacheFull, match="0 of them are leased and 60 may be evicted"):
+    with pytest.raises(CacheFull, match="0 of them are leased, 0 by this process, and 60 may be evicted"):
         folder.reserve(71)
 
 

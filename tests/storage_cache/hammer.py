@@ -99,7 +99,8 @@ def use(folder: str, seed: int, counters: mmap.mmap, number: int) -> None:
 class Director:
     """Starts the processes, kills them, and looks."""
 
-    def __init__(self, place: str, seed: int) -> None:
+    def __init__(self, place: str, seed: int, longest_pause_s: float) -> None:
+        self.longest_pause_s = longest_pause_s
         self.folder, self.charges = f"{place}/cache", os.environ["SHMLOAD_FAULTS"]
         self.rng = random.Random(seed)
         self.tally = Tally(seed, kills_by_point=dict.fromkeys(POINTS, 0))
@@ -196,14 +197,14 @@ class Director:
         assert len(os.listdir(f"{self.folder}/.shmload/users")) == 1, "a dead user is left"
 
 
-def run(num_kills: int, seed: int, folder: str | None) -> Tally:
+def run(num_kills: int, seed: int, folder: str | None, longest_pause_s: float) -> Tally:
     place = tempfile.mkdtemp(dir=folder)
     os.environ["SHMLOAD_FAULTS"] = f"{place}/charges"
     os.mkdir(f"{place}/charges")
     import shmload.storage.cache  # noqa: F401  once, before the processes are forked; it looks for charges when it is imported
 
     try:
-        tally = Director(place, seed).run(num_kills)
+        tally = Director(place, seed, longest_pause_s).run(num_kills)
     finally:
         shutil.rmtree(place)
     times = os.times()
@@ -216,7 +217,10 @@ if __name__ == "__main__":
     parser.add_argument("--kills", type=int, default=400)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--folder", default=None, help="where to make the cache's folder")
+    parser.add_argument(
+        "--pause", type=float, default=1.0, help="seconds within which another must go on behind a kill"
+    )
     given = parser.parse_args()
     chosen = random.randrange(1 << 30) if given.seed is None else given.seed
     print(f"seed {chosen}", file=sys.stderr)
-    print(json.dumps(asdict(run(given.kills, chosen, given.folder))))
+    print(json.dumps(asdict(run(given.kills, chosen, given.folder, given.pause))))

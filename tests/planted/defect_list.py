@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from pipeline_defects import PIPELINE_DEFECTS
 from planting import Defect
+from storage_defects import STORAGE_DEFECTS
 
 PROMISES = "tests/loader/test_promises.py::"
 
 DEFECTS = [
     *PIPELINE_DEFECTS,
+    *STORAGE_DEFECTS,
     # ------------------------------------------------ R1: little /dev/shm
     Defect(
         "R1",

@@ -6,6 +6,7 @@ from benchmarks import (
     arrays,
     audit,
     autotune,
+    cache,
     columnar,
     first_batch,
     gil,
@@ -51,6 +52,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "images": images.measure,
     "arrays": arrays.measure,
     "tokens": tokens.measure,
+    "cache": cache.measure,
 }
 
 

@@ -17,6 +17,7 @@ if sys.platform != "linux":
 if TYPE_CHECKING:
     from shmload.batch.delivered import Jagged, Padded
     from shmload.errors import (
+        CacheFull,
         ObjectExists,
         ObjectMissing,
         RankFailed,
@@ -63,6 +64,7 @@ _ERRORS = "shmload.errors"
 
 __all__ = [
     "BlockShuffle",
+    "CacheFull",
     "Jagged",
     "LengthBuckets",
     "Mix",

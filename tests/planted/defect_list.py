@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from pipeline_defects import PIPELINE_DEFECTS
 from planting import Defect
+from storage_defects import STORAGE_DEFECTS
 
 PROMISES = "tests/loader/test_promises.py::"
 
 DEFECTS = [
     *PIPELINE_DEFECTS,
+    *STORAGE_DEFECTS,
     # ------------------------------------------------ R1: little /dev/shm
     Defect(
         "R1",
@@ -401,12 +403,24 @@ DEFECTS = [
     Defect(
         "R18",
         "libjpeg's warnings of damaged data are let pass",
-        "src/jpeg.h",
-        "    if (((jpeg_state *)cinfo)->job->is_strict)\n",
+        "src/jpeg_guard.h",
+        "    if (jpeg_guard_of(cinfo)->is_strict)\n",
         "    if (0)\n",
         (
             "tests/formats/images/test_jpeg.py::test_damage_above_or_within_a_part_is_refused_and_below_it_is_not_looked_at",
             "tests/formats/images/test_jpeg.py::test_what_follows_the_last_row_is_looked_at_with_the_last_row",
+        ),
+        ("jpeg",),
+    ),
+    Defect(
+        "R18",
+        "restart markers are counted whatever their numbers",
+        "src/jpeg_cut.h",
+        "        if (at[-1] != (number + 1 == layout->num_intervals ? JPEG_EOI : JPEG_RST0 + number % 8))\n",
+        "        if (number + 1 == layout->num_intervals ? at[-1] != JPEG_EOI : (at[-1] & 0xF8) != JPEG_RST0)\n",
+        (
+            "tests/formats/images/test_restart_reading.py::"
+            "test_where_markers_are_not_as_they_should_be_the_file_is_read_in_order",
         ),
         ("jpeg",),
     ),

@@ -25,6 +25,7 @@ MODULES = (
     "shmload.debug",
     "shmload.metrics",
     "shmload.pipeline",
+    *(f"shmload.storage.{module}" for module in ("cache", "folder", "lease", "reservation")),
 )
 BASES = (  # for orders and crops of one's own
     "shmload.schedule.keyed.KeyedOrder",

@@ -57,8 +57,8 @@ class ImageDecoder:
             from that of Pillow's BILINEAR.
         fast: decode with the fast DCT and chroma upsampling: a tenth quicker, mean deviation 1 to 2 levels.
         upright: turn images as their EXIF orientation says; else they stay as stored, as torchvision leaves them.
-        strict: refuse JPEG files that are damaged or cut off, as far as the library can tell; what lies below the crop is not
-            read, so damage there goes unnoticed.
+        strict: refuse JPEG files that are damaged or cut off, as far as the library can tell; what lies below the crop, of a file
+            with restart markers what lies beside it, is not read, so damage there goes unnoticed.
         max_pixels: of an image; a larger one is refused before any memory is taken.
     Raises:
         ValueError: an option is none of these; (by a call) a file is no sound image.

@@ -1,7 +1,8 @@
 """Windows of all sorts through the resampling, damaged files through the decoder, parts of JPEGs: python fuzz.py [seconds] [seed]
 
-What may happen is a result of the right shape or a ValueError; and a part of a JPEG is cut from the whole, if that is sound. Run it against a build with SHMLOAD_SANITIZE=address (and undefined),
-with libasan preloaded.
+What may happen is a result of the right shape or a ValueError; and a part of a JPEG is cut from the whole, if that is sound. One with
+restart markers is damaged beside: its parts are what reading it in order gives. What is coded anew is the same picture, or the same
+file. Run it against a build with SHMLOAD_SANITIZE=address (and undefined), with libasan preloaded.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import io
 import random
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
 import numpy as np
+from damaged import damage, file_with_markers, read_damaged
 from PIL import Image
 
 import shmload
@@ -23,6 +26,7 @@ from shmload._core.resample import resample
 from shmload.formats import ImageDecoder, RandomResizedCrop, Resize
 from shmload.formats.images.headers import JPEG, jpeg_header
 from shmload.formats.images.libjpeg import unbound
+from shmload.formats.images.restart import recoded
 
 PHOTO = Path(shmload.__file__).parent / "data" / "chelsea.jpg"
 DECODERS = [
@@ -129,6 +133,21 @@ def decode_parts(data: bytes, rng: np.random.Generator) -> bool:
     return True
 
 
+def recode(data: bytes) -> bool:
+    """Whether a file was coded anew, which is the same picture then."""
+    if unbound():
+        return False
+    anew, why_not = recoded(data)
+    if why_not:
+        assert anew == data
+        return False
+    header = jpeg_header(data)
+    if header.height * header.width <= 1_000_000:
+        decoder = ImageDecoder()
+        assert np.array_equal(decoder(data), decoder(anew))
+    return True
+
+
 def resample_at_random(rng: np.random.Generator) -> bool:
     """One window of a random image, with all instructions there are; whether it was none to refuse."""
     height, width = (int(n) for n in rng.integers(1, rng.choice((5, 40, 300)), 2))
@@ -167,7 +186,8 @@ if __name__ == "__main__":
     seconds, seed = (float(a) for a in (sys.argv[1:] + ["10", "0"][len(sys.argv) - 1 :]))
     end = monotonic() + seconds
     files, rng = mutations(int(seed)), np.random.default_rng(int(seed))
-    num_files = num_decoded = num_windows = num_resampled = num_parts = 0
+    num_files = num_decoded = num_windows = num_resampled = num_parts = num_recoded = 0
+    words, seen = random.Random(int(seed)), Counter[str]()
     while monotonic() < end:
         for _ in range(20):
             num_resampled += resample_at_random(rng)
@@ -176,6 +196,10 @@ if __name__ == "__main__":
             data = next(files)
             num_decoded += decode(data, decoder)
             num_parts += decode_parts(data, rng)
+            num_recoded += recode(data)
             num_files += 1
+        file = file_with_markers(words)
+        seen.update(read_damaged(damage(file, words), words) for _ in range(4))
     print(f"{num_windows} windows, {num_resampled} of them sound")
-    print(f"{num_files} files, {num_decoded} of them decoded, and parts of {num_parts}")
+    print(f"{num_files} files, {num_decoded} of them decoded, and parts of {num_parts}, coded anew {num_recoded}")
+    print(f"{seen.total()} with restart markers: {dict(seen)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import subprocess
 import sys
@@ -15,18 +14,13 @@ import pytest
 import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jpegs import SAMPLINGS, Box, encoded, part_of, shrunk
 from PIL import Image
 
-import shmload
 from shmload._core.jpeg import bind, decode
-from shmload.formats.images.headers import jpeg_header
 from shmload.formats.images.libjpeg import unbound
 
 Encode = Callable[..., bytes]
-Box = tuple[int, int, int, int]
-BEYOND = 64  # bytes behind the room that a call is given
-SAMPLINGS = ("444", "422", "420", "440", "411", "L")
-PHOTO = np.asarray(Image.open(Path(shmload.__file__).parent / "data" / "coffee.jpg").convert("RGB"))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -35,51 +29,10 @@ def library() -> None:
         pytest.skip(why)
 
 
-def shrunk(data: bytes, reduction: int) -> tuple[int, int]:
-    header = jpeg_header(data)
-    return -(-header.height // reduction), -(-header.width // reduction)
-
-
-def decoded(data: bytes, part: Box | None = None, reduction: int = 1, **options: Any) -> np.ndarray[Any, Any]:
-    """What of `part` is asked for, whatever comes besides."""
-    size = shrunk(data, reduction)
-    top, left, bottom, right = part = part or (0, 0, *size)
-    memory = np.full(size[0] * size[1] * 3 + BEYOND, 77, np.uint8)
-    first, end = decode(data, memory[:-BEYOND], size, part, reduction=reduction, **options)
-    used = (bottom - top) * (end - first) * 3
-    assert first <= left
-    assert right <= end
-    assert (memory[used:] == 77).all()
-    return memory[:used].reshape(bottom - top, end - first, 3)[:, left - first : right - first]
-
-
 def check_part(data: bytes, part: Box, reduction: int, **options: Any) -> None:
     top, left, bottom, right = part
-    whole = decoded(data, None, reduction, **options)
-    assert np.array_equal(whole[top:bottom, left:right], decoded(data, part, reduction, **options))
-
-
-def encoded(height: int, width: int, sampling: str, quality: int, *, is_progressive: bool, restarts: int = 0) -> bytes:
-    photo = np.ascontiguousarray(PHOTO[20 : 20 + height, 90 : 90 + width])
-    if sampling in ("440", "411"):  # Pillow does not write them
-        return simplejpeg.encode_jpeg(photo, quality, "RGB", sampling)  # type: ignore[no-any-return]  # has no types
-    file = io.BytesIO()
-    picture = Image.fromarray(photo)
-    if sampling == "L":
-        picture = picture.convert("L")
-    else:
-        sampling = {"444": "4:4:4", "422": "4:2:2", "420": "4:2:0"}[sampling]
-        picture.save(
-            file,
-            "JPEG",
-            quality=quality,
-            progressive=is_progressive,
-            subsampling=sampling,
-            restart_marker_blocks=restarts,
-        )
-        return file.getvalue()
-    picture.save(file, "JPEG", quality=quality, progressive=is_progressive)
-    return file.getvalue()
+    whole = part_of(data, None, reduction, **options)
+    assert np.array_equal(whole[top:bottom, left:right], part_of(data, part, reduction, **options))
 
 
 @st.composite
@@ -124,12 +77,12 @@ def test_any_part_of_a_larger_image_is_cut_from_the_whole(sampling: str, data: s
 @pytest.mark.parametrize("is_progressive", [False, True])
 def test_every_column_and_every_row_is_cut_from_the_whole(sampling: str, is_progressive: bool, is_fast: bool) -> None:
     file = encoded(61, 67, sampling, 90, is_progressive=is_progressive)
-    whole = decoded(file, is_fast=is_fast)
+    whole = part_of(file, is_fast=is_fast)
     for start in range(60):
         for extent in (1, 2, 7, 16, 40):
             row, column = min(61, start + extent), min(67, start + extent)
-            assert np.array_equal(whole[start:row], decoded(file, (start, 0, row, 67), is_fast=is_fast))
-            assert np.array_equal(whole[:, start:column], decoded(file, (0, start, 61, column), is_fast=is_fast))
+            assert np.array_equal(whole[start:row], part_of(file, (start, 0, row, 67), is_fast=is_fast))
+            assert np.array_equal(whole[:, start:column], part_of(file, (0, start, 61, column), is_fast=is_fast))
 
 
 @pytest.mark.parametrize("sampling", ["444", "420"])
@@ -141,7 +94,7 @@ def test_a_progressive_file_that_is_smoothed_is_cut_from_the_whole(sampling: str
         cut = file.index(b"\xff\xda", cut + 1)
     cut = file.rindex(b"\xff\xc4", 0, cut)  # with the Huffman table before the scan
     unfinished = file[:cut] + b"\xff\xd9"
-    assert not np.array_equal(decoded(file), decoded(unfinished))
+    assert not np.array_equal(part_of(file), part_of(unfinished))
     rng = np.random.default_rng(num_scans)
     for _ in range(20):
         top, left = (int(n) for n in rng.integers(0, (110, 120)))
@@ -154,7 +107,7 @@ def test_a_progressive_file_that_is_smoothed_is_cut_from_the_whole(sampling: str
 def test_the_whole_is_what_simplejpeg_makes_of_it(sampling: str, is_fast: bool) -> None:
     file = encoded(93, 121, sampling, 90, is_progressive=False)
     expected = simplejpeg.decode_jpeg(file, "RGB", fastdct=is_fast, fastupsample=is_fast)
-    assert np.array_equal(expected, decoded(file, is_fast=is_fast))
+    assert np.array_equal(expected, part_of(file, is_fast=is_fast))
 
 
 def test_a_part_is_a_fraction_of_the_work_in_memory(encode: Encode, photo: Image.Image) -> None:
@@ -174,9 +127,9 @@ def test_damage_above_or_within_a_part_is_refused_and_below_it_is_not_looked_at(
     damaged = bytes(data)
     for part in ((0, 0, 90, 120), (80, 0, 90, 120), (89, 0, 90, 1)):
         with pytest.raises(ValueError, match="Corrupt JPEG data"):
-            decoded(damaged, part)
-        assert decoded(damaged, part, is_strict=False).size
-    assert np.array_equal(decoded(encode(photo))[:16], decoded(damaged, (0, 0, 16, 120)))
+            part_of(damaged, part)
+        assert part_of(damaged, part, is_strict=False).size
+    assert np.array_equal(part_of(encode(photo))[:16], part_of(damaged, (0, 0, 16, 120)))
 
 
 def test_what_follows_the_last_row_is_looked_at_with_the_last_row(encode: Encode, photo: Image.Image) -> None:
@@ -184,7 +137,7 @@ def test_what_follows_the_last_row_is_looked_at_with_the_last_row(encode: Encode
     assert data.endswith(b"\xff\xd9")
     for part in ((0, 0, 90, 120), (89, 0, 90, 3)):
         with pytest.raises(ValueError, match="Premature end of JPEG file"):
-            decoded(data[:-2], part)
+            part_of(data[:-2], part)
 
 
 def without_segments(data: bytes, marker: bytes) -> bytes:
@@ -195,11 +148,11 @@ def without_segments(data: bytes, marker: bytes) -> bytes:
 
 def test_a_file_without_tables_gets_none_of_the_file_before(encode: Encode, photo: Image.Image) -> None:
     data = encode(photo)
-    decoded(encode(photo, quality=30, optimize=True))  # tables of its own
+    part_of(encode(photo, quality=30, optimize=True))  # tables of its own
     with pytest.raises(ValueError, match=r"Quantization table 0x00 was not defined"):
-        decoded(without_segments(data, b"\xff\xdb"))
+        part_of(without_segments(data, b"\xff\xdb"))
     standard = without_segments(data, b"\xff\xc4")  # which libjpeg-turbo then takes, and Pillow wrote with
-    assert np.array_equal(decoded(data), decoded(standard))
+    assert np.array_equal(part_of(data), part_of(standard))
 
 
 def test_a_file_of_endless_scans_is_refused(encode: Encode, photo: Image.Image) -> None:
@@ -207,8 +160,8 @@ def test_a_file_of_endless_scans_is_refused(encode: Encode, photo: Image.Image) 
     at = data.rindex(b"\xff\xda")
     bomb = data[:-2] + data[at:-2] * 501 + b"\xff\xd9"
     with pytest.raises(ValueError, match="a JPEG of more than 500 scans"):
-        decoded(bomb, is_strict=False)
-    assert decoded(data[:-2] + data[at:-2] * 400 + b"\xff\xd9", is_strict=False).shape == (8, 8, 3)
+        part_of(bomb, is_strict=False)
+    assert part_of(data[:-2] + data[at:-2] * 400 + b"\xff\xd9", is_strict=False).shape == (8, 8, 3)
 
 
 def test_another_size_than_the_header_says_is_refused(encode: Encode, photo: Image.Image) -> None:
@@ -260,7 +213,7 @@ def test_an_object_without_the_library_is_refused_and_the_bound_one_stays(
 ) -> None:
     with pytest.raises(ImportError, match=message):
         bind(path)
-    assert decoded(encode(photo)).shape == (90, 120, 3)
+    assert part_of(encode(photo)).shape == (90, 120, 3)
 
 
 OTHER_ABI = """
@@ -273,7 +226,9 @@ void *jpeg_std_error(struct err *err) { err->format = format; return err; }
 void jpeg_CreateDecompress(struct cinfo *cinfo, int version, size_t nbytes) { if (version != 80) cinfo->err->exit(cinfo); }
 void jpeg_mem_src(void) {} void jpeg_read_header(void) {} void jpeg_start_decompress(void) {} void jpeg_crop_scanline(void) {}
 void jpeg_skip_scanlines(void) {} void jpeg_read_scanlines(void) {} void jpeg_finish_decompress(void) {}
-void jpeg_destroy_decompress(void *cinfo) {}
+void jpeg_destroy_decompress(void *cinfo) {} void jpeg_read_coefficients(void) {} void jpeg_copy_critical_parameters(void) {}
+void jpeg_CreateCompress(void) {} void jpeg_write_coefficients(void) {} void jpeg_finish_compress(void) {}
+void jpeg_destroy_compress(void) {}
 """
 
 

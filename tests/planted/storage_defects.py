@@ -1,0 +1,127 @@
+"""The defects of the local cache; see defect_list.py."""
+
+from __future__ import annotations
+
+from planting import Defect
+
+CACHE, DISK, FOLDER, LEDGER, PROCESSES = (
+    f"tests/storage_cache/test_{name}.py::" for name in ("cache", "disk_full", "folder", "ledger", "processes")
+)
+
+STORAGE_DEFECTS = [
+    Defect(
+        "S4",
+        "what is being written counts only when it is published",
+        "shmload/storage/ledger.py",
+        '        elif kind == b"w":\n            self.writing[name] = nbytes\n            self.nbytes += nbytes\n',
+        '        elif kind == b"w":\n            self.writing[name] = 0\n',
+        (f"{FOLDER}test_a_reservation_counts_in_full_and_is_seen_by_nobody",),
+    ),
+    Defect(
+        "S4",
+        "leases of other processes are not looked at",
+        "shmload/storage/presence.py",
+        "            found |= inos\n",
+        "",
+        (f"{PROCESSES}test_a_killed_process_holds_nothing_and_whoever_waits_goes_on_at_once",),
+    ),
+    Defect(
+        "S4",
+        "a request that cannot be met evicts what there is",
+        "shmload/storage/room.py",
+        "            victims.append(kept)\n            freed += kept.nbytes\n",
+        "            victims.append(kept)\n            freed += kept.nbytes\n            self.remove(ledger, kept)\n",
+        (f"{FOLDER}test_a_request_that_cannot_be_met_removes_nothing",),
+    ),
+    Defect(
+        "S4",
+        "a reservation does not take its blocks of the disk",
+        "shmload/storage/room.py",
+        "                    os.posix_fallocate(fd, start, nbytes)\n",
+        "                    os.ftruncate(fd, start + nbytes)\n",
+        (f"{DISK}test_a_disk_full_of_leased_files_is_told_with_figures_and_waited_for",),
+    ),
+    Defect(
+        "S4",
+        "a forked child keeps its dead parent's leases",
+        "shmload/storage/descriptors.py",
+        "os.register_at_fork(after_in_child=_close_all)\n",
+        "",
+        (f"{PROCESSES}test_a_parents_leases_end_with_it_although_its_child_lives",),
+    ),
+    Defect(
+        "S4",
+        "a child that ends its copies ends its parent's",
+        "shmload/storage/session.py",
+        "        if self.pid == os.getpid():\n            self._dropped.append(inos)\n",
+        "        if True:\n            self._dropped.append(inos)\n",
+        (f"{PROCESSES}test_a_child_that_ends_its_copies_ends_nothing_of_its_parents",),
+    ),
+    Defect(
+        "S5",
+        "a file has its name before its bytes are on the disk",
+        "shmload/storage/reservation.py",
+        "            os.fdatasync(fd)\n",
+        "            pass\n",
+        (f"{FOLDER}test_durable_files_are_on_the_disk_before_they_have_their_name",),
+    ),
+    Defect(
+        "S5",
+        "the ledger of a writer that was killed in the middle is believed",
+        "shmload/storage/ledger.py",
+        "(_MAGIC, _boot()) and not dirty and changed_ns",
+        "(_MAGIC, _boot()) and changed_ns",
+        (f"{LEDGER}test_a_ledger_that_is_not_to_be_believed_is_written_anew_from_the_folder[dirty]",),
+    ),
+    Defect(
+        "S5",
+        "what others put there is not noticed",
+        "shmload/storage/ledger.py",
+        "not dirty and changed_ns == os.stat(self.folder).st_mtime_ns:",
+        "not dirty:",
+        (f"{LEDGER}test_a_file_that_somebody_has_removed_is_gone",),
+    ),
+    Defect(
+        "A15",
+        "the file that is needed next goes first",
+        "shmload/storage/needs.py",
+        "sorted(expected, reverse=True)",
+        "sorted(expected)",
+        (f"{CACHE}test_the_use_that_lies_farthest_ahead_goes_by_all_readers_announcements",),
+    ),
+    Defect(
+        "A15",
+        "what is needed sooner goes for what is needed later",
+        "shmload/storage/needs.py",
+        "            if theirs > distance if distance is not None else _digest(kept) not in guarded:\n",
+        "            if True:\n",
+        (
+            f"{CACHE}test_what_is_needed_sooner_is_not_evicted_for_what_is_needed_later",
+            f"{CACHE}test_a_guarded_need_gives_way_to_a_sooner_one_only",
+        ),
+    ),
+    Defect(
+        "A15",
+        "who waits is not told of a lease taken back",
+        "shmload/storage/presence.py",
+        "            self._free += freed\n        self.ring()\n",
+        "            self._free += freed\n        self._version += 1\n",
+        (f"{FOLDER}test_a_waiter_gets_room_when_a_lease_ends",),
+    ),
+    Defect(
+        "A17",
+        "a changed object is taken for the one that is there",
+        "shmload/storage/cache.py",
+        r'f"{key}\0{etag}"',
+        'f"{key}"',
+        (f"{CACHE}test_a_changed_object_is_another_file_and_the_old_one_goes_when_nobody_reads_it",),
+    ),
+    Defect(
+        "A17",
+        "bytes that are not the object's are kept",
+        "shmload/storage/cache.py",
+        "                if written is not None and written != nbytes:\n",
+        "                if False:\n",
+        (f"{CACHE}test_bytes_that_are_not_the_objects_are_refused",),
+    ),
+]

@@ -1,0 +1,54 @@
+"""What the tests of the cache share: files with known content, what really lies in a folder, and the death of a process."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from shmload.storage.descriptors import close_kept
+from shmload.storage.folder import BudgetedFolder
+from shmload.storage.ledger import NEW, OURS, Kept
+from shmload.storage.presence import USERS
+
+
+def content(name: str, nbytes: int) -> bytes:
+    return (name.encode() * (nbytes // len(name) + 1))[:nbytes]
+
+
+def put(folder: BudgetedFolder, name: str, nbytes: int) -> Kept:
+    """Publishes a file."""
+    with folder.reserve(nbytes) as reservation:
+        os.pwrite(reservation.fd, content(name, nbytes), 0)
+        return reservation.publish(name)
+
+
+def names(folder: BudgetedFolder) -> list[str]:
+    return [kept.name for kept in folder.files()]
+
+
+def really_there(path: str) -> dict[str, int]:
+    """Lengths of the published files, from the folder and nothing else."""
+    found = {}
+    for entry in os.scandir(path):
+        status = entry.stat(follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode) and status.st_mode & OURS:
+            found[entry.name] = status.st_size
+    return found
+
+
+def being_written(path: str) -> dict[str, int]:
+    return {entry.name: entry.stat().st_size for entry in os.scandir(f"{path}/{NEW}")}
+
+
+def users(path: str) -> list[str]:
+    return sorted(os.listdir(f"{path}/{USERS}"))
+
+
+def die(folder: BudgetedFolder) -> None:
+    """What SIGKILL does to the process that used it: its descriptors close, nothing else happens."""
+    session = folder._opened
+    assert session is not None
+    for fd in (*session.descriptors.values(), session.presence._fd, session.ledger._fd):
+        close_kept(fd)
+    session.pid = -1
+    folder._begin()

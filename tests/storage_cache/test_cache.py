@@ -1,0 +1,301 @@
+"""The cache of a store's objects: found by key and version, fetched by one, checked, kept as the readers' announcements say."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from folder_kit import being_written, die, really_there
+
+from shmload import CacheFull, StoreError
+from shmload._core.crc32c import crc32c
+from shmload.storage.cache import Cache
+
+
+def cache_at(place: str) -> Cache:
+    return Cache(place, 100, durable=False)
+
+
+def filled(text: bytes) -> Callable[[memoryview], None]:
+    def fetch(out: memoryview) -> None:
+        out[:] = (text * (len(out) // len(text) + 1))[: len(out)]
+
+    return fetch
+
+
+def no_fetch(out: memoryview) -> None:
+    raise AssertionError("it should be there")
+
+
+def keys_in(place: str) -> list[str]:
+    return sorted(name.rsplit("-", 1)[1] for name in really_there(place))
+
+
+def test_an_object_is_fetched_once_and_then_found(place: str) -> None:
+    cache = cache_at(place)
+    with cache.open("s3://b/x.tar", 7, filled(b"payload"), etag="1") as lease:
+        assert os.pread(lease.fd, 100, 0) == b"payload"
+        assert lease.path.endswith("-x.tar")
+    with cache.open("s3://b/x.tar", 7, no_fetch, etag="1"), cache_at(place).open("s3://b/x.tar", 7, no_fetch, etag="1"):
+        pass
+    found = cache.statistics()
+    assert (found.num_hits, found.num_fetched, found.nbytes_fetched, found.folder.nbytes) == (1, 1, 7, 7)
+    assert (place, 100, f"<Cache {place} of 100 bytes>") == (cache.path, cache.capacity_bytes, repr(cache))
+
+
+def test_a_changed_object_is_another_file_and_the_old_one_goes_when_nobody_reads_it(place: str) -> None:
+    cache = cache_at(place)
+    old = cache.open("x", 10, filled(b"old"), etag="1")
+    with cache.open("x", 12, filled(b"new"), etag="2") as lease:
+        assert os.pread(lease.fd, 100, 0) == b"newnewnewnew"
+        assert os.pread(old.fd, 100, 0) == b"oldoldoldo"
+    old.release()
+    cache.open("x", 10, filled(b"old"), etag="3").release()
+    assert keys_in(place) == ["x"]
+
+
+def test_objects_of_one_name_in_other_places_are_others(place: str) -> None:
+    cache = cache_at(place)
+    cache.open("s3://one/x", 3, filled(b"a"), etag="1").release()
+    cache.open("s3://two/x", 3, filled(b"b"), etag="1").release()
+    assert keys_in(place) == ["x", "x"]
+
+
+def test_an_empty_object_is_one(place: str) -> None:
+    with cache_at(place).open("x", 0, no_fetch, etag="1") as lease:
+        assert os.pread(lease.fd, 1, 0) == b""
+
+
+def test_a_failed_fetch_leaves_nothing(place: str) -> None:
+    cache = cache_at(place)
+
+    def fails(out: memoryview) -> None:
+        out[:3] = b"abc"
+        raise ConnectionError("reset")
+
+    with pytest.raises(ConnectionError, match="reset"):
+        cache.open("x", 10, fails, etag="1")
+    assert (really_there(place), being_written(place)) == ({}, {})
+    cache.open("x", 10, filled(b"x"), etag="1").release()
+
+
+def test_bytes_that_are_not_the_objects_are_refused(place: str) -> None:
+    cache = cache_at(place)
+    with pytest.raises(StoreError, match="3 bytes of x came where it has 10: it was cut off, or has changed"):
+        cache.open("x", 10, lambda out: 3, etag="1")
+    with pytest.raises(
+        StoreError, match=r"the bytes of x have the crc32c [0-9a-f]{8}, not 00000000: they are damaged, or another"
+    ):
+        cache.open("x", 10, filled(b"x"), etag="1", checksum="crc32c:00000000")
+    with pytest.raises(StoreError, match="the bytes of x have the sha256 "):
+        cache.open("x", 10, filled(b"x"), etag="1", checksum="sha256:00")
+    for checksum in ("00", "nothing:00", "sha256:"):
+        with pytest.raises(ValueError, match=f"in 'crc32c:1a2b3c4d'; got '{checksum}'"):
+            cache.open("x", 10, filled(b"x"), etag="1", checksum=checksum)
+    assert really_there(place) == {}
+    cache.open("x", 10, filled(b"x"), etag="1", checksum=f"crc32c:{crc32c(b'x' * 10):08X}").release()
+    cache.open("y", 10, filled(b"y"), etag="1", checksum="sha256:" + hashlib.sha256(b"y" * 10).hexdigest()).release()
+
+
+def test_a_fetch_that_keeps_the_memory_is_refused(place: str) -> None:
+    kept = []
+    with pytest.raises(StoreError, match="fetch of x has kept a view of the memory it was given"):
+        cache_at(place).open("x", 10, lambda out: kept.append(out[1:]), etag="1")
+    assert really_there(place) == {}
+    kept.clear()
+
+
+def test_a_file_that_somebody_has_cut_is_fetched_again(place: str) -> None:
+    cache = cache_at(place)
+    cache.open("x", 10, filled(b"x"), etag="1").release()
+    (name,) = really_there(place)
+    os.truncate(f"{place}/{name}", 5)
+    with cache.open("x", 10, filled(b"x"), etag="1") as lease:
+        assert os.pread(lease.fd, 100, 0) == b"x" * 10
+        os.truncate(f"{place}/{name}", 5)
+        with pytest.raises(
+            StoreError, match="has 5 bytes where x has 10, and others are reading it: somebody has changed the file"
+        ):
+            cache.open("x", 10, no_fetch, etag="1")
+
+
+def test_an_object_larger_than_the_budget_and_more_than_it_at_once_are_told_with_figures(place: str) -> None:
+    cache = cache_at(place)
+    with pytest.raises(CacheFull, match=r"a file of 101 bytes can never lie in .*: its budget is 100 bytes"):
+        cache.open("x", 101, filled(b"x"), etag="1")
+    with (
+        cache.open("x", 60, filled(b"x"), etag="1"),
+        pytest.raises(
+            CacheFull,
+            match=r"no room for 60 bytes more: 60 of its budget of 100 bytes are in use .*, 60 of them are leased",
+        ),
+    ):
+        cache.open("y", 60, filled(b"y"), etag="1", timeout_s=0)
+
+
+def test_of_two_that_want_an_object_one_fetches_and_the_other_waits(place: str) -> None:
+    cache, other = cache_at(place), cache_at(place)
+    fetching, goes_on, found = threading.Event(), threading.Event(), []
+
+    def fetch(out: memoryview) -> None:
+        fetching.set()
+        goes_on.wait()
+        out[:] = b"x" * len(out)
+
+    one = threading.Thread(target=lambda: found.append(cache.open("x", 10, fetch, etag="1")))
+    one.start()
+    fetching.wait()
+    with pytest.raises(TimeoutError, match="another process was still writing"):
+        other.open("x", 10, no_fetch, etag="1", timeout_s=0)
+    two = threading.Thread(target=lambda: found.append(other.open("x", 10, no_fetch, etag="1")))
+    two.start()
+    goes_on.set()
+    one.join()
+    two.join()
+    assert (len({lease.path for lease in found}), len(found)) == (1, 2)
+
+
+def test_what_one_failed_to_fetch_the_one_that_waits_takes_over(place: str) -> None:
+    cache, other = cache_at(place), cache_at(place)
+    fetching, goes_on, found = threading.Event(), threading.Event(), []
+
+    def fetch(out: memoryview) -> None:
+        fetching.set()
+        goes_on.wait()
+        raise ConnectionError
+
+    def try_it() -> None:
+        with pytest.raises(ConnectionError):
+            cache.open("x", 10, fetch, etag="1")
+
+    one = threading.Thread(target=try_it)
+    one.start()
+    fetching.wait()
+    two = threading.Thread(target=lambda: found.append(other.open("x", 10, filled(b"y"), etag="1")))
+    two.start()
+    goes_on.set()
+    one.join()
+    two.join()
+    assert Path(found[0].path).read_bytes() == b"y" * 10
+
+
+def fill(cache: Cache, keys: str, nbytes: int = 30) -> None:
+    for key in keys:
+        cache.open(key, nbytes, filled(key.encode()), etag="1").release()
+
+
+def test_without_announcements_the_least_recently_used_goes(place: str) -> None:
+    cache = cache_at(place)
+    fill(cache, "abcad")
+    assert keys_in(place) == ["a", "c", "d"]
+
+
+def test_what_nobody_announced_goes_before_what_is_needed_last(place: str) -> None:
+    cache = cache_at(place)
+    fill(cache, "abc")
+    cache.expect("xayc", ahead=0)
+    fill(cache, "x")
+    assert keys_in(place) == ["a", "c", "x"]
+    fill(cache, "a")
+    fill(cache, "y")
+    assert "c" in keys_in(place)
+
+
+def test_the_use_that_lies_farthest_ahead_goes_by_all_readers_announcements(place: str) -> None:
+    cache, other = cache_at(place), cache_at(place)
+    fill(cache, "abc")
+    cache.expect("xabc")
+    other.expect("yc")  # c is needed sooner by another reader, so b is what is needed last
+    fill(cache, "x")
+    assert keys_in(place) == ["a", "c", "x"]
+    other.close()
+    fill(cache, "z")  # not announced: what is guarded stays, and nobody needs x any more
+    assert keys_in(place) == ["a", "c", "z"]
+
+
+def test_what_is_needed_sooner_is_not_evicted_for_what_is_needed_later(place: str) -> None:
+    cache = cache_at(place)
+    cache.expect("abcd")
+    for key in "abc":
+        cache.prefetch(key, 30, filled(b"x"), etag="1")
+    with pytest.raises(CacheFull, match="0 of them are leased, 0 by this process, and 0 may be evicted"):
+        cache.prefetch("d", 30, filled(b"x"), etag="1", timeout_s=0)
+    fill(cache, "a")
+    cache.prefetch("d", 30, filled(b"x"), etag="1", timeout_s=0)
+    assert keys_in(place) == ["b", "c", "d"]
+
+
+def test_a_guarded_need_gives_way_to_a_sooner_one_only(place: str) -> None:
+    cache = cache_at(place)
+    cache.expect("xabc", ahead=4)
+    for key in "abc":
+        cache.prefetch(key, 30, filled(b"x"), etag="1")
+    with pytest.raises(CacheFull):
+        cache.open("unannounced", 30, filled(b"x"), etag="1", timeout_s=0)
+    fill(cache, "x")
+    assert keys_in(place) == ["a", "b", "x"]
+    cache.expect("xab", ahead=1)
+    cache.open("unannounced", 30, filled(b"x"), etag="1", timeout_s=0).release()
+    assert keys_in(place) == ["a", "unannounced", "x"]
+
+
+def test_a_reader_that_moves_on_wakes_who_waits_for_room(place: str) -> None:
+    cache, other = cache_at(place), cache_at(place)
+    cache.expect("abc")
+    for key in "abc":
+        cache.prefetch(key, 30, filled(b"x"), etag="1")
+    thread = threading.Thread(target=lambda: other.prefetch("new", 30, filled(b"x"), etag="1", timeout_s=30))
+    thread.start()
+    fill(cache, "a")
+    thread.join()
+    assert keys_in(place) == ["b", "c", "new"]
+
+
+def test_an_announcement_ends_with_its_reader(place: str) -> None:
+    cache, other = cache_at(place), cache_at(place)
+    fill(cache, "abc")
+    other.expect("cba")
+    os.close(other._needs._fd)
+    die(other._folder)
+    fill(cache, "ad")
+    assert keys_in(place) == ["a", "c", "d"]
+    other._needs._pid = 0
+
+
+def test_an_old_version_of_a_needed_object_is_not_needed(place: str) -> None:
+    cache = cache_at(place)
+    with cache.open("x", 30, filled(b"x"), etag="1"):
+        cache.open("x", 30, filled(b"y"), etag="2").release()
+    fill(cache, "a")
+    cache.expect("ax")
+    fill(cache, "b")
+    with cache.open("x", 30, no_fetch, etag="2"):
+        assert keys_in(place) == ["a", "b", "x"]
+
+
+def test_a_key_announced_twice_is_needed_until_it_was_opened_twice(place: str) -> None:
+    cache = cache_at(place)
+    cache.expect("abcab")
+    fill(cache, "abcx")
+    assert keys_in(place) == ["a", "b", "x"]
+
+
+def test_a_horizon_is_a_number_of_keys(place: str) -> None:
+    with pytest.raises(ValueError, match="ahead is a number of keys, 0 or more; got -1"):
+        cache_at(place).expect([], ahead=-1)
+
+
+def test_a_pickled_cache_is_the_same_cache_with_needs_of_its_own(place: str) -> None:
+    cache = cache_at(place)
+    fill(cache, "a")
+    cache.expect("a")
+    again = pickle.loads(pickle.dumps(cache))
+    again.open("a", 30, no_fetch, etag="1").release()
+    assert (again.statistics().num_hits, again.statistics().num_fetched) == (1, 0)
+    cache.close()
+    cache.open("a", 30, no_fetch, etag="1").release()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
+from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 from shmload.errors import StoreError
@@ -66,7 +66,7 @@ def _parsed(store: S3Store, root: ElementTree.Element) -> tuple[list[StoredObjec
         if local_name(element) != "Contents":
             continue
         values = {local_name(child): child.text or "" for child in element}
-        name = unquote(values["Key"]) if encoded else values["Key"]
+        name = unquote_plus(values["Key"]) if encoded else values["Key"]
         if not name.startswith(store.prefix):
             raise ValueError(f"{name!r} is not below {store.prefix!r}")
         key = name[len(store.prefix) :]

@@ -14,9 +14,16 @@ from urllib.parse import quote
 
 from shmload.storage.credentials import Keys
 
-__all__ = ["EMPTY_SHA256", "canonical_query", "signed"]
+__all__ = ["EMPTY_SHA256", "SignedHeaders", "canonical_query", "signed"]
 
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+
+
+class SignedHeaders(dict[str, str]):
+    """Headers of a request. What prints the locals of a frame prints their names only: a token is among them."""
+
+    def __repr__(self) -> str:
+        return f"SignedHeaders({', '.join(self)})"
 
 
 def canonical_query(query: Mapping[str, str]) -> str:
@@ -34,7 +41,7 @@ def signed(
     region: str,
     payload_sha256: str,
     now: datetime | None = None,
-) -> dict[str, str]:
+) -> SignedHeaders:
     """The headers with those that sign them.
 
     Args:
@@ -46,9 +53,10 @@ def signed(
         now: the time to sign for.
     """
     if keys is None:
-        return dict(headers)
+        return SignedHeaders(headers)
     time = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
-    full = {**headers, "x-amz-date": time, "x-amz-content-sha256": payload_sha256}
+    full = SignedHeaders(headers)
+    full |= {"x-amz-date": time, "x-amz-content-sha256": payload_sha256}
     if keys.session_token:
         full["x-amz-security-token"] = keys.session_token
     lower = sorted((name.lower(), " ".join(value.split())) for name, value in full.items())

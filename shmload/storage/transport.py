@@ -12,6 +12,7 @@ import functools
 import http.client
 import io
 import os
+import select
 import socket
 import ssl
 import threading
@@ -131,7 +132,10 @@ class Transport:
         self._pool = _Pool(os.getpid())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_pool": _Pool(-1)}
+        return {name: value for name, value in vars(self).items() if name != "_pool"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = {**state, "_pool": _Pool(os.getpid())}
 
     def request(
         self, method: str, target: str, headers: Mapping[str, str], body: memoryview | None = None, wait_s: float = 0.0
@@ -191,6 +195,10 @@ class Transport:
             while pool.idle:
                 pool.idle.pop().close()
 
+    def __del__(self) -> None:
+        for connection in self._pool.idle:
+            connection.close()
+
     def _ask(
         self,
         connection: http.client.HTTPConnection,
@@ -217,8 +225,10 @@ class Transport:
         return Answer(self, connection, response)
 
     def _here(self) -> _Pool:
-        """This process's pool. A parent's connections are only forgotten: a child that used or shut them would disturb it."""
+        """This process's pool. A parent's connections are not used: what a child says there would disturb it."""
         if self._pool.pid != os.getpid():
+            for connection in self._pool.idle:
+                connection.close()  # this process's descriptor of it only
             self._pool = _Pool(os.getpid())
         return self._pool
 
@@ -226,8 +236,11 @@ class Transport:
         """A connection, and whether it has been used."""
         pool = self._here()
         with pool.lock:
-            if pool.idle:
-                return pool.idle.pop(), True
+            while pool.idle:
+                found = pool.idle.pop()
+                if not _is_readable(found.sock):
+                    return found, True
+                found.close()
         scheme = "https" if self.secure else "http"
         proxy = None if proxy_bypass(self.host) else getproxies().get(scheme)
         host, port = self.host, self.port
@@ -251,6 +264,13 @@ def _context(ca_file: str | None) -> ssl.SSLContext:
     if ca_file is not None:
         made.load_verify_locations(ca_file)
     return made
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    """Whether an idle connection has something to say: that it is closed."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def words(error: BaseException) -> str:

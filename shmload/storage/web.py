@@ -114,11 +114,11 @@ class WebReader(ABC):
                 with self.ask("GET", key, {"Range": f"bytes=0-{_PART_NBYTES - 1}", **version.condition}) as answer:
                     if answer.status == 416:
                         return self._nothing(key, version)
-                    total = self._total(answer, key, version, tries.doing)
+                    total, whole = self._checked(answer, key, version, tries.doing, 0, _PART_NBYTES)
                     if total == 0:
                         return out
                     out = np.empty(total, np.uint8).data
-                    for done in answer.reading(out if answer.status == 200 else out[:_PART_NBYTES]):  # noqa: B007
+                    for done in answer.reading(out if whole else out[:_PART_NBYTES]):  # noqa: B007
                         pass
             except Unsure as failure:
                 if not out:
@@ -186,10 +186,10 @@ class WebReader(ABC):
             try:
                 headers = {"Range": f"bytes={begin}-{offset + len(out) - 1}", **version.condition}
                 with self.ask("GET", key, headers) as answer:
-                    total = self._total(answer, key, version, tries.doing, begin, len(out) - done)
+                    total, whole = self._checked(answer, key, version, tries.doing, begin, len(out) - done)
                     if offset + len(out) > total:
                         raise _outside(version.url, offset, len(out), total)
-                    if answer.status == 200:
+                    if whole:
                         _skip(answer, begin)
                     for got in answer.reading(out[before:]):
                         done = before + got
@@ -202,10 +202,13 @@ class WebReader(ABC):
                     tries.progressed()
                 tries.failed(failure)
 
-    def _total(
-        self, answer: Answer, key: str, version: Version, doing: str, begin: int = 0, nbytes: int = _PART_NBYTES
-    ) -> int:
-        """How many bytes the object has, once the answer has been found to be the one asked for."""
+    def _checked(
+        self, answer: Answer, key: str, version: Version, doing: str, begin: int, nbytes: int
+    ) -> tuple[int, bool]:
+        """Compares an answer with what was asked for: how many bytes the object has, and whether the body is all of them.
+
+        That it names a range decides, not its status: there are servers that send a range as 200.
+        """
         if answer.status == 412:
             raise version.changed()
         if answer.status == 416:
@@ -214,20 +217,21 @@ class WebReader(ABC):
         if answer.status not in (200, 206):
             raise self.failure(answer, version.url, doing)
         version.see(etag_of(answer, version.url))
-        if answer.status == 200:
+        said = answer.headers.get("Content-Range")
+        if said is None and answer.status == 200:
             total = self.head(key).nbytes
             if answer.nbytes not in (None, total):
                 raise Unsure(f"an answer announced {answer.nbytes:,} bytes of an object of {total:,}")
-            return total
-        match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+            return total, True
+        match = _CONTENT_RANGE.fullmatch(said or "")
         if match is None:
-            raise Unsure(f"an answer did not say which range it was: {answer.headers.get('Content-Range')!r}")
+            raise Unsure(f"an answer did not say which range it was: {said!r}")
         first, last, total = map(int, match.groups())
         if first != begin or last != min(begin + nbytes, total) - 1:
             raise Unsure(f"bytes {first:,} to {last + 1:,} came, where {begin:,} to {begin + nbytes:,} were asked for")
         if answer.nbytes not in (None, last + 1 - first):
             raise Unsure(f"an answer announced {answer.nbytes:,} bytes for a range of {last + 1 - first:,}")
-        return total
+        return total, False
 
     def _nothing(self, key: str, version: Version) -> memoryview:
         """An empty object has no first byte to ask for."""

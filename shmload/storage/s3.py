@@ -89,9 +89,9 @@ class S3Store(WebReader):
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: memoryview | None = None,
-        wait_s: float = 0.0,
     ) -> Answer:
-        """Signs and sends one request about an object; with key None about the bucket."""
+        """Signs and sends one request about an object; with key None about the bucket. What is written may take its time."""
+        wait_s = self.patience.stall_s if body is None else self.patience.timeout_s
         path = self._base + "/" + ("" if key is None else quote(self.prefix + key, safe="/-_.~"))
         text = canonical_query(query or {})
         full = {

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["list_objects"]
 
+_PAGE = 1000  # objects in one answer: as many as servers give
+
 
 def list_objects(store: S3Store, prefix: str) -> Iterator[StoredObject]:
     """The objects whose keys begin with `prefix`, in order of their keys; names that are no keys of ours are left out."""
@@ -42,7 +44,7 @@ def list_objects(store: S3Store, prefix: str) -> Iterator[StoredObject]:
 
 
 def _page(store: S3Store, prefix: str, token: str | None, doing: str) -> tuple[list[StoredObject], str | None]:
-    query = {"list-type": "2", "encoding-type": "url", "prefix": store.prefix + prefix}
+    query = {"list-type": "2", "encoding-type": "url", "max-keys": str(_PAGE), "prefix": store.prefix + prefix}
     if token is not None:
         query["continuation-token"] = token
     with store.request("GET", None, query=query) as answer:

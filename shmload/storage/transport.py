@@ -33,7 +33,13 @@ _MOST_TEXT = 16 << 20  # bytes of an answer that is no object
 
 
 class _OneLook(io.BufferedReader):
-    """Gives what one look at the socket brings, so that a trickle is noticed."""
+    """Gives what one look at the socket brings, so that a trickle is noticed; lines only whole, so that a head is."""
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(size)
+        if not line.endswith(b"\n") and len(line) != size:
+            raise http.client.RemoteDisconnected("it hung up before its answer had begun")
+        return line
 
     def readinto(self, buffer: Any) -> int:
         return self.readinto1(buffer)
@@ -174,7 +180,7 @@ class Transport:
                 connection.close()
                 if used and body is None and not isinstance(error, TimeoutError):
                     continue  # it had been closed while idle: not the server's failure
-                raise Unsure(f"no answer from {self.base_url} ({words(error)})", done=True) from None
+                raise Unsure(f"no answer from {self.base_url} ({words(error)})") from None
             except BaseException:
                 connection.close()
                 raise
@@ -277,4 +283,5 @@ def words(error: BaseException) -> str:
     """An error of the network in a few words."""
     if isinstance(error, TimeoutError):
         return "it said nothing for too long"
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said = " ".join(ascii(str(error))[1:-1].split())[:200]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 from typing_extensions import Buffer
 
-from shmload.errors import ObjectMissing, StoreError
+from shmload.errors import StoreError
 from shmload.storage.retry import Patience, Tries, Unsure
 from shmload.storage.store import StoredObject
 from shmload.storage.transport import Answer
@@ -88,20 +88,35 @@ class WebReader(ABC):
         """What an answer means that is no success."""
 
     def head(self, key: str) -> StoredObject:
-        def try_once() -> StoredObject:
-            with self.ask("HEAD", key, {}) as answer:
-                if answer.status == 200:
-                    if answer.headers.get("Content-Length") is None:
-                        raise StoreError(f"{url} has no known length: a server is needed that sends Content-Length")
-                    return StoredObject(key, int(answer.headers["Content-Length"]), etag_of(answer, url))
-                failure = self.failure(answer, url, doing)
-            if isinstance(failure, ObjectMissing | Unsure):
-                raise failure
-            with self.ask("GET", key, {"Range": "bytes=0-0"}) as answer:  # an answer to HEAD cannot say why
-                raise failure if answer.status < 300 else self.failure(answer, url, doing)
+        url = self.url_of(key)
+        version = Version(url, None)
+        doing = f"ask for {url}"
 
+        def try_once() -> StoredObject | None:
+            """By the first byte: its answer tells the length apart from its own, and reasons, which one to HEAD does not."""
+            with self.ask("GET", key, {"Range": "bytes=0-0"}) as answer:
+                if answer.status == 416 or (answer.status == 200 and "Content-Range" not in answer.headers):
+                    return None
+                total, _ = self._checked(answer, key, version, doing, 0, 1)
+                for _ in answer.reading(memoryview(bytearray(1))):
+                    pass
+                return StoredObject(key, total, version.etag or "")
+
+        return self.repeatedly(doing, try_once) or self._by_head(key)
+
+    def _by_head(self, key: str) -> StoredObject:
+        """An empty object, which has no first byte, or one of a server that knows no ranges."""
         url = self.url_of(key)
         doing = f"ask for {url}"
+
+        def try_once() -> StoredObject:
+            with self.ask("HEAD", key, {}) as answer:
+                if answer.status != 200:
+                    raise self.failure(answer, url, doing)
+                if answer.headers.get("Content-Length") is None:
+                    raise StoreError(f"{url} has no known length: its server has to send Content-Length")
+                return StoredObject(key, int(answer.headers["Content-Length"]), etag_of(answer, url))
+
         return self.repeatedly(doing, try_once)
 
     def get(self, key: str, *, etag: str | None = None) -> Buffer:
@@ -121,8 +136,7 @@ class WebReader(ABC):
                     for done in answer.reading(out if whole else out[:_PART_NBYTES]):  # noqa: B007
                         pass
             except Unsure as failure:
-                if not out:
-                    tries.failed(failure)
+                tries.failed(failure)
         self._fill_in_parallel(key, done, out[done:], version)
         return out.toreadonly()
 
@@ -219,7 +233,7 @@ class WebReader(ABC):
         version.see(etag_of(answer, version.url))
         said = answer.headers.get("Content-Range")
         if said is None and answer.status == 200:
-            total = self.head(key).nbytes
+            total = self._by_head(key).nbytes
             if answer.nbytes not in (None, total):
                 raise Unsure(f"an answer announced {answer.nbytes:,} bytes of an object of {total:,}")
             return total, True
@@ -235,7 +249,7 @@ class WebReader(ABC):
 
     def _nothing(self, key: str, version: Version) -> memoryview:
         """An empty object has no first byte to ask for."""
-        found = self.head(key)
+        found = self._by_head(key)
         version.see(found.etag)
         if found.nbytes:
             raise StoreError(f"{version.url} has {found.nbytes:,} bytes, but its server refuses ranges of it")

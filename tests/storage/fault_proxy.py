@@ -102,6 +102,7 @@ class FaultProxy:
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
+        self._never = asyncio.Event()
         self.url = ""
 
     @property
@@ -121,10 +122,10 @@ class FaultProxy:
         self._ready.set()
         self._loop.run_forever()
         server.close()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        while tasks := asyncio.all_tasks(self._loop):
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -177,6 +178,9 @@ class FaultProxy:
             head = re.sub(rb"(?i)\r\n%s: [^\r]*" % fault.name.encode(), b"", head)
             if fault.value:
                 head += f"\r\n{fault.name}: {fault.value}".encode()
+        again = re.search(rb"(?i)\r\ntransfer-encoding", head) is None  # else nobody here knows where the body ends
+        if not again:
+            head += b"\r\nConnection: close"
         whole = head + b"\r\n\r\n" + body
         if isinstance(fault, Garbage):
             whole = fault.data
@@ -196,9 +200,8 @@ class FaultProxy:
         if isinstance(fault, Reset):
             return _reset(writer)
         if isinstance(fault, Stall):
-            await asyncio.Event().wait()  # until the proxy ends; the client may go when it likes
-        chunked = re.search(rb"(?i)\r\ntransfer-encoding", head) is not None
-        return not chunked and not isinstance(fault, Truncate | Length | Garbage)
+            await self._never.wait()  # until the proxy ends; the client may go when it likes
+        return again and not isinstance(fault, Truncate | Length | Garbage)
 
 
 def _reset(writer: asyncio.StreamWriter) -> bool:

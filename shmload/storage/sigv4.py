@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from urllib.parse import quote
 
@@ -19,8 +19,20 @@ __all__ = ["EMPTY_SHA256", "SignedHeaders", "canonical_query", "signed"]
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 
-class SignedHeaders(dict[str, str]):
+class SignedHeaders(Mapping[str, str]):
     """Headers of a request. What prints the locals of a frame prints their names only: a token is among them."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
     def __repr__(self) -> str:
         return f"SignedHeaders({', '.join(self)})"
@@ -55,8 +67,7 @@ def signed(
     if keys is None:
         return SignedHeaders(headers)
     time = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
-    full = SignedHeaders(headers)
-    full |= {"x-amz-date": time, "x-amz-content-sha256": payload_sha256}
+    full = {**headers, "x-amz-date": time, "x-amz-content-sha256": payload_sha256}
     if keys.session_token:
         full["x-amz-security-token"] = keys.session_token
     lower = sorted((name.lower(), " ".join(value.split())) for name, value in full.items())
@@ -68,7 +79,7 @@ def signed(
     full["Authorization"] = (
         f"AWS4-HMAC-SHA256 Credential={keys.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
     )
-    return full
+    return SignedHeaders(full)
 
 
 @functools.lru_cache(maxsize=64)

@@ -133,8 +133,11 @@ class WebReader(ABC):
                     if total == 0:
                         return out
                     out = np.empty(total, np.uint8).data
-                    for done in answer.reading(out if whole else out[:_PART_NBYTES]):  # noqa: B007
+                    part = out if whole else out[:_PART_NBYTES]
+                    for done in answer.reading(part):  # noqa: B007  # kept when it breaks off
                         pass
+                    if done < len(part):
+                        raise Unsure(f"a body ended after {done:,} of {len(part):,} bytes")
             except Unsure as failure:
                 tries.failed(failure)
         self._fill_in_parallel(key, done, out[done:], version)

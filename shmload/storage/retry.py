@@ -77,10 +77,10 @@ class Tries:
             raise StoreError(
                 f"cannot {self.doing}: {failure}; failed {self.num_failed} times in {spent:.1f} s. "
                 "Look after the server, or give the client more retries"
-            )
+            ) from None
         if spent + pause > self.patience.timeout_s:
             raise StoreError(
                 f"cannot {self.doing}: {failure}; no progress in {spent:.1f} s ({self.num_failed} tries), of "
                 f"timeout_s={self.patience.timeout_s:g}. Look after the server, or give the client a longer timeout_s"
-            )
+            ) from None
         _wait(pause)

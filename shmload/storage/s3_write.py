@@ -93,6 +93,8 @@ def _delete_some(store: S3Store, keys: Sequence[str], doing: str) -> bool:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
         raise Unsure(f"the server's answer cannot be read ({error})") from None
+    if local_name(root) != "DeleteResult":
+        raise Unsure(f"the server sent {local_name(root)!r} where a list of what was deleted was asked for")
     for element in root:
         if local_name(element) == "Error":
             said = {local_name(child): child.text or "" for child in element}

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -224,11 +225,18 @@ def etag_only(etag: str) -> dict[str, str]:
 
 @contextmanager
 def web_server(
-    root: Path, *, ranges: bool = True, headers_of: Callable[[str], dict[str, str]] = etag_only
+    root: Path,
+    *,
+    ranges: bool = True,
+    headers_of: Callable[[str], dict[str, str]] = etag_only,
+    context: ssl.SSLContext | None = None,
 ) -> Iterator[str]:
     """A web server over a folder, as its URL."""
     server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Files)
     server.daemon_threads = True
+    server.handle_error = lambda *_: None  # a client that goes away
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     server.root, server.ranges, server.headers_of = root, ranges, headers_of
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

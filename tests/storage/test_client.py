@@ -273,6 +273,7 @@ def tell_all(error: BaseException, *, richly: bool) -> str:
 
 
 def test_no_secret_is_seen_anywhere(
+    server: store_kit.Server,
     proxy: FaultProxy,
     pauses: list[float],
     caplog: pytest.LogCaptureFixture,
@@ -291,7 +292,7 @@ def test_no_secret_is_seen_anywhere(
         Status(503, echo.encode()),
         Garbage(echo.encode()),
         Status(200, echo.encode()),
-        None,
+        *([None] if server.name == "ceph" else []),  # which knows no such key; moto takes any
     ]
     uses: list[Callable[[], object]] = [
         lambda: store.get("x"),
@@ -315,16 +316,8 @@ def test_no_secret_is_seen_anywhere(
             with pytest.raises((StoreError, ValueError)) as caught:
                 use()
             said.append(tell_all(caught.value, richly=fault is None or fault is faults[0]))
-    for value in (
-        client,
-        store,
-        client.credentials,
-        client.credentials.now(),
-        [client],
-        client.patience,
-        store._transport,
-    ):
-        said.append(repr(value) + str(value) + f"{value}")
+    values = (client, store, client.credentials, client.credentials.now(), [client], client.patience, store._transport)
+    said += [repr(value) + str(value) + f"{value}" for value in values]
     said += [caplog.text, *capfd.readouterr()]
     assert len(said) > 60
     for text in said:

@@ -18,6 +18,7 @@ from benchmarks import (
     python_dataset,
     resume,
     shared_index,
+    store,
     tar,
     text,
     tfrecord,
@@ -51,6 +52,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "images": images.measure,
     "arrays": arrays.measure,
     "tokens": tokens.measure,
+    "store": store.measure,
 }
 
 

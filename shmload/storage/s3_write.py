@@ -49,7 +49,7 @@ def put(store: S3Store, key: str, data: memoryview, *, only_if_absent: bool) -> 
                     answer.text()
                     return StoredObject(key, len(data), etag_of(answer, url))
                 if only_if_absent and answer.status == 412:
-                    if unsure and bytes(store.get(key)) == data:
+                    if (unsure or answer.sent_twice) and bytes(store.get(key)) == data:
                         return store.head(key)
                     raise ObjectExists(f"there is an object already, and it was to be new: {url}")
                 raise store.failure(answer, url, doing)
@@ -208,7 +208,7 @@ class _Upload:
             try:
                 query = {"uploadId": upload}
                 with self.store.request("POST", self.key, query=query, body=body) as answer:
-                    if answer.status == 404 and unsure:
+                    if answer.status == 404 and (unsure or answer.sent_twice):
                         return  # by a try whose answer was lost, or by nobody: a look at the object tells
                     if answer.status != 200:
                         raise self.store.failure(answer, self.url, self.doing)

@@ -71,6 +71,9 @@ class Answer:
         self.status = response.status
         self.headers = response.headers
         self.reason = response.reason
+        self.sent_twice = (
+            False  # as the first connection had been closed while idle: the request may have been done before
+        )
 
     @property
     def nbytes(self) -> int | None:
@@ -155,10 +158,13 @@ class Transport:
             Unsure: no answer came.
             StoreError: none can come.
         """
+        sent_twice = False
         while True:
             connection, used = self._connection()
             try:
-                return self._ask(connection, method, target, headers, body, wait_s)
+                answer = self._ask(connection, method, target, headers, body, wait_s)
+                answer.sent_twice = sent_twice
+                return answer
             except ssl.SSLCertVerificationError as error:
                 connection.close()
                 raise StoreError(
@@ -178,8 +184,9 @@ class Transport:
                 ) from None
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                if used and body is None and not isinstance(error, TimeoutError):
-                    continue  # it had been closed while idle: not the server's failure
+                if used and not isinstance(error, TimeoutError):
+                    sent_twice = True
+                    continue
                 raise Unsure(f"no answer from {self.base_url} ({words(error)})") from None
             except BaseException:
                 connection.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -241,10 +242,22 @@ def test_a_redirect_names_the_region_to_use(store: S3Store, proxy: FaultProxy) -
 
 
 def test_writing_twice_after_a_lost_answer_finds_its_own_object(store: S3Store, proxy: FaultProxy) -> None:
-    proxy.script(None, Reset(), method="")
+    proxy.script(None, Reset(), Reset())
     assert len(DATA) == store.put("new", DATA, only_if_absent=True).nbytes
     assert [method for method, _ in proxy.requests][:3] == ["GET", "PUT", "PUT"]
     assert bytes(store.get("new")) == DATA
+
+
+def test_a_connection_that_breaks_when_it_is_used_again_is_no_failure(
+    store: S3Store, proxy: FaultProxy, pauses: list[float]
+) -> None:
+    store.head("x")
+    proxy.script(Refuse())
+    assert bytes(store.get("x")) == DATA
+    proxy.script(None, Reset())  # the server has written it, its answer is lost
+    assert store.put("new", b"new", only_if_absent=True).nbytes == 3
+    assert [method for method, _ in proxy.requests][:3] == ["GET", "PUT", "PUT"]
+    assert pauses == []
 
 
 def test_after_a_lost_answer_another_writer_s_object_is_not_taken_for_ours(
@@ -254,7 +267,7 @@ def test_after_a_lost_answer_another_writer_s_object_is_not_taken_for_ours(
         server.store("tests", store.prefix).put("new", b"theirs")
 
     monkeypatch.setattr("shmload.storage.retry._wait", pause)
-    proxy.script(None, Refuse())
+    proxy.script(None, Refuse(), Refuse())
     with pytest.raises(ObjectExists):
         store.put("new", DATA, only_if_absent=True)
     assert bytes(store.get("new")) == b"theirs"
@@ -359,6 +372,7 @@ def test_a_server_that_goes_away_is_waited_for(server: store_kit.Server, tmp_pat
         HttpStore(url).head("x")
 
 
+NUM_EXAMPLES = int(os.environ.get("SHMLOAD_FAULT_EXAMPLES", "40"))
 FAULTS: st.SearchStrategy[Fault | None] = st.one_of(
     st.sampled_from([Refuse(), Garbage(), Status(500), Status(503, SLOW_DOWN)]),
     st.builds(Reset, st.integers(0, 100_000)),
@@ -368,7 +382,7 @@ FAULTS: st.SearchStrategy[Fault | None] = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=NUM_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     operation=st.sampled_from(list(OPERATIONS)),
     script=st.lists(st.one_of(st.none(), FAULTS, st.just(Header("ETag", '"another"'))), max_size=12),
@@ -386,7 +400,7 @@ def test_whatever_fails_the_bytes_are_right_or_there_is_an_error(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=NUM_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     operation=st.sampled_from(["get", "get_ranges", "read_into", "head", "list", "put_file", "put"]),
     script=st.lists(st.lists(FAULTS, max_size=3), max_size=4),

@@ -15,6 +15,7 @@ from fault_proxy import FaultProxy, Status, fault_proxy
 from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.http import HttpStore
 from shmload.storage.retry import Patience
+from shmload.storage.transport import Transport
 
 
 @pytest.fixture
@@ -91,6 +92,15 @@ def test_versions_that_a_server_cannot_be_asked_for_are_compared_here(tmp_path: 
         with pytest.raises(StoreError, match=r"has changed: version"):
             store.get("x", etag=etag)
         store.close()
+
+
+def test_the_environment_names_a_proxy_and_hosts_that_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "near.example")
+    far, _ = Transport("https://far.example", stall_s=1)._connection()
+    near, _ = Transport("https://near.example", stall_s=1)._connection()
+    assert (far.host, far.port, far._tunnel_host) == ("proxy", 3128, "far.example")
+    assert (near.host, near.port, near._tunnel_host) == ("near.example", 443, None)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from benchmarks import (
     python_dataset,
     resume,
     shared_index,
+    store,
     tar,
     text,
     tfrecord,
@@ -53,6 +54,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "arrays": arrays.measure,
     "tokens": tokens.measure,
     "cache": cache.measure,
+    "store": store.measure,
 }
 
 

@@ -29,7 +29,12 @@ PAGES = {  # page -> its title, what begins the places that stand on it (the fir
     "integrations.md": ("Integrations", ("shmload.integrations",), ("frameworks",)),
     "pipeline.md": ("Pipelines", ("shmload.pipeline",), ("pipelines",)),
     "launch.md": ("Launching", ("shmload.launch",), ("launch",)),
-    "cache.md": ("Local cache", ("shmload.storage",), ("cache",)),
+    "cache.md": (
+        "Local cache",
+        tuple(f"shmload.storage.{module}" for module in ("cache", "folder", "lease", "reservation")),
+        ("cache",),
+    ),
+    "remote.md": ("Shards on an object store", ("shmload.remote", "shmload.storage"), ("stores",)),
     "metrics.md": ("Metrics", ("shmload.metrics", "shmload.observe.epochs"), ("trace",)),
     "debug.md": ("Debugging", ("shmload.debug",), ("memory",)),
     "samples.md": ("Samples and batches", ("shmload",), ("samples", "shared_index")),

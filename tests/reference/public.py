@@ -26,6 +26,7 @@ MODULES = (
     "shmload.metrics",
     "shmload.pipeline",
     *(f"shmload.storage.{module}" for module in ("cache", "folder", "lease", "reservation")),
+    "shmload.remote",
 )
 BASES = (  # for orders and crops of one's own
     "shmload.schedule.keyed.KeyedOrder",

@@ -1,0 +1,180 @@
+"""How fast do shards come from an object store, beside the client libraries?
+
+Method: an object of 100 MB of seeded random bytes on a Ceph gateway of this machine, read again and again; every case in a fresh
+process, in turn. CPU is the reader's own, user and system; the gateway's is not in it, though it shares the processors.
+
+How to read: the aim is 0.95 of the rate of obstore, the fastest library found. obstore gives a buffer of its own (`get`), or
+pieces that are copied to their place (`stream`); ours are in their place.
+
+Predicted: 1.0 times obstore's rate at 0.6 of its CPU, as the bytes are written once.
+
+Result (2 cores, with a load of 15 on them): 1.14 times obstore's rate (412 and 388 MB/s; boto3 260) at 0.64 of its CPU (0.40 and
+0.60 s/GiB; boto3 0.73). One range is as fast as four where the server is near: parallel ranges are for servers that are far.
+"""
+
+import multiprocessing
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import Result, Row, Settings, main
+from shmload.observe.bench.summary import Spread
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "storage"))
+
+import store_kit  # the path comes first
+
+BUCKET, KEY, NBYTES = "benchmark", "shard", 100_000_000
+MIB = 1 << 20
+
+
+def shmload_reader(server: store_kit.Server, out: Any, parallel: int = 4) -> Callable[[], object]:
+    """read_into: straight into the caller's memory."""
+    store = server.store(BUCKET, parallel=parallel)
+    return lambda: store.read_into(KEY, out)
+
+
+def one_range(server: store_kit.Server, out: Any) -> Callable[[], object]:
+    """The same over one connection."""
+    return shmload_reader(server, out, parallel=1)
+
+
+def ranges(server: store_kit.Server, out: Any) -> Callable[[], object]:
+    """get_ranges of 8 MiB each."""
+    store = server.store(BUCKET)
+    listed = [(begin, min(8 * MIB, NBYTES - begin)) for begin in range(0, NBYTES, 8 * MIB)]
+    return lambda: store.get_ranges(KEY, listed)
+
+
+def _obstore(server: store_kit.Server) -> Any:
+    from obstore.store import S3Store
+
+    return S3Store(
+        BUCKET,
+        endpoint=server.endpoint,
+        access_key_id=server.access_key,
+        secret_access_key=server.secret_key,
+        region=server.region,
+        client_options={"allow_http": True, "timeout": "60s"},
+    )
+
+
+def obstore_get(server: store_kit.Server, out: Any) -> Callable[[], object]:
+    """obstore's own buffer, no copy."""
+    import obstore
+
+    store = _obstore(server)
+    return lambda: obstore.get(store, KEY).bytes()
+
+
+def obstore_stream(server: store_kit.Server, out: Any) -> Callable[[], object]:
+    """obstore's pieces of 256 KiB, copied to their place."""
+    import obstore
+
+    store = _obstore(server)
+
+    def read() -> None:
+        at, view = 0, memoryview(out)
+        for piece in obstore.get(store, KEY).stream(min_chunk_size=MIB // 4):
+            view[at : at + len(piece)] = piece
+            at += len(piece)
+
+    return read
+
+
+def boto3_read(server: store_kit.Server, out: Any) -> Callable[[], object]:
+    """boto3's get_object."""
+    import boto3
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=server.endpoint,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        region_name=server.region,
+    )
+    return lambda: client.get_object(Bucket=BUCKET, Key=KEY)["Body"].read()
+
+
+CASES = {
+    "shmload": shmload_reader,
+    "shmload, one range": one_range,
+    "shmload, ranges of 8 MiB": ranges,
+    "obstore get": obstore_get,
+    "obstore stream": obstore_stream,
+    "boto3": boto3_read,
+}
+
+
+def run_case(name: str, server: store_kit.Server, seconds: float, answer: Any) -> None:
+    """Body of a case's process: sends MB/s and CPU s/GiB."""
+    out = np.zeros(NBYTES, np.uint8)
+    read = CASES[name](server, out)
+    read()
+    num, began, cpu = 0, perf_counter(), process_time()
+    while perf_counter() - began < seconds:
+        read()
+        num += 1
+    took, used = perf_counter() - began, process_time() - cpu
+    answer.send((num * NBYTES / took / 1e6, used / (num * NBYTES) * 2**30))
+
+
+def in_a_process(name: str, server: store_kit.Server, seconds: float) -> tuple[float, float]:
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    child = context.Process(target=run_case, args=(name, server, seconds, theirs))
+    child.start()
+    theirs.close()
+    found: tuple[float, float] = mine.recv()
+    child.join()
+    return found
+
+
+def measure(settings: Settings) -> Result:
+    """Measures every reader of one object."""
+    try:
+        server = store_kit.s3_server()
+    except LookupError as error:
+        return Result([], {"left out": str(error)})
+    server.bucket(BUCKET)
+    server.store(BUCKET).put(KEY, np.random.default_rng(0).bytes(NBYTES))
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CASES}
+    for number in range(settings.rounds):
+        for name in list(CASES)[:: 1 if number % 2 == 0 else -1]:
+            found[name].append(in_a_process(name, server, settings.seconds))
+    rate = {name: Spread.of([each[0] for each in rounds]) for name, rounds in found.items()}
+    cpu = {name: Spread.of([each[1] for each in rounds]) for name, rounds in found.items()}
+
+    def over(name: str, other: str, which: int) -> float:
+        pairs = zip(found[name], found[other], strict=True)
+        return Spread.of([mine[which] / theirs[which] for mine, theirs in pairs]).median
+
+    fastest = max(("obstore get", "obstore stream"), key=lambda name: rate[name].median)
+    faster, cheaper = over("shmload", fastest, 0), over("shmload", fastest, 1)
+    rows = [
+        Row(
+            f"100 MB from a Ceph gateway ({server.name}): MB/s over {fastest}",
+            faster,
+            "x",
+            ", ".join(f"{name} {spread.median:.0f}" for name, spread in rate.items()),
+            ">= 0.95x",
+            faster >= 0.95,
+        ),
+        Row(
+            "the same: CPU s/GiB over it",
+            cheaper,
+            "x",
+            ", ".join(f"{name} {spread.median:.2f}" for name, spread in cpu.items()),
+            "<= 1x",
+            cheaper <= 1,
+        ),
+    ]
+    return Result(rows, {"cases": {name: found[name] for name in CASES}})
+
+
+if __name__ == "__main__":
+    main("store", __doc__, measure)

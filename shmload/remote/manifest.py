@@ -1,8 +1,8 @@
 """The manifest of a packed dataset: which shards it is made of, how large they are, and their checksums.
 
-It is one JSON object, `manifest.json` in the dataset's folder, and it is written last, by one atomic put: what it names is there, whole.
-Shards lie in a folder named after their *generation*. Another packing has another one, so that a reader that goes by one
-manifest never sees shards of two.
+It is one JSON object, `manifest.json` in the dataset's folder, and it is written last, by one atomic put: what it names is
+there, whole. Shards lie in a folder named after their *generation*. Another packing has another one, so that a reader that goes
+by one manifest never sees shards of two.
 
     manifest.json                           this
     <generation>/shard-000000.tar           samples
@@ -116,7 +116,9 @@ class Manifest:
         if not isinstance(given, dict) or given.get("format") != FORMAT:
             raise _Wrong("", f"a manifest of shards, with format {FORMAT!r}, is needed; this is something else")
         if given.get("version") != VERSION or type(given["version"]) is not int:
-            raise _Wrong("version", f"{VERSION} is known here, got {given.get('version')!r}; a newer shmload may read it")
+            raise _Wrong(
+                "version", f"{VERSION} is known here, got {given.get('version')!r}; a newer shmload may read it"
+            )
         names = ("format", "version", "generation", "seed", "num_samples", "nbytes", "extensions", "shards")
         _has_exactly(given, names, "")
         generation = _text(given["generation"], "generation", _GENERATION, "16 hexadecimal digits")

@@ -45,6 +45,16 @@ TRAINER_POINTS = (
     "epoch_change",
     "closing",
 )
+PACKER_POINTS = (
+    "claimed",
+    "sending",
+    "shard_sent",
+    "index_sent",
+    "shard_noted",
+    "before_manifest",
+    "after_manifest",
+    "cleaning",
+)
 EXIT_CODE = 77  # of a process that a charge has made exit
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
 
 from typing_extensions import Buffer
@@ -70,6 +70,22 @@ class ShardEntry:
     num_samples: int
     crc32c: str
     index: IndexEntry
+
+    @classmethod
+    def of(cls, given: Any, generation: str, where: str) -> Self:
+        """An entry from what `as_dict` made of it.
+
+        Raises:
+            ShardCorrupt: it is none, or of another generation; the text begins with `where`.
+        """
+        try:
+            return cls(**_shard(given, "", generation))
+        except _Wrong as error:
+            raise ShardCorrupt(f"{where}: {error}") from None
+
+    def as_dict(self) -> dict[str, Any]:
+        """What JSON keeps of it."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +141,7 @@ class Manifest:
         extensions = _each(given["extensions"], "extensions", _extension)
         if list(extensions) != sorted(set(extensions)):
             raise _Wrong("extensions", "they are sorted and each is there once; these are not")
-        shards = _each(given["shards"], "shards", lambda one, at: _shard(one, at, generation))
+        shards = _each(given["shards"], "shards", lambda one, at: ShardEntry(**_shard(one, at, generation)))
         found = cls(
             generation,
             _number(given["seed"], "seed", at_most=(1 << 64) - 1),
@@ -144,16 +160,6 @@ class Manifest:
 
     def dump(self) -> bytes:
         """Its bytes: the same ones for equal manifests."""
-        shards = [
-            {
-                "name": shard.name,
-                "nbytes": shard.nbytes,
-                "num_samples": shard.num_samples,
-                "crc32c": shard.crc32c,
-                "index": {"name": shard.index.name, "nbytes": shard.index.nbytes, "crc32c": shard.index.crc32c},
-            }
-            for shard in self.shards
-        ]
         told = {
             "format": FORMAT,
             "version": VERSION,
@@ -162,7 +168,7 @@ class Manifest:
             "num_samples": self.num_samples,
             "nbytes": self.nbytes,
             "extensions": list(self.extensions),
-            "shards": shards,
+            "shards": [shard.as_dict() for shard in self.shards],
         }
         return (json.dumps(told, indent=1) + "\n").encode("ascii")
 
@@ -181,27 +187,29 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _shard(given: Any, where: str, generation: str) -> ShardEntry:
+def _shard(given: Any, where: str, generation: str) -> dict[str, Any]:
+    """The arguments of a ShardEntry."""
+    before = f"{where}." if where else ""
     _has_exactly(given, ("name", "nbytes", "num_samples", "crc32c", "index"), where)
     name = given["name"]
     folder, _, file = name.partition("/") if isinstance(name, str) else ("", "", "")
     if folder != generation or not _SHARD.fullmatch(file):
-        raise _Wrong(f"{where}.name", f"{generation}/shard-000000.tar or the like is needed; got {name!r}")
+        raise _Wrong(f"{before}name", f"{generation}/shard-000000.tar or the like is needed; got {name!r}")
     index = given["index"]
-    _has_exactly(index, ("name", "nbytes", "crc32c"), f"{where}.index")
+    _has_exactly(index, ("name", "nbytes", "crc32c"), f"{before}index")
     if index["name"] != name + INDEX_SUFFIX:
-        raise _Wrong(f"{where}.index.name", f"{name + INDEX_SUFFIX} is needed; got {index['name']!r}")
-    return ShardEntry(
-        name,
-        _number(given["nbytes"], f"{where}.nbytes", at_least=1),
-        _number(given["num_samples"], f"{where}.num_samples", at_least=1),
-        _text(given["crc32c"], f"{where}.crc32c", _DIGEST, "8 hexadecimal digits"),
-        IndexEntry(
+        raise _Wrong(f"{before}index.name", f"{name + INDEX_SUFFIX} is needed; got {index['name']!r}")
+    return {
+        "name": name,
+        "nbytes": _number(given["nbytes"], f"{before}nbytes", at_least=1),
+        "num_samples": _number(given["num_samples"], f"{before}num_samples", at_least=1),
+        "crc32c": _text(given["crc32c"], f"{before}crc32c", _DIGEST, "8 hexadecimal digits"),
+        "index": IndexEntry(
             index["name"],
-            _number(index["nbytes"], f"{where}.index.nbytes", at_least=1),
-            _text(index["crc32c"], f"{where}.index.crc32c", _DIGEST, "8 hexadecimal digits"),
+            _number(index["nbytes"], f"{before}index.nbytes", at_least=1),
+            _text(index["crc32c"], f"{before}index.crc32c", _DIGEST, "8 hexadecimal digits"),
         ),
-    )
+    }
 
 
 def _has_exactly(given: Any, names: tuple[str, ...], where: str) -> None:

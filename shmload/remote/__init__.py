@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shmload.remote.manifest import Manifest
     from shmload.remote.upload import upload_cv_dataset
+    from shmload.storage.client import make_client
 
 _PLACES = {
     "Manifest": "shmload.remote.manifest",
+    "make_client": "shmload.storage.client",
     "upload_cv_dataset": "shmload.remote.upload",
 }
 
-__all__ = ["Manifest", "upload_cv_dataset"]
+__all__ = ["Manifest", "make_client", "upload_cv_dataset"]
 
 
 def __getattr__(name: str) -> Any:

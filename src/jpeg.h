@@ -1,29 +1,22 @@
 /* A part of a JPEG, decoded by a libjpeg-turbo that is bound at run time: only as many rows as it needs are read, only its columns
- * (and one MCU beside them) are transformed, upsampled and made RGB. The entropy-coded data up to its last row are always read.
+ * (and one MCU beside them) are transformed, upsampled and made RGB. The entropy-coded data up to its last row are read, unless
+ * restart markers allow to leave some out (jpeg_cut.h).
  *
  * The pixels are those of the whole image, bit for bit: upsampling looks at the neighbours of a column, and at the edge of a crop
  * would take that for the image's; a margin of one MCU on each side keeps that away, of three where block smoothing looks
  * farther (progressive files). Rows are the library's own affair (jpeg_skip_scanlines keeps the context of the next ones).
  *
  * Nothing is kept from one image to the next: a file without tables of its own would be decoded with the last one's.
- *
- * Errors: libjpeg's error_exit must not return (its own ends the process), so it jumps to `jpeg_guarded`. Between there and here
- * lie the library's frames and ours in this file, never Cython's.
  */
 #ifndef SHMLOAD_JPEG_H
 #define SHMLOAD_JPEG_H
 
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdio.h>
-#include <string.h>
 
-#include "libjpeg62.h"
+#include "jpeg_cut.h"
+#include "jpeg_guard.h"
 
-enum {
-    JPEG_MOST_SCANS = 500, /* a progressive file needs about 10; as libjpeg-turbo's own tools limit it against bombs */
-    JPEG_ROWS = 16         /* asked for at a time: more than one, or some upsamplers copy every other row */
-};
+enum { JPEG_ROWS = 16 }; /* asked for at a time: more than one, or some upsamplers copy every other row */
 
 typedef struct {
     const uint8_t *data;                /* the file */
@@ -39,39 +32,10 @@ typedef struct {
 } jpeg_job;
 
 typedef struct {
-    jpeg62_decompress cinfo; /* first: the library's callbacks get its address */
-    jpeg62_error err;
-    jpeg62_progress progress;
-    jmp_buf failed;
+    jpeg62_decompress cinfo;
+    jpeg_guard guard;
     jpeg_job *job;
 } jpeg_state;
-
-_Noreturn static void jpeg_fail(jpeg62_decompress *cinfo) {
-    jpeg_state *state = (jpeg_state *)cinfo;
-    cinfo->err->format_message(cinfo, state->job->message);
-    longjmp(state->failed, 1);
-}
-
-_Noreturn static void jpeg_refuse(jpeg_state *state, const char *why) {
-    snprintf(state->job->message, JPEG62_MESSAGE, "%s", why);
-    longjmp(state->failed, 1);
-}
-
-static void jpeg_warn(jpeg62_decompress *cinfo, int level) {
-    if (level >= 0)
-        return;
-    cinfo->err->num_warnings++;
-    if (((jpeg_state *)cinfo)->job->is_strict)
-        jpeg_fail(cinfo);
-}
-
-static void jpeg_say_nothing(jpeg62_decompress *cinfo) {
-}
-
-static void jpeg_count_scans(jpeg62_decompress *cinfo) {
-    if (cinfo->input_scan_number > JPEG_MOST_SCANS)
-        jpeg_refuse((jpeg_state *)cinfo, "a JPEG of more than 500 scans");
-}
 
 /* Leaves the columns beside the job's out. */
 static void jpeg_crop_columns(const jpeg62_library *library, jpeg_state *state) {
@@ -91,7 +55,7 @@ static void jpeg_read_part(const jpeg62_library *library, jpeg_state *state) {
     library->mem_src(cinfo, job->data, job->nbytes);
     library->read_header(cinfo, 1);
     if (cinfo->data_precision != 8)
-        jpeg_refuse(state, "a JPEG of other than 8 bits a channel");
+        jpeg_refuse(&state->guard, "a JPEG of other than 8 bits a channel");
     cinfo->out_color_space = JPEG62_RGB;
     cinfo->dct_method = job->is_fast ? JPEG62_IFAST : JPEG62_ISLOW;
     cinfo->do_fancy_upsampling = !job->is_fast;
@@ -99,11 +63,11 @@ static void jpeg_read_part(const jpeg62_library *library, jpeg_state *state) {
     cinfo->scale_denom = job->reduction;
     library->start(cinfo);
     if (cinfo->output_width != job->width || cinfo->output_height != job->height || cinfo->output_components != 3)
-        jpeg_refuse(state, "a JPEG that decodes to another size than its header says");
+        jpeg_refuse(&state->guard, "a JPEG that decodes to another size than its header says");
     jpeg_crop_columns(library, state);
     size_t row_nbytes = (size_t)cinfo->output_width * 3;
     if (cinfo->output_width != job->right - job->left || (job->bottom - job->top) * row_nbytes > job->into_nbytes)
-        jpeg_refuse(state, "no room for the decoded part of a JPEG");
+        jpeg_refuse(&state->guard, "no room for the decoded part of a JPEG");
     if (job->top)
         library->skip(cinfo, job->top);
     while (cinfo->output_scanline < job->bottom) {
@@ -113,7 +77,7 @@ static void jpeg_read_part(const jpeg62_library *library, jpeg_state *state) {
             rows[row] = job->into + (before - job->top + row) * row_nbytes;
         library->read(cinfo, rows, count);
         if (cinfo->output_scanline == before)
-            jpeg_refuse(state, "a JPEG whose decoder does not go on");
+            jpeg_refuse(&state->guard, "a JPEG whose decoder does not go on");
     }
     if (job->is_strict && cinfo->output_scanline == cinfo->output_height)
         library->finish(cinfo); /* looks for what may be wrong behind the last row */
@@ -121,10 +85,10 @@ static void jpeg_read_part(const jpeg62_library *library, jpeg_state *state) {
 
 /* The one place errors jump to: `state` is the caller's, so what changed in it since is still there. */
 static int jpeg_guarded(const jpeg62_library *library, jpeg_state *state, void (*body)(const jpeg62_library *, jpeg_state *)) {
-    if (setjmp(state->failed))
+    if (setjmp(state->guard.failed))
         return 0;
     library->create(&state->cinfo, JPEG62_VERSION, sizeof(jpeg62_decompress));
-    state->cinfo.progress = &state->progress;
+    state->cinfo.progress = &state->guard.progress;
     body(library, state);
     return 1;
 }
@@ -133,20 +97,44 @@ static int jpeg_with_state(const jpeg62_library *library, jpeg_job *job, void (*
     jpeg_state state;
     memset(&state, 0, sizeof(state));
     state.job = job;
-    state.cinfo.err = library->std_error(&state.err);
-    state.err.error_exit = jpeg_fail;
-    state.err.emit_message = jpeg_warn;
-    state.err.output_message = jpeg_say_nothing;
-    state.progress.progress_monitor = jpeg_count_scans;
+    state.guard.is_strict = job->is_strict;
+    state.guard.message = job->message;
+    jpeg_set_guard(library, &state.guard, (jpeg62_common *)&state.cinfo);
     int is_done = jpeg_guarded(library, &state, body);
     library->destroy(&state.cinfo);
     return is_done;
 }
 
-/* Decodes; 0 if it cannot, and then `message` says why. */
+/* Decodes the part out of a piece of the file; 0 if there is none, or it cannot be decoded. */
+static int jpeg_decode_piece(const jpeg62_library *library, jpeg_job *job) {
+    jpeg_wanted wanted = {
+        job->data, job->nbytes, job->reduction, job->height, job->width, job->top, job->left, job->bottom, job->right, job->is_fast,
+    };
+    jpeg_piece piece;
+    if (!jpeg_cut(&wanted, &piece))
+        return 0;
+    jpeg_job within = *job;
+    within.data = piece.data;
+    within.nbytes = piece.nbytes;
+    within.height = piece.height;
+    within.width = piece.width;
+    within.top -= piece.top;
+    within.bottom -= piece.top;
+    within.left -= piece.left;
+    within.right -= piece.left;
+    int is_done = jpeg_with_state(library, &within, jpeg_read_part);
+    free(piece.data);
+    if (is_done) {
+        job->left = within.left + piece.left;
+        job->right = within.right + piece.left;
+    }
+    return is_done;
+}
+
+/* Decodes; 0 if it cannot, and then `message` says why. Damage in a piece is reported as what it is in the whole file. */
 static int jpeg_decode(const jpeg62_library *library, jpeg_job *job) {
     job->message[0] = 0;
-    return jpeg_with_state(library, job, jpeg_read_part);
+    return jpeg_decode_piece(library, job) || jpeg_with_state(library, job, jpeg_read_part);
 }
 
 static void jpeg_do_nothing(const jpeg62_library *library, jpeg_state *state) {
@@ -156,8 +144,12 @@ static void jpeg_do_nothing(const jpeg62_library *library, jpeg_state *state) {
  * then `message` says why. The object stays loaded. */
 static int jpeg_bind(jpeg62_library *library, const char *path, char message[JPEG62_MESSAGE]) {
     static const char *const names[] = {
-        "jpeg_std_error",      "jpeg_CreateDecompress", "jpeg_mem_src",        "jpeg_read_header",       "jpeg_start_decompress",
-        "jpeg_crop_scanline",  "jpeg_skip_scanlines",   "jpeg_read_scanlines", "jpeg_finish_decompress", "jpeg_destroy_decompress",
+        "jpeg_std_error",         "jpeg_CreateDecompress",   "jpeg_mem_src",
+        "jpeg_read_header",       "jpeg_start_decompress",   "jpeg_crop_scanline",
+        "jpeg_skip_scanlines",    "jpeg_read_scanlines",     "jpeg_finish_decompress",
+        "jpeg_destroy_decompress", "jpeg_read_coefficients", "jpeg_copy_critical_parameters",
+        "jpeg_CreateCompress",    "jpeg_write_coefficients", "jpeg_finish_compress",
+        "jpeg_destroy_compress",
     };
     void **functions = (void **)library;
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);

@@ -1,10 +1,12 @@
 """A part of a JPEG as RGB, by the libjpeg-turbo that some shared object of this process brings: nothing is linked at build time.
 
-src/libjpeg62.h has the library's structures, src/jpeg.h the decoding; here are the checks that make it safe.
+src/libjpeg62.h has the library's structures, src/jpeg.h the decoding, src/jpeg_recode.h what writes files of which less has to be
+decoded; here are the checks that make it safe.
 """
 
 from libc.stdint cimport uint8_t
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdlib cimport free
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 
 cdef extern from "jpeg.h" nogil:
     enum:
@@ -24,6 +26,17 @@ cdef extern from "jpeg.h" nogil:
 
     int jpeg_bind(jpeg62_library *library, const char *path, char *message)
     int jpeg_decode(const jpeg62_library *library, jpeg_job *job)
+
+cdef extern from "jpeg_recode.h" nogil:
+    ctypedef struct jpeg_recoding:
+        const uint8_t *data
+        size_t nbytes
+        unsigned least_width
+        uint8_t *out
+        size_t out_nbytes
+        char *message
+
+    int jpeg_recode(const jpeg62_library *library, jpeg_recoding *job)
 
 cdef jpeg62_library bound
 cdef bint is_bound = False
@@ -92,3 +105,31 @@ def decode(
     if not is_done:
         raise ValueError(job.message.decode(errors="replace"))
     return job.left, job.right
+
+
+def recode(bytes data not None, *, unsigned least_width=0):
+    """Codes a JPEG anew with restart markers, without the GIL: the same coefficients, tables of its own, one sequential scan.
+
+    Args:
+        least_width: pixels between two markers: as few MCUs as have them and divide a row; 0: a row.
+    Returns:
+        The new file.
+    Raises:
+        ValueError: it cannot be done without loss; with the cause.
+        RuntimeError: no library is bound.
+    """
+    cdef jpeg_recoding job
+    cdef int is_done
+    if not is_bound:
+        raise RuntimeError("no libjpeg-turbo is bound; bind() one first")
+    job.data = <const uint8_t *>PyBytes_AS_STRING(data)
+    job.nbytes = PyBytes_GET_SIZE(data)
+    job.least_width = least_width
+    with nogil:
+        is_done = jpeg_recode(&bound, &job)
+    try:
+        if not is_done:
+            raise ValueError(job.message.decode(errors="replace"))
+        return PyBytes_FromStringAndSize(<char *>job.out, job.out_nbytes)
+    finally:
+        free(job.out)

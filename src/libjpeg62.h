@@ -1,8 +1,8 @@
 /* libjpeg-turbo's structures as its callers see them (ABI 62), so that the library can be bound at run time, without its headers.
  *
- * jpeg_CreateDecompress compares the version and the size of jpeg62_decompress with its own and refuses others: a library of ABI 7
- * or 8 is found out before it touches a field. Names are the library's, and all fields are there: one left out would move all
- * behind it.
+ * jpeg_CreateDecompress and jpeg_CreateCompress compare the version and the size of jpeg62_decompress and jpeg62_compress with their
+ * own and refuse others: a library of ABI 7 or 8 is found out before it touches a field. Names are the library's, and all fields are
+ * there: one left out would move all behind it.
  *
  * Source: libjpeg-turbo, jpeglib.h and libjpeg.txt (https://libjpeg-turbo.org).
  */
@@ -14,14 +14,16 @@
 
 enum { JPEG62_VERSION = 62, JPEG62_RGB = 2, JPEG62_ISLOW = 0, JPEG62_IFAST = 1, JPEG62_HEADER_OK = 1, JPEG62_MESSAGE = 200 };
 
+typedef struct jpeg62_common jpeg62_common;
 typedef struct jpeg62_decompress jpeg62_decompress;
+typedef struct jpeg62_compress jpeg62_compress;
 
 typedef struct {
-    void (*error_exit)(jpeg62_decompress *cinfo);                     /* may not return */
-    void (*emit_message)(jpeg62_decompress *cinfo, int level);        /* level -1: a warning; 0 and more: a trace */
-    void (*output_message)(jpeg62_decompress *cinfo);                 /* prints */
-    void (*format_message)(jpeg62_decompress *cinfo, char *buffer);   /* into JPEG62_MESSAGE bytes */
-    void (*reset_error_mgr)(jpeg62_decompress *cinfo);                /* at the start of an image */
+    void (*error_exit)(jpeg62_common *cinfo);                         /* may not return */
+    void (*emit_message)(jpeg62_common *cinfo, int level);            /* level -1: a warning; 0 and more: a trace */
+    void (*output_message)(jpeg62_common *cinfo);                     /* prints */
+    void (*format_message)(jpeg62_common *cinfo, char *buffer);       /* into JPEG62_MESSAGE bytes */
+    void (*reset_error_mgr)(jpeg62_common *cinfo);                    /* at the start of an image */
     int msg_code;                                                     /* which message */
     union {
         int i[8];
@@ -36,10 +38,31 @@ typedef struct {
 } jpeg62_error;
 
 typedef struct {
-    void (*progress_monitor)(jpeg62_decompress *cinfo); /* now and then: at least once a row of MCUs of each scan */
+    void (*progress_monitor)(jpeg62_common *cinfo);     /* now and then: at least once a row of MCUs of each scan */
     long pass_counter, pass_limit;                      /* work done and to do in this pass */
     int completed_passes, total_passes;                 /* passes */
 } jpeg62_progress;
+
+struct jpeg62_common { /* what both of the structures below begin with */
+    jpeg62_error *err;
+    void *mem;
+    jpeg62_progress *progress;
+    void *client_data;
+    int is_decompressor, global_state;
+};
+
+typedef struct { /* the beginning of jpeg_source_mgr: what is left of the file */
+    const uint8_t *next_input_byte;
+    size_t bytes_in_buffer;
+} jpeg62_source;
+
+typedef struct { /* of a caller's own */
+    uint8_t *next_output_byte;                            /* where to write */
+    size_t free_in_buffer;                                /* bytes there */
+    void (*init_destination)(jpeg62_compress *cinfo);
+    int (*empty_output_buffer)(jpeg62_compress *cinfo);   /* all of the buffer is written; sets the two above */
+    void (*term_destination)(jpeg62_compress *cinfo);
+} jpeg62_destination;
 
 struct jpeg62_decompress {
     jpeg62_error *err;         /* set by the caller before anything else */
@@ -47,7 +70,7 @@ struct jpeg62_decompress {
     jpeg62_progress *progress; /* NULL: none */
     void *client_data;         /* the caller's own */
     int is_decompressor, global_state;
-    void *src;                                            /* source manager */
+    jpeg62_source *src;                                   /* source manager */
     unsigned image_width, image_height;                   /* pixels, from the header */
     int num_components, jpeg_color_space;                 /* in the file */
     int out_color_space;                                  /* wanted */
@@ -95,6 +118,44 @@ struct jpeg62_decompress {
     void *master, *main, *coef, *post, *inputctl, *marker, *entropy, *idct, *upsample, *cconvert, *cquantize;
 };
 
+struct jpeg62_compress {
+    jpeg62_error *err;         /* as above */
+    void *mem;
+    jpeg62_progress *progress;
+    void *client_data;
+    int is_decompressor, global_state;
+    jpeg62_destination *dest;
+    unsigned image_width, image_height;                   /* pixels */
+    int input_components, in_color_space;
+    double input_gamma;
+    int data_precision;
+    int num_components, jpeg_color_space;                 /* in the file */
+    void *comp_info;
+    void *quant_tbl_ptrs[4], *dc_huff_tbl_ptrs[4], *ac_huff_tbl_ptrs[4];
+    uint8_t arith_dc_L[16], arith_dc_U[16], arith_ac_K[16];
+    int num_scans;
+    const void *scan_info;                                /* NULL: one sequential scan */
+    int raw_data_in, arith_code;
+    int optimize_coding;                                  /* Huffman tables made for the image */
+    int CCIR601_sampling, smoothing_factor, dct_method;
+    unsigned restart_interval;                            /* MCUs; 0: none */
+    int restart_in_rows;                                  /* or in rows of them */
+    int write_JFIF_header;
+    uint8_t JFIF_major_version, JFIF_minor_version, density_unit;
+    uint16_t X_density, Y_density;
+    int write_Adobe_marker;
+    unsigned next_scanline;
+    int progressive_mode, max_h_samp_factor, max_v_samp_factor;
+    unsigned total_iMCU_rows;
+    int comps_in_scan;
+    void *cur_comp_info[4];
+    unsigned MCUs_per_row, MCU_rows_in_scan;
+    int blocks_in_MCU, MCU_membership[10];
+    int Ss, Se, Ah, Al;
+    void *master, *main, *prep, *coef, *marker, *cconvert, *downsample, *fdct, *entropy, *script_space;
+    int script_space_size;
+};
+
 typedef struct { /* its functions; a call that fails ends in error_exit */
     jpeg62_error *(*std_error)(jpeg62_error *err);
     void (*create)(jpeg62_decompress *cinfo, int version, size_t nbytes);
@@ -106,6 +167,12 @@ typedef struct { /* its functions; a call that fails ends in error_exit */
     unsigned (*read)(jpeg62_decompress *cinfo, uint8_t **rows, unsigned num_rows);
     int (*finish)(jpeg62_decompress *cinfo);
     void (*destroy)(jpeg62_decompress *cinfo);
+    void **(*read_coefficients)(jpeg62_decompress *cinfo);
+    void (*copy_parameters)(const jpeg62_decompress *from, jpeg62_compress *to);
+    void (*create_compress)(jpeg62_compress *cinfo, int version, size_t nbytes);
+    void (*write_coefficients)(jpeg62_compress *cinfo, void **coefficients);
+    void (*finish_compress)(jpeg62_compress *cinfo);
+    void (*destroy_compress)(jpeg62_compress *cinfo);
 } jpeg62_library;
 
 #endif

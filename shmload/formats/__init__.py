@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from shmload.formats.images.crops import CenterCrop, RandomResizedCrop, Resize
     from shmload.formats.images.decoder import ImageDecoder
     from shmload.formats.images.folder import ImageFolder
+    from shmload.formats.images.restart import with_restart_markers
     from shmload.formats.readers.hdf5 import HDF5Dataset
     from shmload.formats.readers.parquet import ParquetDataset
     from shmload.formats.readers.safetensors import SafetensorsDataset
@@ -38,6 +39,7 @@ _PLACES = {
     "TarWriter": "shmload.formats.tar.writer",
     "TokenDataset": "shmload.formats.tokens.dataset",
     "ZarrDataset": "shmload.formats.readers.zarr",
+    "with_restart_markers": "shmload.formats.images.restart",
 }
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "TarWriter",
     "TokenDataset",
     "ZarrDataset",
+    "with_restart_markers",
 ]
 
 

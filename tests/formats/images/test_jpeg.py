@@ -273,7 +273,9 @@ void *jpeg_std_error(struct err *err) { err->format = format; return err; }
 void jpeg_CreateDecompress(struct cinfo *cinfo, int version, size_t nbytes) { if (version != 80) cinfo->err->exit(cinfo); }
 void jpeg_mem_src(void) {} void jpeg_read_header(void) {} void jpeg_start_decompress(void) {} void jpeg_crop_scanline(void) {}
 void jpeg_skip_scanlines(void) {} void jpeg_read_scanlines(void) {} void jpeg_finish_decompress(void) {}
-void jpeg_destroy_decompress(void *cinfo) {}
+void jpeg_destroy_decompress(void *cinfo) {} void jpeg_read_coefficients(void) {} void jpeg_copy_critical_parameters(void) {}
+void jpeg_CreateCompress(void) {} void jpeg_write_coefficients(void) {} void jpeg_finish_compress(void) {}
+void jpeg_destroy_compress(void) {}
 """
 
 

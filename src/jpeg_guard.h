@@ -1,0 +1,64 @@
+/* Calls into libjpeg-turbo that may fail: its error_exit must not return (its own ends the process), so it jumps to where the guard
+ * was set. Between there and here lie the library's frames and ours, never Cython's.
+ */
+#ifndef SHMLOAD_JPEG_GUARD_H
+#define SHMLOAD_JPEG_GUARD_H
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "libjpeg62.h"
+
+enum { JPEG_MOST_SCANS = 500 }; /* a progressive file needs about 10; as libjpeg-turbo's own tools limit it against bombs */
+
+typedef struct {
+    jpeg62_error err;
+    jpeg62_progress progress;
+    jmp_buf failed;
+    int is_strict; /* warnings of damaged data are errors */
+    char *message; /* JPEG62_MESSAGE bytes: why it failed */
+} jpeg_guard;
+
+static jpeg_guard *jpeg_guard_of(jpeg62_common *cinfo) {
+    return (jpeg_guard *)cinfo->client_data;
+}
+
+_Noreturn static void jpeg_fail(jpeg62_common *cinfo) {
+    jpeg_guard *guard = jpeg_guard_of(cinfo);
+    cinfo->err->format_message(cinfo, guard->message);
+    longjmp(guard->failed, 1);
+}
+
+_Noreturn static void jpeg_refuse(jpeg_guard *guard, const char *why) {
+    snprintf(guard->message, JPEG62_MESSAGE, "%s", why);
+    longjmp(guard->failed, 1);
+}
+
+static void jpeg_warn(jpeg62_common *cinfo, int level) {
+    if (level >= 0)
+        return;
+    cinfo->err->num_warnings++;
+    if (jpeg_guard_of(cinfo)->is_strict)
+        jpeg_fail(cinfo);
+}
+
+static void jpeg_say_nothing(jpeg62_common *cinfo) {
+}
+
+static void jpeg_count_scans(jpeg62_common *cinfo) {
+    if (cinfo->is_decompressor && ((jpeg62_decompress *)cinfo)->input_scan_number > JPEG_MOST_SCANS)
+        jpeg_refuse(jpeg_guard_of(cinfo), "a JPEG of more than 500 scans");
+}
+
+/* Before anything else is done with a decompressor or a compressor; both keep it when they are created. */
+static void jpeg_set_guard(const jpeg62_library *library, jpeg_guard *guard, jpeg62_common *cinfo) {
+    cinfo->err = library->std_error(&guard->err);
+    cinfo->client_data = guard;
+    guard->err.error_exit = jpeg_fail;
+    guard->err.emit_message = jpeg_warn;
+    guard->err.output_message = jpeg_say_nothing;
+    guard->progress.progress_monitor = jpeg_count_scans;
+}
+
+#endif

@@ -2,7 +2,7 @@
 
 import typer
 
-from shmload.cli import bench, clean, doctor, index, inspect, top, trace, verify
+from shmload.cli import bench, clean, doctor, index, inspect, pack, top, trace, verify
 
 __all__ = ["app", "main"]
 
@@ -18,6 +18,7 @@ app.command("clean")(clean.clean)
 app.command("doctor")(doctor.doctor)
 app.command("index")(index.index)
 app.command("inspect")(inspect.inspect)
+app.command("pack")(pack.pack)
 app.command("top")(top.top)
 app.command("trace")(trace.trace)
 app.command("verify")(verify.verify)

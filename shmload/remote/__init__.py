@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shmload.remote.manifest import Manifest
     from shmload.remote.upload import upload_cv_dataset
-    from shmload.storage.client import make_client
+    from shmload.storage.client import Client, make_client
 
 _PLACES = {
+    "Client": "shmload.storage.client",
     "Manifest": "shmload.remote.manifest",
     "make_client": "shmload.storage.client",
     "upload_cv_dataset": "shmload.remote.upload",
 }
 
-__all__ = ["Manifest", "make_client", "upload_cv_dataset"]
+__all__ = ["Client", "Manifest", "make_client", "upload_cv_dataset"]
 
 
 def __getattr__(name: str) -> Any:

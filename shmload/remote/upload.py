@@ -50,8 +50,8 @@ def upload_cv_dataset(
         quality: JPEG with this quality, 1 to 100, for images that are not encoded yet; None: PNG, without loss.
         restart_markers: JPEG files get restart markers, without loss: readers then decode only what a crop needs.
         multiprocessing_context: how workers start: "fork", "spawn", "forkserver" or a context.
-        spool_folder: where up to three shards lie until they are sent, in files without names. None: the system's temporary
-            folder.
+        spool_folder: where up to three shards lie until they are sent, in files without names. None: in memory if three of
+            `maxsize` are at most an eighth of what is free, else where temporary files do.
         on_progress: called now and then with a `Progress`.
     Returns:
         what was written: `manifest.json` in the folder, which is read back by `RemoteDataset(client, bucket, base_folder)`.

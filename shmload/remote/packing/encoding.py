@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shmload.formats.tar.header import BLOCK, member_header, member_name
-from shmload.remote.packing.members import Members
+from shmload.remote.packing.members import Members, OpenFile, Payload
 from shmload.remote.packing.sources import Source
 from shmload.schedule.permutation import Permutation
 from shmload.worker.sample_rng import begin_sample, kept_generators
@@ -53,10 +53,18 @@ class EncodedSamples:
         view, at = memoryview(room), 0
         for pieces in records:
             for piece in pieces:
-                view[at : at + len(piece)] = piece
-                at += len(piece)
+                part = view[at : at + len(piece)]
+                if isinstance(piece, OpenFile):
+                    piece.read_into(part)
+                else:
+                    part[:] = piece
+                at += len(part)
 
-    def pieces(self, index: int) -> list[bytes]:
+    def record(self, index: int) -> bytes:
+        """The record of a sample."""
+        return b"".join(map(_bytes, self.pieces(index)))
+
+    def pieces(self, index: int) -> list[Payload]:
         """The record of a sample: headers, payloads and what fills them up.
 
         Raises:
@@ -68,7 +76,7 @@ class EncodedSamples:
         if self.restart_markers:
             members = with_markers(members)
         key = f"{prefix}{index:0{self._width}d}"
-        pieces = []
+        pieces: list[Payload] = []
         for extension, data in members:
             pieces += [member_header(member_name(key, extension), len(data)), data]
             if len(data) % BLOCK:
@@ -82,6 +90,10 @@ def with_markers(members: Members) -> Members:
 
     is_jpeg = [extension.rpartition(".")[2] in ("jpg", "jpeg") for extension, _ in members]
     return [
-        (extension, with_restart_markers(data) if jpeg else data)
+        (extension, with_restart_markers(_bytes(data)) if jpeg else data)
         for jpeg, (extension, data) in zip(is_jpeg, members, strict=True)
     ]
+
+
+def _bytes(payload: Payload) -> bytes:
+    return payload.read() if isinstance(payload, OpenFile) else payload

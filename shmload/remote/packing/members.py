@@ -38,7 +38,56 @@ from shmload.formats.tar.images import IMAGE_EXTENSIONS
 from shmload.remote.packing.kinds import PEEK, image_extension
 from shmload.remote.packing.pictures import array_member, picture_member
 
-Members = list[tuple[str, bytes]]
+
+class OpenFile:
+    """The bytes of a file that is not read yet."""
+
+    def __init__(self, path: str | bytes) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.nbytes = os.fstat(self._fd).st_size
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def begin(self) -> bytes:
+        """Its first bytes."""
+        return os.pread(self._fd, PEEK, 0)
+
+    def read_into(self, out: memoryview) -> None:
+        """Reads all of it, and closes it.
+
+        Raises:
+            OSError: it is not as long any more.
+        """
+        done = 0
+        while done < len(out):
+            got = os.preadv(self._fd, [out[done:]], done)
+            if not got:
+                raise OSError(
+                    f"{os.fsdecode(self.path)} was cut to {done} bytes while it was packed; it had {self.nbytes}"
+                )
+            done += got
+        self.close()
+
+    def read(self) -> bytes:
+        """All of it."""
+        out = bytearray(self.nbytes)
+        self.read_into(memoryview(out))
+        return bytes(out)
+
+    def close(self) -> None:
+        """Gives its descriptor back; it may be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+Payload = bytes | OpenFile
+Members = list[tuple[str, Payload]]
 _KNOWN = INTEGERS | TEXTS | IMAGE_EXTENSIONS | {"json", "jsn", "npy", "npz", "ten", "tb", "tenbin", "bin"}
 _PLAIN = re.compile(r"[^a-z0-9_.-]")
 _FACES = {"image": "", "label": ""}  # fields whose members have no name before their extension
@@ -76,7 +125,7 @@ def members_of(sample: Any, quality: int | None) -> Members:
 
 
 def _of_fields(sample: Mapping[Any, Any], quality: int | None) -> Members:
-    found = []
+    found: Members = []
     for name, value in sample.items():
         if not isinstance(name, str):
             raise TypeError(f"the fields of a sample have names that are str; this one has {name!r}")
@@ -103,16 +152,16 @@ def _encoded(name: str, extension: str, value: Any) -> bytes:
         raise type(error)(f"field {name!r}: {error}") from error
 
 
-def _named(name: str, member: Any, value: Any, quality: int | None) -> tuple[str, bytes]:
+def _named(name: str, member: Any, value: Any, quality: int | None) -> tuple[str, Payload]:
     try:
-        found: tuple[str, bytes] = member(value, quality)
+        found: tuple[str, Payload] = member(value, quality)
     except (ValueError, TypeError, OSError) as error:
         text = str(error)
         raise (OSError if isinstance(error, OSError) else type(error))(f"field {name!r}: {text}") from error
     return found
 
 
-def image_member(value: Any, quality: int | None) -> tuple[str, bytes]:
+def image_member(value: Any, quality: int | None) -> tuple[str, Payload]:
     """(extension, bytes) of what stands in the image's place: there a str is a path."""
     if isinstance(value, str):
         value = Path(value)
@@ -123,7 +172,7 @@ def image_member(value: Any, quality: int | None) -> tuple[str, bytes]:
     return value_member(value, quality)
 
 
-def value_member(value: Any, quality: int | None) -> tuple[str, bytes]:
+def value_member(value: Any, quality: int | None) -> tuple[str, Payload]:
     """(extension, bytes) of any value.
 
     Raises:
@@ -155,11 +204,10 @@ def value_member(value: Any, quality: int | None) -> tuple[str, bytes]:
     )
 
 
-def file_member(path: str | bytes) -> tuple[str, bytes]:
+def file_member(path: str | bytes) -> tuple[str, OpenFile]:
     """(extension, bytes) of a file, which is what its first bytes say, else what its name does."""
-    with open(path, "rb", buffering=0) as file:
-        data = file.read()
-    return file_extension(path, data[:PEEK]), data
+    file = OpenFile(path)
+    return file_extension(path, file.begin()), file
 
 
 def file_extension(path: str | bytes, begin: bytes) -> str:

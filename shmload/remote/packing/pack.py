@@ -23,9 +23,10 @@ from shmload.loader import ShmLoader
 from shmload.remote.manifest import Manifest
 from shmload.remote.packing.encoding import RECORD, EncodedSamples
 from shmload.remote.packing.generation import Generation
-from shmload.remote.packing.sender import Sender
+from shmload.remote.packing.sender import NUM_THREADS, Sender
 from shmload.remote.packing.shard_file import Record, ShardFile
 from shmload.remote.packing.sources import Files, source_of
+from shmload.remote.packing.spool import Spool
 from shmload.storage.store import Store
 
 logger = logging.getLogger("shmload")
@@ -44,7 +45,7 @@ class Options:
         workers: processes that encode; 0: this one.
         quality: of JPEG for images that are not encoded yet; None: PNG.
         multiprocessing_context: how workers start.
-        spool_folder: where shards lie until they are sent.
+        spool_folder: where shards lie until they are sent; None: in memory, or if that is short where temporary files do.
     """
 
     maxsize: int
@@ -83,7 +84,11 @@ class Progress:
 
 
 class Packing:
-    """One packing of a dataset into a store."""
+    """One packing of a dataset into a store.
+
+    Attributes:
+        num_found: shards that were there when it began.
+    """
 
     def __init__(
         self, dataset: Any, store: Store, options: Options, on_progress: Callable[[Progress], None] | None
@@ -94,12 +99,12 @@ class Packing:
         self._options, self._store, self._on_progress = options, store, on_progress
         self._samples = EncodedSamples(source, seed=options.seed, restart_markers=options.restart_markers)
         probed = sorted({number * (len(source) - 1) // (NUM_PROBED - 1) for number in range(NUM_PROBED)})
-        probes = [b"".join(self._samples.pieces(index)) for index in probed]
+        probes = [self._samples.record(index) for index in probed]
         mean = sum(map(len, probes)) // len(probes)
         self._batch_size = min(max(_BATCH_NBYTES // mean, 1), _BATCH_SIZE_MAX)
         self._generation = Generation(store, self._name(probes))
         self._records: dict[int, Record] = {}  # by number of the shard
-        self._num_found = self._num_packed = 0
+        self.num_found = self._num_packed = 0
 
     def _name(self, probes: list[bytes]) -> str:
         """The generation's name: another one for other arguments or another dataset."""
@@ -124,12 +129,12 @@ class Packing:
         """Packs what is not in the store yet, and writes the manifest."""
         total = len(self._samples)
         self._keep(self._generation.records())
-        self._num_found = len(self._records)
-        if self._num_found:
+        self.num_found = len(self._records)
+        if self.num_found:
             logger.info(
                 "%s: %d shards of generation %s are there already",
                 self._store.url,
-                self._num_found,
+                self.num_found,
                 self._generation.name,
             )
         if self._generation.committed() is None:
@@ -137,6 +142,7 @@ class Packing:
             faults.hit("claimed")
         self._num_packed = sum(record.shard.num_samples for record in self._records.values())
         self._tell()
+        self._spool = Spool((NUM_THREADS + 1) * self._options.maxsize, self._options.spool_folder)
         sender = Sender(self._store, self._generation, self._sent)
         try:
             at, number = 0, 0
@@ -145,6 +151,7 @@ class Packing:
             sender.finish()
         finally:
             sender.close()
+            self._spool.close()
         return self._generation.commit([self._records[number] for number in sorted(self._records)], self._options.seed)
 
     def _keep(self, records: list[Record]) -> None:
@@ -191,7 +198,7 @@ class Packing:
                     if shard is None:
                         self._forget_from(number)
                         sender.make_room()
-                        shard = ShardFile(self._generation.shard_name(number), at, self._options.spool_folder)
+                        shard = ShardFile(self._generation.shard_name(number), at, self._spool)
                     last, count, at = end, count + 1, at + 1
                 assert shard is not None
                 shard.append(records[begin:last], count)
@@ -245,5 +252,5 @@ class Packing:
         if self._on_progress is not None:
             nbytes = sum(record.shard.nbytes for record in self._records.values())
             self._on_progress(
-                Progress(len(self._samples), self._num_packed, nbytes, len(self._records), self._num_found)
+                Progress(len(self._samples), self._num_packed, nbytes, len(self._records), self.num_found)
             )

@@ -4,7 +4,6 @@ killed."""
 from __future__ import annotations
 
 import mmap
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from shmload._core.crc32c import crc32c
 from shmload.formats.tar.header import archive_nbytes
 from shmload.formats.tar.shard import ShardIndex, pack_index
 from shmload.remote.manifest import INDEX_SUFFIX, IndexEntry, ShardEntry
+from shmload.remote.packing.spool import Spool
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class ShardFile:
     Args:
         name: that it will have.
         first: position in the packing order of its first sample.
-        folder: where there is room for it; None: where temporary files lie.
+        spool: has a file for it.
     """
 
-    def __init__(self, name: str, first: int, folder: str | None) -> None:
+    def __init__(self, name: str, first: int, spool: Spool) -> None:
         self.name, self.first = name, first
         self.nbytes = self.num_samples = 0
         self._crc = 0
-        self._file = tempfile.TemporaryFile(prefix="shmload-pack-", dir=folder, buffering=0)  # noqa: SIM115  # closed when it is sent
+        self._spool, self._file = spool, spool.take()
 
     @property
     def path(self) -> Path:
@@ -61,6 +61,7 @@ class ShardFile:
     def finish(self) -> tuple[Record, bytes]:
         """Ends the archive; what is noted of it, and its index."""
         self._write(memoryview(bytes(archive_nbytes(self.nbytes) - self.nbytes)))
+        self._file.truncate()  # of a longer shard before it
         with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             packed = pack_index(self.name, data)
         extensions = tuple(sorted(ShardIndex(self.name, packed).extensions))
@@ -75,5 +76,5 @@ class ShardFile:
             data = data[self._file.write(data) :]
 
     def close(self) -> None:
-        """Gives its room back."""
-        self._file.close()
+        """Gives its file back."""
+        self._spool.give(self._file)

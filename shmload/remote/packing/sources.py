@@ -69,7 +69,7 @@ class Files:
         if not self.has_labels:
             return "", [file_member(entry)]
         path, label = entry
-        return "", sorted([file_member(path), value_member(label, None)])
+        return "", sorted([file_member(path), value_member(label, None)], key=lambda member: member[0])
 
     def update(self, digest: Any) -> None:
         """Adds names, sizes and labels of all files to a digest of hashlib's."""

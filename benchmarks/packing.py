@@ -107,7 +107,7 @@ class Forgetful:
 
 
 def by_shmload(dataset: Any, store: Any) -> None:
-    options = Options(MAXSIZE, MAXCOUNT, 2, SEED)
+    options = Options(MAXSIZE, MAXCOUNT, 2, SEED, multiprocessing_context="fork")
     Packing(dataset, store, options, None).run()
 
 

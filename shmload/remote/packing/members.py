@@ -42,6 +42,8 @@ from shmload.remote.packing.pictures import array_member, picture_member
 class OpenFile:
     """The bytes of a file that is not read yet."""
 
+    _fd = -1
+
     def __init__(self, path: str | bytes) -> None:
         self.path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -57,7 +57,7 @@ def pack(
         typer.echo(f"shmload pack: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(1) from None
     except (OSError, ValueError, TypeError, IndexError, RuntimeError, ImportError) as error:
-        refuse("pack", str(error).splitlines()[-1] if "Original Traceback" in str(error) else error)
+        refuse("pack", _told(error))
     except KeyboardInterrupt:
         typer.echo("shmload pack: interrupted; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
@@ -67,6 +67,16 @@ def pack(
         f"{perf_counter() - begin:.1f} s: {', '.join(manifest.extensions)}"
     )
     typer.echo(f"read it by shmload.remote.RemoteDataset.from_urls({dest!r})")
+
+
+def _told(error: BaseException) -> object:
+    """An error in a line: of a worker's, which brings its traceback, the type, the text and which sample it was."""
+    lines = str(error).splitlines()
+    if not (lines and lines[0].startswith("Caught ")):
+        notes = getattr(error, "__notes__", [])
+        return f"{error} ({'; '.join(notes)})" if notes else error
+    own = [line for line in lines[2:] if line and not line.startswith((" ", "Traceback", "shmload: "))]
+    return "; ".join(own)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from PIL import Image
 
 from shmload.formats import TarDataset
 from shmload.remote.manifest import Manifest
-from shmload.remote.packing.pack import Options, Packing, Progress
+from shmload.remote.packing.pack import Options, Packing
 from shmload.storage.local import LocalStore
 from shmload.storage.store import StoredObject
 
@@ -94,7 +94,7 @@ class CountingStore(LocalStore):
 def packed(dataset: Any, store: Any, **given: Any) -> Manifest:
     """Packs in this process, into small shards, unless the test says otherwise."""
     on_progress = given.pop("on_progress", None)
-    options: dict[str, Any] = {"maxsize": 20_480, "maxcount": 100, "workers": 0, "seed": 0, **given}
+    options: dict[str, Any] = {"maxsize": 100_000, "maxcount": 10, "workers": 0, "seed": 0, **given}
     return Packing(dataset, store, Options(**options), on_progress).run()
 
 
@@ -118,6 +118,3 @@ def encoded(picture: Any, format: str, **options: Any) -> bytes:
     file = io.BytesIO()
     picture.save(file, format, **options)
     return file.getvalue()
-
-
-__all__ = ["Options", "Packing", "Progress"]

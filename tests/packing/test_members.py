@@ -21,7 +21,9 @@ import shmload
 from shmload.remote.packing.members import Members, OpenFile, members_of
 from shmload.storage.local import LocalStore
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves files open
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # webdataset leaves files open
 PHOTO = Path(shmload.__file__).parent / "data" / "chelsea.jpg"
 RNG = np.random.default_rng(5)
 RGB = RNG.integers(0, 256, (5, 7, 3), np.uint8)
@@ -37,7 +39,9 @@ def through(folder: Path, sample: Any, **options: Any) -> tuple[dict[str, Any], 
     manifest = packed([sample], LocalStore(folder))
     (ours,) = samples_in(folder, manifest, **options)
     url = str(folder / manifest.shards[0].name)
-    (theirs,) = webdataset.WebDataset(url, shardshuffle=False, empty_check=False).decode(*([options["decode"]] if options else []))
+    (theirs,) = webdataset.WebDataset(url, shardshuffle=False, empty_check=False).decode(
+        *([options["decode"]] if options else [])
+    )
     return ours, theirs
 
 
@@ -63,7 +67,11 @@ LABELS: dict[str, tuple[Any, str, Any]] = {  # name -> (value, extension, what i
     "numpy's float": (np.float32(0.1), "npy", np.float32(0.1)),
     "tensor of one float": (torch.tensor(0.5), "npy", np.float32(0.5)),
     "no elements": (np.empty((0, 4)), "npy", np.empty((0, 4))),
-    "dict of arrays": ({"boxes": torch.ones(2, 4), "n": 3}, "npz", {"boxes": np.ones((2, 4), np.float32), "n": np.array(3)}),
+    "dict of arrays": (
+        {"boxes": torch.ones(2, 4), "n": 3},
+        "npz",
+        {"boxes": np.ones((2, 4), np.float32), "n": np.array(3)},
+    ),
     "list of arrays": ([np.ones(2), np.zeros(1)], "npz", {"0": np.ones(2), "1": np.zeros(1)}),
 }
 
@@ -119,14 +127,19 @@ def test_a_palette_keeps_what_of_it_is_transparent() -> None:
 
 
 def test_a_mode_that_no_format_keeps_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^field 'image': an image of mode HSV is kept by no format; those of 1, CMYK, .* are: return image.convert\('RGB'\), say$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^field 'image': an image of mode HSV is kept by no format; those of 1, CMYK, .* are: return image.convert\('RGB'\), say$",
+    ):
         members_of((PICTURES["RGB"].convert("HSV"), 1), None)
 
 
 grids = hnp.array_shapes(min_dims=2, max_dims=2, max_side=6)
 
 
-@given(hnp.arrays(np.uint8, grids.flatmap(lambda shape: st.sampled_from([shape, (*shape, 1), (*shape, 3), (*shape, 4)]))))
+@given(
+    hnp.arrays(np.uint8, grids.flatmap(lambda shape: st.sampled_from([shape, (*shape, 1), (*shape, 3), (*shape, 4)])))
+)
 @settings(max_examples=50)
 def test_arrays_of_bytes_are_png_and_come_back(array: Any) -> None:
     if array.ndim == 3 and array.shape[0] in (1, 3, 4):
@@ -161,7 +174,10 @@ def test_what_to_tensor_made_is_png_and_comes_back_to_the_bit(tmp_path: Path) ->
         torch.testing.assert_close(tensor, found["png"], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("array", [RGB / 254, RGB - 0.5, RGB.astype(np.int64), np.full((2, 2), np.nan), RGB[None], RGB.transpose(2, 0, 1)[:2]])
+@pytest.mark.parametrize(
+    "array",
+    [RGB / 254, RGB - 0.5, RGB.astype(np.int64), np.full((2, 2), np.nan), RGB[None], RGB.transpose(2, 0, 1)[:2]],
+)
 def test_images_that_png_does_not_keep_are_npy(array: Any, tmp_path: Path) -> None:
     ours, theirs = through(tmp_path, (array, 1))
     np.testing.assert_array_equal(array, ours["npy"])
@@ -175,19 +191,30 @@ def test_two_bytes_a_pixel_are_kept() -> None:
 
 @pytest.mark.parametrize("image", [RGB, torch.from_numpy(RGB), PICTURES["RGB"], PICTURES["L"]])
 def test_jpeg_is_made_only_when_a_quality_is_asked_for(image: Any) -> None:
-    assert ["png"] == list(written(image))
+    assert list(written(image)) == ["png"]
     (extension, small), (_, large) = (next(iter(written(image, quality).items())) for quality in (20, 95))
-    assert "jpg" == extension
-    assert "JPEG" == Image.open(io.BytesIO(small)).format
+    assert extension == "jpg"
+    assert Image.open(io.BytesIO(small)).format == "JPEG"
     assert len(small) < len(large)
 
 
 def test_a_quality_makes_no_jpeg_of_what_it_would_lose_more_of() -> None:
-    assert ["png"] == list(written(PICTURES["RGBA"], 90))
-    assert ["png"] == list(written(PICTURES["P"], 90))
+    assert list(written(PICTURES["RGBA"], 90)) == ["png"]
+    assert list(written(PICTURES["P"], 90)) == ["png"]
 
 
-@pytest.mark.parametrize(("extension", "format"), [("jpg", "JPEG"), ("png", "PNG"), ("gif", "GIF"), ("bmp", "BMP"), ("tif", "TIFF"), ("webp", "WEBP"), ("ppm", "PPM")])
+@pytest.mark.parametrize(
+    ("extension", "format"),
+    [
+        ("jpg", "JPEG"),
+        ("png", "PNG"),
+        ("gif", "GIF"),
+        ("bmp", "BMP"),
+        ("tif", "TIFF"),
+        ("webp", "WEBP"),
+        ("ppm", "PPM"),
+    ],
+)
 def test_encoded_images_are_copied_under_what_their_bytes_say(extension: str, format: str, tmp_path: Path) -> None:
     data = encoded(PICTURES["RGB"], format)
     (tmp_path / "photo.png").write_bytes(data)
@@ -196,8 +223,8 @@ def test_encoded_images_are_copied_under_what_their_bytes_say(extension: str, fo
 
 def test_bytes_that_are_no_image_are_kept_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "a.flac").write_bytes(b"sound")
-    assert {"bin": b"sound"} == written(b"sound")
-    assert {"flac": b"sound"} == written(tmp_path / "a.flac")
+    assert written(b"sound") == {"bin": b"sound"}
+    assert written(tmp_path / "a.flac") == {"flac": b"sound"}
 
 
 def test_a_dict_keeps_its_names(tmp_path: Path) -> None:
@@ -215,24 +242,48 @@ def test_a_dict_keeps_its_names(tmp_path: Path) -> None:
     ours, theirs = through(tmp_path, sample)
     names = {"png", "cls", "caption.txt", "boxes_all.npy", "mask.png", "depth.npy", "json", "left.jpg"}
     assert names == set(ours) - {"__key__"} == {name for name in theirs if not name.startswith("__")}
-    assert ("a cat", "a cat", 3, 3) == (ours["caption.txt"], theirs["caption.txt"], ours["cls"], theirs["cls"])
+    assert (ours["caption.txt"], theirs["caption.txt"], ours["cls"], theirs["cls"]) == ("a cat", "a cat", 3, 3)
     assert PHOTO.read_bytes() == ours["left.jpg"]
     np.testing.assert_array_equal(np.ones((2, 4)), ours["boxes_all.npy"])
 
 
 def test_a_named_tuple_is_a_dict_of_its_fields() -> None:
-    assert ["cls", "png", "score.json"] == list(written(namedtuple("Found", "image label score")(RGB, 1, 0.5)))
+    assert list(written(namedtuple("Found", "image label score")(RGB, 1, 0.5))) == ["cls", "png", "score.json"]
 
 
 REFUSED = {
-    "too many": ((1, 2, 3), TypeError, "a sample is an image and a label, or a dict of named fields; this one is a tuple of 3: return a dict"),
+    "too many": (
+        (1, 2, 3),
+        TypeError,
+        "a sample is an image and a label, or a dict of named fields; this one is a tuple of 3: return a dict",
+    ),
     "nothing": ({}, ValueError, "a sample needs at least one field; this dict has none"),
     "no name": ({3: 1}, TypeError, "the fields of a sample have names that are str; this one has 3"),
-    "an object": ((RGB, object()), TypeError, "field 'label': nothing keeps a object: return an image, array, number, str, bytes, or a list or dict of these"),
-    "a set in a dict": ({"a": {"b": {1}}}, TypeError, "field 'a': nothing keeps a dict with a set under 'b': JSON takes none, and .npz arrays only"),
-    "objects": ((RGB, np.array([{}])), TypeError, "field 'label': an array of objects would be a pickle: return numbers, or a list of str"),
-    "bfloat16": ((RGB, torch.ones(2, dtype=torch.bfloat16)), TypeError, "field 'label': a tensor of torch.bfloat16 has no type of numpy's: return tensor.float(), say"),
-    "two of one": ({"a": 1, "A": 2}, ValueError, "two fields of the sample would both be its member 'a.cls': give one another name"),
+    "an object": (
+        (RGB, object()),
+        TypeError,
+        "field 'label': nothing keeps a object: return an image, array, number, str, bytes, or a list or dict of these",
+    ),
+    "a set in a dict": (
+        {"a": {"b": {1}}},
+        TypeError,
+        "field 'a': nothing keeps a dict with a set under 'b': JSON takes none, and .npz arrays only",
+    ),
+    "objects": (
+        (RGB, np.array([{}])),
+        TypeError,
+        "field 'label': an array of objects would be a pickle: return numbers, or a list of str",
+    ),
+    "bfloat16": (
+        (RGB, torch.ones(2, dtype=torch.bfloat16)),
+        TypeError,
+        "field 'label': a tensor of torch.bfloat16 has no type of numpy's: return tensor.float(), say",
+    ),
+    "two of one": (
+        {"a": 1, "A": 2},
+        ValueError,
+        "two fields of the sample would both be its member 'a.cls': give one another name",
+    ),
     "no such encoder": ({"a.txt": 3}, TypeError, "field 'a.txt': text is str or bytes; got int"),
 }
 

@@ -29,7 +29,10 @@ def packed_as(image: Any) -> tuple[str, Any]:
 
 
 @pytest.mark.parametrize("is_read", [False, True])
-@pytest.mark.parametrize("opened", [lambda: Image.open(PHOTO), lambda: Image.open(str(PHOTO)), lambda: Image.open(io.BytesIO(PHOTO.read_bytes()))])
+@pytest.mark.parametrize(
+    "opened",
+    [lambda: Image.open(PHOTO), lambda: Image.open(str(PHOTO)), lambda: Image.open(io.BytesIO(PHOTO.read_bytes()))],
+)
 def test_an_untouched_image_is_its_file(opened: Callable[[], Any], is_read: bool) -> None:
     with opened() as image:
         if is_read and isinstance(image.filename, str) and image.filename:
@@ -77,7 +80,7 @@ def test_a_changed_image_is_encoded(change: str) -> None:
         changed = CHANGES[change](image)
         changed = changed if isinstance(changed, Image.Image) else image
         extension, data = packed_as(changed)
-        assert "png" == extension
+        assert extension == "png"
         again = Image.open(io.BytesIO(data))
         assert (changed.size, changed.tobytes()) == (again.size, again.tobytes())
 
@@ -88,7 +91,7 @@ def test_another_frame_than_the_first_is_encoded(tmp_path: Path) -> None:
     with Image.open(tmp_path / "a.gif") as image:
         image.seek(1)
         extension, data = packed_as(image)
-        assert "png" == extension
+        assert extension == "png"
         assert image.convert("RGB").tobytes() == Image.open(io.BytesIO(data)).convert("RGB").tobytes()
 
 
@@ -98,13 +101,16 @@ def test_an_image_whose_file_is_gone_or_another_is_encoded(tmp_path: Path) -> No
     image = Image.open(path)
     image.load()
     path.write_bytes(PHOTOS[0].read_bytes())
-    assert "png" == packed_as(image)[0]
+    assert packed_as(image)[0] == "png"
     path.unlink()
-    assert "png" == packed_as(image)[0]
+    assert packed_as(image)[0] == "png"
 
 
 def files_of(folder: Path, dataset: Any) -> dict[int, bytes]:
-    return {sample["cls"]: sample["jpg"] for sample in samples_in(folder, packed(dataset, LocalStore(folder), maxsize=10**6))}
+    return {
+        sample["cls"]: sample["jpg"]
+        for sample in samples_in(folder, packed(dataset, LocalStore(folder), maxsize=10**6))
+    }
 
 
 def test_the_files_of_an_image_folder_are_copied(tmp_path: Path) -> None:
@@ -145,11 +151,16 @@ class WithPaths(Folder):
         return (*super().__getitem__(index), self.samples[index][0])
 
 
-@pytest.mark.parametrize("dataset", [Cropped(PHOTOS), Relabelled(PHOTOS), WithPaths(PHOTOS), Folder(PHOTOS, transform=lambda image: image)])
+@pytest.mark.parametrize(
+    "dataset", [Cropped(PHOTOS), Relabelled(PHOTOS), WithPaths(PHOTOS), Folder(PHOTOS, transform=lambda image: image)]
+)
 def test_a_dataset_that_does_more_than_open_files_is_asked_for_its_samples(dataset: Any) -> None:
     assert isinstance(source_of(dataset, None), Samples)
 
 
 def test_what_has_no_samples_by_number_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"^a dataset with __len__ and __getitem__ is needed, since samples are packed in a random order; got a generator\. Put "):
+    with pytest.raises(
+        TypeError,
+        match=r"^a dataset with __len__ and __getitem__ is needed, since samples are packed in a random order; got a generator\. Put ",
+    ):
         source_of((n for n in range(3)), None)

@@ -68,8 +68,15 @@ class EncodedSamples:
         """The record of a sample: headers, payloads and what fills them up.
 
         Raises:
-            Exception: of the type that reading it raised; the text names the sample.
+            Exception: as reading it raised; a note names the sample.
         """
+        try:
+            return self._pieces(index)
+        except Exception as error:
+            error.add_note(f"sample {index} of the dataset")
+            raise
+
+    def _pieces(self, index: int) -> list[Payload]:
         if self.source.draws:
             begin_sample(self.seed, 0, index, 0, reseed=True)
         prefix, members = self.source.members(index)

@@ -196,7 +196,8 @@ class Packing:
                         sender.send(shard)
                         begin, count, number, shard = last, 0, number + 1, None
                     if shard is None:
-                        self._forget_from(number)
+                        if number in self._records:  # the gap holds more than it did
+                            self._forget_from(number)
                         sender.make_room()
                         shard = ShardFile(self._generation.shard_name(number), at, self._spool)
                     last, count, at = end, count + 1, at + 1

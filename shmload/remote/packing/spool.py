@@ -27,6 +27,7 @@ class Spool:
         self._folder = folder
         self.is_memory = folder is None and nbytes <= available_bytes() // _SHARE
         self._free: list[FileIO] = []
+        self._made: list[FileIO] = []
 
     def take(self) -> FileIO:
         """A file that nobody has; what was in it is still there."""
@@ -35,15 +36,18 @@ class Spool:
             file.seek(0)
             return file
         if self.is_memory:
-            return FileIO(os.memfd_create("shmload-pack"), "r+")
-        with tempfile.TemporaryFile(prefix="shmload-pack-", dir=self._folder, buffering=0) as made:
-            return FileIO(os.dup(made.fileno()), "r+")
+            file = FileIO(os.memfd_create("shmload-pack"), "r+")
+        else:
+            with tempfile.TemporaryFile(prefix="shmload-pack-", dir=self._folder, buffering=0) as made:
+                file = FileIO(os.dup(made.fileno()), "r+")
+        self._made.append(file)
+        return file
 
     def give(self, file: FileIO) -> None:
         """Takes a file back."""
         self._free.append(file)
 
     def close(self) -> None:
-        """Gives the room of all files back that nobody has."""
-        while self._free:
-            self._free.pop().close()
+        """Gives the room of all files back."""
+        for file in self._made:
+            file.close()

@@ -75,8 +75,8 @@ def _told(error: BaseException) -> object:
     if not (lines and lines[0].startswith("Caught ")):
         notes = getattr(error, "__notes__", [])
         return f"{error} ({'; '.join(notes)})" if notes else error
-    own = [line for line in lines[2:] if line and not line.startswith((" ", "Traceback", "shmload: "))]
-    return "; ".join(own)
+    last = max(number for number, line in enumerate(lines) if line.startswith(("Traceback", "Original Traceback")))
+    return "; ".join(line for line in lines[last + 1 :] if line and not line.startswith((" ", "shmload: ")))
 
 
 @contextmanager

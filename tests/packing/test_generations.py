@@ -300,3 +300,13 @@ def test_a_claim_that_says_nothing_is_of_another(tmp_path: Path) -> None:
         store.put("packing.json", content)
         with pytest.raises(StoreError, match="another packing into this folder was begun"):
             Generation(store, "f" * 16).check()
+
+
+@pytest.mark.slow
+def test_workers_of_several_gaps_are_forked_beside_no_thread(tmp_path: Path) -> None:
+    packed(Grey(600), LocalStore(tmp_path))
+    wanted = bytes_in(tmp_path)
+    for lost in (5, 20, 40):
+        next(tmp_path.glob(f"*/shard-{lost:06d}.tar")).unlink()
+    packed(Grey(600), LocalStore(tmp_path), workers=1, multiprocessing_context="fork")  # which warns of threads
+    assert wanted == bytes_in(tmp_path)

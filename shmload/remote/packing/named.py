@@ -56,9 +56,11 @@ def dataset_of(source: str) -> Any:
 
 
 def _of_folder(folder: str) -> ImageFolder:
-    if any(entry.is_dir() for entry in os.scandir(folder)):
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir()) for entry in entries]
+    if any(is_folder for _, is_folder in found):
         return ImageFolder(folder)
-    names = sorted(name for name in os.listdir(folder) if name.lower().endswith(EXTENSIONS))
+    names = sorted(name for name, _ in found if name.lower().endswith(EXTENSIONS))
     if not names:
         raise ValueError(f"{folder}: no image ({', '.join(EXTENSIONS)}) is in it, and no folder of a class")
     return ImageFolder([os.path.join(folder, name) for name in names])

@@ -173,6 +173,7 @@ class Packing:
         if stop == at:  # the dataset is not what it was
             self._forget_from(number)
             return at, number
+        sender.finish()
         number = self._pack(sender, at, stop, number)
         if following is not None and number != following:
             self._forget_from(number)

@@ -22,7 +22,7 @@ class Sender:
 
     def __init__(self, store: Store, generation: Generation, sent: Callable[[Record], None]) -> None:
         self._store, self._generation, self._sent = store, generation, sent
-        self._pool = ThreadPoolExecutor(NUM_THREADS, "shmload-send")
+        self._pool: ThreadPoolExecutor | None = None
         self._under_way: set[Future[Record]] = set()
 
     def make_room(self) -> None:
@@ -37,19 +37,24 @@ class Sender:
         """Takes a shard that has all its samples."""
         record, index = shard.finish()
         self._generation.check()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(NUM_THREADS, "shmload-send")
         self._under_way.add(self._pool.submit(self._put, shard, record, index))
 
     def finish(self) -> None:
-        """Waits until all are sent.
+        """Waits until all are sent, and ends the threads: workers should not be forked beside any.
 
         Raises:
             Exception: as `make_room`.
         """
         self._settle(0)
+        self.close()
 
     def close(self) -> None:
         """Ends the threads; what they are at comes to its end."""
-        self._pool.shutdown(cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
 
     def _settle(self, num_left: int) -> None:
         while len(self._under_way) > num_left:

@@ -23,13 +23,11 @@ class Unsure(Exception):
     Args:
         what: what happened, in words.
         pause_s: how long the server asks to be left alone.
-        done: whether it may have done what was asked all the same.
     """
 
-    def __init__(self, what: str, *, pause_s: float = 0.0, done: bool = False) -> None:
+    def __init__(self, what: str, *, pause_s: float = 0.0) -> None:
         super().__init__(what)
         self.pause_s = pause_s
-        self.done = done
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def test_tfrecord_files(command: Command, tmp_path: Path) -> None:
     assert list(range(6)) == [sample["image_class_label.cls"] for sample in found]
     assert PHOTOS[2].read_bytes() == found[5]["image_encoded.jpg"]
     assert found[4]["score.npy"].tolist() == [0.5, 1.0]
-    assert found[0]["text.bin"] == b"caf\xc3\xa9"
+    assert found[0]["text"] == "café"
 
 
 def test_records_that_are_no_examples(command: Command, tmp_path: Path) -> None:

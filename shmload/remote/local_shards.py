@@ -38,7 +38,8 @@ __all__ = ["LocalShards"]
 log = logging.getLogger("shmload")
 
 _WAIT_S = 5.0  # for another process's fetch, before it is looked at what else could be done
-_AT_ONCE = 8  # indexes under way
+_PATIENCE_S = 0.5  # of a prefetcher for room, before it looks whether the shard is still wanted
+_AT_ONCE = 8  # indexes, or ranges, under way
 
 
 class _Copy:
@@ -76,6 +77,7 @@ class LocalShards:
         self._indexes: dict[int, ShardIndex] = {}
         self._wanted: list[int] = []  # in the order they are needed
         self._prefetcher: Prefetcher | None = None
+        self._pool: ThreadPoolExecutor | None = None
         self.num_dropped = 0  # copies let go so far: whoever holds some looks whether it is another now
         self.num_fetched = 0
 
@@ -127,11 +129,12 @@ class LocalShards:
             return held.data
         if not self.keeps_all and number not in self._wanted:
             return None
+        wait_s = 0.0
         while True:
             try:
-                return self._obtain(number, _WAIT_S)
+                return self._obtain(number, wait_s)
             except TimeoutError:  # whoever fetches it is slow, and alive: else it would be ours
-                continue
+                wait_s = _WAIT_S
             except CacheFull:
                 return None
 
@@ -142,8 +145,23 @@ class LocalShards:
             return copy[offset : offset + nbytes]
         return fetch_range(self.shards, self.shards.all[number], offset, nbytes)
 
+    def ranges(self, wanted: Sequence[tuple[int, int, int]]) -> list[Buffer]:
+        """As `range`, of (shard, offset, nbytes), with several under way at once."""
+        self._here()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_AT_ONCE, "shmload-range")
+        return list(self._pool.map(lambda one: self.range(*one), wanted))
+
+    def announce_all(self) -> None:
+        """Says that any shard may be needed next: where there is room for all, all are fetched."""
+        self._here()
+        if self.keeps_all and self._prefetcher is None:
+            first = self._pid % len(self.shards.all)  # each process begins elsewhere
+            everything = range(len(self.shards.all))
+            self.announce([*everything[first:], *everything[:first]], [])
+
     def announce(self, now: Sequence[int], next: Sequence[int]) -> None:
-        """Says which shards are read now and which come next, in their order; all others are let go.
+        """Says which shards are read now and which come next, in their order. Others are let go with `let_go_passed`.
 
         Args:
             now: of the window that is being read.
@@ -158,13 +176,17 @@ class LocalShards:
             wanted.append(number)
         with self._lock:
             self._wanted = wanted
-            passed = set() if self.keeps_all else self._copies.keys() - set(wanted)
-            for number in passed:
-                del self._copies[number]
-            self.num_dropped += len(passed)
             if self._prefetcher is None:
                 self._prefetcher = Prefetcher(self.fetch_ahead)
         self._prefetcher.wish(wanted)
+
+    def let_go_passed(self) -> None:
+        """Lets go of what was announced before and is not any more."""
+        with self._lock:
+            passed = set() if self.keeps_all else self._copies.keys() - set(self._wanted)
+            for number in passed:
+                del self._copies[number]
+            self.num_dropped += len(passed)
 
     def _obtain(self, number: int, timeout_s: float) -> NDArray[np.uint8]:
         """A shard's bytes; fetches them unless someone else does.
@@ -193,9 +215,23 @@ class LocalShards:
             self.index(number)
         except TimeoutError:
             return True
+        except CacheFull:  # until what is in the way has been passed
+            return self._waits_for_room(number)
         except Exception as error:  # the reader meets it, too, and raises it where it is heard
             log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)
-            return not isinstance(error, (CacheFull, StoreError))
+            return not isinstance(error, StoreError)
+        return True
+
+    def _waits_for_room(self, number: int) -> bool:
+        while number in self._wanted:
+            try:
+                self._obtain(number, _PATIENCE_S)
+            except (TimeoutError, CacheFull):
+                continue
+            except Exception as error:
+                log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)
+                return False
+            return True
         return True
 
     def close(self) -> None:

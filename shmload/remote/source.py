@@ -34,6 +34,7 @@ class RemoteSource:
 
     def _begin(self) -> None:
         self._now: tuple[int, int, int] | None = None  # seed, epoch and window that were announced
+        self._is_settled = True  # what was passed is let go
         self._lock = threading.Lock()
 
     @property
@@ -68,9 +69,12 @@ class RemoteSource:
         """Says that a sample of this order is read: what its window and those behind it need is announced, if that is news."""
         window = order.window_of(self.place(index)[0], seed=seed, epoch=epoch)
         if self._now is not None and self._now[:2] == (seed, epoch) and window <= self._now[2]:
-            return  # also the rest of a window, in a batch that has samples of two
+            if not self._is_settled and window == self._now[2]:  # the batch that began the window is behind us
+                self._is_settled = True
+                self.local.let_go_passed()
+            return
         with self._lock:
-            self._now = (seed, epoch, window)
+            self._now, self._is_settled = (seed, epoch, window), False
             now, *behind = order.shards_from(window, seed=seed, epoch=epoch, num_windows=_AHEAD)
             self.local.announce(now, [number for numbers in behind for number in numbers])
 

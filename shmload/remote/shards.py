@@ -14,6 +14,7 @@ from shmload.errors import ObjectMissing, ShardCorrupt
 from shmload.formats.tar.braces import shard_paths
 from shmload.remote.manifest import MANIFEST_NAME, IndexEntry, Manifest
 from shmload.storage.store import Store
+from shmload.storage.urls import split_url
 
 __all__ = ["RemoteShard", "Shards", "shards_in", "shards_of_urls"]
 
@@ -153,12 +154,9 @@ def shards_of_urls(
                 f"{name} is compressed, and its samples cannot be reached one by one: store plain .tar files, or read it in order "
                 "with shmload.formats.TarStream"
             )
-    stores: dict[str, Store] = {}
-    for name in names:
-        parent = name.rpartition("/")[0]
-        if parent not in stores:
-            stores[parent] = open_store(parent)
-    return Shards(tuple(_looked_up([(stores[name.rpartition("/")[0]], name.rpartition("/")[2]) for name in names])))
+    places = [split_url(name) for name in names]
+    stores = {parent: open_store(parent) for parent, _ in places}
+    return Shards(tuple(_looked_up([(stores[parent], key) for parent, key in places])))
 
 
 def _looked_up(places: Sequence[tuple[Store, str]]) -> list[RemoteShard]:

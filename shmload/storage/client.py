@@ -1,0 +1,173 @@
+"""A client: the endpoint of an object store, who asks, and how patiently. Frozen, small, picklable; it opens nothing by itself."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from shmload.errors import StoreError
+from shmload.storage.credentials import Credentials, Keys, find_keys, of_botocore, region_of_environment
+from shmload.storage.retry import Patience
+from shmload.storage.s3 import S3Store
+
+__all__ = ["Client", "client_of", "make_client"]
+
+_AWS_HOST = re.compile(r"s3[.-]([a-z]{2}(?:-[a-z]+)+-\d)\.amazonaws\.com(?:\.cn)?")
+
+
+@dataclass(frozen=True)
+class Client:
+    """How to reach an S3-compatible store; of `make_client`.
+
+    It holds no connection, so it can be pickled, forked and kept. A pickle has the credentials in it: send it to processes of your
+    own only. Its repr and its errors have none.
+
+    Attributes:
+        endpoint: scheme, host and port.
+        region: that requests are signed for.
+        credentials: who asks.
+        patience: how often and how long is tried again.
+        parallel: ranges of one large object that are read at once.
+        path_style: whether the bucket is named in the path, or in the host.
+        ca_file: certificates to trust beside the system's.
+    """
+
+    endpoint: str
+    region: str
+    credentials: Credentials = field(repr=False)
+    patience: Patience = field(default_factory=Patience)
+    parallel: int = 4
+    path_style: bool = True
+    ca_file: str | None = None
+
+    def store(self, bucket: str, folder: str = "") -> S3Store:
+        """The store of a bucket, or of a folder in it."""
+        return S3Store(self, bucket, folder)
+
+
+def make_client(
+    url: str | None = None,
+    access_key: str | None = None,
+    secret_key: str | None = None,
+    *,
+    session_token: str | None = None,
+    profile: str | None = None,
+    anonymous: bool = False,
+    region: str | None = None,
+    retries: int = 5,
+    timeout_s: float = 60.0,
+    stall_s: float = 10.0,
+    parallel: int = 4,
+    path_style: bool | None = None,
+    ca_file: str | None = None,
+) -> Client:
+    """A client of any S3-compatible object store.
+
+    Credentials left out are looked for where AWS's tools look: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN),
+    the shared credentials file with AWS_PROFILE, and then, with botocore installed, roles and whatever else it knows.
+
+    Args:
+        url: the endpoint, such as "https://s3.example.org" or "http://127.0.0.1:9000"; None is AWS_ENDPOINT_URL_S3,
+            AWS_ENDPOINT_URL or Amazon's own. Only a URL that says http:// is spoken to without encryption.
+        access_key: of whom asks.
+        secret_key: that signs.
+        session_token: of temporary credentials.
+        profile: of the shared credentials file.
+        anonymous: sign nothing, for public buckets.
+        region: the store's own name for it, whatever it is; None is AWS_REGION, AWS_DEFAULT_REGION, what the URL says,
+            or "us-east-1".
+        retries: how often a request is repeated after resets, stalls, broken bodies and answers of 5xx or 429.
+        timeout_s: after so long without progress nothing is repeated any more.
+        stall_s: a server that says nothing for so long has failed.
+        parallel: ranges of one large object that are read, or parts that are written, at once.
+        path_style: True: the bucket stands in the path; False: in the host; None: in the host for Amazon's, else in the path.
+        ca_file: certificates to trust beside the system's; None is AWS_CA_BUNDLE.
+    Returns:
+        the client; nothing has been asked yet.
+    Raises:
+        StoreError: no credentials are found, or the URL is none.
+        ValueError: a number is out of its range.
+    """
+    given = None if not access_key or not secret_key else Keys(access_key, secret_key, session_token or None)
+    half = bool(access_key) != bool(secret_key)
+    access_key = secret_key = session_token = None  # what prints the locals of this frame shall print no secret
+    if half:
+        raise StoreError(
+            "access_key and secret_key belong together: give both, or neither and let the environment say them"
+        )
+    if retries < 0 or timeout_s <= 0 or stall_s <= 0 or parallel < 1:
+        raise ValueError(
+            f"retries={retries}, timeout_s={timeout_s}, stall_s={stall_s}, parallel={parallel}: retries must be at least 0, "
+            "parallel at least 1, times greater than 0"
+        )
+    if given is not None or anonymous:
+        credentials = Credentials(None if anonymous else given)
+    else:
+        credentials = find_keys(profile)
+    url = url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+    at_amazon = _AWS_HOST.fullmatch(urlsplit(url).hostname or "") if url else None
+    region = region or region_of_environment() or (at_amazon[1] if at_amazon else "us-east-1")
+    if path_style is None:
+        path_style = bool(url) and at_amazon is None
+    return Client(
+        endpoint_of(url or f"https://s3.{region}.amazonaws.com"),
+        region,
+        credentials,
+        Patience(retries, timeout_s, min(stall_s, timeout_s)),
+        parallel,
+        path_style,
+        ca_file or os.environ.get("AWS_CA_BUNDLE") or None,
+    )
+
+
+def client_of(given: Any) -> Client:
+    """A client as it is; of boto3's S3 client one with the same endpoint, region and credentials.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(given, Client):
+        return given
+    try:
+        meta, signer = given.meta, given._request_signer
+        endpoint, region, config = meta.endpoint_url, meta.region_name, meta.config
+        service = meta.service_model.service_name
+    except AttributeError:
+        service = None
+    if service != "s3":
+        raise TypeError(
+            f"a client of shmload.remote.make_client, or boto3's S3 client, is needed, not {type(given).__name__}"
+        )
+    found = signer._credentials
+    if found is None or config.signature_version.__class__.__name__ == "UNSIGNED":
+        credentials = Credentials(None)
+    else:
+        credentials = of_botocore(found)
+    at_amazon = _AWS_HOST.fullmatch(urlsplit(endpoint).hostname or "")
+    style = (config.s3 or {}).get("addressing_style", "auto")
+    return Client(
+        endpoint_of(endpoint),
+        region or "us-east-1",
+        credentials,
+        path_style=style == "path" or (style != "virtual" and at_amazon is None),
+    )
+
+
+def endpoint_of(url: str) -> str:
+    """Scheme, host and port of an endpoint.
+
+    Raises:
+        StoreError: it is no such URL, or says more than that.
+    """
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise StoreError("the URL of an endpoint has a user or password in it: give access_key and secret_key instead")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/") or parts.query:
+        raise StoreError(
+            f"{url!r} is no endpoint: it needs http:// or https://, a host and perhaps a port, and nothing behind; "
+            "bucket and folder are given apart"
+        )
+    return f"{parts.scheme}://{parts.netloc}"

@@ -1,0 +1,215 @@
+"""A folder as a store.
+
+An object is written beside its place under a name that no listing shows, brought to the disk, and renamed: readers see the old
+bytes or the new ones. What a killed writer leaves are such names, which count for nothing. A version is (time, size, inode) of
+the file, which a rename always changes; every read compares it before and after.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from typing_extensions import Buffer
+
+from shmload.errors import ObjectExists, ObjectMissing, StoreError
+from shmload.storage.keys import checked_key, checked_prefix, is_key
+from shmload.storage.store import StoredObject
+
+__all__ = ["LocalStore"]
+
+_HALF = ".half-"  # begins the names of files that are being written
+
+
+@dataclass(frozen=True)
+class LocalStore:
+    """A folder of this machine, or one that it has mounted.
+
+    Attributes:
+        root: the folder; made when something is first written.
+    """
+
+    root: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "root", Path(os.path.abspath(self.root)))
+
+    @property
+    def url(self) -> str:
+        """The folder's path."""
+        return str(self.root)
+
+    def head(self, key: str) -> StoredObject:
+        with self._opened(key, None) as file:
+            return _describe(key, os.fstat(file.fileno()))
+
+    def get(self, key: str, *, etag: str | None = None) -> Buffer:
+        with self._opened(key, etag) as file:
+            nbytes = os.fstat(file.fileno()).st_size
+            data = bytearray(nbytes)
+            self._fill(key, file, memoryview(data), 0)
+        return memoryview(data).toreadonly()
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, etag: str | None = None) -> list[Buffer]:
+        found: list[Buffer] = []
+        with self._opened(key, etag) as file:
+            for offset, nbytes in ranges:
+                data = bytearray(nbytes)
+                self._fill(key, file, memoryview(data), offset)
+                found.append(memoryview(data).toreadonly())
+        return found
+
+    def read_into(self, key: str, out: Buffer, *, offset: int = 0, etag: str | None = None) -> None:
+        with self._opened(key, etag) as file:
+            self._fill(key, file, memoryview(out).cast("B"), offset)
+
+    def put(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> StoredObject:
+        view = memoryview(data).cast("B")
+        return self._write(key, lambda file: _write_all(file, view), only_if_absent)
+
+    def put_file(self, key: str, path: Path) -> StoredObject:
+        with open(path, "rb") as source:
+            return self._write(key, lambda file: shutil.copyfileobj(source, file, 1 << 20), False)
+
+    def list_objects(self, prefix: str = "") -> Iterator[StoredObject]:
+        folder = checked_prefix(prefix, self.url)
+        return self._walk(self.root / folder, folder)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            path = self._path(key)
+            try:
+                path.unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                raise _failed("delete", path, error) from error
+
+    def _path(self, key: str) -> Path:
+        path = self.root / checked_key(key, self.url)
+        if path.name.startswith(_HALF):
+            raise StoreError(
+                f"{key!r} cannot be a key of {self.url}: names that begin with {_HALF!r} are of files being written"
+            )
+        return path
+
+    @contextmanager
+    def _opened(self, key: str, etag: str | None) -> Iterator[BinaryIO]:
+        """The object, in the version `etag` if one is given, and the same version at the end as at the beginning."""
+        path = self._path(key)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                before = _describe(key, os.fstat(file.fileno())).etag
+                if etag is not None and etag != before:
+                    raise StoreError(
+                        f"{path} has changed: version {etag} was asked for, {before} is there. Read its version anew"
+                    )
+                yield file
+                if _describe(key, os.fstat(file.fileno())).etag != before:
+                    raise StoreError(
+                        f"{path} was written to while it was read. Replace files by renaming new ones over them"
+                    )
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            raise ObjectMissing(f"no such object: {path}") from None
+        except StoreError:
+            raise
+        except OSError as error:
+            raise _failed("read", path, error) from error
+
+    def _fill(self, key: str, file: BinaryIO, out: memoryview, offset: int) -> None:
+        size = os.fstat(file.fileno()).st_size
+        if offset < 0 or offset + len(out) > size:
+            raise StoreError(f"{self._path(key)} has {size:,} bytes: there are no {len(out):,} at {offset:,}")
+        done = 0
+        while done < len(out):
+            got = os.preadv(file.fileno(), [out[done:]], offset + done)
+            if got == 0:
+                raise StoreError(f"{self._path(key)} ended at {offset + done:,} of {size:,} bytes while it was read")
+            done += got
+
+    def _write(self, key: str, write: Callable[[BinaryIO], None], only_if_absent: bool) -> StoredObject:
+        path = self._path(key)
+        half = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            number, half = tempfile.mkstemp(prefix=_HALF, dir=path.parent)
+            with open(number, "wb", buffering=0) as file:
+                write(file)
+                os.fchmod(number, 0o666 & ~_umask())  # mkstemp's 0600 would hide it from other users of the folder
+                os.fsync(number)
+                made = _describe(key, os.fstat(number))
+            if only_if_absent:
+                os.link(half, path)
+            else:
+                os.replace(half, path)
+                half = None
+            _sync_folder(path.parent)
+        except FileExistsError:
+            raise ObjectExists(f"there is an object already, and it was to be new: {path}") from None
+        except OSError as error:
+            raise _failed("write", path, error) from error
+        finally:
+            if half is not None:
+                os.unlink(half)
+        return made
+
+    def _walk(self, folder: Path, prefix: str) -> Iterator[StoredObject]:
+        """All files below, in order of their keys: "a-b" comes before "a/b", so a folder sorts as its name and a slash."""
+        try:
+            with os.scandir(folder) as entries:
+                found = sorted((entry.name + "/" * entry.is_dir(), entry.path) for entry in entries)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise _failed("list", folder, error) from error
+        for name, path in found:
+            if name.startswith(_HALF) or not is_key(name.removesuffix("/")):
+                continue
+            if name.endswith("/"):
+                yield from self._walk(Path(path), prefix + name)
+                continue
+            try:
+                state = os.stat(path)
+            except FileNotFoundError:
+                continue  # deleted since, or a link to nothing
+            if stat.S_ISREG(state.st_mode):
+                yield _describe(prefix + name, state)
+
+
+def _describe(key: str, state: os.stat_result) -> StoredObject:
+    return StoredObject(key, state.st_size, f"{state.st_mtime_ns:x}-{state.st_size:x}-{state.st_ino:x}")
+
+
+def _write_all(file: BinaryIO, view: memoryview) -> None:
+    while view:
+        view = view[file.write(view) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    """Brings a rename to the disk. Some network file systems cannot; then their own promise holds."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(number)
+
+
+def _umask() -> int:
+    """This process's, without setting it for a moment as os.umask does."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
+        return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
+
+
+def _failed(verb: str, path: Path, error: OSError) -> StoreError:
+    return StoreError(f"cannot {verb} {path}: {error.strerror or error}")

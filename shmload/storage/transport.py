@@ -1,0 +1,260 @@
+"""HTTP/1.1 over connections that are kept, each used by one request at a time, none by two processes.
+
+Python's own client, because it reads the socket straight into the caller's memory without the GIL, and because it lives through a
+fork: a child finds the pool of another pid and begins its own. A native client was measured and left: obstore 0.12 (Rust) takes
+1.7 times the CPU, as it gathers a body elsewhere first, and in a child forked after its first use it hangs for good, with a new
+store too: the threads of its runtime are not forked along.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import io
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, cast
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from shmload.errors import StoreError
+from shmload.storage.retry import Unsure
+
+__all__ = ["Answer", "Transport"]
+
+_SLOWEST = 1024  # bytes/s: what comes slower than that over `stall_s` stands still
+_MOST_TEXT = 16 << 20  # bytes of an answer that is no object
+
+
+class _OneLook(io.BufferedReader):
+    """Gives what one look at the socket brings, so that a trickle is noticed."""
+
+    def readinto(self, buffer: Any) -> int:
+        return self.readinto1(buffer)
+
+
+class _Response(http.client.HTTPResponse):
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp = _OneLook(self.fp.detach())
+
+
+@dataclass
+class _Pool:
+    """The idle connections of one process."""
+
+    pid: int
+    idle: list[http.client.HTTPConnection] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    answered: bool = False  # whether anyone ever answered there: what never did is more likely a wrong address
+
+
+class Answer:
+    """A status with its headers, and a body that is read at most once. Close it: a connection with all read is used again."""
+
+    def __init__(self, transport: Transport, connection: http.client.HTTPConnection, response: _Response) -> None:
+        self._transport = transport
+        self._connection = connection
+        self._response = response
+        self.status = response.status
+        self.headers = response.headers
+        self.reason = response.reason
+
+    @property
+    def nbytes(self) -> int | None:
+        """The body's length, as far as it is said."""
+        return self._response.length
+
+    def reading(self, out: memoryview) -> Iterator[int]:
+        """Reads until `out` is full or the body ends, and says after each look at the socket how many bytes have come so far."""
+        stall_s = self._transport.stall_s
+        done, done_then, then = 0, 0, monotonic()
+        while done < len(out):
+            try:
+                got = self._response.readinto(out[done:])
+            except (OSError, http.client.HTTPException) as error:
+                raise Unsure(f"the connection broke in the middle of a body ({words(error)})") from None
+            if got == 0:
+                return
+            done += got
+            yield done
+            if (now := monotonic()) - then > stall_s:
+                if done - done_then < _SLOWEST * stall_s:
+                    raise Unsure(f"the server sent {done - done_then:,} bytes in {now - then:.0f} s")
+                done_then, then = done, now
+
+    def text(self) -> bytes:
+        """The body of an answer that is no object."""
+        nbytes = self.nbytes
+        try:
+            found = self._response.read(_MOST_TEXT)
+        except (OSError, http.client.HTTPException) as error:
+            raise Unsure(f"the connection broke in the middle of an answer ({words(error)})") from None
+        if nbytes is not None and len(found) < min(nbytes, _MOST_TEXT):
+            raise Unsure(f"an answer ended after {len(found):,} of {nbytes:,} bytes")
+        return found
+
+    def close(self) -> None:
+        self._transport.give_back(self._connection, whole=self._response.isclosed())
+        self._response.close()
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Transport:
+    """Requests to one host. Picklable; each process has connections of its own.
+
+    Args:
+        base_url: scheme, host and port.
+        stall_s: how long a server may say nothing.
+        ca_file: certificates to trust beside the system's.
+    """
+
+    def __init__(self, base_url: str, *, stall_s: float, ca_file: str | None = None) -> None:
+        self.base_url = base_url
+        self.stall_s = stall_s
+        self.ca_file = ca_file
+        parts = urlsplit(base_url)
+        self.secure = parts.scheme == "https"
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if self.secure else 80)
+        self.netloc = parts.netloc
+        self._pool = _Pool(os.getpid())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_pool": _Pool(-1)}
+
+    def request(
+        self, method: str, target: str, headers: Mapping[str, str], body: memoryview | None = None, wait_s: float = 0.0
+    ) -> Answer:
+        """Sends one request and reads the answer's head.
+
+        Args:
+            target: path and query, as they are sent.
+            wait_s: how long the answer may take to begin, if longer than `stall_s`.
+        Raises:
+            Unsure: no answer came.
+            StoreError: none can come.
+        """
+        while True:
+            connection, used = self._connection()
+            try:
+                return self._ask(connection, method, target, headers, body, wait_s)
+            except ssl.SSLCertVerificationError as error:
+                connection.close()
+                raise StoreError(
+                    f"{self.base_url} is not trusted: {error.verify_message}. Give its certificates as ca_file"
+                ) from None
+            except socket.gaierror as error:
+                connection.close()
+                if error.errno == socket.EAI_AGAIN:
+                    raise Unsure(f"{self.host} could not be looked up ({error.strerror})") from None
+                raise StoreError(f"there is no host {self.host}: look at the URL {self.base_url}") from None
+            except ConnectionRefusedError:
+                connection.close()
+                if self._here().answered:
+                    raise Unsure(f"{self.base_url} takes no connections any more") from None
+                raise StoreError(
+                    f"nothing listens at {self.base_url}: look at host and port, or start the server"
+                ) from None
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                if used and body is None and not isinstance(error, TimeoutError):
+                    continue  # it had been closed while idle: not the server's failure
+                raise Unsure(f"no answer from {self.base_url} ({words(error)})", done=True) from None
+            except BaseException:
+                connection.close()
+                raise
+
+    def give_back(self, connection: http.client.HTTPConnection, *, whole: bool) -> None:
+        """Keeps a connection for the next request, if all of the answer was read."""
+        pool = self._here()
+        if not whole or connection.sock is None:
+            connection.close()
+            return
+        with pool.lock:
+            pool.idle.append(connection)
+
+    def close(self) -> None:
+        """Closes the idle connections."""
+        pool = self._here()
+        with pool.lock:
+            while pool.idle:
+                pool.idle.pop().close()
+
+    def _ask(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: memoryview | None,
+        wait_s: float,
+    ) -> Answer:
+        if connection.sock is not None:
+            connection.sock.settimeout(self.stall_s)
+        try:
+            connection.request(method, target, body, dict(headers))
+        except (BrokenPipeError, ConnectionResetError):
+            if body is None or connection.sock is None:
+                raise
+            # a server that refuses a body may have answered before it hung up
+        if wait_s > self.stall_s and connection.sock is not None:
+            connection.sock.settimeout(wait_s)
+        response = cast(_Response, connection.getresponse())
+        if connection.sock is not None:
+            connection.sock.settimeout(self.stall_s)
+        self._here().answered = True
+        return Answer(self, connection, response)
+
+    def _here(self) -> _Pool:
+        """This process's pool. A parent's connections are only forgotten: a child that used or shut them would disturb it."""
+        if self._pool.pid != os.getpid():
+            self._pool = _Pool(os.getpid())
+        return self._pool
+
+    def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
+        """A connection, and whether it has been used."""
+        pool = self._here()
+        with pool.lock:
+            if pool.idle:
+                return pool.idle.pop(), True
+        scheme = "https" if self.secure else "http"
+        proxy = None if proxy_bypass(self.host) else getproxies().get(scheme)
+        host, port = self.host, self.port
+        if proxy:
+            via = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+            host, port = via.hostname or "", via.port or 80
+        made: http.client.HTTPConnection
+        if self.secure:
+            made = http.client.HTTPSConnection(host, port, timeout=self.stall_s, context=_context(self.ca_file))
+        else:
+            made = http.client.HTTPConnection(host, port, timeout=self.stall_s)
+        if proxy:
+            made.set_tunnel(self.host, self.port)
+        made.response_class = _Response
+        return made, False
+
+
+@functools.lru_cache(maxsize=8)
+def _context(ca_file: str | None) -> ssl.SSLContext:
+    made = ssl.create_default_context()
+    if ca_file is not None:
+        made.load_verify_locations(ca_file)
+    return made
+
+
+def words(error: BaseException) -> str:
+    """An error of the network in a few words."""
+    if isinstance(error, TimeoutError):
+        return "it said nothing for too long"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

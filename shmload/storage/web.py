@@ -1,0 +1,282 @@
+"""Reading objects over HTTP: what S3-compatible stores and plain web servers have in common.
+
+An object is read by ranges, several at once, each straight into its place. Nothing is believed: an answer says which bytes of how
+many it holds, how long it is and of which version, and all of that is compared with what was asked for and with the other ranges.
+What is missing after a failure is asked for from where it broke off, in the same version. A server that answers a range with the
+whole object is read up to the range's end.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+from typing_extensions import Buffer
+
+from shmload.errors import ObjectMissing, StoreError
+from shmload.storage.retry import Patience, Tries, Unsure
+from shmload.storage.store import StoredObject
+from shmload.storage.transport import Answer
+
+__all__ = ["Version", "WebReader", "etag_of"]
+
+T = TypeVar("T")
+
+_PART_NBYTES = 16 << 20  # the least that is worth a range of its own
+_PROGRESS_NBYTES = 64 << 10  # what counts as progress between two failures
+_GAP_NBYTES = 64 << 10  # ranges so near each other are read as one
+_MERGED_NBYTES = 8 << 20  # but none becomes longer than this for it
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+class Version:
+    """The version of an object that all ranges of one read have to be of.
+
+    Args:
+        url: of the object.
+        etag: the version asked for; None: whichever comes first.
+    """
+
+    def __init__(self, url: str, etag: str | None) -> None:
+        self.url = url
+        self.etag = etag
+        self.given_up = threading.Event()  # another range has failed for good
+        self._lock = threading.Lock()
+
+    @property
+    def condition(self) -> dict[str, str]:
+        """Headers that ask for this version. Weak etags never match there, and made up ones mean nothing to a server."""
+        return {"If-Match": f'"{self.etag}"'} if self.etag and not self.etag.startswith(("W/", "time:")) else {}
+
+    def see(self, found: str) -> None:
+        """Compares an answer's version."""
+        with self._lock:
+            if self.etag is None:
+                self.etag = found
+        if found != self.etag:
+            raise self.changed(found)
+
+    def changed(self, found: str = "another one") -> StoreError:
+        return StoreError(
+            f"{self.url} has changed: version {self.etag} was being read, {found} is there now. Read its version anew"
+        )
+
+
+class WebReader(ABC):
+    """Heads and bytes of objects behind HTTP."""
+
+    patience: Patience
+    parallel: int
+
+    @abstractmethod
+    def url_of(self, key: str) -> str:
+        """The object's URL, without credentials."""
+
+    @abstractmethod
+    def ask(self, method: str, key: str, headers: Mapping[str, str]) -> Answer:
+        """Sends a request about an object."""
+
+    @abstractmethod
+    def failure(self, answer: Answer, url: str, doing: str) -> StoreError | Unsure:
+        """What an answer means that is no success."""
+
+    def head(self, key: str) -> StoredObject:
+        def try_once() -> StoredObject:
+            with self.ask("HEAD", key, {}) as answer:
+                if answer.status == 200:
+                    if answer.headers.get("Content-Length") is None:
+                        raise StoreError(f"{url} has no known length: a server is needed that sends Content-Length")
+                    return StoredObject(key, int(answer.headers["Content-Length"]), etag_of(answer, url))
+                failure = self.failure(answer, url, doing)
+            if isinstance(failure, ObjectMissing | Unsure):
+                raise failure
+            with self.ask("GET", key, {"Range": "bytes=0-0"}) as answer:  # an answer to HEAD cannot say why
+                raise failure if answer.status < 300 else self.failure(answer, url, doing)
+
+        url = self.url_of(key)
+        doing = f"ask for {url}"
+        return self.repeatedly(doing, try_once)
+
+    def get(self, key: str, *, etag: str | None = None) -> Buffer:
+        url = self.url_of(key)
+        version = Version(url, etag)
+        tries = Tries(self.patience, f"read {url}")
+        out, done = memoryview(b""), 0
+        while not out:
+            try:
+                with self.ask("GET", key, {"Range": f"bytes=0-{_PART_NBYTES - 1}", **version.condition}) as answer:
+                    if answer.status == 416:
+                        return self._nothing(key, version)
+                    total = self._total(answer, key, version, tries.doing)
+                    if total == 0:
+                        return out
+                    out = np.empty(total, np.uint8).data
+                    for done in answer.reading(out if answer.status == 200 else out[:_PART_NBYTES]):  # noqa: B007
+                        pass
+            except Unsure as failure:
+                if not out:
+                    tries.failed(failure)
+        self._fill_in_parallel(key, done, out[done:], version)
+        return out.toreadonly()
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, etag: str | None = None) -> list[Buffer]:
+        version = Version(self.url_of(key), etag)
+        found: list[Buffer] = [b""] * len(ranges)
+
+        def read(group: list[int]) -> None:
+            begin = ranges[group[0]][0]
+            room = np.empty(max(sum(ranges[i]) for i in group) - begin, np.uint8).data
+            self._fill(key, begin, room, version)
+            for i in group:
+                offset, nbytes = ranges[i]
+                found[i] = room[offset - begin : offset - begin + nbytes].toreadonly()
+
+        self._together([partial(read, group) for group in _groups(ranges)], version)
+        return found
+
+    def read_into(self, key: str, out: Buffer, *, offset: int = 0, etag: str | None = None) -> None:
+        self._fill_in_parallel(key, offset, memoryview(out).cast("B"), Version(self.url_of(key), etag))
+
+    def repeatedly(self, doing: str, try_once: Callable[[], T]) -> T:
+        """What a try returns that does not fail."""
+        tries = Tries(self.patience, doing)
+        while True:
+            try:
+                return try_once()
+            except Unsure as failure:
+                tries.failed(failure)
+
+    def _fill_in_parallel(self, key: str, offset: int, out: memoryview, version: Version) -> None:
+        num_parts = min(self.parallel, max(1, len(out) // _PART_NBYTES))
+        ends = [len(out) * number // num_parts for number in range(num_parts + 1)]
+        parts = [(begin, out[begin:end]) for begin, end in pairwise(ends) if end > begin]
+        self._together([partial(self._fill, key, offset + begin, part, version) for begin, part in parts], version)
+
+    def _together(self, jobs: Sequence[Callable[[], None]], version: Version) -> None:
+        """Runs jobs in threads that end with the call, so that no fork meets one; the first failure ends all."""
+        if len(jobs) < 2 or self.parallel == 1:
+            for job in jobs:
+                job()
+            return
+        with ThreadPoolExecutor(min(self.parallel, len(jobs)), "shmload-store") as threads:
+            futures = [threads.submit(job) for job in jobs]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                version.given_up.set()
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _fill(self, key: str, offset: int, out: memoryview, version: Version) -> None:
+        """Reads one range into its place, however often it breaks off."""
+        if offset < 0:
+            raise StoreError(f"{version.url} has no bytes at {offset:,}: offsets begin at 0")
+        done = 0
+        tries = Tries(self.patience, f"read bytes {offset:,} to {offset + len(out):,} of {version.url}")
+        while done < len(out) and not version.given_up.is_set():
+            begin, before = offset + done, done
+            try:
+                headers = {"Range": f"bytes={begin}-{offset + len(out) - 1}", **version.condition}
+                with self.ask("GET", key, headers) as answer:
+                    total = self._total(answer, key, version, tries.doing, begin, len(out) - done)
+                    if offset + len(out) > total:
+                        raise _outside(version.url, offset, len(out), total)
+                    if answer.status == 200:
+                        _skip(answer, begin)
+                    for got in answer.reading(out[before:]):
+                        done = before + got
+                        if version.given_up.is_set():
+                            return
+                if done < len(out):
+                    raise Unsure(f"a body ended after {done - before:,} of {len(out) - before:,} bytes")
+            except Unsure as failure:
+                if done - before >= _PROGRESS_NBYTES:
+                    tries.progressed()
+                tries.failed(failure)
+
+    def _total(
+        self, answer: Answer, key: str, version: Version, doing: str, begin: int = 0, nbytes: int = _PART_NBYTES
+    ) -> int:
+        """How many bytes the object has, once the answer has been found to be the one asked for."""
+        if answer.status == 412:
+            raise version.changed()
+        if answer.status == 416:
+            match = re.fullmatch(r"bytes \*/(\d+)", answer.headers.get("Content-Range", ""))
+            raise _outside(version.url, begin, nbytes, int(match[1]) if match else None)
+        if answer.status not in (200, 206):
+            raise self.failure(answer, version.url, doing)
+        version.see(etag_of(answer, version.url))
+        if answer.status == 200:
+            total = self.head(key).nbytes
+            if answer.nbytes not in (None, total):
+                raise Unsure(f"an answer announced {answer.nbytes:,} bytes of an object of {total:,}")
+            return total
+        match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+        if match is None:
+            raise Unsure(f"an answer did not say which range it was: {answer.headers.get('Content-Range')!r}")
+        first, last, total = map(int, match.groups())
+        if first != begin or last != min(begin + nbytes, total) - 1:
+            raise Unsure(f"bytes {first:,} to {last + 1:,} came, where {begin:,} to {begin + nbytes:,} were asked for")
+        if answer.nbytes not in (None, last + 1 - first):
+            raise Unsure(f"an answer announced {answer.nbytes:,} bytes for a range of {last + 1 - first:,}")
+        return total
+
+    def _nothing(self, key: str, version: Version) -> memoryview:
+        """An empty object has no first byte to ask for."""
+        found = self.head(key)
+        version.see(found.etag)
+        if found.nbytes:
+            raise StoreError(f"{version.url} has {found.nbytes:,} bytes, but its server refuses ranges of it")
+        return memoryview(b"")
+
+
+def etag_of(answer: Answer, url: str) -> str:
+    """The version that an answer names; without a name, time and length must do."""
+    etag = answer.headers.get("ETag")
+    if etag:
+        return etag[1:-1] if etag.startswith('"') else etag
+    modified = answer.headers.get("Last-Modified")
+    if modified is None:
+        raise StoreError(f"the server of {url} tells no versions: it has to send ETag or Last-Modified")
+    return f"time:{modified}"
+
+
+def _outside(url: str, offset: int, nbytes: int, total: int | None) -> StoreError:
+    has = "fewer" if total is None else f"{total:,}"
+    return StoreError(f"{url} has {has} bytes: there are no {nbytes:,} at {offset:,}")
+
+
+def _skip(answer: Answer, nbytes: int) -> None:
+    """Reads past what was not asked for."""
+    room = memoryview(bytearray(min(nbytes, 1 << 20)))
+    while nbytes:
+        got = 0
+        for got in answer.reading(room[: min(nbytes, len(room))]):  # noqa: B007
+            pass
+        if got == 0:
+            raise Unsure(f"a body ended {nbytes:,} bytes before the range")
+        nbytes -= got
+
+
+def _groups(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Numbers of ranges that are read as one, because they lie near each other; empty ranges are in none."""
+    groups: list[list[int]] = []
+    begin = end = 0
+    for number in sorted((i for i in range(len(ranges)) if ranges[i][1]), key=ranges.__getitem__):
+        offset, nbytes = ranges[number]
+        longer = max(end, offset + nbytes)
+        if groups and offset <= end + _GAP_NBYTES and (longer - begin <= _MERGED_NBYTES or longer == end):
+            groups[-1].append(number)
+            end = longer
+        else:
+            groups.append([number])
+            begin, end = offset, offset + nbytes
+    return groups

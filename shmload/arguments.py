@@ -42,7 +42,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
 
 
 def as_keyed(dataset: Any, seed: int | None) -> Any:
-    """What is read of a dataset: in seed mode, where samples are asked for by number, an iterable's own items by number if it has them."""
+    """What is read of a dataset: in seed mode, which asks by number, an iterable's own items by number if it has them."""
     if seed is None or not isinstance(dataset, IterableDataset) or not hasattr(dataset, "keyed_items"):
         return dataset
     return dataset.keyed_items()

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, default_collate, default_convert
 
-from shmload.arguments import as_keyed, NOT_BUILT, check_arguments
+from shmload.arguments import NOT_BUILT, as_keyed, check_arguments
 from shmload.autotune.tuner import Autotuner, first_numbers, tuner_of
 from shmload.bad_samples import BadSamples, OnError
 from shmload.batch.ragged import AS_TORCH_OR_LIST, ragged_of

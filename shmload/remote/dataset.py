@@ -5,8 +5,8 @@
     worker w    units w, w + n, ... of the rank's: a unit is what makes one item (units.py)
     stages      decode, to_tuple, ... over the samples of a worker's units
 
-Every rank reads from the same windows at the same time. So the processes of a node fetch each shard once and share it, and what they
-hold at a time is a few shards, however many they are.
+Every rank reads from the same windows at the same time. So the processes of a node fetch each shard once and share it, and what
+they hold at a time is a few shards, however many they are.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _UNKNOWN_EPOCHS = 1 << 20  # that a pass of unknown length may take before it wo
 class RemoteDataset(Fluent, IterableDataset[Any]):
     """The samples of tar shards in an object store: dicts of members as bytes, `__key__` and `__url__`. An IterableDataset.
 
-    What is in the folder is looked up here and stays as it is now: a later upload is an error when its shards replace these, never a mix.
-    With a manifest (of upload_cv_dataset or `shmload pack`) all is known at once; of other shards the headers are read at the first
-    use, and their index is kept in the cache's folder.
+    What is in the folder is looked up here and stays as it is now: a later upload is an error when its shards replace these, never
+    a mix. With a manifest (of upload_cv_dataset or `shmload pack`) all is known at once; of other shards the headers are read at
+    the first use, and their index is kept in the cache's folder.
 
     Every sample comes exactly once an epoch over all ranks and workers. Each pass is the next epoch, with an order of its own that
     follows from `seed` and the epoch's number. Shards are fetched ahead of need into a folder within `cache_bytes`.
@@ -55,7 +55,8 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         folder: in the bucket.
         shuffle: False reads shards and samples in their own order.
         seed: 0 to 2^64 - 1; of all orders.
-        cache_folder: where copies of shards are kept and found again, by all processes of this machine; None: in a folder of its own
+        cache_folder: where copies of shards are kept and found again, by all processes of this machine; None: in a folder of its
+        own
             that ends with the dataset and its workers.
         cache_bytes: what that folder may hold. All users of a folder say the same.
         window: shards whose samples are mixed; None: up to 16, as many as `cache_bytes` holds twice. All ranks need the same.
@@ -88,7 +89,15 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
     ) -> None:
         shards = shards_in(client_of(client).store(bucket, folder))
         self._begin(
-            shards, shuffle, seed, cache_folder, cache_bytes, window=window, uneven=uneven, rank=rank, world_size=world_size
+            shards,
+            shuffle,
+            seed,
+            cache_folder,
+            cache_bytes,
+            window=window,
+            uneven=uneven,
+            rank=rank,
+            world_size=world_size,
         )
 
     @classmethod
@@ -125,7 +134,15 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         made = cls.__new__(cls)
         shards = shards_of_urls(urls, lambda url: open_store(url, client))
         made._begin(
-            shards, shuffle, seed, cache_folder, cache_bytes, window=window, uneven=uneven, rank=rank, world_size=world_size
+            shards,
+            shuffle,
+            seed,
+            cache_folder,
+            cache_bytes,
+            window=window,
+            uneven=uneven,
+            rank=rank,
+            world_size=world_size,
         )
         return made
 
@@ -204,7 +221,8 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         if program.known == "nothing" or program.repetitions != 1 or program.limit is not None:
             what = program.unknown or ("with_epoch" if program.limit is not None else "repeat")
             raise ValueError(
-                f"seed mode asks for the k-th item of an epoch, and behind {what} nobody knows which that is: leave out {what}, or seed"
+                f"seed mode asks for the k-th item of an epoch, and behind {what} nobody knows which that is: leave out {what}, "
+                "or seed"
             )
         return RemoteUnits(self._source, self._ordered(), self.seed, program)
 

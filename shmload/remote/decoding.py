@@ -96,7 +96,9 @@ class SampleDecoder:
         self._handlers: list[MemberHandler] = [*first, *own, *last]
         for handler in self._handlers:
             if not callable(handler):
-                raise TypeError(f"decode: a handler is an image spec or a function of (extension, bytes); got {handler!r}")
+                raise TypeError(
+                    f"decode: a handler is an image spec or a function of (extension, bytes); got {handler!r}"
+                )
         self._only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
         self._partial = partial
 

@@ -35,6 +35,7 @@ from shmload.remote.units import Batched, Sliced, Units
 __all__ = ["Fluent", "Program", "run_stages"]
 
 T = TypeVar("T")
+_NO_LEVELS = Units()
 Known = Literal["units", "number", "nothing"]
 
 
@@ -52,7 +53,7 @@ class Program:
     """
 
     stages: tuple[Stage, ...] = ()
-    units: Units = Units()
+    units: Units = _NO_LEVELS
     known: Known = "units"
     unknown: str = ""
     repetitions: int | None = 1
@@ -106,7 +107,8 @@ class Fluent:
         """Members from bytes to values: images by a spec ("pil", "rgb8", "torchrgb", ...), all else by its extension.
 
         Args:
-            handlers: image specs, or functions of (extension with a dot before it, bytes); the first that gives something other than
+            handlers: image specs, or functions of (extension with a dot before it, bytes); the first that gives something other
+            than
                 None counts.
             pre: functions before them; None expands .gz.
             post: functions behind them; None are the decoders by extension. What nobody decodes stays bytes.

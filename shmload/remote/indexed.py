@@ -1,15 +1,14 @@
 """Remote shards as map-style datasets: a sample by its index, or an item of a fluent pipeline by its number.
 
-`RemoteSamples` is a TarDataset whose shards come from the cache: same fields, schema, decoding in place. Where the cache has room for all
-shards, each is fetched whole when it is first asked for; else those of the windows that a `block_shuffle` reads are, and any other sample
-is read alone, by one range.
+`RemoteSamples` is a TarDataset whose shards come from the cache: same fields, schema, decoding in place. Where the cache has room
+for all shards, each is fetched whole when it is first asked for; else those of the windows that a `block_shuffle` reads are, and
+any other sample is read alone, by one range.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -64,8 +63,8 @@ class _Held(Samples):
 class RemoteSamples(TarDataset):
     """The samples of remote shards by index: what RemoteDataset.indexed() gives.
 
-    For ShmLoader: `shuffle=True` is an exact shuffle over all samples; `sampler=view.block_shuffle()` reads shards whole, a few at a time,
-    and knows which come next. Both resume on any number of ranks and workers by the loader's own state.
+    For ShmLoader: `shuffle=True` is an exact shuffle over all samples; `sampler=view.block_shuffle()` reads shards whole, a few at
+    a time, and knows which come next. Both resume on any number of ranks and workers by the loader's own state.
 
     Args:
         source: of the RemoteDataset.
@@ -112,11 +111,13 @@ class RemoteSamples(TarDataset):
         numbers = np.array(indices, np.int64)
         numbers[numbers < 0] += len(self)
         if not len(numbers) or not (numbers.min() >= 0 and numbers.max() < len(self)):
-            return super()._read_batch_into(indices, out)
+            super()._read_batch_into(indices, out)
+            return
         self._enter(int(numbers[-1]))
-        with suppress(_NotHere):
-            return super()._read_batch_into(indices, out)
-        self._read_alone(numbers, out)
+        try:
+            super()._read_batch_into(indices, out)
+        except _NotHere:
+            self._read_alone(numbers, out)
 
     def _read_alone(self, numbers: NDArray[np.int64], out: Any) -> None:
         """A batch of which not all shards are here: sample by sample, with the ranges of several under way at once."""
@@ -209,8 +210,8 @@ class RemoteUnits:
         items = list(run_stages(self._program.stages, map(read, indices), number))
         if len(items) != 1:
             raise ValueError(
-                f"item {number} of epoch {epoch}: the stages made {len(items)} items of its {len(indices)} samples, and seed mode needs "
-                "one: let map give something for every sample, and no handler leave any out"
+                f"item {number} of epoch {epoch}: the stages made {len(items)} items of its {len(indices)} samples, and seed mode "
+                "needs one: let map give something for every sample, and no handler leave any out"
             )
         return items[0]
 

@@ -122,7 +122,7 @@ class LocalShards:
     # ------------------------------------------------------------ copies
 
     def copy(self, number: int) -> NDArray[np.uint8] | None:
-        """A shard's bytes, fetched if they are not here; None: the folder has no room that could be freed, or it is not worth it."""
+        """A shard's bytes, fetched if they are not here; None: there is no room for it, or it is not worth it."""
         self._here()
         held = self._copies.get(number)
         if held is not None:
@@ -142,7 +142,7 @@ class LocalShards:
         """Some of a shard's bytes, from its copy if that is here, else from the store."""
         copy = self.copy(number)
         if copy is not None:
-            return copy[offset : offset + nbytes]
+            return memoryview(copy[offset : offset + nbytes])
         return fetch_range(self.shards, self.shards.all[number], offset, nbytes)
 
     def ranges(self, wanted: Sequence[tuple[int, int, int]]) -> list[Buffer]:

@@ -1,16 +1,16 @@
 """Which pass over a dataset an iterator begins, agreed on by all workers of a rank.
 
-A loader tells an iterable dataset nothing of epochs, and its workers, which may be new ones for every pass, each begin an iterator of
-their own. What they have in common is the base seed that torch draws for a pass (persistent workers keep it and count their turns). So
-they meet at a board in memory:
+A loader tells an iterable dataset nothing of epochs, and its workers, which may be new ones for every pass, each begin an iterator
+of their own. What they have in common is the base seed that torch draws for a pass (persistent workers keep it and count their
+turns). So they meet at a board in memory:
 
     nonce | number of the next pass | (base seed, turn, its pass) of the newest passes
 
 Who finds its seed and turn there takes the pass; who does not begins a new one. A worker of a pass that was broken off may come
 late: it finds its own, or takes a number that nobody misses, and the passes of others stay what they are.
 
-The board is a memfd, which forked workers inherit and others open under /proc/<trainer>/fd. Where that cannot be (another machine) a
-copy counts from the pass that was next when it was pickled.
+The board is a memfd, which forked workers inherit and others open under /proc/<trainer>/fd. Where that cannot be (another machine)
+a copy counts from the pass that was next when it was pickled.
 """
 
 from __future__ import annotations

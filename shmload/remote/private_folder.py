@@ -1,7 +1,7 @@
 """A folder for shards that no one has named: made for one dataset and its workers, gone when they are.
 
-Its owner holds a lock on a file in it, which forked workers hold with it. When the last of them is dead, however it died, the lock is
-free: the next owner that makes such a folder removes what it finds unlocked.
+Its owner holds a lock on a file in it, which forked workers hold with it. When the last of them is dead, however it died, the lock
+is free: the next owner that makes such a folder removes what it finds unlocked.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ class PrivateFolder:
         fd = os.open(f"{self.path}/{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
         os.rename(f"{self.path}/{_LOCK}.new", f"{self.path}/{_LOCK}")
-        self._finish = weakref.finalize(self, _end, self.path, fd, os.getpid())
+        self._finish: Any = weakref.finalize(self, _end, self.path, fd, os.getpid())
 
     def close(self) -> None:
         """Removes it now."""
-        self._finish()
+        if self._finish is not None:
+            self._finish()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path = state["path"]
-        self._finish = weakref.finalize(self, _nothing)
+        self._finish = None
+        self.path = state["path"]  # another process's: its end is not this one's affair
 
     def __repr__(self) -> str:
         return f"<PrivateFolder {self.path}>"
@@ -76,7 +77,3 @@ def _end(path: str, fd: int, owner: int) -> None:
     if os.getpid() == owner:  # a forked worker's copy ends nothing
         shutil.rmtree(path, ignore_errors=True)
         os.close(fd)
-
-
-def _nothing() -> None:
-    """What ends with a copy."""

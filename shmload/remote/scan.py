@@ -1,7 +1,7 @@
 """The index of a shard that lies in a store and that nobody has indexed: its headers are read through ranges.
 
-A file's worth of address space stands for the shard. What is read is put where it belongs, and the scan of a whole shard goes over it:
-the same checks, the same index. Pieces of a few MiB are read while members are small, for those hold many headers; what a large
+A file's worth of address space stands for the shard. What is read is put where it belongs, and the scan of a whole shard goes over
+it: the same checks, the same index. Pieces of a few MiB are read while members are small, for those hold many headers; what a large
 member holds is passed over and takes no memory, as nobody looks at it.
 """
 
@@ -60,7 +60,9 @@ def scan_remote(url: str, nbytes: int, read: Callable[[int, int], Buffer]) -> by
             break
         if kind not in (tar.FILE, tar.OTHER):
             if headers.size > _META_LIMIT:
-                raise ShardCorrupt(f"{url}: at byte {at}: a name of {headers.size} bytes; at most {_META_LIMIT} are read")
+                raise ShardCorrupt(
+                    f"{url}: at byte {at}: a name of {headers.size} bytes; at most {_META_LIMIT} are read"
+                )
             if not headers.read_payload(kind, need(at, headers.size)):
                 break
         at += -(-headers.size // _BLOCK) * _BLOCK

@@ -73,7 +73,7 @@ class Shards:
         return max(shard.nbytes for shard in self.all)
 
     def gone(self, shard: RemoteShard, error: Exception) -> Exception:
-        """The error for a shard that is not there, or not the same any more: what has happened to it, as far as that can be told."""
+        """The error for a shard that is not there, or not the same any more: what has happened, as far as can be told."""
         if self.home is not None:
             try:
                 now = Manifest.parse(self.home.get(MANIFEST_NAME), name=f"{self.home.url}/{MANIFEST_NAME}").generation
@@ -129,9 +129,7 @@ def _listed(store: Store) -> Iterable[RemoteShard]:
     return found
 
 
-def shards_of_urls(
-    urls: str | Iterable[str], open_store: Callable[[str], Store]
-) -> Shards:
+def shards_of_urls(urls: str | Iterable[str], open_store: Callable[[str], Store]) -> Shards:
     """The shards that URLs name: .tar objects, in which braces expand, or one folder.
 
     Args:

@@ -7,7 +7,6 @@ from bisect import bisect_right
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shmload.remote.local_shards import LocalShards
 from shmload.schedule.shard_shuffle import ShardShuffle
@@ -107,5 +106,3 @@ class RemoteSource:
 def span(members: list[tuple[str, int, int]]) -> tuple[int, int]:
     """Where the members of a sample begin and end: they lie next to each other."""
     return min(offset for _, offset, _ in members), max(offset + size for _, offset, size in members)
-
-

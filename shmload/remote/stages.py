@@ -125,9 +125,7 @@ class Renamed:
         found = {name: first_of(sample, old, "rename", True) for name, old in self.names.items()}
         if not self.keep:
             return found
-        replaced = {
-            name for old in self.names.values() for name in (old.split(";") if isinstance(old, str) else old)
-        }
+        replaced = {name for old in self.names.values() for name in (old.split(";") if isinstance(old, str) else old)}
         return {**{name: value for name, value in sample.items() if name not in replaced}, **found}
 
 

@@ -4,9 +4,9 @@
     slice(2, None)        . . 0 1 2 3 4 5 6 7
     batched(3)                |  0  |  1  | 2        units
 
-Workers take units in turn: worker w those of w, w + n, ... So every batch is whole whatever the number of workers, the batches are the
-same ones in the same order (torch takes workers in turn, too), and their number is known before any sample is read. Dealing samples
-instead would give each worker a short batch of its own at the end.
+Workers take units in turn: worker w those of w, w + n, ... So every batch is whole whatever the number of workers, the batches are
+the same ones in the same order (torch takes workers in turn, too), and their number is known before any sample is read. Dealing
+samples instead would give each worker a short batch of its own at the end.
 """
 
 from __future__ import annotations

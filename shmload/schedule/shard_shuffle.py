@@ -4,7 +4,8 @@
     epoch      the shards in random order, cut into windows of a few; each window's samples in random order
 
 `BlockShuffle` with the blocks' own sizes: what costs it a formula costs here one word a shard and epoch, the position at which each
-shard's window begins. In return a window is exactly some shards, whatever they hold, so a reader knows what it needs next, and what no more.
+shard's window begins. In return a window is exactly some shards, whatever they hold, so a reader knows what it needs next, and what
+no more.
 """
 
 import zlib
@@ -110,8 +111,8 @@ class ShardShuffle(KeyedOrder):
         found: list[list[int]] = []
         while len(found) < num_windows:
             shards = self._epoch(seed, epoch).shards
-            for begin in range(window * self.window, len(shards), self.window):
-                found.append(shards[begin : begin + self.window].tolist())
+            begins = range(window * self.window, len(shards), self.window)
+            found += [shards[begin : begin + self.window].tolist() for begin in begins]
             window, epoch = 0, epoch + 1
         return found[:num_windows]
 

@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from shmload._core.permutation import sample_key, sample_key_pair
 
-__all__ = ["SampleInfo", "begin_sample", "end_samples", "kept_generators", "sample_info", "sample_rng", "seed_and_epoch"]
+__all__ = [
+    "SampleInfo",
+    "begin_sample",
+    "end_samples",
+    "kept_generators",
+    "sample_info",
+    "sample_rng",
+    "seed_and_epoch",
+]
 
 _OWN_STREAM = 0  # keys sample_rng()
 _GLOBALS_STREAM = 1  # keys the reseeded global generators

@@ -48,7 +48,7 @@ TRAINER_POINTS = (
 STORAGE_POINTS = (  # of any process that uses a cache's folder
     "holding_lock",
     "after_reserve",
-    "mid_fetch",
+    "after_fetch",
     "mid_evict",
     "before_publish",
     "after_publish",

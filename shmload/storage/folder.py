@@ -9,7 +9,9 @@ Eviction chooses all its victims before it removes the first, so a request that 
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import os
 import secrets
 import threading
@@ -160,7 +162,7 @@ class BudgetedFolder:
             if kept is None:
                 raise FileNotFoundError(f"{self.path} has no file {name}: it was evicted, or never published")
             session.presence.hold([kept.ino])
-            return Lease(self.path, (kept,), session.let_go)
+            return Lease(self.path, (kept,), functools.partial(self._let_go, session))
 
     def lease_many(self, names: Iterable[str] | None = None) -> Leases:
         """Holds many files at once: those of `names` that are there; None: all.
@@ -174,7 +176,7 @@ class BudgetedFolder:
             else:
                 found = tuple(ledger.files[name] for name in dict.fromkeys(names) if name in ledger.files)
             session.presence.hold([kept.ino for kept in found])
-            return Leases(self.path, found, session.let_go)
+            return Leases(self.path, found, functools.partial(self._let_go, session))
 
     def files(self) -> list[Kept]:
         """What is published, oldest first."""
@@ -203,6 +205,16 @@ class BudgetedFolder:
             ledger.list_again()
             self._make_room(session, ledger, 0, 0, self.order)
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody reserves, publishes, leases or evicts meanwhile, this thread included: the block calls nothing of the folder's."""
+        with self._session().locked():
+            yield
+
+    def wake(self) -> None:
+        """Lets those that wait for room look again, because what may be evicted is decided by something that has changed."""
+        self._session().presence.ring()
+
     def statistics(self) -> FolderStatistics:
         """The folder now."""
         session = self._session()
@@ -225,6 +237,10 @@ class BudgetedFolder:
         if session is not None:
             session.close()
 
+    def _let_go(self, session: Session, inos: tuple[int, ...]) -> None:
+        """What leases end by. It is this object's, so that the session lives as long as a lease of it does."""
+        session.let_go(inos)
+
     def _obtain(self, name: str | None, nbytes: int, timeout_s: float | None, order: Order) -> Lease | Reservation:
         if not 0 <= nbytes <= self.capacity_bytes:
             raise CacheFull(
@@ -239,7 +255,7 @@ class BudgetedFolder:
                 kept = ledger.files.get(name) if name else None
                 if kept is not None:
                     session.presence.hold([kept.ino])
-                    return Lease(self.path, (kept,), session.let_go)
+                    return Lease(self.path, (kept,), functools.partial(self._let_go, session))
                 session.sweep()
                 if temporary in ledger.writing:
                     shortage = TimeoutError(

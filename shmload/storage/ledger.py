@@ -80,14 +80,17 @@ class Ledger:
     def locked(self) -> Iterator[None]:
         """Alone in the folder, and up to date. What raises in the block leaves the next one a listing."""
         fcntl.flock(self._fd, fcntl.LOCK_EX)
+        is_known = False
         try:
             self._look()
+            is_known = True
             faults.hit("holding_lock")
             yield
             if self._is_changing:
                 self._write_news()
         except BaseException:
-            self._generation = 0
+            if self._is_changing or not is_known:
+                self._generation = 0
             raise
         finally:
             self._is_changing = False

@@ -114,6 +114,10 @@ class Reservation:
         check_name(name)
         session, fd, folder = self._session, self.fd, self._session.folder
         written = os.fstat(fd).st_size
+        if not os.path.samestat(os.stat(self.path), os.fstat(fd)):
+            raise StoreError(
+                f"{self.path} is another file than the one reserved: write into it instead of replacing it"
+            )
         if written > self.nbytes or (nbytes is not None and nbytes > self.nbytes):
             raise StoreError(
                 f"{max(written, nbytes or 0)} bytes were written for {name} where {self.nbytes} are reserved: "
@@ -145,7 +149,10 @@ class Reservation:
         session.end_writing(self.name)
         if self._folder.durable:
             _sync_names(folder)
-        return Lease(folder, (kept,), session.let_go if leases else _nothing)
+        return Lease(folder, (kept,), self._let_go if leases else _nothing)
+
+    def _let_go(self, inos: tuple[int, ...]) -> None:
+        self._folder._let_go(self._session, inos)
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -100,6 +100,7 @@ class Session:
     def close(self) -> None:
         """Ends everything this process holds of the folder."""
         for name in list(self.descriptors):
+            _unlink(f"{self.folder}/{NEW}/{name}")  # the next one that needs room takes it off the ledger
             self.end_writing(name)
         self.presence.close()
         self.ledger.close()

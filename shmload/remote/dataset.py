@@ -27,9 +27,9 @@ from shmload.remote.local_shards import LocalShards
 from shmload.remote.passes import Passes
 from shmload.remote.shards import Shards, shards_in, shards_of_urls
 from shmload.remote.source import RemoteSource
+from shmload.remote.upload import store_of
 from shmload.schedule.schedule import Uneven
 from shmload.schedule.shard_shuffle import ShardShuffle
-from shmload.storage.client import client_of
 from shmload.storage.urls import open_store
 from shmload.world import rank_and_world_size
 
@@ -50,9 +50,8 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
     follows from `seed` and the epoch's number. Shards are fetched ahead of need into a folder within `cache_bytes`.
 
     Args:
-        client: of make_client, or boto3's.
-        bucket: where the dataset is.
-        folder: in the bucket.
+        client: of make_client, or boto3's; None: `bucket` is a folder of this machine, or a URL.
+        bucket, folder: where the dataset is.
         shuffle: False reads shards and samples in their own order.
         seed: 0 to 2^64 - 1; of all orders.
         cache_folder: where copies of shards are kept and found again, by all processes of this machine; None: in a folder of its
@@ -87,7 +86,7 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        shards = shards_in(client_of(client).store(bucket, folder))
+        shards = shards_in(store_of(client, bucket, folder))
         self._begin(
             shards,
             shuffle,

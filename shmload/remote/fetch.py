@@ -23,7 +23,7 @@ def name_of(shard: RemoteShard) -> str:
     return sha256(f"{shard.url}\0{shard.version}\0{shard.nbytes}".encode()).hexdigest()[:40]
 
 
-def fetch_whole(shards: Shards, shard: RemoteShard, out: Buffer) -> None:
+def fetch_whole(shards: Shards, shard: RemoteShard, out: memoryview) -> None:
     """A shard's bytes, by ranges in parallel; once more if their checksum is another than the manifest's.
 
     Raises:

@@ -11,6 +11,7 @@ one by one from the store: slower, never wrong, and never a wait for each other.
 from __future__ import annotations
 
 import fcntl
+import functools
 import logging
 import os
 import threading
@@ -29,9 +30,8 @@ from shmload.remote.fetch import fetch_index, fetch_range, fetch_whole, name_of
 from shmload.remote.prefetch import Prefetcher
 from shmload.remote.private_folder import PrivateFolder
 from shmload.remote.shards import Shards
-from shmload.storage.folder import BudgetedFolder
+from shmload.storage.cache import Cache
 from shmload.storage.lease import Lease
-from shmload.storage.reservation import Reservation
 
 __all__ = ["LocalShards"]
 
@@ -65,7 +65,7 @@ class LocalShards:
         place = self._private.path if self._private is not None else os.path.abspath(os.fspath(folder or ""))
         self._indexes_folder = f"{place}/indexes"
         os.makedirs(self._indexes_folder, exist_ok=True)
-        self.folder = BudgetedFolder(f"{place}/shards", capacity_bytes)
+        self.cache = Cache(f"{place}/shards", capacity_bytes, durable=self._private is None)
         self.keeps_all = shards.nbytes <= capacity_bytes
         self._counts: NDArray[np.int64] | None = None
         self._begin()
@@ -79,7 +79,6 @@ class LocalShards:
         self._prefetcher: Prefetcher | None = None
         self._pool: ThreadPoolExecutor | None = None
         self.num_dropped = 0  # copies let go so far: whoever holds some looks whether it is another now
-        self.num_fetched = 0
 
     def _here(self) -> None:
         """Begins anew in a forked child: leases, locks and threads stay with the parent."""
@@ -158,18 +157,22 @@ class LocalShards:
         if self.keeps_all and self._prefetcher is None:
             first = self._pid % len(self.shards.all)  # each process begins elsewhere
             everything = range(len(self.shards.all))
-            self.announce([*everything[first:], *everything[:first]], [])
+            self.announce([*everything[first:], *everything[:first]], len(everything))
 
-    def announce(self, now: Sequence[int], next: Sequence[int]) -> None:
-        """Says which shards are read now and which come next, in their order. Others are let go with `let_go_passed`.
+    def announce(self, coming: Sequence[int], num_held: int) -> None:
+        """Says which shards are needed, in their order, the same one perhaps several times.
+
+        What was announced before and is not now is let go with `let_go_passed`.
 
         Args:
-            now: of the window that is being read.
-            next: of those behind it, as many as there is room for.
+            coming: all that is known of the order: eviction goes by it.
+            num_held: so many of the first are fetched and held, as far as there is room.
         """
         self._here()
-        room, wanted = self.folder.capacity_bytes, []
-        for number in dict.fromkeys([*now, *next]):
+        shards = self.shards.all
+        self.cache.expect([shards[number].url for number in coming], ahead=num_held)
+        room, wanted = self.cache.capacity_bytes, []
+        for number in dict.fromkeys(coming[:num_held]):
             room -= self.shards.all[number].nbytes
             if room < 0:
                 break
@@ -196,15 +199,10 @@ class LocalShards:
             CacheFull: there is no room for it.
         """
         shard = self.shards.all[number]
-        made = self.folder.obtain(name_of(shard), shard.nbytes, timeout_s=timeout_s)
-        if isinstance(made, Reservation):
-            with made:
-                with made.map() as out:
-                    fetch_whole(self.shards, shard, out)
-                made = made.publish_leased(name_of(shard))
-            self.num_fetched += 1
+        fetch = functools.partial(fetch_whole, self.shards, shard)
+        lease = self.cache.open(shard.url, shard.nbytes, fetch, etag=shard.version, timeout_s=timeout_s)
         with self._lock:
-            return self._copies.setdefault(number, _Copy(made)).data
+            return self._copies.setdefault(number, _Copy(lease)).data
 
     def fetch_ahead(self, number: int) -> bool:
         """Fetches a shard that nobody fetches yet; False: there is no use in going on to the next."""
@@ -240,12 +238,12 @@ class LocalShards:
         with self._lock:
             self._wanted, self._prefetcher = [], None
             self._copies.clear()
-        self.folder.close()
+        self.cache.close()
         if self._private is not None:
             self._private.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("shards", "folder", "keeps_all", "_private", "_indexes_folder", "_counts")
+        kept = ("shards", "cache", "keeps_all", "_private", "_indexes_folder", "_counts")
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -14,7 +14,8 @@ from shmload.schedule.shard_shuffle import ShardShuffle
 __all__ = ["RemoteSource"]
 
 _WINDOW = 16  # shards mixed, unless there is no room for twice as many
-_AHEAD = 3  # windows that are announced: the one that is read and those behind it, as far as there is room
+_AHEAD = 3  # windows that are fetched: the one that is read and those behind it, as far as there is room
+_KNOWN = 64  # windows that are announced, for the order of eviction
 
 
 class RemoteSource:
@@ -41,7 +42,7 @@ class RemoteSource:
         """Shards whose samples are mixed. It depends on the arguments and the shards alone, so all ranks have the same."""
         if self._given_window is not None:
             return self._given_window
-        fits = self.local.folder.capacity_bytes // (2 * self.local.shards.largest)
+        fits = self.local.cache.capacity_bytes // (2 * self.local.shards.largest)
         return max(1, min(_WINDOW, fits))
 
     @property
@@ -74,8 +75,8 @@ class RemoteSource:
             return
         with self._lock:
             self._now, self._is_settled = (seed, epoch, window), False
-            now, *behind = order.shards_from(window, seed=seed, epoch=epoch, num_windows=_AHEAD)
-            self.local.announce(now, [number for numbers in behind for number in numbers])
+            windows = order.shards_from(window, seed=seed, epoch=epoch, num_windows=_KNOWN)
+            self.local.announce([shard for shards in windows for shard in shards], sum(map(len, windows[:_AHEAD])))
 
     def read(self, index: int) -> dict[str, Any]:
         """A sample's members, as bytes, with its key and URL."""

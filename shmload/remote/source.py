@@ -75,7 +75,7 @@ class RemoteSource:
             return
         with self._lock:
             self._now, self._is_settled = (seed, epoch, window), False
-            windows = order.shards_from(window, seed=seed, epoch=epoch, num_windows=_KNOWN)
+            windows = order.shards_from(window, seed=seed, epoch=epoch, num_windows=min(_KNOWN, 2 * order.num_windows))
             self.local.announce([shard for shards in windows for shard in shards], sum(map(len, windows[:_AHEAD])))
 
     def read(self, index: int) -> dict[str, Any]:

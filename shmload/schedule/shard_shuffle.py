@@ -82,6 +82,11 @@ class ShardShuffle(KeyedOrder):
         way = f"window={self.window}" if self.shuffle else "in order"
         return f"shard_shuffle(n={self.n}, shards={len(self.sizes)}, sizes={sizes:08x}, {way})"
 
+    @property
+    def num_windows(self) -> int:
+        """Windows of an epoch."""
+        return -(-int(np.count_nonzero(self.sizes)) // self.window)
+
     def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
         if not self.shuffle:
             return np.arange(start, stop)

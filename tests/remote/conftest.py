@@ -21,4 +21,4 @@ def private_folders_go(tmp_path_factory: pytest.TempPathFactory, monkeypatch: py
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     yield place
     gc.collect()
-    assert [] == list(place.iterdir())
+    assert list(place.iterdir()) == []

@@ -45,6 +45,14 @@ TRAINER_POINTS = (
     "epoch_change",
     "closing",
 )
+STORAGE_POINTS = (  # of any process that uses a cache's folder
+    "holding_lock",
+    "after_reserve",
+    "after_fetch",
+    "mid_evict",
+    "before_publish",
+    "after_publish",
+)
 PACKER_POINTS = (
     "claimed",
     "sending",

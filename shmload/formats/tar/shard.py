@@ -180,11 +180,22 @@ def _kept(path: str) -> ShardIndex | None:
         status = os.stat(path)
     except OSError:
         return None
+    found = unpack_index(path, packed, status.st_size)
+    return found if found is not None and found.mtime_ns == status.st_mtime_ns else None
+
+
+def unpack_index(path: str, packed: Any, nbytes: int) -> ShardIndex | None:
+    """An index that was packed for a shard of so many bytes, if it can be believed.
+
+    Args:
+        path: of the shard, for errors.
+        packed: the bytes, which stay in use.
+    """
     if len(packed) < _HEADER.size:
         return None
-    magic, nbytes, mtime_ns, num_samples, num_members, extensions_nbytes, keys_nbytes, crc = _HEADER.unpack_from(packed)
+    magic, its_nbytes, _, num_samples, num_members, extensions_nbytes, keys_nbytes, crc = _HEADER.unpack_from(packed)
     needed = _HEADER.size + 18 * num_members + 16 * num_samples + 8 + extensions_nbytes + keys_nbytes
-    if (magic, nbytes, mtime_ns, needed) != (_MAGIC, status.st_size, status.st_mtime_ns, len(packed)):
+    if (magic, its_nbytes, needed) != (_MAGIC, nbytes, len(packed)):
         return None
     if zlib.crc32(memoryview(packed)[_HEADER.size :]) != crc:
         return None

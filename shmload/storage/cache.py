@@ -1,0 +1,254 @@
+"""Copies of a store's objects on a local disk, within a budget, shared by all processes of a node.
+
+A file's name is made of the object's key and its version (etag), so a changed object is another file, and what is found under a
+name is what was asked for: nothing says otherwise anywhere, and nothing can be stale. A file is fetched by one process; the others
+that want it wait, and one of them takes over at once when it fails or dies.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from shmload import faults
+from shmload._core.crc32c import crc32c
+from shmload.errors import StoreError
+from shmload.storage.folder import BudgetedFolder, FolderStatistics
+from shmload.storage.lease import Lease
+from shmload.storage.needs import Needs, digest_of
+from shmload.storage.reservation import Reservation
+
+__all__ = ["Cache", "CacheStatistics", "Fetch"]
+
+Fetch = Callable[[memoryview], int | None]
+"""Writes an object's bytes into memory of its length; gives how many it wrote, None for all. Keeps no view of the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """What a process has had of a cache, and the cache's folder now.
+
+    Attributes:
+        num_hits: objects that were there, or that another process brought meanwhile.
+        num_fetched: objects that this process fetched.
+        nbytes_fetched: their bytes.
+        folder: the folder that all processes share.
+    """
+
+    num_hits: int
+    num_fetched: int
+    nbytes_fetched: int
+    folder: FolderStatistics
+
+
+class Cache:
+    """A budget of a disk in front of object stores. Any number of ranks and workers of a node use one folder.
+
+    Picklable; a forked or spawned process goes on with what it is given, and announces its own needs. What is killed leaves nothing
+    half done that anybody sees, and nothing behind: the next process that needs room removes what it was writing.
+
+    Args:
+        folder: on a local disk; made if it is not there.
+        capacity_bytes: what the files may add up to; all users of the folder give the same.
+        durable: files survive a power failure whole; without it a file's bytes may then be missing, though its length is right.
+    Raises:
+        ValueError: no budget, or living processes use the folder with another one.
+        StoreError: the folder's file system has no locks.
+    Cost: 25 us for a lease of a file that is there.
+    Thread/process safety: all methods, from any thread and process.
+    Example:
+        >>> import tempfile
+        >>> cache = Cache(tempfile.mkdtemp(), 10_000)
+        >>> def fetch(out):
+        ...     out[:] = b"payload"
+        >>> with cache.open("s3://bucket/part-0.tar", 7, fetch, etag="v1") as lease:
+        ...     os.pread(lease.fd, 100, 0)
+        b'payload'
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], capacity_bytes: int, *, durable: bool = True) -> None:
+        self._folder = BudgetedFolder(folder, capacity_bytes, durable=durable)
+        self._begin()
+
+    @property
+    def path(self) -> str:
+        """The folder."""
+        return self._folder.path
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The budget."""
+        return self._folder.capacity_bytes
+
+    def open(
+        self,
+        key: str,
+        nbytes: int,
+        fetch: Fetch,
+        *,
+        etag: str,
+        checksum: str | None = None,
+        timeout_s: float | None = 600.0,
+    ) -> Lease:
+        """A lease of an object's file, which is fetched first if it is not there.
+
+        Args:
+            key: where the object is, its store's address included and no credentials: the same for all who mean the same object.
+            nbytes: its length, which is checked.
+            fetch: called with writable memory of that length, if the object must be fetched. It writes all of it, gives how many
+                bytes it wrote or None for all, and keeps no view of it. What it raises is raised here, and the next one tries.
+            etag: its version. Files of other versions of the key are not taken, and removed where nobody reads them.
+            checksum: of its bytes, checked after a fetch: "crc32c:" or "sha256:" and hexadecimal digits, or another of hashlib's.
+            timeout_s: seconds to wait for room or for another process that fetches it; 0 = do not wait; None = forever.
+        Raises:
+            CacheFull: there was no room in time: all is leased or needed sooner, or the object is larger than the budget.
+            TimeoutError: another process was still fetching it.
+            StoreError: fetch brought other bytes than it should.
+        """
+        digest = digest_of(key)
+        return self._open(key, digest, nbytes, fetch, etag, checksum, timeout_s, self._needs.take(digest))
+
+    def prefetch(
+        self,
+        key: str,
+        nbytes: int,
+        fetch: Fetch,
+        *,
+        etag: str,
+        checksum: str | None = None,
+        timeout_s: float | None = 600.0,
+    ) -> None:
+        """Brings an object in, if it is not there, and leases nothing: its announced need is what keeps it (`expect`).
+
+        Args and Raises are those of `open`.
+        """
+        digest = digest_of(key)
+        distance = self._needs.distance(digest)
+        self._open(key, digest, nbytes, fetch, etag, checksum, timeout_s, distance).release()
+
+    def expect(self, keys: Iterable[str], *, ahead: int = 8) -> None:
+        """Announces what this process will open, in that order, in place of what it announced before.
+
+        `open` crosses a key off, in whatever order. Eviction goes by the announcements of all living processes: first what nobody
+        expects, least recently used first, then what is needed last; what is needed before the file that asks for room stays.
+
+        Args:
+            keys: as they will be given to `open`; one that will be opened twice stands there twice.
+            ahead: so many of the next ones are not even evicted for a file that nobody announced.
+        """
+        if ahead < 0:
+            raise ValueError(f"ahead is a number of keys, 0 or more; got {ahead}")
+        self._needs.expect(list(keys), ahead)
+
+    def statistics(self) -> CacheStatistics:
+        """Counts of this process, and the folder now."""
+        return CacheStatistics(self._num_hits, self._num_fetched, self._nbytes_fetched, self._folder.statistics())
+
+    def close(self) -> None:
+        """Ends this process's leases and its announcement. The next use begins anew."""
+        self._needs.close()
+        self._folder.close()
+
+    def _open(
+        self,
+        key: str,
+        digest: str,
+        nbytes: int,
+        fetch: Fetch,
+        etag: str,
+        checksum: str | None,
+        timeout_s: float | None,
+        distance: int | None,
+    ) -> Lease:
+        name = _name(key, digest, etag)
+        order = functools.partial(self._needs.order, distance)
+        while True:
+            found = self._folder.obtain(name, nbytes, timeout_s=timeout_s, order=order)
+            if isinstance(found, Reservation):
+                return self._fetched(found, name, key, nbytes, fetch, checksum)
+            if os.stat(found.path).st_size == nbytes:
+                kept = found.files[0]
+                os.utime(found.path, ns=(time.time_ns(), kept.published_ns))  # the time of its last use
+                self._num_hits += 1
+                return found
+            path, length = found.path, os.stat(found.path).st_size
+            found.release()
+            if not self._folder.discard(name):
+                raise StoreError(
+                    f"{path} has {length} bytes where {key} has {nbytes}, and others are reading it: somebody has changed the "
+                    f"file, or the length belongs to another version than the etag {etag!r}"
+                )
+
+    def _fetched(
+        self, reservation: Reservation, name: str, key: str, nbytes: int, fetch: Fetch, checksum: str | None
+    ) -> Lease:
+        with reservation:
+            if nbytes:
+                memory = reservation.map()
+                view = memoryview(memory)
+                written = fetch(view)
+                faults.hit("after_fetch")
+                if written is not None and written != nbytes:
+                    raise StoreError(
+                        f"{written} bytes of {key} came where it has {nbytes}: it was cut off, or has changed"
+                    )
+                if checksum is not None:
+                    _check(memory, key, checksum)
+                try:
+                    view.release()
+                    memory.close()
+                except BufferError:
+                    raise StoreError(
+                        f"fetch of {key} has kept a view of the memory it was given, through which the file could still change: "
+                        f"let go of all of them before it returns"
+                    ) from None
+            lease = reservation.publish_leased(name)
+        self._num_fetched += 1
+        self._nbytes_fetched += nbytes
+        for kept in self._folder.files():
+            if kept.name != name and kept.name.startswith(name[: len(digest_of(""))] + "-"):
+                self._folder.discard(kept.name)
+        return lease
+
+    def _begin(self) -> None:
+        self._needs = Needs(self._folder)
+        self._num_hits = self._num_fetched = self._nbytes_fetched = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_folder": self._folder}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"<Cache {self.path} of {self.capacity_bytes} bytes>"
+
+
+def _name(key: str, digest: str, etag: str) -> str:
+    """Of an object's file: its key, its version, and for people and readers the end of the key."""
+    version = hashlib.blake2b(f"{key}\0{etag}".encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    hint = "".join(letter if letter.isascii() and letter.isprintable() else "_" for letter in key.rsplit("/", 1)[-1])
+    return f"{digest}-{version}-{hint[-100:]}"
+
+
+def _check(memory: mmap.mmap, key: str, checksum: str) -> None:
+    method, _, expected = checksum.partition(":")
+    if method == "crc32c":
+        found = f"{crc32c(memory):08x}"
+    elif method in hashlib.algorithms_available and expected:
+        found = hashlib.new(method, memory).hexdigest()
+    else:
+        raise ValueError(
+            f"a checksum is a method's name, ':' and hexadecimal digits, as in 'crc32c:1a2b3c4d'; got {checksum!r}"
+        )
+    if found != expected.lower():
+        raise StoreError(
+            f"the bytes of {key} have the {method} {found} where {expected} was announced: damaged, or another version"
+        )

@@ -13,6 +13,7 @@ from benchmarks import (
     huggingface,
     images,
     mix,
+    packing,
     photos,
     pipeline,
     python_dataset,
@@ -49,6 +50,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "columnar": columnar.measure,
     "tfrecord": tfrecord.measure,
     "images": images.measure,
+    "packing": packing.measure,
     "arrays": arrays.measure,
     "tokens": tokens.measure,
 }

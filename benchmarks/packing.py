@@ -1,6 +1,6 @@
 """Packing a dataset into shards on a store, beside webdataset's ShardWriter: what does a sample cost?
 
-Method: 4,000 JPEG files (the package's photographs, 69 kB on average) and 200 images of 224 x 224 that are arrays, into shards
+Method: 8,000 JPEG files (the package's photographs, 69 kB on average) and 200 images of 224 x 224 that are arrays, into shards
 of 20 MB. shmload packs with 2 workers. webdataset is what its users write: a loop over a permutation that reads each file and
 hands bytes or array to ShardWriter; arrays are PNG in both, by Pillow's encoder at zlib's level 6. What is packed goes nowhere:
 to a store that forgets bytes, and in webdataset's `post` hook to os.unlink. Then the photographs again to a folder as a store,
@@ -36,7 +36,7 @@ from shmload.schedule.permutation import Permutation
 from shmload.storage.local import LocalStore
 from shmload.storage.store import StoredObject
 
-NUM_PHOTOS, NUM_ARRAYS, MAXSIZE, MAXCOUNT, SEED = 4000, 200, 20_000_000, 100_000, 7
+NUM_PHOTOS, NUM_ARRAYS, MAXSIZE, MAXCOUNT, SEED = 8000, 200, 20_000_000, 100_000, 7
 
 
 class Arrays:

@@ -60,6 +60,7 @@ def bytes_in(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names_in(folder)}
 
 
+@pytest.mark.slow
 def test_a_packing_ended_at_any_object_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     packed(Grey(60), LocalStore(tmp_path / "whole"))
     wanted = bytes_in(tmp_path / "whole")
@@ -272,6 +273,7 @@ class Drifting(Grey):
         return (image, b"\1" * (700 * self.extra if index % 7 == 3 and index else 1))
 
 
+@pytest.mark.slow
 def test_a_dataset_that_changes_between_two_runs_ends_whole_all_the_same(tmp_path: Path) -> None:
     for extra in (1, 3, 40):
         folder = tmp_path / str(extra)

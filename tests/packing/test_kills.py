@@ -24,6 +24,7 @@ def charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", faults.PACKER_POINTS)
 def test_a_packing_killed_at_a_named_point_goes_on(point: str, charged: Path, tmp_path: Path) -> None:
     packed([(b"old", 1)] * 7, LocalStore(tmp_path / "out"))  # which the new one replaces

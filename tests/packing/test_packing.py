@@ -70,6 +70,7 @@ def test_another_seed_is_another_order_and_other_noise(tmp_path: Path) -> None:
     assert found[0] != found[1]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(0, 30_000), min_size=1, max_size=40),
     st.integers(10_240, 50_000),
@@ -113,6 +114,7 @@ def test_workers_are_no_more_than_processors_and_batches_and_a_word_says_so(
     assert caplog.messages == ["packing takes 1 of 30 workers: there are that many processors, or batches of samples"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_memory", [True, False])
 def test_few_shards_wait_to_be_sent_and_no_file_has_a_name(tmp_path: Path, is_memory: bool, monkeypatch: Any) -> None:
     most, spools = [0], []

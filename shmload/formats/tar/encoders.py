@@ -50,11 +50,11 @@ def _npy(value: Any) -> bytes:
 
 
 def _npz(value: Any) -> bytes:
-    arrays = {name: np.asarray(each) for name, each in value.items()}
+    arrays: dict[str, Any] = {name: np.asarray(each) for name, each in value.items()}
     if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
         raise ValueError(f"npz: {objects[0]!r} is an array of objects, which would be a pickle; give numbers or text")
     file = io.BytesIO()
-    np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy 2.2's allow_pickle, which 2.1 would store as an array
+    np.savez(file, **arrays)  # without allow_pickle=, which numpy before 2.2 would store as an array
     return file.getvalue()  # its members are dated 1980: the bytes are the same every time
 
 

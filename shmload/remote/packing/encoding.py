@@ -6,6 +6,7 @@ Where a sample comes to lie depends on its position alone, so the number of work
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -82,13 +83,20 @@ class EncodedSamples:
         prefix, members = self.source.members(index)
         if self.restart_markers:
             members = with_markers(members)
-        key = f"{prefix}{index:0{self._width}d}"
+        number = f"{index:0{self._width}d}"
         pieces: list[Payload] = []
         for extension, data in members:
-            pieces += [member_header(member_name(key, extension), len(data)), data]
+            name = member_name(prefix + number, extension) if prefix else number.encode() + _behind(extension)
+            pieces += [member_header(name, len(data)), data]
             if len(data) % BLOCK:
                 pieces.append(bytes(-len(data) % BLOCK))
         return pieces
+
+
+@lru_cache(maxsize=1024)
+def _behind(extension: str) -> bytes:
+    """What stands in a member's name behind a key that is a number; checked once."""
+    return member_name("0", extension)[1:]
 
 
 def with_markers(members: Members) -> Members:

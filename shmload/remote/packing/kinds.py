@@ -20,4 +20,7 @@ def image_extension(begin: bytes) -> str:
     """The extension of an encoded image, by its first bytes; "" if it is none that is known here."""
     if begin[:4] == b"RIFF" and begin[8:12] == b"WEBP":
         return "webp"
-    return next((extension for magic, extension in _BEGINNINGS if begin.startswith(magic)), "")
+    for magic, extension in _BEGINNINGS:
+        if begin.startswith(magic):
+            return extension
+    return ""

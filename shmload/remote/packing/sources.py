@@ -6,7 +6,6 @@ more cannot be told from its code, so some of its samples are compared with what
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -72,12 +71,11 @@ class Files:
         return "", sorted([file_member(path), value_member(label, None)], key=lambda member: member[0])
 
     def update(self, digest: Any) -> None:
-        """Adds names, sizes and labels of all files to a digest of hashlib's."""
+        """Adds names and labels of all files to a digest of hashlib's."""
         for entry in self.entries:
             path, label = entry if self.has_labels else (entry, None)
-            folder, name = os.path.split(path)
-            told = (os.path.basename(folder), name, os.stat(path).st_size, label)
-            digest.update(repr(told).encode("utf-8", "surrogateescape"))
+            told = "/".join(path.rsplit("/", 2)[-2:])
+            digest.update(f"{told}\0{label!r}\0".encode("utf-8", "surrogateescape"))
 
 
 class Parts:

@@ -118,6 +118,14 @@ def test_a_finished_packing_is_not_done_again(tmp_path: Path) -> None:
     assert store.written == []
 
 
+def test_a_finished_packing_that_is_run_again_takes_the_folder_back_from_one_that_was_killed(tmp_path: Path) -> None:
+    manifest = packed(Grey(30), LocalStore(tmp_path))
+    with pytest.raises(Ended):
+        packed(Grey(60), EndingStore(tmp_path, 8))
+    assert manifest == packed(Grey(30), LocalStore(tmp_path))
+    assert names_of(manifest) == names_in(tmp_path)
+
+
 def test_a_shard_lost_from_a_finished_one_is_packed_again(tmp_path: Path) -> None:
     manifest = packed(Grey(60), LocalStore(tmp_path))
     wanted = bytes_in(tmp_path)

@@ -52,12 +52,16 @@ class Generation:
         Raises:
             StoreError: another one has begun since, or has ended.
         """
-        if (other := self._claimed()) != self.name and not (other is None and self._is_committed()):
+        if (other := self._claimed()) != self.name and not self.is_settled():
             told = "its claim is gone" if other is None else f"generation {other}"
             raise StoreError(
                 f"{self._store.url}: another packing into this folder was begun ({told}) while generation {self.name} was being "
                 "packed; this one stops. One folder holds one dataset: give each its own, or run one after the other"
             )
+
+    def is_settled(self) -> bool:
+        """Whether this is the dataset, and no packing is under way."""
+        return self._claimed() is None and self.committed() is not None
 
     def _claimed(self) -> str | None:
         try:
@@ -75,9 +79,6 @@ class Generation:
         except (ObjectMissing, ShardCorrupt):  # one that is damaged is going to be replaced
             return None
         return found if found.generation == self.name else None
-
-    def _is_committed(self) -> bool:
-        return self.committed() is not None
 
     def note(self, record: Record) -> None:
         """Says that a shard is whole."""

@@ -137,7 +137,7 @@ class Packing:
                 self.num_found,
                 self._generation.name,
             )
-        if self._generation.committed() is None:
+        if not self._generation.is_settled():
             self._generation.claim()
             faults.hit("claimed")
         self._num_packed = sum(record.shard.num_samples for record in self._records.values())

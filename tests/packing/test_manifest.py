@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shmload import ShardCorrupt
 from shmload.remote.manifest import IndexEntry, Manifest, ShardEntry
+from shmload.remote.packing.shard_file import Record
 
 GENERATION = "0123456789abcdef"
 
@@ -131,6 +132,10 @@ def test_an_error_says_what_is_wrong_and_where(where: tuple[Any, ...]) -> None:
     with pytest.raises(ShardCorrupt) as caught:
         Manifest.parse(changed(where, value))
     assert text == str(caught.value)
+
+
+def test_a_shard_beyond_a_million_has_its_number() -> None:
+    assert 1_234_567 == Record(0, (), entry(1_234_567)).number
 
 
 def test_the_same_shard_cannot_be_there_twice() -> None:

@@ -158,10 +158,9 @@ class Packing:
         """Keeps shards that can stay: numbered in the order of their samples, none over another."""
         stop, last = 0, -1
         for record in records:
-            number = int(record.shard.name[-10:-4])
-            if record.first >= stop and number > last and record.stop <= len(self._samples):
-                self._records[number] = record
-                stop, last = record.stop, number
+            if record.first >= stop and record.number > last and record.stop <= len(self._samples):
+                self._records[record.number] = record
+                stop, last = record.stop, record.number
 
     def _fill(self, sender: Sender, at: int, number: int) -> tuple[int, int]:
         """Passes a shard that is there, or packs the gap before the next one; where that ends, in position and number."""
@@ -247,7 +246,7 @@ class Packing:
         return found
 
     def _sent(self, record: Record) -> None:
-        self._records[int(record.shard.name[-10:-4])] = record
+        self._records[record.number] = record
         self._tell()
 
     def _tell(self) -> None:

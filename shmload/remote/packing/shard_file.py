@@ -28,6 +28,11 @@ class Record:
     shard: ShardEntry
 
     @property
+    def number(self) -> int:
+        """Of the shard, which its name ends in."""
+        return int(self.shard.name.rpartition("-")[2].removesuffix(".tar"))
+
+    @property
     def stop(self) -> int:
         """Position behind its last sample."""
         return self.first + self.shard.num_samples

@@ -135,7 +135,7 @@ def test_an_error_says_what_is_wrong_and_where(where: tuple[Any, ...]) -> None:
 
 
 def test_a_shard_beyond_a_million_has_its_number() -> None:
-    assert 1_234_567 == Record(0, (), entry(1_234_567)).number
+    assert Record(0, (), entry(1_234_567)).number == 1_234_567
 
 
 def test_the_same_shard_cannot_be_there_twice() -> None:

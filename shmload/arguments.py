@@ -41,6 +41,13 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         raise ValueError(f"snapshot_every_n_steps is at least 0 or None; got {every}")
 
 
+def as_keyed(dataset: Any, seed: int | None) -> Any:
+    """What is read of a dataset: in seed mode, which asks by number, an iterable's own items by number if it has them."""
+    if seed is None or not isinstance(dataset, IterableDataset) or not hasattr(dataset, "keyed_items"):
+        return dataset
+    return dataset.keyed_items()
+
+
 def _check_seed(given: Mapping[str, Any]) -> None:
     seed = given["seed"]
     if given["uneven"] not in ("pad", "drop", "exact"):

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, default_collate, default_convert
 
-from shmload.arguments import NOT_BUILT, check_arguments
+from shmload.arguments import NOT_BUILT, as_keyed, check_arguments
 from shmload.autotune.tuner import Autotuner, first_numbers, tuner_of
 from shmload.bad_samples import BadSamples, OnError
 from shmload.batch.ragged import AS_TORCH_OR_LIST, ragged_of
@@ -155,6 +155,7 @@ class ShmLoader(ObservedLoader[T]):
         snapshot_every_n_steps: int | None = 1,
         threads_per_worker: int = 1,
     ) -> None:
+        dataset = as_keyed(dataset, seed)
         check_arguments(given := dict(locals()))
         for name in NOT_BUILT:
             setattr(self, name, given[name])

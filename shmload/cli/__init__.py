@@ -2,7 +2,7 @@
 
 import typer
 
-from shmload.cli import bench, clean, doctor, index, inspect, launch, top, trace, verify
+from shmload.cli import bench, clean, doctor, index, inspect, launch, pack, top, trace, verify
 
 __all__ = ["app", "main"]
 
@@ -20,6 +20,7 @@ app.command("index")(index.index)
 app.command("inspect")(inspect.inspect)
 # what stands behind SCRIPT is the script's, options and all
 app.command("launch", context_settings={"allow_interspersed_args": False})(launch.launch)
+app.command("pack")(pack.pack)
 app.command("top")(top.top)
 app.command("trace")(trace.trace)
 app.command("verify")(verify.verify)

@@ -31,6 +31,7 @@ def inspect(
     from shmload.cli.progress import shown
     from shmload.observe.inspect import pictures
     from shmload.observe.inspect.describe import describe
+    from shmload.remote import inspected
 
     if plot_file is not None:
         if absent := pictures.missing():
@@ -41,7 +42,12 @@ def inspect(
         wanted = max(samples, pictures.GRID) if plot_file is not None else samples
         with shown(sys.stderr.isatty()) as progress:
             each = progress.over(paths, lambda path: path.name)
-            found = [describe(path, num_samples=wanted, dtype=dtype) for path in each]
+            found = [
+                inspected.describe(manifest, wanted)
+                if (manifest := inspected.manifest_at(path)) is not None
+                else describe(path, num_samples=wanted, dtype=dtype)
+                for path in each
+            ]
         if plot_file is not None and not pictures.save_grid(found, plot_file):
             raise ValueError(f"--plot: the first samples of {', '.join(map(str, paths))} hold no pictures")
     except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:

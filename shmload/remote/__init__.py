@@ -1,8 +1,72 @@
-"""Shards on an object store: packing a dataset into them, and reading it back."""
+"""Shards on an object store: packing a dataset into them, and reading it back. Names are imported at first use."""
 
 from __future__ import annotations
 
-from shmload.storage.client import Client, make_client
-from shmload.storage.urls import open_store
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Client", "make_client", "open_store"]
+if TYPE_CHECKING:
+    from shmload.remote.collation import default_collation_fn
+    from shmload.remote.dataset import RemoteDataset
+    from shmload.remote.decoding import Continue
+    from shmload.remote.handlers import (
+        ignore_and_continue,
+        ignore_and_stop,
+        reraise_exception,
+        warn_and_continue,
+        warn_and_stop,
+    )
+    from shmload.remote.indexed import RemoteSamples
+    from shmload.remote.manifest import Manifest
+    from shmload.remote.upload import upload_cv_dataset
+    from shmload.schedule.shard_shuffle import ShardShuffle
+    from shmload.storage.client import Client, make_client
+    from shmload.storage.urls import open_store
+
+_PLACES = {
+    "Client": "shmload.storage.client",
+    "Continue": "shmload.remote.decoding",
+    "Manifest": "shmload.remote.manifest",
+    "RemoteDataset": "shmload.remote.dataset",
+    "RemoteSamples": "shmload.remote.indexed",
+    "ShardShuffle": "shmload.schedule.shard_shuffle",
+    "default_collation_fn": "shmload.remote.collation",
+    "ignore_and_continue": "shmload.remote.handlers",
+    "ignore_and_stop": "shmload.remote.handlers",
+    "make_client": "shmload.storage.client",
+    "open_store": "shmload.storage.urls",
+    "reraise_exception": "shmload.remote.handlers",
+    "upload_cv_dataset": "shmload.remote.upload",
+    "warn_and_continue": "shmload.remote.handlers",
+    "warn_and_stop": "shmload.remote.handlers",
+}
+
+__all__ = [
+    "Client",
+    "Continue",
+    "Manifest",
+    "RemoteDataset",
+    "RemoteSamples",
+    "ShardShuffle",
+    "default_collation_fn",
+    "ignore_and_continue",
+    "ignore_and_stop",
+    "make_client",
+    "open_store",
+    "reraise_exception",
+    "upload_cv_dataset",
+    "warn_and_continue",
+    "warn_and_stop",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'shmload.remote' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PLACES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

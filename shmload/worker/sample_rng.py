@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from shmload._core.permutation import sample_key, sample_key_pair
 
-__all__ = ["SampleInfo", "begin_sample", "end_samples", "kept_generators", "sample_info", "sample_rng"]
+__all__ = [
+    "SampleInfo",
+    "begin_sample",
+    "end_samples",
+    "kept_generators",
+    "sample_info",
+    "sample_rng",
+    "seed_and_epoch",
+]
 
 _OWN_STREAM = 0  # keys sample_rng()
 _GLOBALS_STREAM = 1  # keys the reseeded global generators
@@ -75,6 +83,11 @@ def sample_info() -> SampleInfo:
     if _now.sample is None:
         raise RuntimeError("sample_info() and sample_rng() answer only while a ShmLoader reads a sample of its dataset")
     return SampleInfo(*_now.sample[1:])
+
+
+def seed_and_epoch() -> tuple[int | None, int] | None:
+    """Seed and epoch of the sample that this thread is decoding, or of the batch; None: no loader of ours is reading."""
+    return None if _now.sample is None else _now.sample[:2]
 
 
 def sample_rng() -> np.random.Generator:

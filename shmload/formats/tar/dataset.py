@@ -26,12 +26,22 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _MOST_ALTERNATIVES = 254  # of a field: they are ranked in 8 bits
 
 
-class _Samples:
-    """Shards as they are open in this process: their indexes, and those mapped so far."""
+class Samples:
+    """Shards as they are open in this process: their indexes, and those mapped so far.
 
-    def __init__(self, indexes: Sequence[ShardIndex], alternatives: Sequence[Sequence[str]]) -> None:
+    Args:
+        counts: samples of each; None: as the indexes say.
+    """
+
+    def __init__(
+        self,
+        indexes: Sequence[ShardIndex],
+        alternatives: Sequence[Sequence[str]],
+        counts: NDArray[np.int64] | None = None,
+    ) -> None:
         self.indexes = indexes
-        self.starts = np.concatenate([[0], np.cumsum([i.num_samples for i in indexes])]).astype(np.int64)
+        numbers = [i.num_samples for i in indexes] if counts is None else counts
+        self.starts = np.concatenate([[0], np.cumsum(numbers)]).astype(np.int64)
         self.rows = TarRows(self.starts)
         self._begin: list[int] = self.starts.tolist()
         self._alternatives = alternatives
@@ -70,19 +80,24 @@ class _Samples:
         if (shard := self.rows.changed(indices)) >= 0:
             raise changed(self.indexes[shard])
 
+    def map(self, shard: int) -> tuple[NDArray[np.uint8], bytes | None, tuple[int, int, int, int] | None]:
+        """(a shard's bytes, path and state of their file); None and None: nobody writes to it."""
+        index = self.indexes[shard]
+        file = map_shard(index)
+        return np.frombuffer(memoryview(file), np.uint8), os.fsencode(index.path), file.state
+
     def _open(self, shard: int) -> NDArray[np.uint8]:
+        data, path, state = self.map(shard)
         with self._lock:
             if shard not in self._mapped:
                 index = self.indexes[shard]
-                file = map_shard(index)
-                data = np.frombuffer(memoryview(file), np.uint8)
                 ranks = np.full((len(self._alternatives), len(index.extensions)), 255, np.uint8)
                 for field, names in enumerate(self._alternatives):
                     for number, extension in enumerate(index.extensions):
                         if extension in names:
                             ranks[field, number] = names.index(extension)
                 columns = (index.offsets, index.sizes, index.member_extensions, index.first, ranks)
-                self.rows.open(shard, data, *columns, os.fsencode(index.path), file.state)
+                self.rows.open(shard, data, *columns, path, state)
                 self._mapped[shard] = data
             return self._mapped[shard]
 
@@ -142,7 +157,7 @@ class TarDataset:
             if self._fields is not None and name != KEY
         ]
         self._has_own_decoders = isinstance(decode, Mapping) and any(c.way == "decode" for c in self._columns)
-        self._samples: _Samples | None = None
+        self._samples: Samples | None = None
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -263,11 +278,11 @@ class TarDataset:
             return "npy" if last == "npy" else "int" if last in INTEGERS else "str" if last in TEXTS else "decode"
         return "decode"
 
-    def _opened(self) -> _Samples:
+    def _opened(self) -> Samples:
         if self._samples is None:
             with self._lock:
                 if self._samples is None:
-                    self._samples = _Samples(self._indexes(), list((self._fields or {}).values()))
+                    self._samples = Samples(self._indexes(), list((self._fields or {}).values()))
         return self._samples
 
     def _indexes(self) -> list[ShardIndex]:

@@ -50,9 +50,12 @@ def _npy(value: Any) -> bytes:
 
 
 def _npz(value: Any) -> bytes:
+    arrays: dict[str, Any] = {name: np.asarray(each) for name, each in value.items()}
+    if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
+        raise ValueError(f"npz: {objects[0]!r} is an array of objects, which would be a pickle; give numbers or text")
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **value)  # its members are dated 1980: the bytes are the same every time
-    return file.getvalue()
+    np.savez(file, **arrays)  # without allow_pickle=, which numpy before 2.2 would store as an array
+    return file.getvalue()  # its members are dated 1980: the bytes are the same every time
 
 
 def _integer(value: Any) -> bytes:

@@ -26,6 +26,7 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Buffer
 
 from shmload._core.mapped_file import MappedFile
 from shmload._core.tar import TarScan
@@ -149,6 +150,19 @@ def _scan(path: str) -> bytes:
             f"{path} is compressed, and its samples cannot be reached one by one: decompress it once, or read it in order with "
             "shmload.formats.TarStream"
         )
+    return pack_index(path, data, mtime_ns=status.st_mtime_ns)
+
+
+def pack_index(path: str, data: Buffer, *, mtime_ns: int = 0) -> bytes:
+    """The index of a shard's bytes, as it is kept beside the shard.
+
+    Args:
+        path: of the shard, for errors.
+        data: its bytes; only headers are looked at.
+        mtime_ns: when it was last changed; 0 in an index that goes with the shard to other machines.
+    Raises:
+        ShardCorrupt: it is no sound tar file; names offset and cause.
+    """
     scan = TarScan(data)
     if scan.cause:
         raise ShardCorrupt(f"{path}: at byte {scan.offset}: {scan.cause}")
@@ -156,7 +170,7 @@ def _scan(path: str) -> bytes:
     arrays = (scan.offsets, scan.sizes, scan.first, scan.key_ends, scan.member_extensions)
     body = b"".join((*arrays, extensions, scan.keys))
     counts = (scan.num_samples, scan.num_members, len(extensions), len(scan.keys))
-    return _HEADER.pack(_MAGIC, status.st_size, status.st_mtime_ns, *counts, zlib.crc32(body)) + body
+    return _HEADER.pack(_MAGIC, memoryview(data).nbytes, mtime_ns, *counts, zlib.crc32(body)) + body
 
 
 def _kept(path: str) -> ShardIndex | None:
@@ -166,11 +180,22 @@ def _kept(path: str) -> ShardIndex | None:
         status = os.stat(path)
     except OSError:
         return None
+    found = unpack_index(path, packed, status.st_size)
+    return found if found is not None and found.mtime_ns == status.st_mtime_ns else None
+
+
+def unpack_index(path: str, packed: Any, nbytes: int) -> ShardIndex | None:
+    """An index that was packed for a shard of so many bytes, if it can be believed.
+
+    Args:
+        path: of the shard, for errors.
+        packed: the bytes, which stay in use.
+    """
     if len(packed) < _HEADER.size:
         return None
-    magic, nbytes, mtime_ns, num_samples, num_members, extensions_nbytes, keys_nbytes, crc = _HEADER.unpack_from(packed)
+    magic, its_nbytes, _, num_samples, num_members, extensions_nbytes, keys_nbytes, crc = _HEADER.unpack_from(packed)
     needed = _HEADER.size + 18 * num_members + 16 * num_samples + 8 + extensions_nbytes + keys_nbytes
-    if (magic, nbytes, mtime_ns, needed) != (_MAGIC, status.st_size, status.st_mtime_ns, len(packed)):
+    if (magic, its_nbytes, needed) != (_MAGIC, nbytes, len(packed)):
         return None
     if zlib.crc32(memoryview(packed)[_HEADER.size :]) != crc:
         return None

@@ -1,8 +1,6 @@
 """TarWriter: samples to shards, the same bytes every time.
 
-A member takes 512 bytes beside its payload: a ustar header, whose prefix holds what of a path does not fit its name. Longer names
-get a PAX header, payloads from 8 GiB on a size in base 256. Owners, times and modes are fixed; a sample's members stand in the
-order of their extensions.
+A member is a header (`header.py`) and its payload; a sample's members stand in the order of their extensions.
 """
 
 from __future__ import annotations
@@ -16,12 +14,10 @@ import tempfile
 from collections.abc import Mapping
 from typing import IO, Any, Self
 
-from shmload._core.tar import split_name
 from shmload.formats.tar.columns import KEY
 from shmload.formats.tar.encoders import encode
+from shmload.formats.tar.header import BLOCK, RECORD, archive_nbytes, member_header, member_name
 
-_BLOCK = 512
-_RECORD = 20 * _BLOCK  # what tar programs fill an archive up to
 _NUMBER = re.compile(r"%0?\d*d")
 
 
@@ -66,8 +62,8 @@ class TarWriter:
             raise ValueError(
                 f"maxcount and maxsize need a pattern for several shards, like train-%06d.tar; got {path!r}"
             )
-        if (maxcount is not None and maxcount < 1) or (maxsize is not None and maxsize < _RECORD):
-            raise ValueError(f"maxcount is at least 1, maxsize {_RECORD}; got {maxcount}, {maxsize}")
+        if (maxcount is not None and maxcount < 1) or (maxsize is not None and maxsize < RECORD):
+            raise ValueError(f"maxcount is at least 1, maxsize {RECORD}; got {maxcount}, {maxsize}")
         self._maxcount, self._maxsize, self._mtime = maxcount, maxsize, mtime
         self._shard = start_shard
         self._file: IO[bytes] | _Both | None = None
@@ -91,7 +87,7 @@ class TarWriter:
         if not pieces:
             raise ValueError(f"sample {key!r} has no members; give at least one extension")
         nbytes = sum(len(piece) for piece in pieces)
-        if self._maxsize is not None and _whole(nbytes + 2 * _BLOCK, _RECORD) > self._maxsize:
+        if self._maxsize is not None and archive_nbytes(nbytes) > self._maxsize:
             raise ValueError(f"sample {key!r} takes {nbytes} bytes, and a shard has at most maxsize={self._maxsize}")
         if self._is_full(nbytes):
             self._finish()
@@ -117,41 +113,11 @@ class TarWriter:
         if self._file is None or not self._is_pattern:
             return False
         is_full = self._maxcount is not None and self._count >= self._maxcount
-        return is_full or (
-            self._maxsize is not None and _whole(self._nbytes + nbytes + 2 * _BLOCK, _RECORD) > self._maxsize
-        )
+        return is_full or (self._maxsize is not None and archive_nbytes(self._nbytes + nbytes) > self._maxsize)
 
     def _member(self, key: str, extension: str, value: Any) -> bytes:
-        name = f"{key}.{extension}".encode("utf-8", "surrogateescape")
-        wanted = (key.encode("utf-8", "surrogateescape"), extension.encode("utf-8", "surrogateescape"))
-        if split_name(name) != wanted or b"\0" in name or len(name) >= 1 << 16:
-            raise ValueError(
-                f"key {key!r} and extension {extension!r} cannot be told apart again: the last part of a key has no dot and "
-                "is not empty, an extension is in lower case without a slash, a key does not begin with __meta__"
-            )
-        payload = encode(extension, value)
-        return self._header(name, len(payload)) + payload + bytes(-len(payload) % _BLOCK)
-
-    def _header(self, name: bytes, nbytes: int, flag: bytes = b"0") -> bytes:
-        split = _split(name)
-        before = b""
-        if split is None:
-            record = _pax_record(b"path", name)
-            before = self._header(b"././@PaxHeader", len(record), b"x") + record + bytes(-len(record) % _BLOCK)
-            split = b"", name[:100]
-        prefix, rest = split
-        size = b"%011o\0" % nbytes if nbytes < 1 << 33 else b"\x80" + nbytes.to_bytes(11, "big")
-        fields = (
-            rest.ljust(100, b"\0"),
-            b"0000644\0" + 2 * b"0000000\0",  # mode, uid, gid
-            size,
-            b"%011o\0" % self._mtime,
-            8 * b" ",  # the checksum, as it counts itself
-            flag + bytes(100) + b"ustar\x0000" + bytes(64) + 2 * b"0000000\0",  # no link, no names of owners, no device
-            prefix.ljust(155, b"\0") + bytes(12),
-        )
-        block = b"".join(fields)
-        return before + block[:148] + b"%06o\0 " % sum(block) + block[156:]
+        name, payload = member_name(key, extension), encode(extension, value)
+        return member_header(name, len(payload), mtime=self._mtime) + payload + bytes(-len(payload) % BLOCK)
 
     def _begin(self) -> None:
         path = self._path()
@@ -174,7 +140,7 @@ class TarWriter:
 
     def _finish(self) -> None:
         assert self._file is not None
-        self._file.write(bytes(_whole(self._nbytes + 2 * _BLOCK, _RECORD) - self._nbytes))
+        self._file.write(bytes(archive_nbytes(self._nbytes) - self._nbytes))
         self._file.close()
         self._file = None
         os.replace(self._temporary, self._path())
@@ -207,25 +173,3 @@ class _Both:
     def close(self) -> None:
         self._file.close()
         self._raw.close()
-
-
-def _whole(nbytes: int, of: int) -> int:
-    return -(-nbytes // of) * of
-
-
-def _split(name: bytes) -> tuple[bytes, bytes] | None:
-    """(prefix, name) of a ustar header; None if there is no slash in the right place."""
-    if len(name) <= 100:
-        return b"", name
-    at = name.rfind(b"/", 0, 156)
-    if at > 0 and 0 < len(name) - at - 1 <= 100:
-        return name[:at], name[at + 1 :]
-    return None
-
-
-def _pax_record(keyword: bytes, value: bytes) -> bytes:
-    """ "<length of it all> keyword=value\\n", whose length counts its own digits."""
-    length = len(keyword) + len(value) + 3
-    while len(b"%d" % length) + len(keyword) + len(value) + 3 != length:
-        length = len(b"%d" % length) + len(keyword) + len(value) + 3
-    return b"%d %b=%b\n" % (length, keyword, value)

@@ -1,0 +1,190 @@
+"""Packing a dataset into shards on a store, beside webdataset's ShardWriter: what does a sample cost?
+
+Method: 8,000 JPEG files (the package's photographs, 69 kB on average) and 200 images of 224 x 224 that are arrays, into shards
+of 20 MB. shmload packs with 2 workers. webdataset is what its users write: a loop over a permutation that reads each file and
+hands bytes or array to ShardWriter; arrays are PNG in both, by Pillow's encoder at zlib's level 6. What is packed goes nowhere:
+to a store that forgets bytes, and in webdataset's `post` hook to os.unlink. Then the photographs again to a folder as a store,
+by the same put_file in both. Each in a fresh process, in turn; CPU is that of the process and all its children, workers' start
+and end included.
+
+How to read: per core is CPU a sample. The arrays' CPU is the PNG encoder's, which is the same; there only the time differs. So
+too with a folder, where most of it is the kernel's, which brings a new file to the disk.
+
+Predicted: photos 2.5x per core: tarfile takes 35 us a member and so 70 of about 170 us, while here a header takes 3; arrays
+1.0x per core, 1.8x in time with 2 workers.
+
+Result (2 cores with a load of 9 from other work, so times say little; 3 rounds): CPU a photo 104 us, webdataset 241: 2.3x (an
+earlier version with half as many photos, in which workers' start weighs twice: 112 and 195). An array 16.0 ms, webdataset 14.5:
+0.91x. To a folder 235 us and 420: 1.8x, as bringing a file to the disk takes about 130 us in both. In time 6.3x, 1.1x and 2.4x.
+"""
+
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.common import Result, Row, Settings, main
+from shmload.errors import ObjectMissing
+from shmload.observe.bench.workloads.photos import OWN_PHOTOS
+from shmload.remote.packing.pack import Options, Packing
+from shmload.schedule.permutation import Permutation
+from shmload.storage.local import LocalStore
+from shmload.storage.store import StoredObject
+
+NUM_PHOTOS, NUM_ARRAYS, MAXSIZE, MAXCOUNT, SEED = 8000, 200, 20_000_000, 100_000, 7
+
+
+class Arrays:
+    """Parts of the photographs, decoded once."""
+
+    def __init__(self) -> None:
+        wholes = [
+            np.array(Image.open(path).convert("RGB").resize((448, 336))) for path in sorted(OWN_PHOTOS.glob("*.jpg"))
+        ]
+        rng = np.random.default_rng(SEED)
+        self._parts = [
+            np.ascontiguousarray(wholes[n % len(wholes)][y : y + 224, x : x + 224])
+            for n, y, x in zip(
+                range(NUM_ARRAYS), rng.integers(0, 112, NUM_ARRAYS), rng.integers(0, 224, NUM_ARRAYS), strict=True
+            )
+        ]
+
+    def __len__(self) -> int:
+        return NUM_ARRAYS
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self._parts[index], index
+
+
+@contextmanager
+def folders() -> Iterator[tuple[Path, Path]]:
+    """A folder with photographs, a folder for each class, and an empty one."""
+    with tempfile.TemporaryDirectory(prefix="shmload-bench-") as root:
+        photos = sorted(OWN_PHOTOS.glob("*.jpg"))
+        for number in range(NUM_PHOTOS):
+            path = Path(root, "photos", f"class-{number % 10}", f"{number:06d}.jpg")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(photos[number % len(photos)], path)
+        yield Path(root, "photos"), Path(root, "packed")
+
+
+class Forgetful:
+    """A store that keeps what is small, and of shards their sizes."""
+
+    url = "nowhere"
+
+    def __init__(self) -> None:
+        self._kept: dict[str, bytes] = {}
+        self._sizes: dict[str, int] = {}
+
+    def get(self, key: str, *, etag: str | None = None) -> bytes:
+        if key not in self._kept:
+            raise ObjectMissing(key)
+        return self._kept[key]
+
+    def put(self, key: str, data: Any, *, only_if_absent: bool = False) -> StoredObject:
+        self._kept[key] = bytes(data)
+        return self._put(key, len(data))
+
+    def put_file(self, key: str, path: Path) -> StoredObject:
+        return self._put(key, path.stat().st_size)
+
+    def _put(self, key: str, nbytes: int) -> StoredObject:
+        self._sizes[key] = nbytes
+        return StoredObject(key, nbytes, "")
+
+    def list_objects(self, prefix: str = "") -> Iterator[StoredObject]:
+        return (StoredObject(key, nbytes, "") for key, nbytes in sorted(self._sizes.items()) if key.startswith(prefix))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._sizes.pop(key, None)
+
+
+def by_shmload(dataset: Any, store: Any) -> None:
+    options = Options(MAXSIZE, MAXCOUNT, 2, SEED, multiprocessing_context="fork")
+    Packing(dataset, store, options, None).run()
+
+
+def by_webdataset(dataset: Any, store: Any) -> None:
+    import webdataset
+
+    def send(name: str) -> None:
+        store.put_file(os.path.basename(name), Path(name))
+        os.unlink(name)
+
+    entries = getattr(dataset, "samples", None)
+    with (
+        tempfile.TemporaryDirectory() as spool,
+        webdataset.ShardWriter(f"{spool}/%06d.tar", maxcount=MAXCOUNT, maxsize=MAXSIZE, post=send, verbose=0) as writer,
+    ):
+        order = Permutation(len(dataset), seed=SEED)
+        for index in order.take(0, len(order)).tolist():
+            if entries is not None:
+                path, label = entries[index]
+                writer.write({"__key__": f"{index:08d}", "jpg": Path(path).read_bytes(), "cls": label})
+            else:
+                image, label = dataset[index]
+                writer.write({"__key__": f"{index:08d}", "png": image, "cls": label})
+
+
+CASES = (("photos", NUM_PHOTOS, 2.0), ("arrays", NUM_ARRAYS, 0.8), ("photos to a folder", NUM_PHOTOS, 1.0))
+WAYS = {"shmload": by_shmload, "webdataset": by_webdataset}
+
+
+def one(way: str, what: str, photos: Path, out: Path) -> tuple[float, float]:
+    """(CPU seconds, seconds) of one packing; runs in a fresh process."""
+    import torch  # noqa: F401  # what both have: not part of the packing
+
+    from shmload.formats import ImageFolder
+
+    dataset: Any = Arrays() if what == "arrays" else ImageFolder(photos)
+    store: Any = LocalStore(out) if what == "photos to a folder" else Forgetful()
+    begin, before = time.perf_counter(), os.times()
+    WAYS[way](dataset, store)
+    after, end = os.times(), time.perf_counter()
+    shutil.rmtree(out, ignore_errors=True)
+    return sum(after[:4]) - sum(before[:4]), end - begin
+
+
+def measure(settings: Settings) -> Result:
+    """Measures both ways, on both kinds of images."""
+    rows, told = [], {}
+    with folders() as (photos, out):
+        nbytes = sum(path.stat().st_size for path in photos.rglob("*.jpg"))
+        for what, count, aim in CASES:
+            found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+            for _ in range(settings.rounds):
+                for way in WAYS:
+                    with multiprocessing.get_context("spawn").Pool(1) as pool:
+                        found[way].append(pool.apply(_of_pool, ((way, what, photos, out),)))
+            cpu = {way: median(us for us, _ in each) / count * 1e6 for way, each in found.items()}
+            took = {way: median(us for _, us in each) / count * 1e6 for way, each in found.items()}
+            told[what] = {"cpu_us": cpu, "us": took}
+            per_core = cpu["webdataset"] / cpu["shmload"]
+            beside = f"{cpu['shmload']:.0f} us, webdataset {cpu['webdataset']:.0f}"
+            if what != "arrays":
+                rate = {way: nbytes / count / us for way, us in took.items()}
+                beside += f"; MB/s {rate['shmload']:.0f}, webdataset {rate['webdataset']:.0f}"
+            rows.append(Row(f"packing {what}, per core", per_core, "x", beside, f">= {aim}x", per_core >= aim))
+            faster = took["webdataset"] / took["shmload"]
+            rows.append(Row(f"packing {what}, in time, 2 workers", faster, "x", "", "", True))
+    return Result(rows, told)
+
+
+def _of_pool(arguments: tuple[Any, ...]) -> tuple[float, float]:
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it has workers of its own
+    return one(*arguments)
+
+
+if __name__ == "__main__":
+    main("packing", __doc__, measure)

@@ -1,0 +1,103 @@
+"""`shmload pack`: a dataset as tar shards in a store, for RemoteDataset and webdataset.
+
+Exit code 0: fine; 1: the store failed, or another packing was begun; 2: bad usage, or a dataset that cannot be packed.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shmload.cli.inspect import readable, refuse
+
+if TYPE_CHECKING:
+    from shmload.remote.packing.pack import Progress
+
+
+def pack(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A folder of images, TFRecord files, tar shards (patterns with * and braces), or package.module:dataset.",
+        ),
+    ],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="A folder, or s3://bucket/folder.")],
+    maxsize: Annotated[float, typer.Option(help="Bytes of a shard, at most.")] = 1e8,
+    maxcount: Annotated[int, typer.Option(help="Samples of a shard, at most.")] = 100_000,
+    workers: Annotated[int, typer.Option(help="Processes that encode, at most; 0: this one.")] = 30,
+    seed: Annotated[int, typer.Option(help="Of the random order.")] = 0,
+    quality: Annotated[
+        int | None, typer.Option(metavar="1..100", help="JPEG for images that are no files yet; without it PNG.")
+    ] = None,
+    restart_markers: Annotated[
+        bool, typer.Option("--restart-markers", help="Code JPEG files anew, without loss, so that crops decode faster.")
+    ] = False,
+    endpoint: Annotated[str | None, typer.Option(metavar="URL", help="Of an S3-compatible store.")] = None,
+) -> None:
+    """Pack a dataset into shards. One that was interrupted goes on when the same command is given again."""
+    from shmload.errors import StoreError
+    from shmload.remote.packing.named import dataset_of
+    from shmload.remote.packing.pack import Options, Packing
+    from shmload.storage.client import make_client
+    from shmload.storage.urls import open_store
+
+    begin = perf_counter()
+    try:
+        options = Options(int(maxsize), maxcount, workers, seed, quality, restart_markers)
+        dataset = dataset_of(source)
+        store = open_store(dest, make_client(endpoint) if endpoint else None)
+        with _shown(sys.stderr.isatty()) as progress:
+            packing = Packing(dataset, store, options, progress)
+            manifest = packing.run()
+    except StoreError as error:
+        typer.echo(f"shmload pack: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(1) from None
+    except (OSError, ValueError, TypeError, IndexError, RuntimeError, ImportError) as error:
+        refuse("pack", _told(error))
+    except KeyboardInterrupt:
+        typer.echo("shmload pack: interrupted; the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
+    found = f", {packing.num_found:,} of which were there" if packing.num_found else ""
+    typer.echo(
+        f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards{found}, {readable(manifest.nbytes)}, "
+        f"{perf_counter() - begin:.1f} s: {', '.join(manifest.extensions)}"
+    )
+    typer.echo(f"read it by shmload.remote.RemoteDataset.from_urls({dest!r})")
+
+
+def _told(error: BaseException) -> object:
+    """An error in a line: of a worker's, which brings its traceback, the type, the text and which sample it was."""
+    lines = str(error).splitlines()
+    if not (lines and lines[0].startswith("Caught ")):
+        notes = getattr(error, "__notes__", [])
+        return f"{error} ({'; '.join(notes)})" if notes else error
+    last = max(number for number, line in enumerate(lines) if line.startswith(("Traceback", "Original Traceback")))
+    return "; ".join(line for line in lines[last + 1 :] if line and not line.startswith((" ", "shmload: ")))
+
+
+@contextmanager
+def _shown(visible: bool) -> "Iterator[Callable[[Progress], None]]":
+    """A bar of samples, with bytes and shards in the store and the time left; gone at the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        BarColumn(24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Bar(*columns, console=Console(stderr=True), transient=True, disable=not visible) as bar:
+        task = bar.add_task("looking at the dataset", total=None)
+
+        def tell(progress: "Progress") -> None:
+            told = f"{progress.num_shards:,} shards, {readable(progress.nbytes)} in the store"
+            bar.update(task, total=progress.total, completed=progress.num_samples, description=told)
+
+        yield tell

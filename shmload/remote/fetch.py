@@ -1,0 +1,123 @@
+"""Fetching: the bytes of a shard, all of them or one sample's, checked; and its index."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from hashlib import sha256
+from typing import Any
+
+from typing_extensions import Buffer
+
+from shmload._core.crc32c import crc32c
+from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
+from shmload.formats.tar.shard import ShardIndex, map_file, pack_index, unpack_index
+from shmload.remote.scan import scan_remote
+from shmload.remote.shards import RemoteShard, Shards
+
+__all__ = ["fetch_index", "fetch_range", "fetch_whole", "name_of"]
+
+
+def name_of(shard: RemoteShard) -> str:
+    """What a copy of the shard is called here: another one for another content."""
+    return sha256(f"{shard.url}\0{shard.version}\0{shard.nbytes}".encode()).hexdigest()[:40]
+
+
+def fetch_whole(shards: Shards, shard: RemoteShard, out: memoryview) -> None:
+    """A shard's bytes, by ranges in parallel; once more if their checksum is another than the manifest's.
+
+    Raises:
+        ShardCorrupt: it is not what it was when the dataset was made, or what the manifest says.
+        StoreError: the store does not answer.
+    """
+    found = []
+    for _ in range(2):
+        try:
+            shard.store.read_into(shard.key, out, etag=shard.etag or None)
+        except StoreError as error:
+            raise _explained(shards, shard, error) from error
+        if shard.crc32c is None or (crc := f"{crc32c(out):08x}") == shard.crc32c:
+            return
+        found.append(crc)
+    raise ShardCorrupt(
+        f"{shard.url}: its checksum is {' and then '.join(found)}, and the manifest says {shard.crc32c}: the object is damaged, or "
+        "was replaced. Upload the dataset again"
+    )
+
+
+def fetch_range(shards: Shards, shard: RemoteShard, offset: int, nbytes: int) -> Buffer:
+    """Some of a shard's bytes.
+
+    Raises:
+        ShardCorrupt: it is not what it was when the dataset was made.
+        StoreError: the store does not answer.
+    """
+    try:
+        return shard.store.get_ranges(shard.key, [(offset, nbytes)], etag=shard.etag or None)[0]
+    except StoreError as error:
+        raise _explained(shards, shard, error) from error
+
+
+def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> ShardIndex:
+    """Where a shard's samples lie: as kept in the folder, else as the store or the shard itself says, and kept then.
+
+    Args:
+        copy: the shard's bytes, if they are here; None: its headers are read through ranges.
+    Raises:
+        ShardCorrupt: the shard is no sound tar file, or its index not what the manifest says.
+    """
+    path = f"{folder}/{name_of(shard)}.index"
+    try:
+        found = unpack_index(shard.url, map_file(path)[0], shard.nbytes)
+    except OSError:
+        found = None
+    if found is not None:
+        return found
+    packed = _made(shards, shard, copy)
+    found = unpack_index(shard.url, packed, shard.nbytes)
+    if found is None or shard.num_samples not in (None, found.num_samples):
+        told = "nothing sound" if found is None else f"{found.num_samples} samples"
+        raise ShardCorrupt(
+            f"{shard.url}: its index says {told}, and the manifest {shard.num_samples} samples in {shard.nbytes} bytes: upload the "
+            "dataset again"
+        )
+    fd, temporary = tempfile.mkstemp(prefix=".", dir=folder)
+    with open(fd, "wb") as file:
+        file.write(packed)
+    os.replace(temporary, path)
+    return found
+
+
+def _explained(shards: Shards, shard: RemoteShard, error: StoreError) -> Exception:
+    """What to raise for a store's error: itself, unless the shard is gone or another one by now."""
+    if isinstance(error, ObjectMissing):
+        return shards.gone(shard, error)
+    try:
+        now = shard.store.head(shard.key)
+    except ObjectMissing:
+        return shards.gone(shard, error)
+    except StoreError:
+        return error
+    is_same = now.nbytes == shard.nbytes and (not shard.etag or now.etag == shard.etag)
+    return error if is_same else shards.gone(shard, error)
+
+
+def _made(shards: Shards, shard: RemoteShard, copy: Any) -> bytes:
+    entry = shard.index
+    if entry is None:
+        if copy is not None:
+            return pack_index(shard.url, copy)
+        return scan_remote(shard.url, shard.nbytes, lambda at, nbytes: fetch_range(shards, shard, at, nbytes))
+    found = None
+    for _ in range(2):
+        try:
+            packed = bytes(shard.store.get(entry.name))
+        except ObjectMissing as error:
+            raise shards.gone(shard, error) from error
+        found = (len(packed), f"{crc32c(packed):08x}")
+        if found == (entry.nbytes, entry.crc32c):
+            return packed
+    raise ShardCorrupt(
+        f"{shard.store.url}/{entry.name}: it has {found} as bytes and checksum, and the manifest says "
+        f"{(entry.nbytes, entry.crc32c)}: the object is damaged, or was replaced. Upload the dataset again"
+    )

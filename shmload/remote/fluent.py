@@ -1,0 +1,319 @@
+"""The fluent methods: each gives a new dataset with one stage more, and keeps account of how many items that makes.
+
+As long as every stage makes one item of one, or batches, or slices, it is known without reading which samples make up which item
+(units.py). `shuffle` keeps the number, not which is which. `select`, `unbatched` and `then` end that knowledge.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, TypeVar
+
+from shmload.remote.collation import default_collation_fn
+from shmload.remote.decoding import MemberHandler, SampleDecoder
+from shmload.remote.handlers import Handler, reraise_exception
+from shmload.remote.stages import (
+    Batch,
+    Decoded,
+    Each,
+    Mapped,
+    MappedDict,
+    MappedTuple,
+    Renamed,
+    Select,
+    Shuffle,
+    Slice,
+    Stage,
+    Then,
+    ToTuple,
+    Unbatch,
+)
+from shmload.remote.units import Batched, Sliced, Units
+
+__all__ = ["Fluent", "Program", "run_stages"]
+
+T = TypeVar("T")
+_NO_LEVELS = Units()
+Known = Literal["units", "number", "nothing"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is done with the samples.
+
+    Attributes:
+        units: which samples make up the items, as far as that is known.
+        known: "units": the k-th item is the k-th unit; "number": there are as many items as units; "nothing".
+        unknown: the stage that ended the knowledge.
+        repetitions: epochs in a pass; None: without end.
+        limit: items of a pass; None: all.
+        length: what len() is told to say.
+    """
+
+    stages: tuple[Stage, ...] = ()
+    units: Units = _NO_LEVELS
+    known: Known = "units"
+    unknown: str = ""
+    repetitions: int | None = 1
+    limit: int | None = None
+    length: int | None = None
+
+    def then(self, stage: Stage) -> Program:
+        return replace(self, stages=(*self.stages, stage))
+
+    def ended_by(self, name: str) -> Program:
+        return self if self.known == "nothing" else replace(self, known="nothing", unknown=name)
+
+    def count(self, num_samples: int) -> int:
+        """Items of a pass over so many samples.
+
+        Raises:
+            TypeError: nobody can know.
+        """
+        if self.length is not None:
+            return self.length
+        if self.limit is not None:
+            return self.limit
+        if self.repetitions is None:
+            raise TypeError("a dataset with repeat() has no end, and no len(): give repeat a number, or with_epoch(n)")
+        if self.known == "nothing":
+            raise TypeError(
+                f"the number of items behind {self.unknown} is not known before they are read: give it by with_length(n), or bound "
+                "a pass by with_epoch(n)"
+            )
+        return self.repetitions * self.units.count(num_samples)
+
+
+class Fluent:
+    """webdataset's methods over a dataset that has a `program`."""
+
+    program: Program
+
+    def _with(self, program: Program) -> Self:
+        raise NotImplementedError
+
+    def decode(
+        self,
+        *handlers: str | MemberHandler,
+        pre: Sequence[MemberHandler] | None = None,
+        post: Sequence[MemberHandler] | None = None,
+        only: str | Iterable[str] | None = None,
+        partial: bool = False,
+        allow_pickle: bool = False,
+        handler: Handler = reraise_exception,
+    ) -> Self:
+        """Members from bytes to values: images by a spec ("pil", "rgb8", "torchrgb", ...), all else by its extension.
+
+        Args:
+            handlers: image specs, or functions of (extension with a dot before it, bytes); the first that gives something other
+            than
+                None counts.
+            pre: functions before them; None expands .gz.
+            post: functions behind them; None are the decoders by extension. What nobody decodes stays bytes.
+            only: extensions that are decoded; None is all.
+            partial: leave members that are no bytes any more.
+            allow_pickle: decode pickles and what torch.load reads, which can run any code; without it they are an error.
+            handler: what becomes of a sample that fails; of shmload.remote: reraise_exception, warn_and_continue and so on.
+        """
+        decoder = SampleDecoder(handlers, pre, post, only, partial=partial, allow_pickle=allow_pickle)
+        return self._each("decode", Decoded(decoder), handler)
+
+    def to_tuple(
+        self,
+        *fields: str,
+        handler: Handler = reraise_exception,
+        missing_is_error: bool = True,
+        none_is_error: bool | None = None,
+    ) -> Self:
+        """Samples from dicts to tuples.
+
+        Args:
+            fields: names, with alternatives: "jpg;png". One string with spaces is several.
+            handler: what becomes of a sample that fails.
+            missing_is_error: otherwise a missing field is None.
+            none_is_error: whether a field may be None; None: as `missing_is_error` says.
+        """
+        names = tuple(fields[0].split()) if len(fields) == 1 else fields
+        if not names:
+            raise ValueError('to_tuple needs at least one field: to_tuple("jpg;png", "cls")')
+        none = missing_is_error if none_is_error is None else none_is_error
+        return self._each("to_tuple", ToTuple(names, missing_is_error, none), handler)
+
+    def map(self, function: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
+        """A function of each item. A sample that stays a dict keeps its key; one for which it gives None is left out.
+
+        Args:
+            function: of the item.
+            handler: what becomes of an item that fails.
+        """
+        return self._each("map", Mapped(_function("map", function)), handler)
+
+    def map_dict(self, handler: Handler = reraise_exception, **functions: Callable[[Any], Any]) -> Self:
+        """Functions of fields by name.
+
+        Args:
+            handler: what becomes of a sample that fails.
+            functions: field=function.
+        """
+        if not functions:
+            raise ValueError("map_dict needs functions by field: map_dict(jpg=f)")
+        checked = {name: _function("map_dict", function) for name, function in functions.items()}
+        return self._each("map_dict", MappedDict(checked), handler)
+
+    def map_tuple(self, *functions: Callable[[Any], Any] | None, handler: Handler = reraise_exception) -> Self:
+        """Functions of fields by place; None, and fields without one, stay as they are.
+
+        Args:
+            functions: of the first fields.
+            handler: what becomes of an item that fails.
+        """
+        checked = [None if function is None else _function("map_tuple", function) for function in functions]
+        return self._each("map_tuple", MappedTuple(checked), handler)
+
+    def rename(self, handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]) -> Self:
+        """Fields under other names.
+
+        Args:
+            handler: what becomes of a sample that fails.
+            keep: whether other fields stay.
+            names: new="old;older".
+        """
+        if not names:
+            raise ValueError('rename needs names: rename(image="jpg;png")')
+        return self._each("rename", Renamed(names, keep), handler)
+
+    def select(self, predicate: Callable[[Any], Any]) -> Self:
+        """Only the items that a function says True of. How many there are is not known any more.
+
+        Args:
+            predicate: of the item.
+        """
+        return self._with(self.program.then(Select(_function("select", predicate))).ended_by("select"))
+
+    def shuffle(self, size: int = 1000, initial: int = 100) -> Self:
+        """A buffer that gives a random one of the items it holds, on top of the dataset's own order.
+
+        Args:
+            size: items it holds; 0 does nothing.
+            initial: how many are there before it gives one.
+        """
+        size = _whole("shuffle: size", size, 0)
+        if size < 1:
+            return self._with(self.program)
+        program = self.program.then(Shuffle(size, min(_whole("shuffle: initial", initial, 0), size)))
+        return self._with(replace(program, known="number" if program.known == "units" else program.known))
+
+    def batched(
+        self,
+        batchsize: int = 20,
+        collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn,
+        partial: bool = True,
+    ) -> Self:
+        """Items in batches. They are the same ones for any number of workers.
+
+        Args:
+            batchsize: items of each.
+            collation_fn: from a list of items to the batch; None: the list.
+            partial: whether the last may be shorter.
+        """
+        size = _whole("batched: batchsize", batchsize, 1)
+        program = self.program.then(Batch(size, collation_fn, bool(partial)))
+        if program.known != "nothing":
+            program = replace(program, units=program.units.with_level(Batched(size, bool(partial))))
+        return self._with(program)
+
+    def unbatched(self) -> Self:
+        """The items of batches, one by one. How many there are is not known any more."""
+        return self._with(self.program.then(Unbatch()).ended_by("unbatched"))
+
+    def slice(self, *bounds: int | None) -> Self:
+        """Some of the items of a rank's pass: slice(stop), slice(start, stop), slice(start, stop, step).
+
+        Behind shuffle, select, unbatched or then it counts in each worker for itself.
+
+        Args:
+            bounds: as of itertools.islice.
+        """
+        if not 1 <= len(bounds) <= 3:
+            raise TypeError(f"slice takes stop, or start, stop and perhaps step; got {len(bounds)} arguments")
+        start, stop, step = (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+        start, step = _whole("slice: start", start or 0, 0), _whole("slice: step", 1 if step is None else step, 1)
+        stop = None if stop is None else _whole("slice: stop", stop, 0)
+        if self.program.known == "units":
+            return self._with(replace(self.program, units=self.program.units.with_level(Sliced(start, stop, step))))
+        return self._with(self.program.then(Slice(start, stop, step)).ended_by("slice"))
+
+    def then(self, function: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> Self:
+        """A function of the iterator: a generator of your own. How many items there are is not known any more.
+
+        Args:
+            function: (items, *args, **kwargs) -> items.
+            args: for it.
+            kwargs: for it.
+        """
+        stage = Then(_function("then", function), args, kwargs)
+        return self._with(self.program.then(stage).ended_by("then"))
+
+    def pipe(self, function: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> Self:
+        """`then` under another name of webdataset's.
+
+        Args:
+            function: (items, *args, **kwargs) -> items.
+            args: for it.
+            kwargs: for it.
+        """
+        return self.then(function, *args, **kwargs)
+
+    def repeat(self, nepochs: int | None = None) -> Self:
+        """Several epochs in one pass, each in an order of its own.
+
+        Args:
+            nepochs: how many; None: without end.
+        """
+        number = None if nepochs is None else _whole("repeat: nepochs", nepochs, 1)
+        return self._with(replace(self.program, repetitions=number))
+
+    def with_epoch(self, n: int) -> Self:
+        """Passes of so many items in each rank, over as many epochs as that takes.
+
+        Args:
+            n: items of a rank's pass, over all its workers.
+        """
+        return self._with(replace(self.program, limit=_whole("with_epoch: n", n, 1)))
+
+    def with_length(self, n: int) -> Self:
+        """Says what len() is; what is read stays.
+
+        Args:
+            n: the length.
+        """
+        return self._with(replace(self.program, length=_whole("with_length: n", n, 0)))
+
+    def _each(self, name: str, function: Callable[[Any], Any], handler: Handler) -> Self:
+        return self._with(self.program.then(Each(name, function, handler)))
+
+
+def run_stages(stages: Sequence[Stage], samples: Iterator[Any], seed: int) -> Iterator[Any]:
+    """The items that come of samples."""
+    items = samples
+    for number, stage in enumerate(stages):
+        items = stage.run(items, seed + number)
+    return items
+
+
+def _function(method: str, given: T) -> T:
+    if not callable(given):
+        raise TypeError(f"{method} needs a function; got {given!r}")
+    return given
+
+
+def _whole(what: str, given: Any, at_least: int) -> int:
+    try:
+        number = operator.index(given)
+    except TypeError:
+        number = at_least - 1
+    if number < at_least:
+        raise ValueError(f"{what} is a whole number, at least {at_least}; got {given!r}")
+    return number

@@ -1,0 +1,219 @@
+"""Remote shards as map-style datasets: a sample by its index, or an item of a fluent pipeline by its number.
+
+`RemoteSamples` is a TarDataset whose shards come from the cache: same fields, schema, decoding in place. Where the cache has room
+for all shards, each is fetched whole when it is first asked for; else those of the windows that a `block_shuffle` reads are, and
+any other sample is read alone, by one range.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload._core.tar_rows import TarRows
+from shmload.formats.tar.columns import KEY
+from shmload.formats.tar.dataset import Samples, TarDataset
+from shmload.formats.tar.decoders import Decode
+from shmload.formats.tar.shard import ShardIndex
+from shmload.remote.fluent import Program, run_stages
+from shmload.remote.source import RemoteSource, span
+from shmload.schedule.shard_shuffle import ShardShuffle
+from shmload.worker.sample_rng import seed_and_epoch
+
+__all__ = ["RemoteSamples", "RemoteUnits"]
+
+
+class _NotHere(Exception):
+    """A shard is not fetched as a whole."""
+
+
+class _Indexes(Sequence[ShardIndex]):
+    """Indexes that are looked up when they are needed."""
+
+    def __init__(self, source: RemoteSource) -> None:
+        self._source = source
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._source.local.index(number)
+
+    def __len__(self) -> int:
+        return len(self._source.local.shards.all)
+
+
+class _Held(Samples):
+    """Samples of the shards that are here. When one of them is let go, this is thrown away, and with it the hold on it."""
+
+    def __init__(self, source: RemoteSource, alternatives: Sequence[Sequence[str]]) -> None:
+        super().__init__(_Indexes(source), alternatives, source.local.counts())
+        self._source = source
+        self.num_dropped = source.local.num_dropped
+
+    def map(self, shard: int) -> tuple[Any, bytes | None, Any]:
+        data = self._source.local.copy(shard)
+        if data is None:
+            raise _NotHere
+        return data, None, None  # nobody writes to a copy
+
+
+class RemoteSamples(TarDataset):
+    """The samples of remote shards by index: what RemoteDataset.indexed() gives.
+
+    For ShmLoader: `shuffle=True` is an exact shuffle over all samples; `sampler=view.block_shuffle()` reads shards whole, a few at
+    a time, and knows which come next. Both resume on any number of ranks and workers by the loader's own state.
+
+    Args:
+        source: of the RemoteDataset.
+        fields, schema, decode, allow_pickle: as of TarDataset.
+    """
+
+    def __init__(
+        self,
+        source: RemoteSource,
+        *,
+        fields: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        schema: Mapping[str, Any] | None = None,
+        decode: Decode = True,
+        allow_pickle: bool = False,
+    ) -> None:
+        urls = [shard.url for shard in source.local.shards.all]
+        super().__init__(
+            [_Name(url) for url in urls], fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle
+        )
+        self.paths = urls
+        self._source = source
+        self._order: ShardShuffle | None = None
+        self._spans = threading.local()
+
+    def __len__(self) -> int:
+        return self._source.num_samples
+
+    def block_shuffle(self, window: int | None = None) -> ShardShuffle:
+        """An order for `sampler=` that reads each shard within one window of a few, which are fetched before they are needed.
+
+        Args:
+            window: shards whose samples are mixed; None: as the dataset has it.
+        Returns:
+            the order; the view goes by the last one it has made.
+        """
+        self._order = self._source.order(shuffle=True, window=window)
+        return self._order
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self._enter(index)
+        return super().__getitem__(index)
+
+    def _read_batch_into(self, indices: Sequence[int], out: Any) -> None:
+        numbers = np.array(indices, np.int64)
+        numbers[numbers < 0] += len(self)
+        if not len(numbers) or not (numbers.min() >= 0 and numbers.max() < len(self)):
+            super()._read_batch_into(indices, out)
+            return
+        self._enter(int(numbers[-1]))
+        try:
+            super()._read_batch_into(indices, out)
+        except _NotHere:
+            self._read_alone(numbers, out)
+
+    def _read_alone(self, numbers: NDArray[np.int64], out: Any) -> None:
+        """A batch of which not all shards are here: sample by sample, with the ranges of several under way at once."""
+        local = self._source.local
+        places = [self._source.place(number) for number in numbers.tolist()]
+        spans = {place: span(local.index(place[0]).members(place[1])) for place in places}
+        read = local.ranges([(shard, *spans[shard, sample]) for shard, sample in spans])
+        self._spans.found = {place: (spans[place][0], data) for place, data in zip(spans, read, strict=True)}
+        try:
+            nothing = TarRows(np.array([0, len(numbers)], np.int64))
+            empty = np.zeros(0, np.uint64)
+            ranks = np.full((max(len(self._fields or ()), 1), 1), 255, np.uint8)
+            first = np.zeros(len(numbers) + 1, np.uint64)
+            nothing.open(0, np.zeros(1, np.uint8), empty, empty, np.zeros(0, np.uint16), first, ranks)
+            rows = np.arange(len(numbers))
+            for column in self._columns:  # of members that nobody has, each row is read by Python
+                column.read(nothing.find(rows, column.number), out, partial(self._row, numbers, column))
+            if self.schema is not None and KEY in self.schema:
+                out[KEY] = [local.index(shard).key(sample) for shard, sample in places]
+        finally:
+            del self._spans.found
+
+    def _bytes(self, shard: int, sample: int, offset: int, size: int) -> bytes:
+        found = getattr(self._spans, "found", {}).get((shard, sample))
+        if found is None:
+            return bytes(self._source.local.range(shard, offset, size))
+        begin, data = found
+        return bytes(memoryview(data)[offset - begin : offset - begin + size])
+
+    def _enter(self, index: int) -> None:
+        """Has what comes next fetched, if a block shuffle says what that is."""
+        now = seed_and_epoch()
+        if self._order is None:
+            self._source.local.announce_all()
+        elif now is not None and now[0] is not None:
+            self._source.enter(self._order, index, now[0], now[1])
+
+    def _opened(self) -> Samples:
+        held = self._samples
+        if held is None or held.num_dropped != self._source.local.num_dropped:  # type: ignore[attr-defined]  # ours
+            held = self._samples = _Held(self._source, list((self._fields or {}).values()))
+        return held
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_spans": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._spans = threading.local()
+
+    def __repr__(self) -> str:
+        return f"<RemoteSamples of {len(self.paths)} shards>"
+
+
+class _Name:
+    """A URL that is taken as it stands, as paths are: nothing in it expands."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __fspath__(self) -> str:
+        return self._url
+
+
+class RemoteUnits:
+    """The items of a fluent pipeline by number: which samples make up the k-th of an epoch is known.
+
+    Args:
+        source, order, seed, program: of the RemoteDataset.
+    """
+
+    def __init__(self, source: RemoteSource, order: ShardShuffle, seed: int, program: Program) -> None:
+        self._source, self._order, self._seed, self._program = source, order, seed, program
+
+    def __len__(self) -> int:
+        return self._program.units.count(self._order.n)
+
+    def __getitem__(self, number: int) -> Any:
+        now = seed_and_epoch()
+        epoch = 0 if now is None else now[1]
+        positions = self._program.units.samples(int(number), self._order.n)
+        source, order, seed = self._source, self._order, self._seed
+        begin, end = int(positions[0]), int(positions[-1]) + 1
+        indices = order.take(begin, end, seed=seed, epoch=epoch)[positions - begin].tolist()
+
+        def read(index: int) -> dict[str, Any]:
+            source.enter(order, index, seed, epoch)
+            return source.read(index)
+
+        items = list(run_stages(self._program.stages, map(read, indices), number))
+        if len(items) != 1:
+            raise ValueError(
+                f"item {number} of epoch {epoch}: the stages made {len(items)} items of its {len(indices)} samples, and seed mode "
+                "needs one: let map give something for every sample, and no handler leave any out"
+            )
+        return items[0]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} items of remote samples>"

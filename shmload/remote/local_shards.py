@@ -1,0 +1,251 @@
+"""The shards of a dataset as this machine has them: in a folder with a budget, fetched before they are needed.
+
+    reader      says which shards come next, takes those it needs, waits for what is under way
+    prefetcher  a thread: fetches what comes next and nobody has begun to fetch
+
+All processes that share the folder share its files: one of them fetches a shard, the others map it. What a process has announced it
+holds by leases, so nobody evicts it; what it has passed it lets go. If the folder is full of what others hold, samples are read
+one by one from the store: slower, never wrong, and never a wait for each other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Buffer
+
+from shmload._core.mapped_file import MappedFile
+from shmload.errors import CacheFull, StoreError
+from shmload.formats.tar.shard import ShardIndex
+from shmload.remote.fetch import fetch_index, fetch_range, fetch_whole, name_of
+from shmload.remote.prefetch import Prefetcher
+from shmload.remote.private_folder import PrivateFolder
+from shmload.remote.shards import Shards
+from shmload.storage.cache import Cache
+from shmload.storage.lease import Lease
+
+__all__ = ["LocalShards"]
+
+log = logging.getLogger("shmload")
+
+_WAIT_S = 5.0  # for another process's fetch, before it is looked at what else could be done
+_PATIENCE_S = 0.5  # of a prefetcher for room, before it looks whether the shard is still wanted
+_AT_ONCE = 8  # indexes, or ranges, under way
+
+
+class _Copy:
+    """A shard that is here, and stays as long as this lives."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self.data: NDArray[np.uint8] = np.frombuffer(memoryview(MappedFile(os.fsencode(lease.path))), np.uint8)
+
+
+class LocalShards:
+    """Copies of shards within a budget. Picklable; each process has leases and a prefetcher of its own.
+
+    Args:
+        shards: of the dataset.
+        folder: where copies are kept; None: in one of its own, which ends with it.
+        capacity_bytes: what they may take together, whatever datasets and processes share the folder.
+    """
+
+    def __init__(self, shards: Shards, folder: str | os.PathLike[str] | None, capacity_bytes: int) -> None:
+        self.shards = shards
+        self._private = PrivateFolder() if folder is None else None
+        place = self._private.path if self._private is not None else os.path.abspath(os.fspath(folder or ""))
+        self._indexes_folder = f"{place}/indexes"
+        os.makedirs(self._indexes_folder, exist_ok=True)
+        self.cache = Cache(f"{place}/shards", capacity_bytes, durable=self._private is None)
+        self.keeps_all = shards.nbytes <= capacity_bytes
+        self._counts: NDArray[np.int64] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._copies: dict[int, _Copy] = {}
+        self._indexes: dict[int, ShardIndex] = {}
+        self._wanted: list[int] = []  # in the order they are needed
+        self._prefetcher: Prefetcher | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self.num_dropped = 0  # copies let go so far: whoever holds some looks whether it is another now
+
+    def _here(self) -> None:
+        """Begins anew in a forked child: leases, locks and threads stay with the parent."""
+        if self._pid != os.getpid():
+            self._begin()
+
+    # ------------------------------------------------------------ indexes
+
+    def counts(self) -> NDArray[np.int64]:
+        """Samples of each shard."""
+        if self._counts is None:
+            told = [shard.num_samples for shard in self.shards.all]
+            missing = [number for number, count in enumerate(told) if count is None]
+            if missing:
+                self._index_all(missing)
+            self._counts = np.array([self._indexes[n].num_samples if c is None else c for n, c in enumerate(told)])
+        return self._counts
+
+    def index(self, number: int) -> ShardIndex:
+        """Where a shard's samples lie."""
+        self._here()
+        found = self._indexes.get(number)
+        if found is None:
+            shard = self.shards.all[number]
+            is_scanned = shard.index is None and self.keeps_all  # as all of it is needed here anyway
+            copy = self.copy(number) if is_scanned and not self._has_index(number) else None
+            found = self._indexes[number] = fetch_index(self.shards, shard, self._indexes_folder, copy)
+        return found
+
+    def _index_all(self, numbers: list[int]) -> None:
+        """Indexes shards: one process of those that share the folder, while the others wait for what it leaves there."""
+        with open(f"{self._indexes_folder}/.lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with ThreadPoolExecutor(min(len(numbers), _AT_ONCE), "shmload-index") as pool:
+                list(pool.map(self.index, numbers))
+
+    def _has_index(self, number: int) -> bool:
+        return os.path.exists(f"{self._indexes_folder}/{name_of(self.shards.all[number])}.index")
+
+    # ------------------------------------------------------------ copies
+
+    def copy(self, number: int) -> NDArray[np.uint8] | None:
+        """A shard's bytes, fetched if they are not here; None: there is no room for it, or it is not worth it."""
+        self._here()
+        held = self._copies.get(number)
+        if held is not None:
+            return held.data
+        if not self.keeps_all and number not in self._wanted:
+            return None
+        wait_s = 0.0
+        while True:
+            try:
+                return self._obtain(number, wait_s)
+            except TimeoutError:  # whoever fetches it is slow, and alive: else it would be ours
+                wait_s = _WAIT_S
+            except CacheFull:
+                return None
+
+    def range(self, number: int, offset: int, nbytes: int) -> Buffer:
+        """Some of a shard's bytes, from its copy if that is here, else from the store."""
+        copy = self.copy(number)
+        if copy is not None:
+            return memoryview(copy[offset : offset + nbytes])
+        return fetch_range(self.shards, self.shards.all[number], offset, nbytes)
+
+    def ranges(self, wanted: Sequence[tuple[int, int, int]]) -> list[Buffer]:
+        """As `range`, of (shard, offset, nbytes), with several under way at once."""
+        self._here()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_AT_ONCE, "shmload-range")
+        return list(self._pool.map(lambda one: self.range(*one), wanted))
+
+    def announce_all(self) -> None:
+        """Says that any shard may be needed next: where there is room for all, all are fetched."""
+        self._here()
+        if self.keeps_all and self._prefetcher is None:
+            first = self._pid % len(self.shards.all)  # each process begins elsewhere
+            everything = range(len(self.shards.all))
+            self.announce([*everything[first:], *everything[:first]], len(everything))
+
+    def announce(self, coming: Sequence[int], num_held: int) -> None:
+        """Says which shards are needed, in their order, the same one perhaps several times.
+
+        What was announced before and is not now is let go with `let_go_passed`.
+
+        Args:
+            coming: all that is known of the order: eviction goes by it.
+            num_held: so many of the first are fetched and held, as far as there is room.
+        """
+        self._here()
+        shards = self.shards.all
+        self.cache.expect([shards[number].url for number in coming], ahead=num_held)
+        room, wanted = self.cache.capacity_bytes, []
+        for number in dict.fromkeys(coming[:num_held]):
+            room -= self.shards.all[number].nbytes
+            if room < 0:
+                break
+            wanted.append(number)
+        with self._lock:
+            self._wanted = wanted
+            if self._prefetcher is None:
+                self._prefetcher = Prefetcher(self.fetch_ahead)
+        self._prefetcher.wish(wanted)
+
+    def let_go_passed(self) -> None:
+        """Lets go of what was announced before and is not any more."""
+        with self._lock:
+            passed = set() if self.keeps_all else self._copies.keys() - set(self._wanted)
+            for number in passed:
+                del self._copies[number]
+            self.num_dropped += len(passed)
+
+    def _obtain(self, number: int, timeout_s: float) -> NDArray[np.uint8]:
+        """A shard's bytes; fetches them unless someone else does.
+
+        Raises:
+            TimeoutError: someone else still does.
+            CacheFull: there is no room for it.
+        """
+        shard = self.shards.all[number]
+        fetch = functools.partial(fetch_whole, self.shards, shard)
+        lease = self.cache.open(shard.url, shard.nbytes, fetch, etag=shard.version, timeout_s=timeout_s)
+        with self._lock:
+            return self._copies.setdefault(number, _Copy(lease)).data
+
+    def fetch_ahead(self, number: int) -> bool:
+        """Fetches a shard that nobody fetches yet; False: there is no use in going on to the next."""
+        if number in self._copies:
+            return True
+        try:
+            self._obtain(number, 0)
+            self.index(number)
+        except TimeoutError:
+            return True
+        except CacheFull:  # until what is in the way has been passed
+            return self._waits_for_room(number)
+        except Exception as error:  # the reader meets it, too, and raises it where it is heard
+            log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)
+            return not isinstance(error, StoreError)
+        return True
+
+    def _waits_for_room(self, number: int) -> bool:
+        while number in self._wanted:
+            try:
+                self._obtain(number, _PATIENCE_S)
+            except (TimeoutError, CacheFull):
+                continue
+            except Exception as error:
+                log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)
+                return False
+            return True
+        return True
+
+    def close(self) -> None:
+        """Lets all go, and removes a folder of its own."""
+        self._here()
+        with self._lock:
+            self._wanted, self._prefetcher = [], None
+            self._copies.clear()
+        self.cache.close()
+        if self._private is not None:
+            self._private.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("shards", "cache", "keeps_all", "_private", "_indexes_folder", "_counts")
+        return {name: getattr(self, name) for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()

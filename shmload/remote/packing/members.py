@@ -1,0 +1,266 @@
+"""A sample as members of a tar file: (extension, bytes), by one table, which every value survives in kind.
+
+| value | extension | is read back as |
+|---|---|---|
+| image (see `pictures.py`), encoded image | jpg, png, tif, ... , npy | an image |
+| int, numpy's and tensors of one whole number | cls | int |
+| str | txt | str |
+| bool, float, None | json | the same |
+| list, tuple, dict, of what JSON keeps | json | the same; a tuple as a list |
+| array, tensor | npy | array |
+| dict or list of arrays (a list: under "0", "1", ...) | npz | dict of arrays |
+| bytes | bin, or by its kind if it is an encoded image | bytes |
+| path (`pathlib`) | what the file is | its bytes |
+
+A sample that is a tuple is an image and, if there is one, a label. One that is a dict keeps its names: `image` and `label`
+stand for the two of a tuple, other fields become `<name>.<extension>` ("caption.txt"), which webdataset decodes by the last
+part. A name that already ends in a known extension ("seg.png") stays as it is, for values that are bytes or that its encoder takes.
+
+Nothing is pickled. What none of these keeps is an error that names the field.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shmload.formats.tar.columns import KEY
+from shmload.formats.tar.decoders import INTEGERS, TEXTS
+from shmload.formats.tar.encoders import encode
+from shmload.formats.tar.images import IMAGE_EXTENSIONS
+from shmload.remote.packing.kinds import PEEK, image_extension
+from shmload.remote.packing.pictures import array_member, picture_member
+
+
+class OpenFile:
+    """The bytes of a file that is not read yet."""
+
+    _fd = -1
+
+    def __init__(self, path: str | bytes) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.nbytes = os.fstat(self._fd).st_size
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def begin(self) -> bytes:
+        """Its first bytes."""
+        return os.pread(self._fd, PEEK, 0)
+
+    def read_into(self, out: memoryview) -> None:
+        """Reads all of it, and closes it.
+
+        Raises:
+            OSError: it is not as long any more.
+        """
+        done = 0
+        while done < len(out):
+            got = os.preadv(self._fd, [out[done:]], done)
+            if not got:
+                raise OSError(
+                    f"{os.fsdecode(self.path)} was cut to {done} bytes while it was packed; it had {self.nbytes}"
+                )
+            done += got
+        self.close()
+
+    def read(self) -> bytes:
+        """All of it."""
+        out = bytearray(self.nbytes)
+        self.read_into(memoryview(out))
+        return bytes(out)
+
+    def close(self) -> None:
+        """Gives its descriptor back; it may be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+Payload = bytes | OpenFile
+Members = list[tuple[str, Payload]]
+_KNOWN = INTEGERS | TEXTS | IMAGE_EXTENSIONS | {"json", "jsn", "npy", "npz", "ten", "tb", "tenbin", "bin"}
+_PLAIN = re.compile(r"[^a-z0-9_.-]")
+_FACES = {"image": "", "label": ""}  # fields whose members have no name before their extension
+
+
+def members_of(sample: Any, quality: int | None) -> Members:
+    """The members of a sample, sorted by extension.
+
+    Args:
+        sample: an image, (image,), (image, label), or a dict.
+        quality: of JPEG, for images that are encoded; None: without loss.
+    Raises:
+        TypeError, ValueError: it is none of these, or a field cannot be kept; the text names it.
+    """
+    if isinstance(sample, Mapping):
+        found = _of_fields(sample, quality)
+    elif isinstance(sample, tuple) and hasattr(sample, "_asdict"):
+        found = _of_fields(sample._asdict(), quality)
+    elif isinstance(sample, (tuple, list)):
+        if not 1 <= len(sample) <= 2:
+            raise TypeError(
+                f"a sample is an image and a label, or a dict of named fields; this one is a {type(sample).__name__} of "
+                f"{len(sample)}: return a dict"
+            )
+        found = [_named("image", image_member, sample[0], quality)]
+        if len(sample) == 2:
+            found.append(_named("label", value_member, sample[1], quality))
+    else:
+        found = [_named("image", image_member, sample, quality)]
+    found.sort(key=lambda member: member[0])
+    for (one, _), (other, _) in pairwise(found):
+        if one == other:
+            raise ValueError(f"two fields of the sample would both be its member {one!r}: give one another name")
+    return found
+
+
+def _of_fields(sample: Mapping[Any, Any], quality: int | None) -> Members:
+    found: Members = []
+    for name, value in sample.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the fields of a sample have names that are str; this one has {name!r}")
+        if name == KEY or name.startswith("__"):
+            continue
+        if name in _FACES:
+            found.append(_named(name, image_member if name == "image" else value_member, value, quality))
+            continue
+        plain = _PLAIN.sub("_", name.lower())
+        if plain.rpartition(".")[2] in _KNOWN and (isinstance(value, bytes) or "." in plain or plain in _KNOWN):
+            found.append((plain, _encoded(name, plain, value)))
+        else:
+            extension, data = _named(name, value_member, value, quality)
+            found.append((f"{plain.strip('.') or 'field'}.{extension}", data))
+    if not found:
+        raise ValueError("a sample needs at least one field; this dict has none")
+    return found
+
+
+def _encoded(name: str, extension: str, value: Any) -> bytes:
+    try:
+        return encode(extension, value)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"field {name!r}: {error}") from error
+
+
+def _named(name: str, member: Any, value: Any, quality: int | None) -> tuple[str, Payload]:
+    try:
+        found: tuple[str, Payload] = member(value, quality)
+    except (ValueError, TypeError, OSError) as error:
+        text = str(error)
+        raise (OSError if isinstance(error, OSError) else type(error))(f"field {name!r}: {text}") from error
+    return found
+
+
+def image_member(value: Any, quality: int | None) -> tuple[str, Payload]:
+    """(extension, bytes) of what stands in the image's place: there a str is a path."""
+    if isinstance(value, str):
+        value = Path(value)
+    if isinstance(value, np.ndarray):
+        return array_member(value, quality, is_tensor=False)
+    if _is_tensor(value):
+        return array_member(_array(value), quality, is_tensor=True)
+    return value_member(value, quality)
+
+
+def value_member(value: Any, quality: int | None) -> tuple[str, Payload]:
+    """(extension, bytes) of any value.
+
+    Raises:
+        TypeError, ValueError: nothing keeps it.
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        data = bytes(value)
+        return image_extension(data[:PEEK]) or "bin", data
+    if isinstance(value, os.PathLike):
+        return file_member(os.fspath(value))
+    if isinstance(value, str):
+        return "txt", value.encode("utf-8")
+    if isinstance(value, (bool, np.bool_, float)) or value is None:
+        return "json", encode("json", bool(value) if isinstance(value, np.bool_) else value)
+    if _is_tensor(value):
+        value = _array(value)
+    if isinstance(value, (int, np.integer)) or (isinstance(value, np.ndarray) and _is_whole_number(value)):
+        return "cls", b"%d" % int(value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        if np.asarray(value).dtype.hasobject:
+            raise TypeError("an array of objects would be a pickle: return numbers, or a list of str")
+        return "npy", encode("npy", value)
+    if isinstance(value, (list, tuple, Mapping)):
+        return _structure(value)
+    if hasattr(value, "getbands"):  # of Pillow's
+        return picture_member(value, quality)
+    raise TypeError(
+        f"nothing keeps a {_name_of(value)}: return an image, array, number, str, bytes, or a list or dict of these"
+    )
+
+
+def file_member(path: str | bytes) -> tuple[str, OpenFile]:
+    """(extension, bytes) of a file, which is what its first bytes say, else what its name does."""
+    file = OpenFile(path)
+    return file_extension(path, file.begin()), file
+
+
+def file_extension(path: str | bytes, begin: bytes) -> str:
+    """The extension under which a file is kept."""
+    suffix = os.path.splitext(os.fsdecode(path))[1][1:].lower()
+    found = image_extension(begin)
+    same = {found, suffix} <= {"jpg", "jpeg"} or {found, suffix} <= {"tif", "tiff"}
+    return suffix if same and suffix else found or _PLAIN.sub("_", suffix) or "bin"
+
+
+def _structure(value: Any) -> tuple[str, bytes]:
+    if _is_json(value):
+        return "json", json.dumps(value, separators=(",", ":")).encode("utf-8")
+    pairs = value.items() if isinstance(value, Mapping) else ((str(number), each) for number, each in enumerate(value))
+    arrays = {}
+    for name, each in pairs:
+        array = _array(each) if _is_tensor(each) else each
+        if isinstance(array, (int, float)):
+            array = np.asarray(array)
+        is_kept = isinstance(array, (np.ndarray, np.generic)) and not np.asarray(array).dtype.hasobject
+        if not is_kept or not isinstance(name, str) or "/" in name:
+            raise TypeError(
+                f"nothing keeps a {_name_of(value)} with a {_name_of(each)} under {name!r}: JSON takes none, and .npz arrays only"
+            )
+        arrays[name] = array
+    return "npz", encode("npz", arrays)
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON gives it back: keys that are str, and no numbers but Python's own."""
+    if isinstance(value, Mapping):
+        return all(type(name) is str and _is_json(each) for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_json, value))
+    return value is None or type(value) in (str, int, float, bool)
+
+
+def _is_whole_number(array: Any) -> bool:
+    return array.ndim == 0 and array.dtype.kind in "iu"
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach") and hasattr(value, "untyped_storage")
+
+
+def _array(tensor: Any) -> Any:
+    try:
+        return tensor.detach().cpu().numpy()
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"a tensor of {tensor.dtype} has no type of numpy's: return tensor.float(), say") from error
+
+
+def _name_of(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

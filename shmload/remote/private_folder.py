@@ -1,0 +1,79 @@
+"""A folder for shards that no one has named: made for one dataset and its workers, gone when they are.
+
+Its owner holds a lock on a file in it, which forked workers hold with it. When the last of them is dead, however it died, the lock
+is free: the next owner that makes such a folder removes what it finds unlocked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PrivateFolder"]
+
+_PREFIX = "shmload-shards-"
+_LOCK = ".owner"
+
+
+class PrivateFolder:
+    """A folder that ends with its owner.
+
+    Attributes:
+        path: where it is.
+    """
+
+    def __init__(self) -> None:
+        place = Path(tempfile.gettempdir())
+        remove_abandoned(place)
+        self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-", dir=place)
+        # locked under another name first: one that is found without a lock is a dead owner's
+        fd = os.open(f"{self.path}/{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.rename(f"{self.path}/{_LOCK}.new", f"{self.path}/{_LOCK}")
+        self._finish: Any = weakref.finalize(self, _end, self.path, fd, os.getpid())
+
+    def close(self) -> None:
+        """Removes it now."""
+        if self._finish is not None:
+            self._finish()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._finish = None
+        self.path = state["path"]  # another process's: its end is not this one's affair
+
+    def __repr__(self) -> str:
+        return f"<PrivateFolder {self.path}>"
+
+
+def remove_abandoned(place: Path) -> list[str]:
+    """Removes this user's folders whose owners are dead; says which."""
+    removed = []
+    for folder in place.glob(f"{_PREFIX}{os.getuid()}-*"):
+        try:
+            fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # it is being made
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(str(folder))
+        finally:
+            os.close(fd)
+    return removed
+
+
+def _end(path: str, fd: int, owner: int) -> None:
+    if os.getpid() == owner:  # a forked worker's copy ends nothing
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(fd)

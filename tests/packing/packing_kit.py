@@ -1,0 +1,120 @@
+"""What the packing tests share: small datasets, and what a folder holds afterwards.
+
+A plain module beside the tests (conftest puts it on the path), so that workers of every start method can import it.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from shmload.formats import TarDataset
+from shmload.remote.manifest import Manifest
+from shmload.remote.packing.pack import Options, Packing
+from shmload.storage.local import LocalStore
+from shmload.storage.store import StoredObject
+
+
+class Grey:
+    """Images of one shade, and its number; sizes differ."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return np.full((2 + index % 5, 3, 3), index % 256, np.uint8), index
+
+
+class Noisy(Grey):
+    """With an augmentation that draws from all of the global generators."""
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image, label = super().__getitem__(index)
+        return image + np.uint8(random.randrange(5)) + np.random.randint(5), label
+
+
+class Blobs:
+    """Samples of given sizes."""
+
+    def __init__(self, sizes: Iterable[int]) -> None:
+        self.sizes = list(sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> dict[str, bytes]:
+        return {"bin": bytes([index % 256]) * self.sizes[index]}
+
+
+class Folder:
+    """An image folder as torchvision's: `samples`, `loader`, no transform."""
+
+    def __init__(self, paths: Iterable[Path], *, transform: Any = None) -> None:
+        self.samples = [(str(path), number % 3) for number, path in enumerate(paths)]
+        self.transform, self.target_transform = transform, None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def loader(self, path: str) -> Any:
+        with Image.open(path) as opened:
+            return opened.convert("RGB")
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        path, label = self.samples[index]
+        image = self.loader(path)
+        return (image if self.transform is None else self.transform(image)), label
+
+
+class CountingStore(LocalStore):
+    """A folder that remembers which objects were written, in order."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        object.__setattr__(self, "written", [])
+
+    def put(self, key: str, data: Any, *, only_if_absent: bool = False) -> StoredObject:
+        self.written.append(key)
+        return super().put(key, data, only_if_absent=only_if_absent)
+
+    def put_file(self, key: str, path: Path) -> StoredObject:
+        self.written.append(key)
+        return super().put_file(key, path)
+
+
+def packed(dataset: Any, store: Any, **given: Any) -> Manifest:
+    """Packs in this process, into small shards, unless the test says otherwise."""
+    on_progress = given.pop("on_progress", None)
+    options: dict[str, Any] = {"maxsize": 100_000, "maxcount": 10, "workers": 0, "seed": 0, **given}
+    return Packing(dataset, store, Options(**options), on_progress).run()
+
+
+def samples_in(folder: Path, manifest: Manifest, **options: Any) -> list[dict[str, Any]]:
+    """All samples, in the order in which they lie."""
+    paths = [str(folder / shard.name) for shard in manifest.shards]
+    return list(TarDataset(paths, cache=False, **options))  # type: ignore[call-overload]
+
+
+def names_in(folder: Path) -> list[str]:
+    """All files of a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def names_of(manifest: Manifest) -> list[str]:
+    """All files that a packed dataset consists of."""
+    return sorted([*(name for shard in manifest.shards for name in (shard.name, shard.index.name)), "manifest.json"])
+
+
+def encoded(picture: Any, format: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, format, **options)
+    return file.getvalue()

@@ -1,0 +1,146 @@
+"""Shards to read: plain ones as others write them, packed ones with a manifest, and stores that harm or count what is asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from typing_extensions import Buffer
+
+from shmload._core.crc32c import crc32c
+from shmload.errors import StoreError
+from shmload.formats import TarWriter
+from shmload.formats.tar.shard import pack_index
+from shmload.remote import RemoteDataset
+from shmload.remote.manifest import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
+from shmload.remote.shards import Shards, shards_in
+from shmload.storage.local import LocalStore
+from shmload.storage.store import StoredObject
+
+NBYTES = 10240  # of the smallest shards that tar writes
+
+
+def sample(number: int, nbytes: int = 32) -> dict[str, Any]:
+    """A sample that tells its number."""
+    return {"__key__": f"k{number:05d}", "npy": np.full(nbytes // 4, number, np.float32), "cls": number}
+
+
+def write_plain(folder: Path, counts: Sequence[int], nbytes: int = 32) -> int:
+    """Shards of so many samples each, without a manifest; how many samples there are."""
+    number = 0
+    for shard, count in enumerate(counts):
+        with TarWriter(folder / f"part-{shard:06d}.tar") as writer:
+            for _ in range(count):
+                writer.write(sample(number, nbytes))
+                number += 1
+    return number
+
+
+def write_packed(folder: Path, counts: Sequence[int], generation: str = "0" * 16, nbytes: int = 32) -> Manifest:
+    """The same with a manifest, which replaces one that is there. Old shards stay."""
+    (folder / generation).mkdir(parents=True)
+    shards, number = [], 0
+    for shard, count in enumerate(counts):
+        name = f"{generation}/shard-{shard:06d}.tar"
+        with TarWriter(folder / name) as writer:
+            for _ in range(count):
+                writer.write(sample(number, nbytes))
+                number += 1
+        data = (folder / name).read_bytes()
+        index = pack_index(name, data)
+        (folder / f"{name}.index").write_bytes(index)
+        entry = IndexEntry(f"{name}.index", len(index), f"{crc32c(index):08x}")
+        shards.append(ShardEntry(name, len(data), count, f"{crc32c(data):08x}", entry))
+    manifest = Manifest(generation, 0, number, sum(s.nbytes for s in shards), ("cls", "npy"), tuple(shards))
+    (folder / MANIFEST_NAME).write_bytes(manifest.dump())
+    return manifest
+
+
+def label(item: Any) -> int:
+    """What a sample's number is, of its bytes or its value."""
+    return int(item["cls"])
+
+
+def labels(dataset: Iterable[Any]) -> list[int]:
+    """The numbers of all samples, decoded or not, that a pass yields."""
+    return [label(item) for item in dataset]
+
+
+def batch_labels(loader: Iterable[Any]) -> list[list[int]]:
+    """The numbers in each batch of tuples (array, number)."""
+    return [np.asarray(batch[1]).tolist() for batch in loader]
+
+
+@dataclass
+class WatchedStore:
+    """A folder's store that notes what it is asked, and may do harm.
+
+    Attributes:
+        asked: (method, key), in order.
+        harm: called with each method and key before it is done; may raise.
+        spoil: (key, the bytes that were read) -> what comes instead.
+    """
+
+    inner: LocalStore
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    harm: Callable[[str, str], None] = lambda method, key: None
+    spoil: Callable[[str, memoryview], None] = lambda key, out: None
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    def _note(self, method: str, key: str) -> None:
+        self.asked.append((method, key))
+        self.harm(method, key)
+
+    def head(self, key: str) -> StoredObject:
+        self._note("head", key)
+        return self.inner.head(key)
+
+    def get(self, key: str, *, etag: str | None = None) -> Buffer:
+        self._note("get", key)
+        data = bytearray(self.inner.get(key, etag=etag))
+        self.spoil(key, memoryview(data))
+        return bytes(data)
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, etag: str | None = None) -> list[Buffer]:
+        self._note("get_ranges", key)
+        return self.inner.get_ranges(key, ranges, etag=etag)
+
+    def read_into(self, key: str, out: Buffer, *, offset: int = 0, etag: str | None = None) -> None:
+        self._note("read_into", key)
+        self.inner.read_into(key, out, offset=offset, etag=etag)
+        self.spoil(key, memoryview(out).cast("B"))
+
+    def put(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> StoredObject:
+        raise StoreError("this store is only read")
+
+    def put_file(self, key: str, path: Path) -> StoredObject:
+        raise StoreError("this store is only read")
+
+    def list_objects(self, prefix: str = "") -> Iterator[StoredObject]:
+        return self.inner.list_objects(prefix)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        raise StoreError("this store is only read")
+
+    def count(self, method: str) -> int:
+        return sum(asked == method for asked, _ in self.asked)
+
+
+def dataset_of(shards: Shards, **options: Any) -> RemoteDataset:
+    """A dataset of shards that were looked up already, as of a store of the test's own."""
+    made = RemoteDataset.__new__(RemoteDataset)
+    given = {"shuffle": True, "seed": 0, "cache_folder": None, "cache_bytes": 1 << 30, "window": None, "uneven": "pad"}
+    made._begin(shards, **{**given, "rank": None, "world_size": None, **options})
+    return made
+
+
+def watched(folder: Path, **options: Any) -> tuple[RemoteDataset, WatchedStore]:
+    """A dataset over a folder, and the store it reads from."""
+    store = WatchedStore(LocalStore(folder))
+    return dataset_of(shards_in(store), **options), store

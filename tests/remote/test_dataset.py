@@ -1,0 +1,274 @@
+"""RemoteDataset: what is read, by whom, in which order; and the errors on the way."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from remote_kit import dataset_of, label, labels, watched, write_packed, write_plain
+
+from shmload.errors import ObjectMissing, ShardCorrupt
+from shmload.remote import RemoteDataset
+from shmload.remote.shards import shards_in
+from shmload.storage.local import LocalStore
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    write_plain(tmp_path, [7, 1, 12, 5, 8, 3])
+    return tmp_path
+
+
+def passes(dataset: RemoteDataset, world_size: int, num_workers: int, number: int) -> list[list[list[Any]]]:
+    """What each worker of each rank yields in a pass: as loaders would have it, in one process."""
+    workers = range(num_workers)
+    return [
+        [list(dataset._items(number, rank, world_size, w, num_workers)) for w in workers] for rank in range(world_size)
+    ]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    counts=st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any),
+    world_size=st.integers(1, 4),
+    num_workers=st.integers(1, 4),
+    batch_size=st.integers(1, 7),
+    window=st.integers(1, 4),
+    epoch=st.integers(0, 3),
+    uneven=st.sampled_from(["pad", "drop", "exact"]),
+)
+def test_every_sample_comes_once_over_all_ranks_and_workers(
+    tmp_path_factory: pytest.TempPathFactory,
+    counts: list[int],
+    world_size: int,
+    num_workers: int,
+    batch_size: int,
+    window: int,
+    epoch: int,
+    uneven: Any,
+) -> None:
+    folder = tmp_path_factory.mktemp("shards")
+    n = write_plain(folder, counts)
+    dataset = RemoteDataset.from_urls(str(folder), window=window, uneven=uneven)
+    batched = dataset.batched(batch_size, collation_fn=None)
+    ranks = passes(batched, world_size, num_workers, epoch)
+    found = [[label(item) for worker in rank for batch in worker for item in batch] for rank in ranks]
+    every = sorted(number for rank in found for number in rank)
+    if uneven == "exact":
+        assert list(range(n)) == every
+        assert max(map(len, found)) - min(map(len, found)) <= 1
+    else:
+        assert len({len(rank) for rank in found}) == 1
+        assert set(every) == set(range(n)) if uneven == "pad" else len(every) == len(set(every)) == n - n % world_size
+        assert len(every) - len(set(every)) <= world_size
+    for rank, workers in enumerate(ranks):
+        batched._rank_and_world_size = (rank, world_size)
+        assert len(batched) == sum(map(len, workers))
+    dataset.close()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
+def test_batches_are_the_same_ones_for_any_number_of_workers(plain: Path, num_workers: int) -> None:
+    dataset = RemoteDataset.from_urls(str(plain)).map(label).batched(5, collation_fn=None)
+    alone = list(dataset)
+    workers = [iter(dataset._items(0, 0, 1, worker, num_workers)) for worker in range(num_workers)]
+    assert alone == [next(workers[turn % num_workers]) for turn in range(len(dataset))]
+
+
+def test_a_sample_is_its_members_with_key_and_url(plain: Path) -> None:
+    first = next(iter(RemoteDataset.from_urls(str(plain), shuffle=False)))
+    assert list(first) == ["__key__", "__url__", "cls", "npy"]
+    assert ("k00000", str(plain / "part-000000.tar"), b"0") == (first["__key__"], first["__url__"], first["cls"])
+
+
+def test_each_pass_is_the_next_epoch_and_set_epoch_goes_back(plain: Path) -> None:
+    dataset = RemoteDataset.from_urls(str(plain), seed=3)
+    first, second, third = labels(dataset), labels(dataset), labels(dataset)
+    assert len({tuple(first), tuple(second), tuple(third)}) == 3
+    assert list(range(36)) == sorted(first) == sorted(second)
+    dataset.set_epoch(1)
+    assert second == labels(dataset)
+    assert third == labels(dataset)
+    with pytest.raises(ValueError, match="an epoch is at least 0; got -1"):
+        dataset.set_epoch(-1)
+
+
+def test_another_process_has_the_same_order_by_seed_and_epoch(plain: Path) -> None:
+    first, other = RemoteDataset.from_urls(str(plain), seed=3), RemoteDataset.from_urls(str(plain), seed=4)
+    order = labels(first)
+    assert order == labels(RemoteDataset.from_urls(str(plain), seed=3))
+    assert order != labels(other)
+
+
+def test_samples_of_several_shards_are_mixed(tmp_path: Path) -> None:
+    write_plain(tmp_path, [50] * 8)
+    found = labels(RemoteDataset.from_urls(str(tmp_path), seed=1))
+    same = sum(a // 50 == b // 50 for a, b in pairwise(found)) / len(found)
+    assert same < 0.25  # 1 / 8 if they are mixed well, 1 if they are not
+
+
+def test_shuffle_false_is_the_shards_order(plain: Path) -> None:
+    assert list(range(36)) == labels(RemoteDataset.from_urls(str(plain), shuffle=False))
+
+
+def test_the_length_is_known_before_anything_is_read(tmp_path: Path) -> None:
+    write_packed(tmp_path, [10, 7, 3])
+    dataset, store = watched(tmp_path)
+    assert (
+        len(dataset),
+        len(dataset.batched(3)),
+        len(dataset.slice(3)),
+        len(dataset.batched(3).repeat(2)),
+    ) == (20, 7, 3, 14)
+    assert (
+        len(dataset.shuffle(10).batched(3, partial=False)),
+        len(dataset.select(label).with_epoch(9)),
+        len(dataset.select(label).with_length(5)),
+    ) == (6, 9, 5)
+    assert {"get"} == {method for method, _ in store.asked}  # the manifest
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"), [("select", (bool,)), ("unbatched", ()), ("then", (iter,)), ("pipe", (iter,))]
+)
+def test_behind_some_stages_no_length_is_known(plain: Path, method: str, arguments: tuple[Any, ...]) -> None:
+    dataset = getattr(RemoteDataset.from_urls(str(plain)), method)(*arguments)
+    name = "then" if method == "pipe" else method
+    with pytest.raises(
+        TypeError, match=f"items behind {name} is not known before they are read: give it by with_length"
+    ):
+        len(dataset)
+
+
+def test_an_endless_dataset_has_no_length(plain: Path) -> None:
+    with pytest.raises(TypeError, match=r"with repeat\(\) has no end, and no len\(\): give repeat a number"):
+        len(RemoteDataset.from_urls(str(plain)).repeat())
+
+
+def test_ranks_come_from_the_environment_or_the_arguments(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = RemoteDataset.from_urls(str(plain), rank=1, world_size=4)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    found = RemoteDataset.from_urls(str(plain))
+    assert labels(given) == labels(found)
+    assert (len(given), len(found)) == (9, 9)
+
+
+def test_a_spawned_worker_is_told_its_rank(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = RemoteDataset.from_urls(str(plain))
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    sent = pickle.dumps(dataset)
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    assert len(pickle.loads(sent)) == 12
+
+
+def test_a_folder_of_a_bucket_is_read_by_its_manifest(tmp_path: Path) -> None:
+    write_packed(tmp_path / "data", [4, 4])
+    (tmp_path / "data" / "foreign.tar").write_bytes(b"no shard")
+    (tmp_path / "data-other").mkdir()
+    assert list(range(8)) == sorted(labels(RemoteDataset(None, str(tmp_path), "data")))
+
+
+def test_shards_by_name_expand_braces(plain: Path) -> None:
+    dataset = RemoteDataset.from_urls(str(plain / "part-{000000..000002}.tar"), shuffle=False)
+    assert list(range(20)) == labels(dataset)
+    assert list(range(8)) == labels(
+        RemoteDataset.from_urls([f"file://{plain}/part-00000{n}.tar" for n in (0, 1)], shuffle=False)
+    )
+
+
+def test_an_empty_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(
+        ObjectMissing, match=r"holds no shards, neither manifest.json nor .tar files, only 1 other objects"
+    ):
+        RemoteDataset(None, str(tmp_path))
+
+
+def test_a_manifest_without_shards_is_said(tmp_path: Path) -> None:
+    write_packed(tmp_path, [])
+    with pytest.raises(ObjectMissing, match="its manifest names no shard: pack at least one sample"):
+        RemoteDataset(None, str(tmp_path))
+
+
+def test_a_missing_shard_is_said(plain: Path) -> None:
+    with pytest.raises(ObjectMissing, match="part-000009"):
+        RemoteDataset.from_urls(str(plain / "part-00000{8,9}.tar".replace("8,9", "9,0")))
+
+
+@pytest.mark.parametrize("name", ["x.tar.gz", "x.tgz"])
+def test_a_compressed_shard_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\x1f\x8b")
+    with pytest.raises(
+        ValueError, match=r"is compressed, and its samples cannot be reached one by one: store plain \.tar"
+    ):
+        RemoteDataset.from_urls(str(tmp_path / name))
+
+
+def test_a_folder_with_a_compressed_shard_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.tar.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(ValueError, match=r"x.tar.gz is compressed"):
+        RemoteDataset(None, str(tmp_path))
+
+
+def test_a_folder_among_shards_is_refused(plain: Path) -> None:
+    with pytest.raises(ValueError, match=r"is no \.tar object, and a folder stands alone"):
+        RemoteDataset.from_urls([str(plain), str(plain / "part-000000.tar")])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seed": -1}, "seed is an int from 0 to"),
+        ({"seed": 1.5}, "seed is an int from 0 to"),
+        ({"uneven": "no"}, 'uneven is "pad", "drop" or "exact"; got \'no\''),
+        ({"rank": 1}, "rank and world_size go together; got rank=1, world_size=None"),
+        ({"window": 0}, "window is a number of shards, at least 1, or None; got 0"),
+        ({"window": 4, "cache_bytes": 20000}, r"window=4 shards of up to \d+ bytes need \d+ bytes at once.*is 20000"),
+    ],
+)
+def test_arguments_are_checked(plain: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RemoteDataset.from_urls(str(plain), **arguments)
+
+
+def test_a_damaged_manifest_is_said(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(ShardCorrupt, match=r"manifest.json: a manifest of shards, with format"):
+        RemoteDataset(None, str(tmp_path))
+
+
+def test_with_epoch_gives_so_many_items_and_goes_on_with_the_next_epochs(plain: Path) -> None:
+    dataset = RemoteDataset.from_urls(str(plain)).with_epoch(50)
+    first, second = labels(dataset), labels(dataset)
+    assert (len(dataset), len(first), len(second)) == (50, 50, 50)
+    assert list(range(36)) == sorted(first[:36])
+    assert list(range(36)) == sorted(second[:36])
+    in_turn = [iter(dataset._items(0, 0, 1, worker, 3)) for worker in range(3)]
+    assert first == [label(next(in_turn[turn % 3])) for turn in range(50)]
+
+
+def test_repeat_gives_several_epochs_in_orders_of_their_own(plain: Path) -> None:
+    dataset = RemoteDataset.from_urls(str(plain)).repeat(2)
+    first, second = labels(dataset), labels(dataset)
+    assert 72 == len(first) == len(dataset)
+    orders = {tuple(part) for found in (first, second) for part in (found[:36], found[36:])}
+    assert len(orders) == 4
+    assert {tuple(range(36))} == {tuple(sorted(order)) for order in orders}
+
+
+def test_repeat_of_nothing_ends(plain: Path) -> None:
+    assert list(RemoteDataset.from_urls(str(plain)).select(lambda sample: False).repeat()) == []
+
+
+def test_the_repr_says_shards_and_stages(tmp_path: Path) -> None:
+    write_packed(tmp_path, [2])
+    dataset = dataset_of(shards_in(LocalStore(tmp_path))).decode().to_tuple("cls")
+    assert repr(dataset) == "<RemoteDataset of 1 shards, 10240 bytes.decode.to_tuple>"

@@ -1,0 +1,78 @@
+"""An index made of ranges is the index made of the whole shard."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmload.errors import ShardCorrupt
+from shmload.formats.tar.shard import pack_index
+from shmload.remote import scan
+from shmload.remote.scan import scan_remote
+
+MEMBERS = st.lists(
+    st.tuples(st.text("abc/é", min_size=1, max_size=140), st.integers(0, 70_000)), max_size=12, unique_by=lambda m: m[0]
+)
+
+
+def archive(members: list[tuple[str, int]], form: int) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=form) as tar:
+        for number, (name, nbytes) in enumerate(members):
+            info = tarfile.TarInfo(f"{number}{name}.bin")
+            info.size = nbytes
+            tar.addfile(info, io.BytesIO(bytes(nbytes)))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+@settings(max_examples=40, deadline=None)
+@given(members=MEMBERS, piece=st.sampled_from([512, 1000, 8192, 1 << 20]))
+def test_headers_through_ranges_give_the_same_index(form: int, members: list[tuple[str, int]], piece: int) -> None:
+    data = archive(members, form)
+    asked = []
+
+    def read(offset: int, nbytes: int) -> bytes:
+        asked.append((offset, nbytes))
+        return data[offset : offset + nbytes]
+
+    before, scan._PIECE = scan._PIECE, piece
+    try:
+        assert pack_index("x", data) == scan_remote("x", len(data), read)
+    finally:
+        scan._PIECE = before
+    spans = sorted(asked)
+    assert all(at + nbytes <= after for (at, nbytes), (after, _) in itertools.pairwise(spans))  # nothing twice
+
+
+def test_large_members_are_passed_over() -> None:
+    data = archive([("a", 40 << 20), ("b", 30 << 20)], tarfile.GNU_FORMAT)
+    read = [0]
+
+    def ranges(offset: int, nbytes: int) -> bytes:
+        read[0] += nbytes
+        return data[offset : offset + nbytes]
+
+    assert pack_index("x", data) == scan_remote("x", len(data), ranges)
+    assert read[0] < 20 << 20
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_damage_is_an_error_that_names_shard_and_offset(data: st.DataObject) -> None:
+    whole = archive([("a", 600), ("b", 600)], tarfile.GNU_FORMAT)
+    cut = data.draw(st.integers(0, 4 * 512 + 1023))
+    with pytest.raises(ShardCorrupt, match=r"s3://b/x.tar: at byte \d+: "):
+        scan_remote("s3://b/x.tar", cut, lambda at, nbytes: whole[:cut][at : at + nbytes])
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    data = archive([("a" * (1 << 20), 1)], tarfile.GNU_FORMAT)
+    with pytest.raises(ShardCorrupt, match=r"x: at byte 512: a name of \d+ bytes; at most 1048576 are read"):
+        scan_remote("x", len(data), lambda at, nbytes: data[at : at + nbytes])

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shmload.schedule.shard_shuffle import ShardShuffle
+
+SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
+
+
+@given(SIZES, st.integers(1, 5), st.integers(0, 2**64 - 1), st.integers(0, 5))
+def test_an_epoch_has_every_sample_once_and_each_shard_in_one_window(
+    sizes: list[int], window: int, seed: int, epoch: int
+) -> None:
+    order = ShardShuffle(sizes, window=window)
+    found = order.take(0, order.n, seed=seed, epoch=epoch).tolist()
+    assert list(range(sum(sizes))) == sorted(found)
+    at = 0
+    windows = order.shards_from(0, seed=seed, epoch=epoch, num_windows=order.num_windows)
+    for number, shards in enumerate(windows):
+        samples = sum(sizes[shard] for shard in shards)
+        assert set(shards) == {order.shard_of(index) for index in found[at : at + samples]}
+        assert {number} == {order.window_of(shard, seed=seed, epoch=epoch) for shard in shards}
+        at += samples
+    assert at == order.n
+
+
+@given(SIZES, st.integers(1, 5), st.data())
+def test_any_part_of_an_epoch_is_what_stands_there(sizes: list[int], window: int, data: st.DataObject) -> None:
+    order = ShardShuffle(sizes, window=window)
+    start = data.draw(st.integers(0, order.n))
+    stop = data.draw(st.integers(start, order.n))
+    whole = order.take(0, order.n, seed=1, epoch=2)
+    assert whole[start:stop].tolist() == order.take(start, stop, seed=1, epoch=2).tolist()
+
+
+def test_epochs_and_seeds_have_orders_of_their_own_and_a_pickle_has_the_same() -> None:
+    order = ShardShuffle([50] * 20, window=4)
+    of = {
+        (seed, epoch): tuple(order.take(0, 1000, seed=seed, epoch=epoch).tolist()) for seed in (1, 2) for epoch in (0, 1)
+    }
+    assert len(set(of.values())) == 4
+    again = pickle.loads(pickle.dumps(order))
+    assert of[2, 1] == tuple(again.take(0, 1000, seed=2, epoch=1).tolist())
+
+
+def test_the_windows_of_an_epoch_go_on_into_the_next() -> None:
+    order = ShardShuffle([1, 1, 1, 1], window=3)
+    last, first = order.shards_from(1, seed=0, epoch=0, num_windows=2)
+    assert (1, 3) == (len(last), len(first))
+    assert first == order.shards_from(0, seed=0, epoch=1, num_windows=1)[0]
+
+
+def test_in_order_is_in_order() -> None:
+    order = ShardShuffle([2, 0, 3], window=1, shuffle=False)
+    assert [0, 1, 2, 3, 4] == order.take(0, 5, seed=3, epoch=1).tolist()
+    assert [[0], [2]] == order.shards_from(0, seed=3, epoch=1)
+
+
+def test_neighbours_are_of_one_shard_as_often_as_the_window_is_wide() -> None:
+    order = ShardShuffle([1000] * 64, window=16)
+    shards = order.take(0, order.n, seed=5, epoch=0) // 1000
+    assert np.mean(shards[1:] == shards[:-1]) == pytest.approx(1 / 16, abs=0.005)
+
+
+def test_the_identity_says_sizes_and_window() -> None:
+    first = ShardShuffle([3, 4], window=2).identity
+    assert "shard_shuffle(n=7, shards=2, sizes=" in first
+    assert len({first, ShardShuffle([4, 3], window=2).identity, ShardShuffle([3, 4], window=1).identity}) == 3
+
+
+def test_what_is_no_sizes_is_refused() -> None:
+    with pytest.raises(ValueError, match="sizes are the samples of each shard, from 0 up"):
+        ShardShuffle([3, -1])
+    with pytest.raises(ValueError, match="the sum of sizes .*an order needs samples"):
+        ShardShuffle([0, 0])

@@ -17,6 +17,10 @@ import pytest
 from shmload.shm import janitor
 from shmload.shm.names import STEM_PATTERN, process_stem
 
+sys.path.insert(0, os.path.dirname(__file__))
+
+from side_by_side import keep_together, own_shared_memory  # the path comes first
+
 DEADLINE_S = 5.0
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # they stay for the process's life
 
@@ -78,8 +82,14 @@ def output_of(tmp_path: Path) -> Callable[[str], str]:
     return run
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes
+        own_shared_memory()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast tests first. What the imports made is for good: else every test's collection of garbage would go over it again."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    keep_together(items)
     gc.collect()
     gc.freeze()

@@ -31,7 +31,8 @@ def own_shared_memory() -> None:
 
 
 def keep_together(items: list[pytest.Item]) -> None:
-    """A file's quick tests go to one process, and its slow ones to one: they share fixtures."""
+    """A file's quick tests go to one process, and its slow ones to one: they share fixtures. All that need a store share its server."""
     for item in items:
+        place = "stores" if item.path.parent.name in ("packing", "remote", "storage") else item.path
         slow = "/slow" if item.get_closest_marker("slow") else ""
-        item.add_marker(pytest.mark.xdist_group(f"{item.path}{slow}"))
+        item.add_marker(pytest.mark.xdist_group(f"{place}{slow}"))

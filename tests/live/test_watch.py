@@ -74,7 +74,9 @@ def test_what_cannot_be_read_is_named_unless_it_is_anothers(blocks: Blocks) -> N
     assert [loader["stem"] for loader in look["loaders"]] == ["d"]
 
 
-@pytest.mark.parametrize(("pid", "num"), [(os.getpid(), 1), (os.getppid(), 1), (4194305, 0)], ids=["own", "parent", "nobody"])
+@pytest.mark.parametrize(
+    ("pid", "num"), [(os.getpid(), 1), (os.getppid(), 1), (4194305, 0)], ids=["own", "parent", "nobody"]
+)
 def test_only_loaders_of_the_processes_asked_for_are_shown(blocks: Blocks, pid: int, num: int) -> None:
     blocks["a"] = at(10)
     assert len(Watch([pid]).look()["loaders"]) == num

@@ -34,7 +34,11 @@ PAGES = {  # page -> its title, what begins the places that stand on it (the fir
         tuple(f"shmload.storage.{module}" for module in ("cache", "folder", "lease", "reservation")),
         ("cache",),
     ),
-    "remote.md": ("Shards on an object store", ("shmload.remote", "shmload.storage", "shmload.schedule.shard_shuffle"), ("packing", "stores")),
+    "remote.md": (
+        "Shards on an object store",
+        ("shmload.remote", "shmload.storage", "shmload.schedule.shard_shuffle"),
+        ("packing", "stores"),
+    ),
     "metrics.md": ("Metrics", ("shmload.metrics", "shmload.observe.epochs"), ("trace",)),
     "debug.md": ("Debugging", ("shmload.debug",), ("memory",)),
     "samples.md": ("Samples and batches", ("shmload",), ("samples", "shared_index")),

@@ -41,7 +41,9 @@ def test_any_part_of_an_epoch_is_what_stands_there(sizes: list[int], window: int
 def test_epochs_and_seeds_have_orders_of_their_own_and_a_pickle_has_the_same() -> None:
     order = ShardShuffle([50] * 20, window=4)
     of = {
-        (seed, epoch): tuple(order.take(0, 1000, seed=seed, epoch=epoch).tolist()) for seed in (1, 2) for epoch in (0, 1)
+        (seed, epoch): tuple(order.take(0, 1000, seed=seed, epoch=epoch).tolist())
+        for seed in (1, 2)
+        for epoch in (0, 1)
     }
     assert len(set(of.values())) == 4
     again = pickle.loads(pickle.dumps(order))

@@ -61,7 +61,11 @@ def _run(wishes: _Wishes, method: Any) -> None:
         if shards is None:
             return
         for shard in shards:
-            fetch = method()
-            if fetch is None or not wishes.are_still(number) or not fetch(shard):
+            if not wishes.are_still(number) or not _fetch(method, shard):
                 break
-            del fetch
+
+
+def _fetch(method: Any, shard: int) -> bool:
+    """Calls the method, if its object is still there; nothing here holds that any longer than the call takes."""
+    fetch = method()
+    return fetch is not None and bool(fetch(shard))

@@ -19,7 +19,7 @@ from remote_kit import NBYTES, dataset_of, labels, watched, write_packed, write_
 from shmload.errors import ShardCorrupt, StoreError
 from shmload.remote import RemoteDataset
 from shmload.remote.local_shards import LocalShards
-from shmload.remote.prefetch import Prefetcher
+from shmload.remote.prefetch import Fetched, Prefetcher
 from shmload.remote.private_folder import PrivateFolder, remove_abandoned
 from shmload.remote.shards import shards_in
 from shmload.storage.local import LocalStore
@@ -234,18 +234,18 @@ def test_a_prefetcher_does_what_was_wished_last_and_ends_with_its_owner() -> Non
             self.done = threading.Event()
             self.prefetcher = Prefetcher(self.fetch)
 
-        def fetch(self, shard: int) -> bool:
+        def fetch(self, shard: int) -> Fetched:
             self.fetched.append(shard)
             if shard == 9:
                 self.done.set()
-            return shard != 5
+            return "over" if shard == 5 else "again" if self.fetched.count(shard) < 3 else "done"
 
     owner = Owner()
     thread = owner.prefetcher._thread
     owner.prefetcher.wish([4, 5, 6])
     owner.prefetcher.wish([7, 9])
     assert owner.done.wait(10)
-    assert owner.fetched[-2:] == [7, 9]
+    assert [7, 7, 7, 9] == owner.fetched[-4:] if owner.fetched.count(9) == 1 else owner.fetched[-1] == 9
     assert 6 not in owner.fetched
     del owner
     thread.join(10)

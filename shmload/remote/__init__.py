@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from shmload.remote.manifest import Manifest
     from shmload.remote.upload import upload_cv_dataset
     from shmload.schedule.shard_shuffle import ShardShuffle
-    from shmload.storage.client import make_client
+    from shmload.storage.client import Client, make_client
 
 _PLACES = {
+    "Client": "shmload.storage.client",
     "Continue": "shmload.remote.decoding",
     "Manifest": "shmload.remote.manifest",
     "RemoteDataset": "shmload.remote.dataset",
@@ -39,6 +40,7 @@ _PLACES = {
 }
 
 __all__ = [
+    "Client",
     "Continue",
     "Manifest",
     "RemoteDataset",

@@ -44,7 +44,12 @@ class Client:
     ca_file: str | None = None
 
     def store(self, bucket: str, folder: str = "") -> S3Store:
-        """The store of a bucket, or of a folder in it."""
+        """The store of a bucket, or of a folder in it.
+
+        Args:
+            bucket: its name.
+            folder: that keys are relative to.
+        """
         return S3Store(self, bucket, folder)
 
 
@@ -81,7 +86,7 @@ def make_client(
             or "us-east-1".
         retries: how often a request is repeated after resets, stalls, broken bodies and answers of 5xx or 429.
         timeout_s: after so long without progress nothing is repeated any more.
-        stall_s: a server that says nothing for so long has failed.
+        stall_s: a server that says nothing for so long has failed; to answer what was written it has `timeout_s`.
         parallel: ranges of one large object that are read, or parts that are written, at once.
         path_style: True: the bucket stands in the path; False: in the host; None: in the host for Amazon's, else in the path.
         ca_file: certificates to trust beside the system's; None is AWS_CA_BUNDLE.

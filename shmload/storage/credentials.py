@@ -126,7 +126,10 @@ def of_botocore(credentials: Any) -> Credentials:
     """What a botocore credentials object says, asked each time, as it may renew itself."""
 
     def renewed() -> Keys:
-        frozen = credentials.get_frozen_credentials()
+        try:
+            frozen = credentials.get_frozen_credentials()
+        except Exception as error:
+            raise StoreError(f"the credentials could not be renewed: {error}. Sign in again") from None
         return Keys(frozen.access_key, frozen.secret_key, frozen.token)
 
     return Credentials(None, renewed)

@@ -147,19 +147,26 @@ class LocalStore:
                 os.fsync(number)
                 made = _describe(key, os.fstat(number))
             if only_if_absent:
-                os.link(half, path)
+                self._link(half, path)
             else:
                 os.replace(half, path)
                 half = None
             _sync_folder(path.parent)
-        except FileExistsError:
-            raise ObjectExists(f"there is an object already, and it was to be new: {path}") from None
+        except StoreError:
+            raise
         except OSError as error:
             raise _failed("write", path, error) from error
         finally:
             if half is not None:
                 os.unlink(half)
         return made
+
+    def _link(self, half: str, path: Path) -> None:
+        """Gives a whole file its name, unless there is one."""
+        try:
+            os.link(half, path)
+        except FileExistsError:
+            raise ObjectExists(f"there is an object already, and it was to be new: {path}") from None
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[StoredObject]:
         """All files below, in order of their keys: "a-b" comes before "a/b", so a folder sorts as its name and a slash."""

@@ -23,13 +23,11 @@ class Unsure(Exception):
     Args:
         what: what happened, in words.
         pause_s: how long the server asks to be left alone.
-        done: whether it may have done what was asked all the same.
     """
 
-    def __init__(self, what: str, *, pause_s: float = 0.0, done: bool = False) -> None:
+    def __init__(self, what: str, *, pause_s: float = 0.0) -> None:
         super().__init__(what)
         self.pause_s = pause_s
-        self.done = done
 
 
 @dataclass(frozen=True)
@@ -79,10 +77,10 @@ class Tries:
             raise StoreError(
                 f"cannot {self.doing}: {failure}; failed {self.num_failed} times in {spent:.1f} s. "
                 "Look after the server, or give the client more retries"
-            )
+            ) from None
         if spent + pause > self.patience.timeout_s:
             raise StoreError(
                 f"cannot {self.doing}: {failure}; no progress in {spent:.1f} s ({self.num_failed} tries), of "
                 f"timeout_s={self.patience.timeout_s:g}. Look after the server, or give the client a longer timeout_s"
-            )
+            ) from None
         _wait(pause)

@@ -51,8 +51,9 @@ class S3Store(WebReader):
         self.patience = client.patience
         self.parallel = client.parallel
         scheme, host = client.endpoint.split("://")
-        self._base = f"/{quote(bucket, safe='-_.~')}" if client.path_style else ""
-        base_url = client.endpoint if client.path_style else f"{scheme}://{bucket}.{host}"
+        in_path = client.path_style or "." in bucket  # a certificate for *.host is for one part only
+        self._base = f"/{quote(bucket, safe='-_.~')}" if in_path else ""
+        base_url = client.endpoint if in_path else f"{scheme}://{bucket}.{host}"
         self._transport = Transport(base_url, stall_s=client.patience.stall_s, ca_file=client.ca_file)
         self.prefix = ""
         self.prefix = checked_prefix(folder.strip("/"), self.url)
@@ -88,9 +89,9 @@ class S3Store(WebReader):
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: memoryview | None = None,
-        wait_s: float = 0.0,
     ) -> Answer:
-        """Signs and sends one request about an object; with key None about the bucket."""
+        """Signs and sends one request about an object; with key None about the bucket. What is written may take its time."""
+        wait_s = self.patience.stall_s if body is None else self.patience.timeout_s
         path = self._base + "/" + ("" if key is None else quote(self.prefix + key, safe="/-_.~"))
         text = canonical_query(query or {})
         full = {
@@ -101,7 +102,7 @@ class S3Store(WebReader):
         }
         if body is not None:
             full["Content-Length"] = str(len(body))
-        full = signed(
+        signed_headers = signed(
             method,
             path,
             text,
@@ -110,7 +111,7 @@ class S3Store(WebReader):
             region=self.client.region,
             payload_sha256=EMPTY_SHA256 if body is None else hashlib.sha256(body).hexdigest(),
         )
-        return self._transport.request(method, f"{path}?{text}" if text else path, full, body, wait_s)
+        return self._transport.request(method, f"{path}?{text}" if text else path, signed_headers, body, wait_s)
 
     def failure(self, answer: Answer, url: str, doing: str) -> StoreError | Unsure:
         found = failure_of(answer, url, doing, self.client)

@@ -60,9 +60,7 @@ def failure_of(answer: Answer, url: str, doing: str, client: Client) -> StoreErr
             f"cannot {doing}: the server says {said} to region {client.region!r}; the client needs {where}"
         )
     if code in _PASSING or (status >= 500 and status != 501) or status in (408, 429):
-        return Unsure(
-            f"the server says {said}", pause_s=_seconds(answer.headers.get("Retry-After")), done=status >= 500
-        )
+        return Unsure(f"the server says {said}", pause_s=_seconds(answer.headers.get("Retry-After")))
     if code == "NoSuchKey" or (status == 404 and not code):
         return ObjectMissing(f"no such object: {url} at {client.endpoint}")
     remedy = _REMEDIES.get(code) or (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
+from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 from shmload.errors import StoreError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from shmload.storage.s3 import S3Store
 
 __all__ = ["list_objects"]
+
+_PAGE = 1000  # objects in one answer: as many as servers give
 
 
 def list_objects(store: S3Store, prefix: str) -> Iterator[StoredObject]:
@@ -42,7 +44,7 @@ def list_objects(store: S3Store, prefix: str) -> Iterator[StoredObject]:
 
 
 def _page(store: S3Store, prefix: str, token: str | None, doing: str) -> tuple[list[StoredObject], str | None]:
-    query = {"list-type": "2", "encoding-type": "url", "prefix": store.prefix + prefix}
+    query = {"list-type": "2", "encoding-type": "url", "max-keys": str(_PAGE), "prefix": store.prefix + prefix}
     if token is not None:
         query["continuation-token"] = token
     with store.request("GET", None, query=query) as answer:
@@ -66,7 +68,7 @@ def _parsed(store: S3Store, root: ElementTree.Element) -> tuple[list[StoredObjec
         if local_name(element) != "Contents":
             continue
         values = {local_name(child): child.text or "" for child in element}
-        name = unquote(values["Key"]) if encoded else values["Key"]
+        name = unquote_plus(values["Key"]) if encoded else values["Key"]
         if not name.startswith(store.prefix):
             raise ValueError(f"{name!r} is not below {store.prefix!r}")
         key = name[len(store.prefix) :]

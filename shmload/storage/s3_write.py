@@ -44,7 +44,7 @@ def put(store: S3Store, key: str, data: memoryview, *, only_if_absent: bool) -> 
     while True:
         try:
             headers = {"If-None-Match": "*"} if only_if_absent else {}
-            with store.request("PUT", key, headers=headers, body=data, wait_s=store.patience.timeout_s) as answer:
+            with store.request("PUT", key, headers=headers, body=data) as answer:
                 if answer.status == 200:
                     answer.text()
                     return StoredObject(key, len(data), etag_of(answer, url))
@@ -54,7 +54,7 @@ def put(store: S3Store, key: str, data: memoryview, *, only_if_absent: bool) -> 
                     raise ObjectExists(f"there is an object already, and it was to be new: {url}")
                 raise store.failure(answer, url, doing)
         except Unsure as failure:
-            unsure = unsure or failure.done
+            unsure = True
             tries.failed(failure)
 
 
@@ -93,6 +93,8 @@ def _delete_some(store: S3Store, keys: Sequence[str], doing: str) -> bool:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
         raise Unsure(f"the server's answer cannot be read ({error})") from None
+    if local_name(root) != "DeleteResult":
+        raise Unsure(f"the server sent {local_name(root)!r} where a list of what was deleted was asked for")
     for element in root:
         if local_name(element) == "Error":
             said = {local_name(child): child.text or "" for child in element}
@@ -185,8 +187,7 @@ class _Upload:
         def try_once() -> str:
             if self.given_up:
                 raise StoreError(f"cannot {self.doing}: another part failed")
-            wait_s = self.store.patience.timeout_s
-            with self.store.request("PUT", self.key, query=query, body=part, wait_s=wait_s) as answer:
+            with self.store.request("PUT", self.key, query=query, body=part) as answer:
                 if answer.status != 200:
                     raise self.store.failure(answer, self.url, self.doing)
                 answer.text()
@@ -201,13 +202,12 @@ class _Upload:
             for number, etag in enumerate(parts, 1)
         )
         body = memoryview(f"<CompleteMultipartUpload>{names}</CompleteMultipartUpload>".encode())
-        wait_s = self.store.patience.timeout_s
         unsure = False
         tries = Tries(self.store.patience, self.doing)
         while True:
             try:
                 query = {"uploadId": upload}
-                with self.store.request("POST", self.key, query=query, body=body, wait_s=wait_s) as answer:
+                with self.store.request("POST", self.key, query=query, body=body) as answer:
                     if answer.status == 404 and unsure:
                         return  # by a try whose answer was lost, or by nobody: a look at the object tells
                     if answer.status != 200:
@@ -216,10 +216,10 @@ class _Upload:
                 try:
                     root = ElementTree.fromstring(text)
                 except ElementTree.ParseError:
-                    raise Unsure("the server's answer cannot be read", done=True) from None
+                    raise Unsure("the server's answer cannot be read") from None
                 if local_name(root) == "Error":
                     code, message = code_and_message(text)
-                    raise Unsure(f"the server says {code} ({message})", done=True)
+                    raise Unsure(f"the server says {code} ({message})")
                 return
             except Unsure as failure:
                 unsure = True
@@ -227,8 +227,13 @@ class _Upload:
 
     def _abort(self, upload: str) -> None:
         """Takes the parts away; what cannot be reached now, the bucket's own rule for unfinished uploads removes."""
-        try:
+
+        def try_once() -> None:
             with self.store.request("DELETE", self.key, query={"uploadId": upload}) as answer:
-                answer.text()
-        except (Unsure, StoreError):
+                if answer.status not in (200, 204, 404):
+                    raise self.store.failure(answer, self.url, self.doing)
+
+        try:
+            self.store.repeatedly(self.doing, try_once)
+        except StoreError:
             pass

@@ -8,15 +8,34 @@ from __future__ import annotations
 import functools
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from urllib.parse import quote
 
 from shmload.storage.credentials import Keys
 
-__all__ = ["EMPTY_SHA256", "canonical_query", "signed"]
+__all__ = ["EMPTY_SHA256", "SignedHeaders", "canonical_query", "signed"]
 
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+
+
+class SignedHeaders(Mapping[str, str]):
+    """Headers of a request. What prints the locals of a frame prints their names only: a token is among them."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"SignedHeaders({', '.join(self)})"
 
 
 def canonical_query(query: Mapping[str, str]) -> str:
@@ -34,7 +53,7 @@ def signed(
     region: str,
     payload_sha256: str,
     now: datetime | None = None,
-) -> dict[str, str]:
+) -> SignedHeaders:
     """The headers with those that sign them.
 
     Args:
@@ -46,7 +65,7 @@ def signed(
         now: the time to sign for.
     """
     if keys is None:
-        return dict(headers)
+        return SignedHeaders(headers)
     time = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
     full = {**headers, "x-amz-date": time, "x-amz-content-sha256": payload_sha256}
     if keys.session_token:
@@ -60,7 +79,7 @@ def signed(
     full["Authorization"] = (
         f"AWS4-HMAC-SHA256 Credential={keys.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
     )
-    return full
+    return SignedHeaders(full)
 
 
 @functools.lru_cache(maxsize=64)

@@ -12,6 +12,7 @@ import functools
 import http.client
 import io
 import os
+import select
 import socket
 import ssl
 import threading
@@ -32,7 +33,13 @@ _MOST_TEXT = 16 << 20  # bytes of an answer that is no object
 
 
 class _OneLook(io.BufferedReader):
-    """Gives what one look at the socket brings, so that a trickle is noticed."""
+    """Gives what one look at the socket brings, so that a trickle is noticed; lines only whole, so that a head is."""
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(size)
+        if not line.endswith(b"\n") and len(line) != size:
+            raise http.client.RemoteDisconnected("it hung up before its answer had begun")
+        return line
 
     def readinto(self, buffer: Any) -> int:
         return self.readinto1(buffer)
@@ -131,7 +138,10 @@ class Transport:
         self._pool = _Pool(os.getpid())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_pool": _Pool(-1)}
+        return {name: value for name, value in vars(self).items() if name != "_pool"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = {**state, "_pool": _Pool(os.getpid())}
 
     def request(
         self, method: str, target: str, headers: Mapping[str, str], body: memoryview | None = None, wait_s: float = 0.0
@@ -170,7 +180,7 @@ class Transport:
                 connection.close()
                 if used and body is None and not isinstance(error, TimeoutError):
                     continue  # it had been closed while idle: not the server's failure
-                raise Unsure(f"no answer from {self.base_url} ({words(error)})", done=True) from None
+                raise Unsure(f"no answer from {self.base_url} ({words(error)})") from None
             except BaseException:
                 connection.close()
                 raise
@@ -190,6 +200,10 @@ class Transport:
         with pool.lock:
             while pool.idle:
                 pool.idle.pop().close()
+
+    def __del__(self) -> None:
+        for connection in self._pool.idle:
+            connection.close()
 
     def _ask(
         self,
@@ -217,8 +231,10 @@ class Transport:
         return Answer(self, connection, response)
 
     def _here(self) -> _Pool:
-        """This process's pool. A parent's connections are only forgotten: a child that used or shut them would disturb it."""
+        """This process's pool. A parent's connections are not used: what a child says there would disturb it."""
         if self._pool.pid != os.getpid():
+            for connection in self._pool.idle:
+                connection.close()  # this process's descriptor of it only
             self._pool = _Pool(os.getpid())
         return self._pool
 
@@ -226,8 +242,11 @@ class Transport:
         """A connection, and whether it has been used."""
         pool = self._here()
         with pool.lock:
-            if pool.idle:
-                return pool.idle.pop(), True
+            while pool.idle:
+                found = pool.idle.pop()
+                if not _is_readable(found.sock):
+                    return found, True
+                found.close()
         scheme = "https" if self.secure else "http"
         proxy = None if proxy_bypass(self.host) else getproxies().get(scheme)
         host, port = self.host, self.port
@@ -253,8 +272,16 @@ def _context(ca_file: str | None) -> ssl.SSLContext:
     return made
 
 
+def _is_readable(sock: socket.socket) -> bool:
+    """Whether an idle connection has something to say: that it is closed."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def words(error: BaseException) -> str:
     """An error of the network in a few words."""
     if isinstance(error, TimeoutError):
         return "it said nothing for too long"
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said = " ".join(ascii(str(error))[1:-1].split())[:200]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

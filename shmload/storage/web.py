@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 from typing_extensions import Buffer
 
-from shmload.errors import ObjectMissing, StoreError
+from shmload.errors import StoreError
 from shmload.storage.retry import Patience, Tries, Unsure
 from shmload.storage.store import StoredObject
 from shmload.storage.transport import Answer
@@ -88,20 +88,35 @@ class WebReader(ABC):
         """What an answer means that is no success."""
 
     def head(self, key: str) -> StoredObject:
-        def try_once() -> StoredObject:
-            with self.ask("HEAD", key, {}) as answer:
-                if answer.status == 200:
-                    if answer.headers.get("Content-Length") is None:
-                        raise StoreError(f"{url} has no known length: a server is needed that sends Content-Length")
-                    return StoredObject(key, int(answer.headers["Content-Length"]), etag_of(answer, url))
-                failure = self.failure(answer, url, doing)
-            if isinstance(failure, ObjectMissing | Unsure):
-                raise failure
-            with self.ask("GET", key, {"Range": "bytes=0-0"}) as answer:  # an answer to HEAD cannot say why
-                raise failure if answer.status < 300 else self.failure(answer, url, doing)
+        url = self.url_of(key)
+        version = Version(url, None)
+        doing = f"ask for {url}"
 
+        def try_once() -> StoredObject | None:
+            """By the first byte: its answer tells the length apart from its own, and reasons, which one to HEAD does not."""
+            with self.ask("GET", key, {"Range": "bytes=0-0"}) as answer:
+                if answer.status == 416 or (answer.status == 200 and "Content-Range" not in answer.headers):
+                    return None
+                total, _ = self._checked(answer, key, version, doing, 0, 1)
+                for _ in answer.reading(memoryview(bytearray(1))):
+                    pass
+                return StoredObject(key, total, version.etag or "")
+
+        return self.repeatedly(doing, try_once) or self._by_head(key)
+
+    def _by_head(self, key: str) -> StoredObject:
+        """An empty object, which has no first byte, or one of a server that knows no ranges."""
         url = self.url_of(key)
         doing = f"ask for {url}"
+
+        def try_once() -> StoredObject:
+            with self.ask("HEAD", key, {}) as answer:
+                if answer.status != 200:
+                    raise self.failure(answer, url, doing)
+                if answer.headers.get("Content-Length") is None:
+                    raise StoreError(f"{url} has no known length: its server has to send Content-Length")
+                return StoredObject(key, int(answer.headers["Content-Length"]), etag_of(answer, url))
+
         return self.repeatedly(doing, try_once)
 
     def get(self, key: str, *, etag: str | None = None) -> Buffer:
@@ -114,15 +129,17 @@ class WebReader(ABC):
                 with self.ask("GET", key, {"Range": f"bytes=0-{_PART_NBYTES - 1}", **version.condition}) as answer:
                     if answer.status == 416:
                         return self._nothing(key, version)
-                    total = self._total(answer, key, version, tries.doing)
+                    total, whole = self._checked(answer, key, version, tries.doing, 0, _PART_NBYTES)
                     if total == 0:
                         return out
                     out = np.empty(total, np.uint8).data
-                    for done in answer.reading(out if answer.status == 200 else out[:_PART_NBYTES]):  # noqa: B007
+                    part = out if whole else out[:_PART_NBYTES]
+                    for done in answer.reading(part):  # noqa: B007  # kept when it breaks off
                         pass
+                    if done < len(part):
+                        raise Unsure(f"a body ended after {done:,} of {len(part):,} bytes")
             except Unsure as failure:
-                if not out:
-                    tries.failed(failure)
+                tries.failed(failure)
         self._fill_in_parallel(key, done, out[done:], version)
         return out.toreadonly()
 
@@ -186,10 +203,10 @@ class WebReader(ABC):
             try:
                 headers = {"Range": f"bytes={begin}-{offset + len(out) - 1}", **version.condition}
                 with self.ask("GET", key, headers) as answer:
-                    total = self._total(answer, key, version, tries.doing, begin, len(out) - done)
+                    total, whole = self._checked(answer, key, version, tries.doing, begin, len(out) - done)
                     if offset + len(out) > total:
                         raise _outside(version.url, offset, len(out), total)
-                    if answer.status == 200:
+                    if whole:
                         _skip(answer, begin)
                     for got in answer.reading(out[before:]):
                         done = before + got
@@ -202,10 +219,13 @@ class WebReader(ABC):
                     tries.progressed()
                 tries.failed(failure)
 
-    def _total(
-        self, answer: Answer, key: str, version: Version, doing: str, begin: int = 0, nbytes: int = _PART_NBYTES
-    ) -> int:
-        """How many bytes the object has, once the answer has been found to be the one asked for."""
+    def _checked(
+        self, answer: Answer, key: str, version: Version, doing: str, begin: int, nbytes: int
+    ) -> tuple[int, bool]:
+        """Compares an answer with what was asked for: how many bytes the object has, and whether the body is all of them.
+
+        That it names a range decides, not its status: there are servers that send a range as 200.
+        """
         if answer.status == 412:
             raise version.changed()
         if answer.status == 416:
@@ -214,24 +234,25 @@ class WebReader(ABC):
         if answer.status not in (200, 206):
             raise self.failure(answer, version.url, doing)
         version.see(etag_of(answer, version.url))
-        if answer.status == 200:
-            total = self.head(key).nbytes
+        said = answer.headers.get("Content-Range")
+        if said is None and answer.status == 200:
+            total = self._by_head(key).nbytes
             if answer.nbytes not in (None, total):
                 raise Unsure(f"an answer announced {answer.nbytes:,} bytes of an object of {total:,}")
-            return total
-        match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+            return total, True
+        match = _CONTENT_RANGE.fullmatch(said or "")
         if match is None:
-            raise Unsure(f"an answer did not say which range it was: {answer.headers.get('Content-Range')!r}")
+            raise Unsure(f"an answer did not say which range it was: {said!r}")
         first, last, total = map(int, match.groups())
         if first != begin or last != min(begin + nbytes, total) - 1:
             raise Unsure(f"bytes {first:,} to {last + 1:,} came, where {begin:,} to {begin + nbytes:,} were asked for")
         if answer.nbytes not in (None, last + 1 - first):
             raise Unsure(f"an answer announced {answer.nbytes:,} bytes for a range of {last + 1 - first:,}")
-        return total
+        return total, False
 
     def _nothing(self, key: str, version: Version) -> memoryview:
         """An empty object has no first byte to ask for."""
-        found = self.head(key)
+        found = self._by_head(key)
         version.see(found.etag)
         if found.nbytes:
             raise StoreError(f"{version.url} has {found.nbytes:,} bytes, but its server refuses ranges of it")

@@ -28,6 +28,7 @@ PAGES = {  # page -> its title, what begins the places that stand on it (the fir
     ),
     "integrations.md": ("Integrations", ("shmload.integrations",), ("frameworks",)),
     "pipeline.md": ("Pipelines", ("shmload.pipeline",), ("pipelines",)),
+    "remote.md": ("Shards on an object store", ("shmload.remote", "shmload.storage"), ("stores",)),
     "metrics.md": ("Metrics", ("shmload.metrics", "shmload.observe.epochs"), ("trace",)),
     "debug.md": ("Debugging", ("shmload.debug",), ("memory",)),
     "samples.md": ("Samples and batches", ("shmload",), ("samples", "shared_index")),

@@ -25,6 +25,7 @@ MODULES = (
     "shmload.debug",
     "shmload.metrics",
     "shmload.pipeline",
+    "shmload.remote",
 )
 BASES = (  # for orders and crops of one's own
     "shmload.schedule.keyed.KeyedOrder",

@@ -1,0 +1,248 @@
+"""Servers to test against: a Ceph gateway (else moto), rclone, a plain web server. Each is started once and ends with the process."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import http.server
+import importlib.util
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+from urllib.parse import unquote
+
+from shmload.remote import Client, make_client
+from shmload.storage.s3 import S3Store
+
+ACCESS_KEY, SECRET_KEY = "AKIDSHMLOADTEST", "SECRETwJalrXUtnFEMI/K7MDENG+bPx"
+_HERE = Path(__file__).parent
+_PACKAGES = ("radosgw", "ceph-mon", "ceph-osd", "ceph-authtool")
+_DEADLINE_S = 100.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running S3-compatible server."""
+
+    name: str
+    endpoint: str
+    access_key: str = ACCESS_KEY
+    secret_key: str = SECRET_KEY
+    region: str = "default"
+
+    def client(self, endpoint: str | None = None, **options: Any) -> Client:
+        """A client of it, or of a proxy before it."""
+        given = {"region": self.region, **options}
+        return make_client(endpoint or self.endpoint, self.access_key, self.secret_key, **given)
+
+    def bucket(self, name: str) -> str:
+        """Creates a bucket."""
+        with self.client().store(name).request("PUT", None, body=memoryview(b"")) as answer:
+            assert answer.status in (200, 409), answer.text()
+        return name
+
+    def store(self, bucket: str, folder: str = "", **options: Any) -> S3Store:
+        return self.client(**options).store(bucket, folder)
+
+
+def missing_of_ceph() -> list[str]:
+    """Programs that the Ceph gateway needs and that are not installed."""
+    return [name for name in _PACKAGES if shutil.which(name) is None]
+
+
+def s3_server() -> Server:
+    """The server that stands for all: Ceph's gateway, or moto where that is not installed.
+
+    Raises:
+        LookupError: neither is installed; says what is needed.
+    """
+    if not missing_of_ceph():
+        return ceph()
+    if importlib.util.find_spec("flask") and importlib.util.find_spec("moto"):
+        return moto()
+    raise LookupError("needs radosgw, ceph-mon, ceph-osd and ceph-common, or moto[server]")
+
+
+@functools.cache
+def ceph() -> Server:
+    """A Ceph gateway: signatures checked, versions, parts, pages and conditions as in the real thing."""
+    folder = tempfile.mkdtemp(prefix="shmload-ceph-", dir="/tmp")
+    script = str(_HERE / "start_ceph.sh")
+    reading, writing = os.pipe()  # the guard stops the daemons when this process ends, however it does
+    subprocess.run(["setsid", "-f", "bash", script, "guard", folder], stdin=reading, check=True)
+    os.close(reading)
+    atexit.register(_stop_ceph, script, folder, writing, os.getpid())
+    port = _free_port(3)
+    done = subprocess.run(["bash", script, folder, str(port), ACCESS_KEY, SECRET_KEY], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    _until_open(port)
+    return Server("ceph", f"http://127.0.0.1:{port}")
+
+
+def _stop_ceph(script: str, folder: str, writing: int, pid: int) -> None:
+    if os.getpid() == pid:
+        subprocess.run(["bash", script, "stop", folder], check=True)
+        os.close(writing)
+
+
+@functools.cache
+def moto() -> Server:
+    """moto: answers everything, checks no signature."""
+    port = _free_port()
+    _spawn(
+        ["env", "S3_UPLOAD_PART_MIN_SIZE=256", sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        port,
+    )
+    return Server("moto", f"http://127.0.0.1:{port}", region="us-east-1")
+
+
+@functools.cache
+def rclone() -> Server:
+    """rclone's: sends ranges with a status of 200, and knows no conditions."""
+    port = _free_port()
+    folder = tempfile.mkdtemp(prefix="shmload-rclone-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    command = [rclone_program() or "rclone", "serve", "s3", "--addr", f"127.0.0.1:{port}", "--config", "/dev/null"]
+    _spawn([*command, "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", folder], port)
+    return Server("rclone", f"http://127.0.0.1:{port}")
+
+
+def rclone_program() -> str | None:
+    """Where rclone is, if it is."""
+    beside = Path(sys.executable).parent / "rclone"
+    return str(beside) if beside.exists() else shutil.which("rclone")
+
+
+def _spawn(command: list[str], port: int) -> None:
+    """Starts a server that ends with this process; by a shell in between, so that it is no child of the tests."""
+    reading, writing = os.pipe()
+    script = '"$@" </dev/null & pid=$!; cat >/dev/null; kill $pid'
+    subprocess.run(
+        ["setsid", "-f", "bash", "-c", script, "server", *command],
+        stdin=reading,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
+    os.close(reading)
+    _KEPT.append(writing)
+    _until_open(port)
+
+
+_KEPT: list[int] = []  # descriptors that close when this process ends
+
+
+def _until_open(port: int) -> None:
+    deadline = monotonic() + _DEADLINE_S
+    while monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            threading.Event().wait(0.02)
+    raise AssertionError(f"nothing listens at port {port}")
+
+
+def _free_port(num: int = 1) -> int:
+    """The first of `num` ports in a row that nobody listens at."""
+    while True:
+        sockets = [socket.socket() for _ in range(num)]
+        try:
+            sockets[0].bind(("127.0.0.1", 0))
+            port = int(sockets[0].getsockname()[1])
+            for number, each in enumerate(sockets[1:], 1):
+                each.bind(("127.0.0.1", port + number))
+            return port
+        except (OSError, OverflowError):
+            continue
+        finally:
+            for each in sockets:
+                each.close()
+
+
+class _Files(http.server.BaseHTTPRequestHandler):
+    """A folder by GET and HEAD, with ranges and versions as web servers have them."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._serve(with_body=False)
+
+    def do_GET(self) -> None:
+        self._serve(with_body=True)
+
+    def _serve(self, *, with_body: bool) -> None:
+        server: Any = self.server
+        path = server.root / unquote(self.path.split("?")[0]).lstrip("/")
+        if not path.is_file():
+            self._send(404, b"not here", {}, with_body)
+            return
+        data = path.read_bytes()
+        etag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
+        headers = server.headers_of(etag)
+        if self.headers.get("If-Match", etag) != etag:
+            self._send(412, b"", headers, with_body)
+            return
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")) if server.ranges else None
+        if match is None:
+            self._send(200, data, headers, with_body)
+            return
+        first, last = int(match[1]), min(int(match[2] or len(data)), len(data) - 1)
+        if first >= len(data):
+            self._send(416, b"", {**headers, "Content-Range": f"bytes */{len(data)}"}, with_body)
+            return
+        headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+        self._send(206, data[first : last + 1], headers, with_body)
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str], with_body: bool) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def etag_only(etag: str) -> dict[str, str]:
+    """Headers that say the version."""
+    return {"ETag": etag}
+
+
+@contextmanager
+def web_server(
+    root: Path,
+    *,
+    ranges: bool = True,
+    headers_of: Callable[[str], dict[str, str]] = etag_only,
+    context: ssl.SSLContext | None = None,
+) -> Iterator[str]:
+    """A web server over a folder, as its URL."""
+    server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Files)
+    server.daemon_threads = True
+    server.handle_error = lambda *_: None  # a client that goes away
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.root, server.ranges, server.headers_of = root, ranges, headers_of
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

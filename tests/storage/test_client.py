@@ -1,0 +1,332 @@
+"""Clients: where their credentials come from, what becomes of them, and that nobody sees them."""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import store_kit
+from fault_proxy import FaultProxy, Garbage, Status
+from rich.console import Console
+from rich.traceback import Traceback
+
+from shmload.errors import StoreError
+from shmload.remote import make_client
+from shmload.storage.client import Client, client_of
+from shmload.storage.credentials import Credentials, Keys
+from shmload.storage.sigv4 import EMPTY_SHA256, canonical_query, signed
+
+VARIABLES = [
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_PROFILE",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_CA_BUNDLE",
+]
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No credentials anywhere; gives the path where the shared file would be."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return path
+
+
+def keys_of(client: Client) -> tuple[str, str, str | None]:
+    keys = client.credentials.now()
+    assert keys is not None
+    return keys.access_key, keys.secret_key, keys.session_token
+
+
+def test_arguments_come_before_the_environment_and_that_before_the_file(
+    bare_environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare_environment.write_text(
+        "[default]\naws_access_key_id = f\naws_secret_access_key = fs\n"
+        "[other]\naws_access_key_id=o\naws_secret_access_key=o%s\naws_session_token=ot\n"
+    )
+    assert keys_of(make_client("http://h")) == ("f", "fs", None)
+    assert keys_of(make_client("http://h", profile="other")) == ("o", "o%s", "ot")
+    monkeypatch.setenv("AWS_PROFILE", "other")
+    assert keys_of(make_client("http://h")) == ("o", "o%s", "ot")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "e")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "es")
+    assert keys_of(make_client("http://h")) == ("e", "es", None)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "et")
+    assert keys_of(make_client("http://h")) == ("e", "es", "et")
+    assert keys_of(make_client("http://h", profile="other")) == ("o", "o%s", "ot")
+    assert keys_of(make_client("http://h", "a", "as")) == ("a", "as", None)
+    assert keys_of(make_client("http://h", "a", "as", session_token="at")) == ("a", "as", "at")
+    assert make_client("http://h", anonymous=True).credentials.now() is None
+
+
+def test_no_credentials_are_an_error_that_says_where_to_put_them(
+    bare_environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "no credentials: give access_key and secret_key, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name"
+    monkeypatch.setitem(sys.modules, "botocore.session", None)
+    with pytest.raises(StoreError, match=said + r".*Roles, .* need pip install 'shmload\[s3\]'"):
+        make_client("http://h")
+    with pytest.raises(StoreError, match="belong together: give both, or neither"):
+        make_client("http://h", "only")
+    bare_environment.write_text("no section\n")
+    with pytest.raises(StoreError, match=r"credentials is no credentials file: it needs lines of \[profile\]"):
+        make_client("http://h")
+
+
+def test_botocore_is_asked_for_what_it_alone_can_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = pytest.importorskip("botocore.session")
+    with pytest.raises(StoreError, match="no credentials: give access_key"):
+        make_client("http://h")
+    with pytest.raises(StoreError, match=r"botocore says: The config profile \(nobody\) could not be found"):
+        make_client("http://h", profile="nobody")
+
+    class Renewing:
+        number = 0
+
+        def get_frozen_credentials(self) -> Any:
+            self.number += 1
+            if self.number > 4:
+                raise RuntimeError("signed out")
+            return session.botocore.credentials.ReadOnlyCredentials("a", f"s{self.number}", "t")
+
+    monkeypatch.setattr(session.Session, "get_credentials", lambda self: Renewing())
+    client = make_client("http://h")
+    assert [keys_of(client)[1] for _ in range(2)] == ["s1", "s2"]
+    again = pickle.loads(pickle.dumps(client))
+    assert [keys_of(again)[1] for _ in range(2)] == ["s3", "s3"]
+    assert keys_of(client)[1] == "s4"
+    with pytest.raises(StoreError, match=r"the credentials could not be renewed: signed out\. Sign in again"):
+        keys_of(client)
+
+
+@pytest.mark.parametrize("region", ["US", "default", "", None, "us-east-1", "planet earth"])
+def test_any_region_will_do(server: store_kit.Server, region: str | None) -> None:
+    if server.name != "ceph" and region not in (None, "us-east-1"):
+        pytest.skip("needs radosgw: moto knows Amazon's regions only")
+    client = server.client(region=region)
+    assert (region or "us-east-1") == client.region
+    client.store("tests", "region").put("x", b"x")
+    assert bytes(client.store("tests", "region").get("x")) == b"x"
+
+
+def test_the_environment_names_endpoint_and_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        (made := make_client(anonymous=True)).endpoint,
+        made.path_style,
+    ) == ("https://s3.us-east-1.amazonaws.com", False)
+    made = make_client("https://s3.eu-west-3.amazonaws.com/", anonymous=True)
+    assert (made.endpoint, made.region, made.path_style) == ("https://s3.eu-west-3.amazonaws.com", "eu-west-3", False)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "one")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://general:1")
+    made = make_client(anonymous=True)
+    assert (made.endpoint, made.region, made.path_style) == ("http://general:1", "one", True)
+    monkeypatch.setenv("AWS_REGION", "two")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://for.s3:2")
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/some/file")
+    made = make_client(anonymous=True)
+    assert (made.endpoint, made.region, made.ca_file) == ("http://for.s3:2", "two", "/some/file")
+    made = make_client("https://given", anonymous=True, region="three", path_style=False)
+    assert (made.endpoint, made.region, made.path_style) == ("https://given", "three", False)
+
+
+def test_the_bucket_stands_in_the_host_or_in_the_path() -> None:
+    def place(bucket: str, **options: Any) -> tuple[str, str]:
+        store = make_client("https://host:7", anonymous=True, **options).store(bucket)
+        return store._transport.base_url, store._base
+
+    assert place("bkt") == ("https://host:7", "/bkt")
+    assert place("bkt", path_style=False) == ("https://bkt.host:7", "")
+    assert place("b.c", path_style=False) == ("https://host:7", "/b.c")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("host:9000", "is no endpoint: it needs http:// or https://, a host and perhaps a port"),
+        ("ftp://host", "is no endpoint"),
+        ("http://host/bucket", "bucket and folder are given apart"),
+        ("http://", "is no endpoint"),
+        ("http://me:SECRETwJalr@host", "has a user or password in it: give access_key and secret_key instead"),
+    ],
+)
+def test_what_is_no_endpoint_is_refused(url: str, said: str) -> None:
+    with pytest.raises(StoreError, match=said) as caught:
+        make_client(url, anonymous=True)
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"retries": -1}, {"timeout_s": 0}, {"stall_s": -1.0}, {"parallel": 0}])
+def test_numbers_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="retries must be at least 0, parallel at least 1, times greater than 0"):
+        make_client("http://h", "a", "s", **options)
+
+
+@pytest.mark.parametrize("bucket", ["", "a/b", "a\n"])
+def test_what_is_no_bucket_is_refused(bucket: str) -> None:
+    with pytest.raises(
+        StoreError, match="is no bucket's name: give the bucket alone, and what is behind it as the folder"
+    ):
+        make_client("http://h", anonymous=True).store(bucket)
+
+
+def test_a_client_is_pickled_and_equal_to_its_copy() -> None:
+    made = make_client(
+        "http://h:1", "a", "s", session_token="t", region="r", retries=2, timeout_s=3, stall_s=9, parallel=7
+    )
+    again = pickle.loads(pickle.dumps(made))
+    assert made == again
+    assert hash(made) == hash(again)
+    assert keys_of(again) == ("a", "s", "t")
+    assert (made.patience.retries, made.patience.timeout_s, made.patience.stall_s) == (2, 3, 3)
+    assert made != make_client("http://h:1", "a", "other", session_token="t", region="r")
+
+
+def test_a_client_of_boto3_is_taken(server: store_kit.Server) -> None:
+    boto3 = pytest.importorskip("boto3")
+    theirs = boto3.client(
+        "s3",
+        endpoint_url=server.endpoint,
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        region_name=server.region,
+    )
+    ours = client_of(theirs)
+    assert (server.endpoint, server.region, True) == (ours.endpoint, ours.region, ours.path_style)
+    store = pickle.loads(pickle.dumps(ours.store("tests", "boto3")))
+    store.put("x", b"ours")
+    assert theirs.get_object(Bucket="tests", Key="boto3/x")["Body"].read() == b"ours"
+    theirs.put_object(Bucket="tests", Key="boto3/x", Body=b"theirs")
+    assert bytes(store.get("x")) == b"theirs"
+    assert client_of(ours) is ours
+    store.close()
+    theirs.close()
+
+
+def test_a_client_of_boto3_that_signs_nothing_is_anonymous() -> None:
+    boto3 = pytest.importorskip("boto3")
+    import botocore
+    from botocore.config import Config
+
+    theirs = boto3.client("s3", region_name="eu-west-1", config=Config(signature_version=botocore.UNSIGNED))
+    ours = client_of(theirs)
+    assert (ours.endpoint, ours.region, ours.path_style) == ("https://s3.eu-west-1.amazonaws.com", "eu-west-1", False)
+    assert ours.credentials.now() is None
+
+
+def test_what_is_no_client_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"a client of shmload.remote.make_client, or boto3's S3 client, is needed, not str"
+    ):
+        client_of("http://h")
+
+
+def test_requests_are_signed_as_amazon_s_example_is() -> None:
+    """docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html, "Example: GET Object" and "GET Bucket (List Objects)"."""
+    keys = Keys("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+    host = {"Host": "examplebucket.s3.amazonaws.com"}
+    options: dict[str, Any] = {
+        "keys": keys,
+        "region": "us-east-1",
+        "payload_sha256": EMPTY_SHA256,
+        "now": datetime(2013, 5, 24, tzinfo=UTC),
+    }
+    made = signed("GET", "/test.txt", "", {**host, "Range": "bytes=0-9"}, **options)
+    assert made["Authorization"].endswith("f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41")
+    made = signed("GET", "/", canonical_query({"prefix": "J", "max-keys": "2"}), host, **options)
+    assert made["Authorization"].endswith("34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7")
+
+
+SECRET, TOKEN, ACCESS = "SECRETsecretSECRETsecret", "TOKENtokenTOKENtoken", "ACCESSaccessACCESS"
+
+
+def tell_all(error: BaseException, *, richly: bool) -> str:
+    """All that is printed of an error, the locals of shmload's frames included; those of the test hold what it made up."""
+    trace = error.__traceback__
+    while trace is not None and "shmload/" not in trace.tb_frame.f_code.co_filename:
+        trace = trace.tb_next
+    assert trace is not None
+    shown = traceback.TracebackException(type(error), error, trace, capture_locals=True)
+    found = "".join(shown.format()) + repr(error) + repr(vars(error)) + str(pickle.dumps(error))
+    if richly:  # it looks into containers by itself
+        file = io.StringIO()
+        Console(file=file, width=250).print(Traceback.from_exception(type(error), error, trace, show_locals=True))
+        found += file.getvalue()
+    return found
+
+
+def test_no_secret_is_seen_anywhere(
+    server: store_kit.Server,
+    proxy: FaultProxy,
+    pauses: list[float],
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    url = proxy.url
+    client = make_client(url, ACCESS, SECRET, session_token=TOKEN, retries=1, stall_s=0.2)
+    store = client.store("tests", "secret")
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 10)
+    echo = f"<Error><Code>SignatureDoesNotMatch</Code><Message>{ACCESS} {TOKEN} {SECRET}</Message><StringToSign>{SECRET}</StringToSign></Error>"
+    faults = [
+        Status(403, echo.encode()),
+        Status(503, echo.encode()),
+        Garbage(echo.encode()),
+        Status(200, echo.encode()),
+        *([None] if server.name == "ceph" else []),  # which knows no such key; moto takes any
+    ]
+    uses: list[Callable[[], object]] = [
+        lambda: store.get("x"),
+        lambda: store.head("x"),
+        lambda: store.get_ranges("x", [(0, 1), (1 << 30, 5)]),
+        lambda: store.read_into("x", bytearray(9)),
+        lambda: list(store.list_objects()),
+        lambda: store.put("x", b"x"),
+        lambda: store.put_file("x", path),
+        lambda: store.delete(["x"]),
+        lambda: store.get("../x"),
+        lambda: make_client("no url", ACCESS, SECRET, session_token=TOKEN),
+        lambda: make_client(url, ACCESS, SECRET, session_token=TOKEN, retries=-1),
+        lambda: make_client(url, "", SECRET, session_token=TOKEN),
+        lambda: make_client("http://127.0.0.1:1", ACCESS, SECRET, session_token=TOKEN).store("bkt").get("x"),
+    ]
+    said = []
+    for fault in faults:
+        for use in uses:
+            proxy.script(*[fault] * 4)
+            with pytest.raises((StoreError, ValueError)) as caught:
+                use()
+            said.append(tell_all(caught.value, richly=fault is None or fault is faults[0]))
+    values = (client, store, client.credentials, client.credentials.now(), [client], client.patience, store._transport)
+    said += [repr(value) + str(value) + f"{value}" for value in values]
+    said += [caplog.text, *capfd.readouterr()]
+    assert len(said) > 60
+    for text in said:
+        assert SECRET not in text
+        assert TOKEN not in text
+        assert ACCESS not in text
+
+
+def test_credentials_say_of_themselves_only_whether_there_are_any() -> None:
+    assert repr(Credentials(None)) == "Credentials(none)"
+    assert repr(Credentials(Keys("a", "b"))) == "Credentials(***)"
+    assert repr(Keys("a", "b", "c")) == "Keys()"

@@ -1,0 +1,313 @@
+"""What every store has in common, over all that there are: one suite, a folder of its own for each test."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import store_kit
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shmload.errors import ObjectExists, ObjectMissing, StoreError
+from shmload.storage import s3_list, s3_write, web
+from shmload.storage.http import HttpStore
+from shmload.storage.local import LocalStore
+from shmload.storage.store import Store, StoredObject
+from shmload.storage.urls import open_store
+
+KEYS = ["a", "a b/c+d=e&f?g#h%20i.tar", "a/b", "a-b", "ab", "ä/日本.txt", "deep/er/and/deeper", "it's <x>"]
+NOT_KEYS = ["", "/a", "a/", "a//b", "../a", "a/../b", ".", "a/./b", "a\nb", "a\0b", "x" * 1025]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store with a way to put objects there, which for a web server is another one."""
+
+    store: Store
+    fill: Callable[[str, bytes], object]
+
+
+def s3_place(server: store_kit.Server) -> Place:
+    server.bucket("contract")
+    store = server.store("contract", f"folder {uuid.uuid4().hex}")
+    return Place(store, store.put)
+
+
+@pytest.fixture(params=["local", "file", "http", "http without ranges", "s3", "rclone", "moto"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """An empty store."""
+    name = request.param
+    folder = tmp_path / "store"
+    if name == "local":
+        yield Place(LocalStore(folder), LocalStore(folder).put)
+    elif name == "file":
+        store = open_store(f"file://{folder}")
+        yield Place(store, store.put)
+    elif name.startswith("http"):
+        with store_kit.web_server(tmp_path, ranges=name == "http") as url:
+            store = HttpStore(f"{url}/store")
+            yield Place(store, LocalStore(folder).put)
+            store.close()
+    elif name == "s3":
+        yield s3_place(request.getfixturevalue("server"))
+    elif name == "rclone":
+        if store_kit.rclone_program() is None:
+            pytest.skip("needs rclone")
+        yield s3_place(store_kit.rclone())
+    else:
+        pytest.importorskip("moto.server", reason="needs moto[server]")
+        yield s3_place(store_kit.moto())
+
+
+@pytest.fixture
+def writable(place: Place) -> Store:
+    """An empty store that can be written."""
+    if isinstance(place.store, HttpStore):
+        pytest.skip("a web server can only be read")
+    return place.store
+
+
+def test_what_is_written_is_read(place: Place) -> None:
+    for key in KEYS[1:]:
+        place.fill(key, key.encode())
+    for key in KEYS[1:]:
+        assert key.encode() == bytes(place.store.get(key))
+        head = place.store.head(key)
+        assert (key, len(key.encode())) == (head.key, head.nbytes)
+
+
+def test_an_empty_object_is_read(place: Place) -> None:
+    place.fill("empty", b"")
+    head = place.store.head("empty")
+    assert head.nbytes == 0
+    assert bytes(place.store.get("empty")) == b""
+    assert bytes(place.store.get("empty", etag=head.etag)) == b""
+    assert [bytes(each) for each in place.store.get_ranges("empty", [(0, 0)])] == [b""]
+    place.store.read_into("empty", bytearray())
+
+
+def test_ranges_are_exactly_those_asked_for(place: Place) -> None:
+    data = np.random.default_rng(0).bytes(300_000)
+    place.fill("x", data)
+    ranges = [(0, 1), (299_999, 1), (5, 0), (100_000, 70_000), (10, 20), (12, 3), (250_000, 50_000), (0, 300_000)]
+    found = place.store.get_ranges("x", ranges, etag=place.store.head("x").etag)
+    assert [data[a : a + n] for a, n in ranges] == [bytes(each) for each in found]
+    assert place.store.get_ranges("x", []) == []
+
+
+def test_bytes_are_read_into_memory_of_the_caller(place: Place) -> None:
+    data = np.random.default_rng(1).bytes(100_000)
+    place.fill("x", data)
+    out = np.zeros((5, 10), np.int32)
+    place.store.read_into("x", out, offset=7, etag=place.store.head("x").etag)
+    assert data[7 : 7 + out.nbytes] == out.tobytes()
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(0, 11), (10, 1), (11, 1), (9, 2), (-1, 1), (1 << 40, 1)])
+def test_a_range_outside_is_an_error(place: Place, offset: int, nbytes: int) -> None:
+    place.fill("x", b"0123456789")
+    for read in (
+        lambda: place.store.get_ranges("x", [(offset, nbytes)]),
+        lambda: place.store.read_into("x", bytearray(nbytes), offset=offset),
+    ):
+        with pytest.raises(StoreError, match=r"there are no [\d,]+ at [-\d,]+|no bytes at -1: offsets begin at 0"):
+            read()
+
+
+def test_large_objects_are_read_by_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "_PART_NBYTES", 10_000)
+    data = np.random.default_rng(2).bytes(64_321)
+    place.fill("x", data)
+    assert data == bytes(place.store.get("x"))
+    out = bytearray(50_001)
+    place.store.read_into("x", out, offset=123)
+    assert data[123:50_124] == out
+
+
+def test_an_object_that_is_not_there_is_missing(place: Place) -> None:
+    place.fill("folder/x", b"x")
+    for key in ("y", "folder", "folder/x/y", "folder/y"):
+        for ask in (
+            lambda key=key: place.store.head(key),
+            lambda key=key: place.store.get(key),
+            lambda key=key: place.store.get_ranges(key, [(0, 1)]),
+            lambda key=key: place.store.read_into(key, bytearray(1)),
+        ):
+            with pytest.raises(ObjectMissing, match="no such object: .*" + key):
+                ask()
+
+
+def test_another_version_than_the_one_asked_for_is_an_error(place: Place) -> None:
+    place.fill("x", b"one")
+    old = place.store.head("x").etag
+    assert bytes(place.store.get("x", etag=old)) == b"one"
+    place.fill("x", b"two!")
+    assert old != place.store.head("x").etag
+    for read in (
+        lambda: place.store.get("x", etag=old),
+        lambda: place.store.get_ranges("x", [(0, 1)], etag=old),
+        lambda: place.store.read_into("x", bytearray(1), etag=old),
+    ):
+        with pytest.raises(StoreError, match=r"has changed: version .* Read its version anew"):
+            read()
+
+
+@pytest.mark.parametrize("key", NOT_KEYS)
+def test_what_is_no_key_is_refused(place: Place, key: str) -> None:
+    for ask in (place.store.head, place.store.get, lambda k: place.store.read_into(k, bytearray(1))):
+        with pytest.raises(StoreError, match=r"is no key of .*: a key is relative to it.* Try '"):
+            ask(key)
+    if isinstance(place.store, HttpStore):
+        return
+    for ask in (lambda k: place.store.put(k, b""), lambda k: place.store.delete([k])):
+        with pytest.raises(StoreError, match="is no key of"):
+            ask(key)
+
+
+def test_a_store_is_pickled_and_equal(place: Place) -> None:
+    place.fill("x", b"x")
+    assert bytes(place.store.get("x")) == b"x"
+    again = pickle.loads(pickle.dumps(place.store))
+    assert place.store == again
+    assert place.store.url == again.url
+    assert hash(place.store) == hash(again)
+    assert bytes(again.get("x")) == b"x"
+
+
+def test_writing_says_what_is_there_then(writable: Store) -> None:
+    written = writable.put("x", memoryview(b"hello"))
+    assert writable.head("x") == written
+    assert StoredObject("x", 5, written.etag) == written
+    assert writable.put("x", np.arange(3, dtype=np.int16)).nbytes == 6
+    assert np.arange(3, dtype=np.int16).tobytes() == bytes(writable.get("x"))
+
+
+def test_a_new_object_does_not_replace_one_that_is_there(writable: Store) -> None:
+    writable.put("x", b"first", only_if_absent=True)
+    with pytest.raises(ObjectExists, match=r"there is an object already, and it was to be new: .*x"):
+        writable.put("x", b"second", only_if_absent=True)
+    assert bytes(writable.get("x")) == b"first"
+    writable.put("x", b"third")
+    assert bytes(writable.get("x")) == b"third"
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 100_000, 200_000, 654_321])
+def test_a_file_is_written_whole(writable: Store, tmp_path: Path, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_write, "_PART_NBYTES", 200_000)
+    path = tmp_path / "file"
+    path.write_bytes(np.random.default_rng(3).bytes(nbytes))
+    written = writable.put_file("folder/x", path)
+    assert nbytes == written.nbytes
+    assert writable.head("folder/x") == written
+    assert path.read_bytes() == bytes(writable.get("folder/x", etag=written.etag))
+
+
+def test_a_listing_is_in_order_of_keys(writable: Store) -> None:
+    for key in reversed(KEYS[1:]):
+        writable.put(key, key.encode())
+    found = list(writable.list_objects())
+    assert sorted(KEYS[1:]) == [each.key for each in found]
+    assert [writable.head(each.key) for each in found] == found
+
+
+def test_a_folder_holds_what_is_below_it_and_no_namesakes(writable: Store) -> None:
+    for key in ("a/b", "a/c/d", "ab", "a-b/c", "b/a/b", "a.tar"):
+        writable.put(key, b"")
+    for prefix in ("a", "a/"):
+        assert [each.key for each in writable.list_objects(prefix)] == ["a/b", "a/c/d"]
+    assert [each.key for each in writable.list_objects("a/c")] == ["a/c/d"]
+    assert list(writable.list_objects("nothing")) == []
+    with pytest.raises(StoreError, match="is no key of"):
+        list(writable.list_objects("../a"))
+
+
+def test_deleting_takes_away_what_is_there(writable: Store) -> None:
+    for key in KEYS[1:]:
+        writable.put(key, b"")
+    writable.delete([*KEYS[2:], "never there"])
+    assert [KEYS[1]] == [each.key for each in writable.list_objects()]
+    writable.delete([])
+    with pytest.raises(ObjectMissing):
+        writable.head(KEYS[2])
+
+
+def test_a_listing_of_many_pages_is_whole(writable: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_list, "_PAGE", 7)
+    keys = [f"x/{number:05d}" for number in range(30)]
+    for key in [*keys, "xy"]:
+        writable.put(key, b"")
+    assert keys == [each.key for each in writable.list_objects("x")]
+    assert [*keys, "xy"] == [each.key for each in writable.list_objects()]
+
+
+@pytest.mark.slow
+def test_more_objects_than_one_request_names_are_listed_and_deleted(server: store_kit.Server) -> None:
+    store = s3_place(server).store
+    keys = [f"x/{number:05d}" for number in range(int(os.environ.get("SHMLOAD_MANY_OBJECTS", "1100")))]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda key: store.put(key, b""), [*keys, "xy"]))
+    assert keys == [each.key for each in store.list_objects("x")]
+    store.delete(iter(keys))
+    assert [each.key for each in store.list_objects()] == ["xy"]
+
+
+def test_a_web_server_can_only_be_read(tmp_path: Path) -> None:
+    store = open_store("http://127.0.0.1:9/data")
+    for write in (
+        lambda: store.put("x", b""),
+        lambda: store.put_file("x", tmp_path),
+        lambda: store.delete(["x"]),
+    ):
+        with pytest.raises(
+            StoreError, match=r"http://127.0.0.1:9/data can only be read: write to a folder or to s3://"
+        ):
+            write()
+    with pytest.raises(
+        StoreError, match=r"data cannot be listed.*Name the shards, for example as .*/name-\{000000..000099\}.tar"
+    ):
+        store.list_objects()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    keys=st.sets(st.lists(st.sampled_from(["a", "b", "a-", "a.b", "é", "a b"]), min_size=1, max_size=3).map("/".join))
+)
+def test_a_folder_lists_as_sorting_its_keys_would(tmp_path_factory: pytest.TempPathFactory, keys: set[str]) -> None:
+    folders = {"/".join(key.split("/")[:n]) for key in keys for n in range(1, 3)}
+    chosen = sorted(keys - {f for f in folders if any(k.startswith(f + "/") for k in keys)})  # a file is no folder
+    store = LocalStore(tmp_path_factory.mktemp("listed"))
+    for key in chosen:
+        store.put(key, key.encode())
+    assert chosen == [each.key for each in store.list_objects()]
+
+
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 300)), max_size=12),
+    gap=st.integers(0, 50),
+    longest=st.integers(1, 500),
+)
+def test_ranges_are_read_together_that_lie_near_each_other(
+    ranges: list[tuple[int, int]], gap: int, longest: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(web, "_GAP_NBYTES", gap)
+        patch.setattr(web, "_MERGED_NBYTES", longest)
+        groups = web._groups(ranges)
+    assert sorted(i for group in groups for i in group) == [i for i, (_, nbytes) in enumerate(ranges) if nbytes]
+    for group in groups:
+        begin, end = min(ranges[i][0] for i in group), max(sum(ranges[i]) for i in group)
+        assert begin == ranges[group[0]][0]
+        assert end - begin <= max(longest, *(ranges[i][1] for i in group))
+        covered = np.zeros(end - begin, bool)
+        for i in group:
+            covered[ranges[i][0] - begin : sum(ranges[i]) - begin] = True
+        unused = "".join("x" if each else " " for each in covered).split("x")
+        assert max(map(len, unused)) <= gap

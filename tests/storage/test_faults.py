@@ -1,0 +1,401 @@
+"""Servers and networks that fail: what may pass is tried again, what cannot is one clear error, and no other bytes ever come."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import store_kit
+from fault_proxy import Fault, FaultProxy, Garbage, Header, Length, Refuse, Reset, Stall, Status, Trickle, Truncate
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shmload.errors import ObjectExists, ObjectMissing, StoreError
+from shmload.storage import s3_write, web
+from shmload.storage.s3 import S3Store
+
+DATA = np.random.default_rng(5).bytes(300_000)
+SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>less, please</Message></Error>"
+PASSING = {
+    "reset at once": Reset(),
+    "reset in the head": Reset(50),
+    "reset in the body": Reset(20_000),
+    "refused": Refuse(),
+    "503": Status(503, SLOW_DOWN),
+    "500": Status(500),
+    "502 of a proxy": Status(502, b"<html>bad gateway</html>"),
+    "429": Status(429),
+    "truncated at once": Truncate(),
+    "truncated": Truncate(10),
+    "longer than it says": Length(-1),
+    "shorter than it says": Length(+1),
+    "garbage": Garbage(),
+    "a status line alone": Garbage(b"HTTP/1.1 200 OK\r\n"),
+    "clock of the server": Status(503, headers=(("Retry-After", "3"),)),
+}
+OPERATIONS: dict[str, Callable[[S3Store, Path], object]] = {
+    "get": lambda store, _: bytes(store.get("x")) == DATA or pytest.fail("other bytes"),
+    "get_ranges": lambda store, _: (
+        [bytes(each) for each in store.get_ranges("x", [(5, 100), (290_000, 10_000)])] == [DATA[5:105], DATA[290_000:]]
+        or pytest.fail("other bytes")
+    ),
+    "read_into": lambda store, _: read_into(store) == DATA[7:] or pytest.fail("other bytes"),
+    "head": lambda store, _: store.head("x").nbytes == len(DATA) or pytest.fail("another length"),
+    "list": lambda store, _: [each.key for each in store.list_objects()] == ["x"] or pytest.fail("another listing"),
+    "put": lambda store, _: written(store, lambda: store.put("new", DATA)),
+    "put new": lambda store, _: written(store, lambda: store.put("new", DATA, only_if_absent=True)),
+    "put_file": lambda store, path: written(store, lambda: store.put_file("new", path)),
+    "delete": lambda store, _: store.delete(["nothing"]),
+}
+
+
+def read_into(store: S3Store) -> bytes:
+    out = bytearray(len(DATA) - 7)
+    store.read_into("x", out, offset=7)
+    return bytes(out)
+
+
+def written(store: S3Store, write: Callable[[], object]) -> None:
+    write()
+    assert bytes(store.get("new")) == DATA
+
+
+@pytest.fixture
+def store(
+    server: store_kit.Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> Iterator[S3Store]:
+    """A folder that holds DATA as "x", behind the proxy; read and written in parts, nobody waits."""
+    monkeypatch.setattr(web, "_PART_NBYTES", 90_000)
+    monkeypatch.setattr(web, "_PROGRESS_NBYTES", 30_000)
+    monkeypatch.setattr(s3_write, "_PART_NBYTES", 100_000)
+    folder = uuid.uuid4().hex
+    server.store("tests", folder).put("x", DATA)
+    proxy.script()
+    made = server.client(proxy.url, retries=3, stall_s=0.2).store("tests", folder)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file that holds DATA."""
+    made = tmp_path / "data"
+    made.write_bytes(DATA)
+    return made
+
+
+@pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_may_pass_is_tried_again(
+    store: S3Store, proxy: FaultProxy, path: Path, operation: str, fault: Fault, pauses: list[float]
+) -> None:
+    proxy.script(None, fault, None, fault)  # the first request and later ones: they differ
+    OPERATIONS[operation](store, path)
+    proxy.script()
+    store.delete(["new"])
+    proxy.script(fault, fault, fault)
+    OPERATIONS[operation](store, path)
+    assert pauses or isinstance(fault, Length | Truncate | Reset)  # which a short answer, or none, does not notice
+
+
+@pytest.mark.parametrize("fault", [Stall(0), Stall(100), Stall(20_000), Trickle(0.05)], ids=repr)
+def test_a_server_that_stops_in_the_middle_is_left(
+    store: S3Store, proxy: FaultProxy, path: Path, fault: Fault, pauses: list[float]
+) -> None:
+    proxy.script(fault)
+    OPERATIONS["read_into"](store, path)
+    assert len(pauses) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Status(503, SLOW_DOWN), r"the server says 503 SlowDown \(less, please\)"),
+        (Reset(), "no answer from http://127.0.0.1:"),
+        (Truncate(), "ended after 0 of"),
+        (Garbage(), "no answer from .*BadStatusLine"),
+        (Header("Content-Range", "bytes 0-9/300000"), "bytes 0 to 10 came, where 0 to 10,000 were asked for"),
+        (Header("Content-Range", "bytes 1-10000/300000"), "bytes 1 to 10,001 came, where 0 to 10,000"),
+        (Header("Content-Range", "rubbish"), "did not say which range it was: 'rubbish'"),
+        (Length(+1), "announced 10,001 bytes for a range of 10,000"),
+        (Length(-1), "announced 9,999 bytes for a range of 10,000"),
+    ],
+)
+def test_what_does_not_pass_is_one_error(
+    store: S3Store, proxy: FaultProxy, pauses: list[float], fault: Fault, said: str
+) -> None:
+    proxy.script(*[fault] * 4, None)
+    with pytest.raises(
+        StoreError,
+        match=f"cannot read bytes 0 to 10,000 of s3://tests/.*/x: .*{said}.*; failed 4 times in .* more retries",
+    ):
+        store.get_ranges("x", [(0, 10_000)])
+    assert proxy.num_requests == 4
+    assert len(pauses) == 3
+    assert all(0.05 * 2**i <= pause <= 0.1 * 2**i for i, pause in enumerate(pauses))
+
+
+def test_without_progress_nothing_is_begun_after_the_time_allowed(server: store_kit.Server, proxy: FaultProxy) -> None:
+    store = server.client(proxy.url, retries=1000, timeout_s=0.2).store("tests")
+    proxy.script(*[Status(500)] * 1000)
+    with pytest.raises(
+        StoreError, match=r"the server says 500 X; no progress in 0.\d s \(\d tries\), of timeout_s=0.2"
+    ):
+        store.head("x")
+    assert proxy.num_requests < 5
+
+
+def test_a_server_says_how_long_it_wants_to_be_left_alone(
+    store: S3Store, proxy: FaultProxy, pauses: list[float]
+) -> None:
+    proxy.script(Status(503, headers=(("Retry-After", "7"),)), Status(503, headers=(("Retry-After", "tomorrow"),)))
+    store.head("x")
+    assert pauses[0] == 7.0
+    assert pauses[1] < 1
+
+
+def test_what_came_before_a_fault_is_not_read_again(store: S3Store, proxy: FaultProxy, path: Path) -> None:
+    proxy.script(*[Truncate(40_000)] * 6)  # more than the retries, but with progress between
+    out = bytearray(200_000)
+    store._fill("x", 0, memoryview(out), web.Version("x", None))
+    assert DATA[:200_000] == out
+    assert 5 <= proxy.num_requests <= 6
+
+
+@pytest.mark.parametrize("operation", ["get", "get_ranges", "read_into"])
+def test_parts_of_two_versions_are_never_put_together(
+    store: S3Store, proxy: FaultProxy, path: Path, operation: str
+) -> None:
+    proxy.script(None, Header("ETag", '"another"'))
+    with pytest.raises(StoreError, match=r"s3://tests/.*/x has changed: version \S+ was being read, \S+ is there now"):
+        OPERATIONS[operation](store, path)
+
+
+def test_an_object_that_changes_between_two_tries_is_an_error(
+    server: store_kit.Server, store: S3Store, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pause(_: float) -> None:
+        server.store("tests", store.prefix).put("x", DATA[::-1])
+
+    proxy.script(Truncate(40_000))
+    monkeypatch.setattr("shmload.storage.retry._wait", pause)
+    with pytest.raises(StoreError, match="has changed"):
+        store.get("x")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error", "said"),
+    [
+        (
+            403,
+            b"<Error><Code>AccessDenied</Code></Error>",
+            StoreError,
+            "may not do this: let the bucket's owner allow it",
+        ),
+        (403, b"", StoreError, "403 X; the server refuses these credentials: look at access_key"),
+        (403, b"<Error><Code>RequestTimeTooSkewed</Code></Error>", StoreError, "this machine's clock is wrong: set it"),
+        (401, b"<html>", StoreError, "401 X; the server refuses these credentials"),
+        (400, b"<Error><Code>ExpiredToken</Code></Error>", StoreError, "have run out: make a client with new ones"),
+        (404, b"<Error><Code>NoSuchBucket</Code></Error>", StoreError, "or create the bucket"),
+        (404, b"<Error><Code>NoSuchKey</Code></Error>", ObjectMissing, "no such object: s3://tests/.*/x at http"),
+        (405, b"", StoreError, "405 X; look at the endpoint, the bucket's name and what the server can do"),
+        (501, b"<Error><Code>NotImplemented</Code></Error>", StoreError, "501 NotImplemented; look at the endpoint"),
+        (
+            400,
+            b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>is wrong; expecting 'eu-west-3'</Message></Error>",
+            StoreError,
+            "to region 'default'; the client needs region='eu-west-3'",
+        ),
+        (307, b"", StoreError, "the client needs another endpoint than http://127.0.0.1:.*, or another region"),
+    ],
+)
+@pytest.mark.parametrize("operation", ["get", "get_ranges", "head", "put", "put_file"])
+def test_what_cannot_pass_is_an_error_at_once(
+    store: S3Store,
+    proxy: FaultProxy,
+    path: Path,
+    pauses: list[float],
+    operation: str,
+    status: int,
+    body: bytes,
+    error: type[Exception],
+    said: str,
+) -> None:
+    proxy.script(*[Status(status, body)] * 9)
+    key_is_written = operation.startswith("put")
+    with pytest.raises(error, match=said.replace("/x at", "/new at") if key_is_written else said):
+        OPERATIONS[operation](store, path)
+    assert pauses == []
+
+
+def test_a_redirect_names_the_region_to_use(store: S3Store, proxy: FaultProxy) -> None:
+    proxy.script(Status(301, headers=(("x-amz-bucket-region", "eu-north-1"), ("Location", "http://elsewhere/"))))
+    with pytest.raises(
+        StoreError, match=r"the server says 301 X to region '\w+'; the client needs region='eu-north-1'"
+    ):
+        store.get("x")
+
+
+def test_writing_twice_after_a_lost_answer_finds_its_own_object(store: S3Store, proxy: FaultProxy) -> None:
+    proxy.script(None, Reset(), method="")
+    assert len(DATA) == store.put("new", DATA, only_if_absent=True).nbytes
+    assert [method for method, _ in proxy.requests][:3] == ["GET", "PUT", "PUT"]
+    assert bytes(store.get("new")) == DATA
+
+
+def test_after_a_lost_answer_another_writer_s_object_is_not_taken_for_ours(
+    server: store_kit.Server, store: S3Store, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pause(_: float) -> None:
+        server.store("tests", store.prefix).put("new", b"theirs")
+
+    monkeypatch.setattr("shmload.storage.retry._wait", pause)
+    proxy.script(None, Refuse())
+    with pytest.raises(ObjectExists):
+        store.put("new", DATA, only_if_absent=True)
+    assert bytes(store.get("new")) == b"theirs"
+
+
+def test_parts_whose_completion_lost_its_answer_are_the_object(store: S3Store, proxy: FaultProxy, path: Path) -> None:
+    proxy.script(*[None] * 4, Reset())  # begin, three parts, complete
+    assert len(DATA) == store.put_file("new", path).nbytes
+    assert bytes(store.get("new")) == DATA
+    assert sum("?uploadId" in target and method == "POST" for method, target in proxy.requests) == 2
+
+
+def test_an_upload_that_fails_leaves_no_parts(store: S3Store, proxy: FaultProxy, path: Path) -> None:
+    store.parallel = 1
+    proxy.script(None, None, Status(403), Status(500))  # begin, the first part, the second, the abort
+    with pytest.raises(StoreError, match=r"cannot write s3://tests/.*/new at .*: the server says 403"):
+        store.put_file("new", path)
+    assert proxy.requests[-1][0] == "DELETE"
+    with store.request("GET", None, query={"uploads": ""}) as answer:
+        assert store.prefix.encode() not in answer.text()
+    with pytest.raises(ObjectMissing):
+        store.head("new")
+
+
+def test_a_file_that_shrinks_while_it_is_sent_is_an_error(store: S3Store, path: Path) -> None:
+    with open(path, "rb") as file:
+        upload = s3_write._Upload(store, "new", file.fileno(), len(DATA) + 1)
+        with pytest.raises(StoreError, match=r"became shorter while it was sent\. Write files before sending them"):
+            upload.run()
+
+
+def test_completing_parts_may_fail_behind_a_status_of_200(store: S3Store, proxy: FaultProxy, path: Path) -> None:
+    proxy.script(*[None] * 4, Status(200, b"<Error><Code>InternalError</Code><Message>later</Message></Error>"))
+    assert len(DATA) == store.put_file("new", path).nbytes
+    assert bytes(store.get("new")) == DATA
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"<html>welcome</html>", "the server sent 'html' where a listing was asked for"),
+        (b"<ListBucketResult><Contents>", "the server sent no readable listing"),
+        (
+            b"<ListBucketResult><Contents><Key>y</Key></Contents></ListBucketResult>",
+            "the server sent no readable listing",
+        ),
+        (
+            b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
+            "the server sent no readable listing",
+        ),
+    ],
+)
+def test_what_is_no_listing_is_an_error(store: S3Store, proxy: FaultProxy, body: bytes, said: str) -> None:
+    proxy.script(*[Status(200, body)] * 4)
+    with pytest.raises(StoreError, match=f"cannot list s3://tests/.*: {said}.*; failed 4 times"):
+        store.list_objects()
+
+
+def test_a_server_that_repeats_a_page_is_an_error(store: S3Store, proxy: FaultProxy) -> None:
+    page = b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken></ListBucketResult>"
+    proxy.script(*[Status(200, page)] * 3)
+    with pytest.raises(StoreError, match="gives the same page again and again"):
+        store.list_objects()
+
+
+def test_a_server_that_cannot_delete_many_is_asked_for_each(store: S3Store, proxy: FaultProxy) -> None:
+    store.put("y", b"")
+    proxy.script(Status(501))
+    store.delete(["x", "y", "z"])
+    assert [method for method, _ in proxy.requests] == ["POST", "DELETE", "DELETE", "DELETE"]
+    assert list(store.list_objects()) == []
+
+
+def test_an_object_that_may_not_be_deleted_is_an_error(store: S3Store, proxy: FaultProxy) -> None:
+    body = b"<DeleteResult><Error><Key>x</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>"
+    proxy.script(Status(200, body))
+    with pytest.raises(StoreError, match=r"cannot delete s3://tests/x: the server says AccessDenied \(no\)"):
+        store.delete(["x"])
+
+
+def test_a_server_without_versions_is_refused(store: S3Store, proxy: FaultProxy) -> None:
+    proxy.script(Header("ETag", ""))
+    assert store.head("x").etag.startswith("time:")
+    proxy.script(Status(200, DATA))
+    with pytest.raises(StoreError, match="tells no versions: it has to send ETag or Last-Modified"):
+        store.get("x")
+
+
+def test_a_server_that_goes_away_is_waited_for(server: store_kit.Server, tmp_path: Path, pauses: list[float]) -> None:
+    from shmload.storage.http import HttpStore
+    from shmload.storage.retry import Patience
+
+    with store_kit.web_server(tmp_path) as url:
+        (tmp_path / "x").write_bytes(b"x")
+        store = HttpStore(url, patience=Patience(retries=2))
+        store.head("x")
+        store.close()
+    with pytest.raises(StoreError, match="takes no connections any more; failed 3 times"):
+        store.head("x")
+    assert len(pauses) == 2
+    with pytest.raises(StoreError, match=r"nothing listens at .*: look at host and port, or start the server"):
+        HttpStore(url).head("x")
+
+
+FAULTS: st.SearchStrategy[Fault | None] = st.one_of(
+    st.sampled_from([Refuse(), Garbage(), Status(500), Status(503, SLOW_DOWN)]),
+    st.builds(Reset, st.integers(0, 100_000)),
+    st.builds(Truncate, st.integers(0, 100_000)),
+    st.builds(Length, st.sampled_from([-70_000, -1, 1, 70_000])),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    operation=st.sampled_from(list(OPERATIONS)),
+    script=st.lists(st.one_of(st.none(), FAULTS, st.just(Header("ETag", '"another"'))), max_size=12),
+)
+def test_whatever_fails_the_bytes_are_right_or_there_is_an_error(
+    store: S3Store, proxy: FaultProxy, path: Path, operation: str, script: list[Any]
+) -> None:
+    proxy.script()
+    store.delete(["new"])
+    proxy.script(*script)
+    try:
+        OPERATIONS[operation](store, path)
+    except StoreError:
+        assert any(script)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    operation=st.sampled_from(["get", "get_ranges", "read_into", "head", "list", "put_file", "put"]),
+    script=st.lists(st.lists(FAULTS, max_size=3), max_size=4),
+)
+def test_no_more_faults_in_a_row_than_retries_go_unnoticed(
+    store: S3Store, proxy: FaultProxy, path: Path, operation: str, script: list[list[Any]]
+) -> None:
+    store.parallel = 1  # else faults in a row are of several ranges
+    proxy.script()
+    store.delete(["new"])
+    proxy.script(*[fault for few in script for fault in [*few, None]])
+    OPERATIONS[operation](store, path)

@@ -1,0 +1,119 @@
+"""Plain web servers: redirects, weak versions, refusals."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import store_kit
+from fault_proxy import FaultProxy, Status, fault_proxy
+
+from shmload.errors import ObjectMissing, StoreError
+from shmload.storage.http import HttpStore
+from shmload.storage.retry import Patience
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[FaultProxy]:
+    """A proxy before a server that has "x"."""
+    (tmp_path / "x").write_bytes(b"0123456789")
+    with store_kit.web_server(tmp_path) as url, fault_proxy(url) as made:
+        yield made
+
+
+@pytest.fixture
+def store(proxy: FaultProxy) -> Iterator[HttpStore]:
+    made = HttpStore(proxy.url, patience=Patience(retries=1))
+    yield made
+    made.close()
+
+
+def moved(to: str, status: int = 302) -> Status:
+    return Status(status, headers=(("Location", to),))
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_followed(store: HttpStore, proxy: FaultProxy, status: int) -> None:
+    proxy.script(moved("/x?token=1", status), moved(f"{proxy.url}/x", status))
+    assert bytes(store.get("elsewhere")) == b"0123456789"
+    assert [target for _, target in proxy.requests] == ["/elsewhere", "/x?token=1", "/x"]
+
+
+def test_a_redirect_in_circles_or_to_nowhere_is_an_error(store: HttpStore, proxy: FaultProxy) -> None:
+    proxy.script(*[moved("/x")] * 6)
+    with pytest.raises(StoreError, match=r"/x leads elsewhere more than 5 times: give the URL of its end"):
+        store.get("x")
+    proxy.script(moved("ftp://host/x"))
+    with pytest.raises(StoreError, match=r"/x leads elsewhere, to what is no https: URL: give the right URL"):
+        store.get("x")
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "401 X; it wants to know who asks: use s3:// with credentials"),
+        (403, "403 X; it wants to know who asks"),
+        (400, "400 X; look at the URL"),
+        (501, "501 X; look at the URL"),
+    ],
+)
+def test_a_refusal_is_an_error_at_once(store: HttpStore, proxy: FaultProxy, status: int, said: str) -> None:
+    proxy.script(*[Status(status)] * 2)
+    with pytest.raises(StoreError, match=f"cannot read http://.*/x: the server says {said}"):
+        store.get("x")
+    assert proxy.num_requests == 1
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_an_object_that_is_gone_is_missing(store: HttpStore, proxy: FaultProxy, status: int) -> None:
+    proxy.script(Status(status))
+    with pytest.raises(ObjectMissing, match=r"no such object: http://.*/x"):
+        store.get("x")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"ETag": 'W/"weak"'}, {"Last-Modified": "Sun, 22 Nov 2026 01:02:07 GMT"}],
+    ids=["weak", "by time"],
+)
+def test_versions_that_a_server_cannot_be_asked_for_are_compared_here(tmp_path: Path, headers: dict[str, str]) -> None:
+    (tmp_path / "x").write_bytes(b"0123456789")
+    said = dict(headers)
+    with store_kit.web_server(tmp_path, headers_of=lambda _: dict(said)) as url:
+        store = HttpStore(url)
+        etag = store.head("x").etag
+        assert bytes(store.get("x", etag=etag)) == b"0123456789"
+        said[next(iter(said))] += " changed"
+        with pytest.raises(StoreError, match=r"has changed: version"):
+            store.get("x", etag=etag)
+        store.close()
+
+
+@pytest.mark.slow
+def test_a_server_with_a_certificate_of_its_own_needs_it_named(tmp_path: Path, pauses: list[float]) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    )
+    subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    data = bytes(range(256)) * 4000
+    (tmp_path / "x").write_bytes(data)
+    with store_kit.web_server(tmp_path, context=context) as url:
+        url = url.replace("http://127.0.0.1", "https://localhost")
+        with pytest.raises(
+            StoreError, match=r"is not trusted: self.signed certificate. Give its certificates as ca_file"
+        ):
+            HttpStore(url).get("x")
+        store = HttpStore(url, ca_file=str(certificate))
+        assert data == bytes(store.get("x"))
+        assert [data[5:300_000]] == [bytes(each) for each in store.get_ranges("x", [(5, 299_995)])]
+        store.close()
+    assert pauses == []

@@ -1,0 +1,134 @@
+"""A folder as a store: what is half written is not seen, what changes is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shmload.errors import ObjectMissing, StoreError
+from shmload.storage import local
+from shmload.storage.local import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+def files(store: LocalStore) -> list[str]:
+    return sorted(p.name for p in store.root.rglob("*") if p.is_file())
+
+
+def test_nobody_sees_an_object_before_it_is_whole(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("x", b"old")
+    seen = []
+    fsync = os.fsync
+
+    def look(fd: int) -> None:
+        seen.append((bytes(store.get("x")), [each.key for each in store.list_objects()], len(files(store))))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", look)
+    store.put("x", b"new")
+    assert seen == [(b"old", ["x"], 2), (b"new", ["x"], 1)]  # the file itself, then its folder
+
+
+@pytest.mark.parametrize("only_if_absent", [False, True])
+def test_a_write_that_fails_leaves_nothing(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_if_absent: bool
+) -> None:
+    store.put("a", b"there")
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match=r"cannot write .*/store/x: No space left on device"):
+        store.put("x", b"1", only_if_absent=only_if_absent)
+    with pytest.raises(StoreError, match=r"cannot write .*/store/a: No space left on device"):
+        store.put_file("a", tmp_path / "store" / "a")
+    assert files(store) == ["a"]
+    assert bytes(store.get("a")) == b"there"
+
+
+def test_what_a_killed_writer_left_is_not_listed_and_cannot_be_named(store: LocalStore) -> None:
+    store.put("folder/x", b"")
+    (store.root / "folder" / f"{local._HALF}abc").write_bytes(b"half")
+    (store.root / "new\nline").write_bytes(b"")
+    os.mkfifo(store.root / "pipe")
+    (store.root / "dangling").symlink_to("nothing")
+    assert [each.key for each in store.list_objects()] == ["folder/x"]
+    with pytest.raises(StoreError, match=r"names that begin with '\.half-' are of files being written"):
+        store.get(f"folder/{local._HALF}abc")
+
+
+def test_a_file_that_is_written_to_while_it_is_read_is_an_error(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("x", b"0123456789")
+    preadv = os.preadv
+
+    def meddled(fd: int, buffers: list[memoryview], offset: int) -> int:
+        got = preadv(fd, buffers, offset)
+        with open(store.root / "x", "r+b") as file:
+            file.write(b"!")
+        os.utime(store.root / "x", ns=(1, 1))
+        return got
+
+    monkeypatch.setattr(os, "preadv", meddled)
+    with pytest.raises(
+        StoreError, match=r"was written to while it was read. Replace files by renaming new ones over them"
+    ):
+        store.get("x")
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("x", b"0123456789")
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
+    with pytest.raises(StoreError, match=r"ended at 0 of 10 bytes while it was read"):
+        store.get("x")
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_as_it_was(store: LocalStore) -> None:
+    store.put("x", b"old")
+    with store._opened("x", None) as file:
+        store.put("x", b"newer")
+        assert file.read() == b"old"
+    assert bytes(store.get("x")) == b"newer"
+
+
+def test_an_object_is_readable_by_whom_the_umask_lets(store: LocalStore) -> None:
+    before = os.umask(0o027)
+    try:
+        store.put("x", b"")
+    finally:
+        os.umask(before)
+    assert (store.root / "x").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_folder_that_is_not_there_is_empty_and_made_when_written(store: LocalStore) -> None:
+    assert list(store.list_objects()) == []
+    store.delete(["x"])
+    with pytest.raises(ObjectMissing):
+        store.get("x")
+    assert not store.root.exists()
+    store.put("a/b/c", b"")
+    assert [each.key for each in store.list_objects()] == ["a/b/c"]
+
+
+def test_what_cannot_be_done_is_said(store: LocalStore, tmp_path: Path) -> None:
+    (tmp_path / "store").write_bytes(b"a file")
+    with pytest.raises(StoreError, match=r"cannot write .*/store/x: (Not a directory|File exists)"):
+        store.put("x", b"")
+    store = LocalStore(tmp_path)
+    (tmp_path / "folder" / "in it").mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"cannot delete .*/folder: Is a directory"):
+        store.delete(["folder"])
+    with pytest.raises(StoreError, match=r"cannot write .*/folder: Is a directory"):
+        store.put("folder", b"")

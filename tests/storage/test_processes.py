@@ -1,0 +1,126 @@
+"""Stores in several processes and threads: what one has used, its children use too."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import store_kit
+
+from shmload.storage import web
+from shmload.storage.store import Store
+
+DATA = np.random.default_rng(7).bytes(200_000)
+DEADLINE_S = 30
+
+
+def use(store: Store, number: int) -> bool:
+    """Reads in every way and writes; whether all was as it should be."""
+    out = bytearray(len(DATA))
+    store.read_into("x", out)
+    store.put(f"of {number}", b"%d" % number)
+    ranges = [(0, 10), (150_000, 20)]
+    return (
+        out == bytes(store.get("x")) == DATA
+        and [bytes(each) for each in store.get_ranges("x", ranges)] == [DATA[a : a + n] for a, n in ranges]
+        and store.head("x").nbytes == len(DATA)
+        and f"of {number}" in [each.key for each in store.list_objects()]
+    )
+
+
+@pytest.fixture
+def store(server: store_kit.Server, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A store that this process has used, so that it has open connections."""
+    monkeypatch.setattr(web, "_PART_NBYTES", 50_000)
+    made = server.store("tests", f"processes {os.urandom(4).hex()}")
+    made.put("x", DATA)
+    assert use(made, 0)
+    return made
+
+
+def forked(store: Store, number: int) -> int:
+    """A child that uses the store and says by its exit status whether it could; one that hangs is ended."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(DEADLINE_S)
+        status = 2
+        try:
+            status = 0 if use(store, number) else 1
+        finally:
+            os._exit(status)
+    return pid
+
+
+def test_children_of_a_process_that_used_a_store_use_it_while_it_goes_on(store: Store) -> None:
+    pids = [forked(store, number) for number in range(1, 4)]
+    assert all(use(store, 9) for _ in range(5))
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
+    assert use(store, 10)
+
+
+def test_a_child_of_a_process_whose_threads_are_reading_uses_the_store(store: Store) -> None:
+    stop = threading.Event()
+
+    def read() -> bool:
+        fine = True
+        while not stop.is_set():
+            fine &= bytes(store.get("x")) == DATA
+        return fine
+
+    with ThreadPoolExecutor(3) as threads:
+        readers = [threads.submit(read) for _ in range(3)]
+        pids = [forked(store, number) for number in range(4)]
+        statuses = [os.waitpid(pid, 0)[1] for pid in pids]
+        stop.set()
+        assert all(reader.result() for reader in readers)
+    assert statuses == [0] * 4
+
+
+def test_a_grandchild_uses_the_store(store: Store) -> None:
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(DEADLINE_S)
+        status = 2
+        try:
+            status = os.waitpid(forked(store, 1), 0)[1] or (0 if use(store, 2) else 1)
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_threads_share_a_store(store: Store) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(lambda number: use(store, number), range(24)))
+
+
+def use_and_say(pickled: bytes, ends: multiprocessing.connection.Connection) -> None:
+    ends.send(use(pickle.loads(pickled), 5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_process_started_anew_uses_a_store_that_was_sent_to_it(store: Store, method: str) -> None:
+    context = multiprocessing.get_context(method)
+    mine, theirs = context.Pipe()
+    child = context.Process(target=use_and_say, args=(pickle.dumps(store), theirs))
+    child.start()
+    try:
+        assert mine.poll(DEADLINE_S)
+        assert mine.recv() is True
+    finally:
+        child.join(DEADLINE_S)
+        mine.close()
+        theirs.close()
+    assert child.exitcode == 0
+
+
+def test_no_thread_stays_behind(store: Store) -> None:
+    before = threading.active_count()
+    use(store, 3)
+    assert before == threading.active_count()

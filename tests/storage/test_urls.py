@@ -1,0 +1,128 @@
+"""URLs of stores and of objects."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import store_kit
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shmload.errors import StoreError
+from shmload.remote import make_client
+from shmload.storage.http import HttpStore
+from shmload.storage.keys import is_key
+from shmload.storage.local import LocalStore
+from shmload.storage.s3 import S3Store
+from shmload.storage.urls import is_url, join_url, open_store, split_url
+
+CLIENT = make_client("http://h", "a", "s", retries=1, parallel=9)
+
+
+def test_a_url_names_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        LocalStore(tmp_path / "a")
+        == open_store("a")
+        == open_store(tmp_path / "a")
+        == open_store(f"file://{tmp_path}/a/")
+    )
+    assert LocalStore(Path("/a b")) == open_store("file:///a%20b") == open_store("file://localhost/a b")
+    assert LocalStore(tmp_path / "s3:" / "b") == open_store("./s3:/b")
+    for url in ("s3://bkt/a/b", "s3://bkt/a/b/"):
+        assert CLIENT.store("bkt", "a/b") == open_store(url, CLIENT)
+    assert open_store("s3://bkt/a/b", CLIENT).url == "s3://bkt/a/b"
+    assert "s3://bkt" == open_store("s3://bkt", CLIENT).url == open_store("s3://bkt/", CLIENT).url
+    web = open_store("https://h:1/a b/c/", CLIENT)
+    assert HttpStore("https://h:1/a%20b/c") == web
+    assert (web.parallel, web.patience.retries) == (9, 1)
+    assert [repr(open_store(url, CLIENT)) for url in ("/a", "http://h", "s3://bkt")] == [
+        "LocalStore(root=PosixPath('/a'))",
+        "HttpStore('http://h')",
+        "S3Store('s3://bkt', endpoint='http://h')",
+    ]
+
+
+def test_the_environment_makes_a_client_when_none_is_given(
+    server: store_kit.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+    monkeypatch.setenv("AWS_REGION", server.region)
+    store = open_store("s3://tests/environment")
+    assert isinstance(store, S3Store)
+    store.put("x", b"x")
+    assert bytes(store.get("x")) == b"x"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("", "an empty path names no store: give a folder, file://, http://, https:// or s3://bucket/folder"),
+        ("gs://bkt", "gs:// names no store that is known: give a folder"),
+        ("file://elsewhere/a", "is on another host: a file:// URL has three slashes"),
+        ("s3://", "'' is no bucket's name"),
+        ("s3://key@bkt/a", "has credentials or options in it: give them to make_client"),
+        ("s3://bkt/a/../b", r"'a/../b' is no key of s3://bkt.*Try 'b'"),
+        ("http://u:p@h/a", "http://h: a store's URL has neither user nor password"),
+        ("http://h/a?token=1", "nor anything behind"),
+    ],
+)
+def test_what_names_no_store_is_refused(url: str, said: str) -> None:
+    with pytest.raises(StoreError, match=said):
+        open_store(url, CLIENT)
+
+
+@pytest.mark.parametrize(
+    ("url", "folder", "key"),
+    [
+        ("s3://b/a/x.tar", "s3://b/a", "x.tar"),
+        ("s3://b/x%20y", "s3://b", "x%20y"),
+        ("http://h/x%20y", "http://h", "x y"),
+        ("file:///a/x%20y", "file:///a", "x y"),
+        ("/a/b", "/a", "b"),
+        ("/b", "/", "b"),
+        ("b", ".", "b"),
+        ("a/b%20", "a", "b%20"),
+    ],
+)
+def test_the_url_of_an_object_is_its_folder_s_and_a_key(url: str, folder: str, key: str) -> None:
+    assert (folder, key) == split_url(url)
+    assert url.removeprefix("./") == join_url(folder, key).removeprefix("./")
+
+
+@pytest.mark.parametrize("url", ["s3://bkt", "s3://bkt/", "http://h", "http://h/", "/a/", "", "a/.."])
+def test_what_names_no_object_is_refused(url: str) -> None:
+    with pytest.raises(StoreError, match=r"names no object: a URL of one ends in /key|is no key of"):
+        split_url(url)
+
+
+@given(st.text(min_size=1).filter(is_key), st.sampled_from(["s3://b/f", "http://h/f", "file:///f", "/f"]))
+def test_splitting_undoes_joining(key: str, root: str) -> None:
+    folder, last = split_url(join_url(root, key))
+    whole = join_url(folder, last)
+    assert whole == join_url(root, key)
+    assert is_url(root) == is_url(whole)
+
+
+def test_nothing_is_needed_beside_the_core() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('obstore', 'boto3', 'botocore'): sys.modules[name] = None\n"
+        "import shmload.remote, shmload.storage.urls\n"
+        "store = shmload.storage.urls.open_store('s3://bkt', shmload.remote.make_client('http://h', 'a', 's'))\n"
+        "print(store.url, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=60,
+    )
+    assert done.stdout == "s3://bkt False\n", done.stderr

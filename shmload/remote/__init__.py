@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shmload.remote.upload import upload_cv_dataset
     from shmload.schedule.shard_shuffle import ShardShuffle
     from shmload.storage.client import Client, make_client
+    from shmload.storage.urls import open_store
 
 _PLACES = {
     "Client": "shmload.storage.client",
@@ -33,6 +34,7 @@ _PLACES = {
     "ignore_and_continue": "shmload.remote.handlers",
     "ignore_and_stop": "shmload.remote.handlers",
     "make_client": "shmload.storage.client",
+    "open_store": "shmload.storage.urls",
     "reraise_exception": "shmload.remote.handlers",
     "upload_cv_dataset": "shmload.remote.upload",
     "warn_and_continue": "shmload.remote.handlers",
@@ -50,6 +52,7 @@ __all__ = [
     "ignore_and_continue",
     "ignore_and_stop",
     "make_client",
+    "open_store",
     "reraise_exception",
     "upload_cv_dataset",
     "warn_and_continue",

@@ -142,7 +142,7 @@ class LocalShards:
         """Some of a shard's bytes, from its copy if that is here, else from the store."""
         copy = self.copy(number)
         if copy is not None:
-            return memoryview(copy[offset : offset + nbytes])
+            return copy[offset : offset + nbytes].data
         return fetch_range(self.shards, self.shards.all[number], offset, nbytes)
 
     def ranges(self, wanted: Sequence[tuple[int, int, int]]) -> list[Buffer]:
@@ -226,7 +226,9 @@ class LocalShards:
         try:
             self._obtain(number, _PATIENCE_S)
         except (TimeoutError, CacheFull) as error:
-            error.__traceback__ = None  # whose frames hold the error, and this: a ring that only a collection would free
+            error.__traceback__ = (
+                None  # whose frames hold the error, and this: a ring that only a collection would free
+            )
             return "again"
         except Exception as error:
             log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)

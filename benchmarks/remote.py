@@ -35,7 +35,7 @@ from typing import Any
 
 from benchmarks.common import Result, Row, Settings, main
 
-BUCKET, FOLDER = "shmload-benchmark", "photos"
+BUCKET, FOLDER = "shmload-benchmark", "packed"
 NUM_PHOTOS = 3000
 SHARD_NBYTES = 20_000_000
 BATCH = 64
@@ -61,8 +61,11 @@ def photos() -> Iterator[bytes]:
 
 def upload() -> None:
     """Packs the photos, unless they are there."""
+    from shmload._core.crc32c import crc32c
     from shmload.formats import TarWriter
+    from shmload.formats.tar.shard import ShardIndex, pack_index
     from shmload.remote import make_client
+    from shmload.remote.manifest import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
 
     store = make_client().store(BUCKET, FOLDER)
     s3().create_bucket(Bucket=BUCKET)
@@ -72,8 +75,18 @@ def upload() -> None:
         with TarWriter(f"{folder}/x-%06d.tar", maxsize=SHARD_NBYTES) as writer:
             for number, photo in enumerate(photos()):
                 writer.write({"__key__": f"{number:06d}", "jpg": photo, "cls": number})
-        for path in sorted(Path(folder).glob("*.tar")):
-            store.put_file(path.name, path)
+        entries = []
+        for number, path in enumerate(sorted(Path(folder).glob("*.tar"))):
+            name, data = f"{'0' * 16}/shard-{number:06d}.tar", path.read_bytes()
+            packed = pack_index(name, data)
+            store.put_file(name, path)
+            store.put(f"{name}.index", packed)
+            index = IndexEntry(f"{name}.index", len(packed), f"{crc32c(packed):08x}")
+            num_samples = ShardIndex(name, packed).num_samples
+            entries.append(ShardEntry(name, len(data), num_samples, f"{crc32c(data):08x}", index))
+        nbytes = sum(entry.nbytes for entry in entries)
+        manifest = Manifest("0" * 16, 0, NUM_PHOTOS, nbytes, ("cls", "jpg"), tuple(entries))
+        store.put(MANIFEST_NAME, manifest.dump())
 
 
 _first_batch: list[float] = [0.0]  # the trainer's CPU when it came, workers and ring being up

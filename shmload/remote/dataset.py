@@ -232,6 +232,8 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
 
         Args:
             epoch: from 0 on.
+        Raises:
+            ValueError: it is below 0.
         """
         if epoch < 0:
             raise ValueError(f"an epoch is at least 0; got {epoch}")

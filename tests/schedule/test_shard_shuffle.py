@@ -78,5 +78,5 @@ def test_the_identity_says_sizes_and_window() -> None:
 def test_what_is_no_sizes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"sizes are the samples of each shard, from 0 up"):
         ShardShuffle([3, -1])
-    with pytest.raises(ValueError, match="the sum of sizes .*an order needs samples"):
+    with pytest.raises(ValueError, match=r"the sum of sizes .*an order needs samples"):
         ShardShuffle([0, 0])

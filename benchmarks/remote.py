@@ -15,7 +15,11 @@ included.
 How to read: server and reader share the two cores, so CPU that a reader saves the server has. The store is named by the usual
 environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; tests/storage/start_ceph.sh starts one.
 
-RESULT
+Result (2 cores shared with other work, 1 round, 209 MB of packed shards; the first 0.1 to 0.2 s of each pass start the workers):
+| | raw | cold | warm | none | fluent | webdataset |
+|---|---|---|---|---|---|---|
+| MB/s | 544 | 374 | 1303 | 393 | 275 | 156 |
+| CPU us a photo | 67 | 148 | 64 | 150 | 213 | 534 |
 """
 
 from __future__ import annotations

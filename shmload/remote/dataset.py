@@ -58,7 +58,7 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         own
             that ends with the dataset and its workers.
         cache_bytes: what that folder may hold. All users of a folder say the same.
-        window: shards whose samples are mixed; None: up to 16, as many as `cache_bytes` holds twice. All ranks need the same.
+        window: shards whose samples are mixed; None: up to 16, as many as `cache_bytes` holds three times. All ranks need the same.
         uneven: where the samples do not divide evenly by the ranks: "pad" repeats some from the epoch's start, "drop" leaves some
             out, "exact" lets the last ranks have one less.
         rank: of this process.
@@ -169,7 +169,7 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         if window is not None and (needed := min(window, len(shards.all)) * shards.largest) > cache_bytes:
             raise ValueError(
                 f"window={window} shards of up to {shards.largest} bytes need {needed} bytes at once, and cache_bytes is "
-                f"{int(cache_bytes)}: give it at least twice that, to fetch ahead too, or a smaller window"
+                f"{int(cache_bytes)}: give it three times that, to fetch ahead too, or a smaller window"
             )
         self.program = Program()
         self.shuffled, self.seed, self.uneven = shuffle, seed, uneven
@@ -232,6 +232,8 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
 
         Args:
             epoch: from 0 on.
+        Raises:
+            ValueError: it is below 0.
         """
         if epoch < 0:
             raise ValueError(f"an epoch is at least 0; got {epoch}")
@@ -270,6 +272,7 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         source, order, share = self._source, self._ordered(), self._share(rank, world_size)
         for unit in units:
             for index in self._indices(order, unit, share, epoch, rank, world_size).tolist():
+                source.begin()
                 source.enter(order, index, self.seed, epoch)
                 yield source.read(index)
 

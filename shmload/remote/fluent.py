@@ -134,6 +134,8 @@ class Fluent:
             handler: what becomes of a sample that fails.
             missing_is_error: otherwise a missing field is None.
             none_is_error: whether a field may be None; None: as `missing_is_error` says.
+        Raises:
+            ValueError: no field is named.
         """
         names = tuple(fields[0].split()) if len(fields) == 1 else fields
         if not names:
@@ -156,6 +158,8 @@ class Fluent:
         Args:
             handler: what becomes of a sample that fails.
             functions: field=function.
+        Raises:
+            ValueError: there is none.
         """
         if not functions:
             raise ValueError("map_dict needs functions by field: map_dict(jpg=f)")
@@ -179,6 +183,8 @@ class Fluent:
             handler: what becomes of a sample that fails.
             keep: whether other fields stay.
             names: new="old;older".
+        Raises:
+            ValueError: there is none.
         """
         if not names:
             raise ValueError('rename needs names: rename(image="jpg;png")')
@@ -235,6 +241,8 @@ class Fluent:
 
         Args:
             bounds: as of itertools.islice.
+        Raises:
+            TypeError: there are none, or more than three.
         """
         if not 1 <= len(bounds) <= 3:
             raise TypeError(f"slice takes stop, or start, stop and perhaps step; got {len(bounds)} arguments")

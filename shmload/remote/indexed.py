@@ -104,6 +104,7 @@ class RemoteSamples(TarDataset):
         return self._order
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        self._source.begin()
         self._enter(index)
         return super().__getitem__(index)
 
@@ -113,7 +114,11 @@ class RemoteSamples(TarDataset):
         if not len(numbers) or not (numbers.min() >= 0 and numbers.max() < len(self)):
             super()._read_batch_into(indices, out)
             return
-        self._enter(int(numbers[-1]))
+        source = self._source
+        source.begin()
+        for shard in dict.fromkeys((np.searchsorted(source.starts, numbers, "right") - 1).tolist()):
+            self._enter(source.starts[shard])
+            source.local.copy(shard)  # before a batch that begins the next window announces that
         try:
             super()._read_batch_into(indices, out)
         except _NotHere:
@@ -204,6 +209,7 @@ class RemoteUnits:
         indices = order.take(begin, end, seed=seed, epoch=epoch)[positions - begin].tolist()
 
         def read(index: int) -> dict[str, Any]:
+            source.begin()
             source.enter(order, index, seed, epoch)
             return source.read(index)
 

@@ -27,7 +27,7 @@ from shmload._core.mapped_file import MappedFile
 from shmload.errors import CacheFull, StoreError
 from shmload.formats.tar.shard import ShardIndex
 from shmload.remote.fetch import fetch_index, fetch_range, fetch_whole, name_of
-from shmload.remote.prefetch import Prefetcher
+from shmload.remote.prefetch import Fetched, Prefetcher
 from shmload.remote.private_folder import PrivateFolder
 from shmload.remote.shards import Shards
 from shmload.storage.cache import Cache
@@ -134,14 +134,15 @@ class LocalShards:
                 return self._obtain(number, wait_s)
             except TimeoutError:  # whoever fetches it is slow, and alive: else it would be ours
                 wait_s = _WAIT_S
-            except CacheFull:
+            except CacheFull as error:
+                error.__traceback__ = None  # its frames hold the error, and this
                 return None
 
     def range(self, number: int, offset: int, nbytes: int) -> Buffer:
         """Some of a shard's bytes, from its copy if that is here, else from the store."""
         copy = self.copy(number)
         if copy is not None:
-            return memoryview(copy[offset : offset + nbytes])
+            return copy[offset : offset + nbytes].data
         return fetch_range(self.shards, self.shards.all[number], offset, nbytes)
 
     def ranges(self, wanted: Sequence[tuple[int, int, int]]) -> list[Buffer]:
@@ -204,33 +205,35 @@ class LocalShards:
         with self._lock:
             return self._copies.setdefault(number, _Copy(lease)).data
 
-    def fetch_ahead(self, number: int) -> bool:
-        """Fetches a shard that nobody fetches yet; False: there is no use in going on to the next."""
+    def fetch_ahead(self, number: int) -> Fetched:
+        """Fetches a shard that nobody fetches yet."""
         if number in self._copies:
-            return True
+            return "done"
         try:
             self._obtain(number, 0)
             self.index(number)
-        except TimeoutError:
-            return True
-        except CacheFull:  # until what is in the way has been passed
-            return self._waits_for_room(number)
+        except TimeoutError:  # someone else does
+            return "done"
+        except CacheFull as error:  # until what is in the way has been passed
+            error.__traceback__ = None
+            return self._wait_for_room(number)
         except Exception as error:  # the reader meets it, too, and raises it where it is heard
             log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)
-            return not isinstance(error, StoreError)
-        return True
+            return "over" if isinstance(error, StoreError) else "done"
+        return "done"
 
-    def _waits_for_room(self, number: int) -> bool:
-        while number in self._wanted:
-            try:
-                self._obtain(number, _PATIENCE_S)
-            except (TimeoutError, CacheFull):
-                continue
-            except Exception as error:
-                log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)
-                return False
-            return True
-        return True
+    def _wait_for_room(self, number: int) -> Fetched:
+        try:
+            self._obtain(number, _PATIENCE_S)
+        except (TimeoutError, CacheFull) as error:
+            error.__traceback__ = (
+                None  # whose frames hold the error, and this: a ring that only a collection would free
+            )
+            return "again"
+        except Exception as error:
+            log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)
+            return "over"
+        return "done"
 
     def close(self) -> None:
         """Lets all go, and removes a folder of its own."""

@@ -8,19 +8,21 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["Prefetcher"]
+__all__ = ["Fetched", "Prefetcher"]
+
+Fetched = Literal["done", "again", "over"]
 
 
 class Prefetcher:
     """Fetches shards in the order they were last wished for.
 
     Args:
-        fetch: a method, (shard) -> whether to go on with the rest.
+        fetch: a method, (shard) -> "done": go on with the next; "again": call once more; "over": forget the rest.
     """
 
-    def __init__(self, fetch: Callable[[int], bool]) -> None:
+    def __init__(self, fetch: Callable[[int], Fetched]) -> None:
         self._wishes = _Wishes()
         arguments = (self._wishes, weakref.WeakMethod(fetch))
         self._thread = threading.Thread(target=_run, args=arguments, name="shmload-fetch", daemon=True)
@@ -61,7 +63,14 @@ def _run(wishes: _Wishes, method: Any) -> None:
         if shards is None:
             return
         for shard in shards:
-            fetch = method()
-            if fetch is None or not wishes.are_still(number) or not fetch(shard):
+            answer: Fetched = "again"
+            while answer == "again" and wishes.are_still(number):
+                answer = _fetch(method, shard)
+            if answer != "done":
                 break
-            del fetch
+
+
+def _fetch(method: Any, shard: int) -> Fetched:
+    """Calls the method, if its object is still there; nothing here holds that any longer than the call takes."""
+    fetch = method()
+    return "over" if fetch is None else fetch(shard)

@@ -6,6 +6,7 @@ is free: the next owner that makes such a folder removes what it finds unlocked.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -75,5 +76,7 @@ def remove_abandoned(place: Path) -> list[str]:
 
 def _end(path: str, fd: int, owner: int) -> None:
     if os.getpid() == owner:  # a forked worker's copy ends nothing
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.rename(path, f"{path}.gone")  # a worker that is about to end finds no folder to put more into
+        shutil.rmtree(f"{path}.gone", ignore_errors=True)
         os.close(fd)

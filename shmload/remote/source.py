@@ -13,7 +13,7 @@ from shmload.schedule.shard_shuffle import ShardShuffle
 
 __all__ = ["RemoteSource"]
 
-_WINDOW = 16  # shards mixed, unless there is no room for twice as many
+_WINDOW = 16  # shards mixed, unless there is no room for three times as many
 _AHEAD = 3  # windows that are fetched: the one that is read and those behind it, as far as there is room
 _KNOWN = 64  # windows that are announced, for the order of eviction
 
@@ -23,7 +23,7 @@ class RemoteSource:
 
     Args:
         local: the shards as they are here.
-        window: shards whose samples are mixed; None: up to 16, as many as the budget holds twice.
+        window: shards whose samples are mixed; None: up to 16, as many as the budget holds three times.
     """
 
     def __init__(self, local: LocalShards, window: int | None) -> None:
@@ -42,7 +42,7 @@ class RemoteSource:
         """Shards whose samples are mixed. It depends on the arguments and the shards alone, so all ranks have the same."""
         if self._given_window is not None:
             return self._given_window
-        fits = self.local.cache.capacity_bytes // (2 * self.local.shards.largest)
+        fits = self.local.cache.capacity_bytes // (_AHEAD * self.local.shards.largest)
         return max(1, min(_WINDOW, fits))
 
     @property
@@ -69,14 +69,17 @@ class RemoteSource:
         """Says that a sample of this order is read: what its window and those behind it need is announced, if that is news."""
         window = order.window_of(self.place(index)[0], seed=seed, epoch=epoch)
         if self._now is not None and self._now[:2] == (seed, epoch) and window <= self._now[2]:
-            if not self._is_settled and window == self._now[2]:  # the batch that began the window is behind us
-                self._is_settled = True
-                self.local.let_go_passed()
             return
         with self._lock:
             self._now, self._is_settled = (seed, epoch, window), False
             windows = order.shards_from(window, seed=seed, epoch=epoch, num_windows=min(_KNOWN, 2 * order.num_windows))
             self.local.announce([shard for shards in windows for shard in shards], sum(map(len, windows[:_AHEAD])))
+
+    def begin(self) -> None:
+        """Says that what was read so far is done with: shards of a window that was passed are let go."""
+        if not self._is_settled:
+            self._is_settled = True
+            self.local.let_go_passed()
 
     def read(self, index: int) -> dict[str, Any]:
         """A sample's members, as bytes, with its key and URL."""

@@ -104,15 +104,30 @@ class ShardShuffle(KeyedOrder):
         return out
 
     def shard_of(self, index: int) -> int:
-        """The shard that holds a sample."""
+        """The shard that holds a sample.
+
+        Args:
+            index: of the sample.
+        """
         return int(np.searchsorted(self._starts, index, "right")) - 1
 
     def window_of(self, shard: int, *, seed: int, epoch: int) -> int:
-        """The number of the window in which a shard, which is not empty, is read."""
+        """The number of the window in which a shard is read.
+
+        Args:
+            shard: its number; it has samples.
+            seed, epoch: as of `take`.
+        """
         return int(self._epoch(seed, epoch).places[shard]) // self.window
 
     def shards_from(self, window: int, *, seed: int, epoch: int, num_windows: int = 2) -> list[list[int]]:
-        """The shards of so many windows from one on, into the next epoch where this one ends."""
+        """The shards of windows from one on, into the next epoch where this one ends.
+
+        Args:
+            window: number of the first.
+            seed, epoch: as of `take`.
+            num_windows: how many.
+        """
         found: list[list[int]] = []
         while len(found) < num_windows:
             shards = self._epoch(seed, epoch).shards

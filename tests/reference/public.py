@@ -135,7 +135,8 @@ def parameters(value: Any) -> list[Parameter]:
         stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
         text = stars + p.name + (f": {written[p.name]}" if p.name in written else "")
         if p.default is not p.empty:
-            text += f" = {defaults.get(p.name, repr(p.default))}" if p.name in written else f"={p.default!r}"
+            shown = p.default.__name__ if inspect.isfunction(p.default) else repr(p.default)
+            text += f" = {defaults.get(p.name, shown)}" if p.name in written else f"={p.default!r}"
         found.append(Parameter(p.name, text))
         previous = p.kind
     if previous is inspect.Parameter.POSITIONAL_ONLY:

@@ -20,7 +20,7 @@ from shmload.remote.shards import Shards, shards_in
 from shmload.storage.local import LocalStore
 from shmload.storage.store import StoredObject
 
-NBYTES = 10240  # of the smallest shards that tar writes
+NBYTES = 20480  # of a shard with five of the samples here
 
 
 def sample(number: int, nbytes: int = 32) -> dict[str, Any]:
@@ -72,6 +72,11 @@ def labels(dataset: Iterable[Any]) -> list[int]:
 def batch_labels(loader: Iterable[Any]) -> list[list[int]]:
     """The numbers in each batch of tuples (array, number)."""
     return [np.asarray(batch[1]).tolist() for batch in loader]
+
+
+def joined(lists: Iterable[list[int]]) -> list[int]:
+    """The numbers of all of them."""
+    return [number for part in lists for number in part]
 
 
 @dataclass

@@ -53,14 +53,14 @@ def test_epochs_and_seeds_have_orders_of_their_own_and_a_pickle_has_the_same() -
 def test_the_windows_of_an_epoch_go_on_into_the_next() -> None:
     order = ShardShuffle([1, 1, 1, 1], window=3)
     last, first = order.shards_from(1, seed=0, epoch=0, num_windows=2)
-    assert (1, 3) == (len(last), len(first))
+    assert (len(last), len(first)) == (1, 3)
     assert first == order.shards_from(0, seed=0, epoch=1, num_windows=1)[0]
 
 
 def test_in_order_is_in_order() -> None:
     order = ShardShuffle([2, 0, 3], window=1, shuffle=False)
-    assert [0, 1, 2, 3, 4] == order.take(0, 5, seed=3, epoch=1).tolist()
-    assert [[0], [2]] == order.shards_from(0, seed=3, epoch=1)
+    assert order.take(0, 5, seed=3, epoch=1).tolist() == [0, 1, 2, 3, 4]
+    assert order.shards_from(0, seed=3, epoch=1) == [[0], [2]]
 
 
 def test_neighbours_are_of_one_shard_as_often_as_the_window_is_wide() -> None:
@@ -76,7 +76,7 @@ def test_the_identity_says_sizes_and_window() -> None:
 
 
 def test_what_is_no_sizes_is_refused() -> None:
-    with pytest.raises(ValueError, match="sizes are the samples of each shard, from 0 up"):
+    with pytest.raises(ValueError, match=r"sizes are the samples of each shard, from 0 up"):
         ShardShuffle([3, -1])
-    with pytest.raises(ValueError, match="the sum of sizes .*an order needs samples"):
+    with pytest.raises(ValueError, match=r"the sum of sizes .*an order needs samples"):
         ShardShuffle([0, 0])

@@ -1,0 +1,109 @@
+"""The indexed view: a TarDataset whose shards come from the store."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from remote_kit import NBYTES, joined, watched, write_packed, write_plain
+
+from shmload import ShmLoader
+from shmload.formats import TarDataset
+from shmload.remote import RemoteDataset, RemoteSamples
+
+SCHEMA = {"npy": ("float32", (8,)), "cls": "int64", "__key__": str}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_packed(tmp_path, [5] * 8)
+    return tmp_path
+
+
+def view_of(folder: Path, **options: Any) -> RemoteSamples:
+    return RemoteDataset(None, str(folder), **options).indexed(schema=SCHEMA)
+
+
+def numbers(loader: Any) -> list[list[int]]:
+    return [batch["cls"].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("cache_bytes", [1 << 30, NBYTES // 2], ids=["whole shards", "sample by sample"])
+def test_samples_are_a_tar_datasets(folder: Path, cache_bytes: int) -> None:
+    local = TarDataset(folder / ("0" * 16) / "shard-000002.tar", cache=False)
+    view = RemoteDataset(None, str(folder), cache_bytes=cache_bytes).indexed()
+    assert len(view) == 40
+    for row in range(5):
+        expected, found = local[row], view[10 + row]
+        assert (expected["__key__"], expected["cls"]) == (found["__key__"], found["cls"])
+        assert expected["npy"].tolist() == found["npy"].tolist()
+    assert view[39]["cls"] == view[-1]["cls"] == 39
+    with pytest.raises(IndexError, match="index 40 is out of range: the dataset has 40 samples"):
+        view[40]
+    view._source.local.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("cache_bytes", [1 << 30, NBYTES // 2], ids=["whole shards", "sample by sample"])
+def test_an_exact_shuffle_over_all_samples(folder: Path, num_workers: int, cache_bytes: int) -> None:
+    with ShmLoader(
+        view_of(folder, cache_bytes=cache_bytes), batch_size=6, shuffle=True, seed=3, num_workers=num_workers
+    ) as loader:
+        assert len(loader) == 7
+        found = []
+        for batch in loader:
+            found += batch["cls"].tolist()
+            assert batch["npy"][:, 3].tolist() == batch["cls"].tolist()
+            assert [f"k{number:05d}" for number in batch["cls"].tolist()] == list(batch["__key__"])
+            del batch
+    assert list(range(40)) == sorted(found) != found
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_block_shuffle_reads_shards_whole_within_the_budget(folder: Path, num_workers: int) -> None:
+    dataset, store = watched(folder, cache_bytes=6 * NBYTES)
+    view = dataset.indexed(schema=SCHEMA)
+    with ShmLoader(view, batch_size=6, sampler=view.block_shuffle(), seed=3, num_workers=num_workers) as loader:
+        for _ in range(2):
+            found = joined(numbers(loader))
+            assert list(range(40)) == sorted(found)
+            assert len({number // 5 for number in found[:10]}) == 2
+    if num_workers == 0:
+        assert store.count("get_ranges") == 0
+    dataset.close()
+
+
+def test_a_block_shuffle_resumes_on_other_ranks(folder: Path) -> None:
+    def loader(batch_size: int, **options: Any) -> ShmLoader[Any]:
+        view = view_of(folder)
+        return ShmLoader(view, batch_size=batch_size, sampler=view.block_shuffle(2), seed=3, **options)
+
+    with loader(8) as alone:
+        items = iter(alone)
+        first = [next(items)["cls"].tolist() for _ in range(2)]
+        state, rest = alone.state_dict(), numbers(items)
+    found = []
+    for rank in range(2):
+        with loader(4, rank=rank, world_size=2) as half:
+            half.load_state_dict(state)
+            found.append(numbers(half))
+    assert rest == [a + b for a, b in zip(*found, strict=True)]
+    assert list(range(40)) == sorted(joined(first + rest))
+
+
+def test_a_view_pickles_without_its_shards(folder: Path) -> None:
+    dataset = RemoteDataset(None, str(folder))
+    view = dataset.indexed(schema=SCHEMA)
+    assert view[7]["cls"] == 7
+    again = pickle.loads(pickle.dumps(view))
+    assert again[7]["cls"] == 7
+    assert repr(again) == "<RemoteSamples of 8 shards>"
+    again._source.local.close()
+
+
+def test_plain_shards_have_the_view_too(tmp_path: Path) -> None:
+    write_plain(tmp_path, [3, 4])
+    view = RemoteDataset.from_urls(str(tmp_path)).indexed(fields={"label": "cls"})
+    assert [view[3]["label"], view[6]["label"]] == [3, 6]

@@ -1,0 +1,159 @@
+"""The seed's reading snippet, inside torch's loader and ShmLoader, both modes, with workers of every start method."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from remote_kit import batch_labels, joined, write_packed
+
+from shmload import ShmLoader
+from shmload.remote import RemoteDataset
+
+LOADERS = {
+    "torch": lambda data, **options: torch.utils.data.DataLoader(data, batch_size=None, **options),
+    "torch mode": lambda data, **options: ShmLoader(data, batch_size=None, **options),
+    "seed mode": lambda data, **options: ShmLoader(data, batch_size=None, seed=5, **options),
+}
+
+
+def double(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(2 * array)
+
+
+def pipeline(folder: Path, **options: Any) -> RemoteDataset:
+    """The seed's own, with arrays for pictures."""
+    return (
+        RemoteDataset(None, str(folder), **options)
+        .decode("pil")
+        .to_tuple("npy;png", "cls")
+        .map_tuple(double, lambda x: x)
+        .batched(8)
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_packed(tmp_path, [12, 20, 3, 15])
+    return tmp_path
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_every_loader_gives_the_same_batches_for_any_number_of_workers(
+    folder: Path, kind: str, num_workers: int
+) -> None:
+    alone = pipeline(folder)
+    first, second = batch_labels(alone), batch_labels(alone)
+    loader = LOADERS[kind](pipeline(folder), num_workers=num_workers)
+    assert len(loader) == 7
+    assert [first, second] == [batch_labels(loader), batch_labels(loader)]
+    assert list(range(50)) == sorted(joined(first))
+    del loader
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LOADERS)
+def test_persistent_workers_know_the_epoch(folder: Path, kind: str) -> None:
+    alone = pipeline(folder)
+    expected = [batch_labels(alone) for _ in range(3)]
+    data = pipeline(folder)
+    loader = LOADERS[kind](data, num_workers=2, persistent_workers=True)
+    assert expected[:2] == [batch_labels(loader), batch_labels(loader)]
+    (loader if kind == "seed mode" else data).set_epoch(0)
+    assert [expected[0], expected[1]] == [batch_labels(loader), batch_labels(loader)]
+    next(iter(loader))  # a pass that is broken off counts, too
+    (loader if kind == "seed mode" else data).set_epoch(2)
+    assert expected[2] == batch_labels(loader)
+    del loader
+
+
+def double_of(sample: tuple[Any, Any]) -> tuple[Any, Any]:
+    return torch.from_numpy(2 * sample[0]), sample[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LOADERS)
+def test_spawned_workers_read_the_same(folder: Path, kind: str) -> None:
+    data = RemoteDataset(None, str(folder)).decode().to_tuple("npy", "cls").map(double_of).batched(8)
+    expected = batch_labels(data)
+    data.set_epoch(0)
+    loader = LOADERS[kind](data, num_workers=1, multiprocessing_context="spawn")
+    assert expected == batch_labels(loader)
+    del loader
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced_and_nothing_is_lost(folder: Path) -> None:
+    alone = pipeline(folder, cache_bytes=100_000)
+    expected = batch_labels(alone)
+    with ShmLoader(pipeline(folder, cache_bytes=100_000), batch_size=None, seed=0, num_workers=2) as loader:
+        found = []
+        for number, batch in enumerate(loader):
+            found.append(np.asarray(batch[1]).tolist())
+            if number == 1:
+                os.kill(loader.stats()["workers"][0]["pid"], signal.SIGKILL)
+    assert expected == found
+
+
+def test_seed_mode_resumes_in_the_middle_of_an_epoch(folder: Path) -> None:
+    with ShmLoader(pipeline(folder), batch_size=None, seed=5, num_workers=0) as loader:
+        items = iter(loader)
+        for _ in range(9):  # 7 of the first epoch, 2 of the second
+            try:
+                next(items)
+            except StopIteration:
+                items = iter(loader)
+                next(items)
+        state = loader.state_dict()
+        rest = batch_labels(items)
+    with ShmLoader(pipeline(folder), batch_size=None, seed=5, num_workers=0) as other:
+        other.load_state_dict(state)
+        assert rest == batch_labels(other)
+
+
+def noisy(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(array) + torch.rand(())
+
+
+def test_seed_mode_augments_alike_for_any_number_of_workers(folder: Path) -> None:
+    data = RemoteDataset(None, str(folder)).decode().to_tuple("npy", "cls").map_tuple(noisy).batched(8)
+    found = []
+    for num_workers in (0, 2):
+        with ShmLoader(data, batch_size=None, seed=5, num_workers=num_workers) as loader:
+            found.append([batch[0].tolist() for batch in loader])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"), [("select", (bool,)), ("repeat", (2,)), ("with_epoch", (5,)), ("unbatched", ())]
+)
+def test_seed_mode_refuses_what_has_no_k_th_item(folder: Path, method: str, arguments: tuple[Any, ...]) -> None:
+    data = getattr(pipeline(folder), method)(*arguments)
+    with pytest.raises(
+        ValueError, match=f"asks for the k-th item of an epoch, and behind {method} nobody knows which that is"
+    ):
+        ShmLoader(data, batch_size=None, seed=1)
+
+
+def test_a_sample_that_a_stage_drops_is_an_error_in_seed_mode(folder: Path) -> None:
+    data = RemoteDataset(None, str(folder)).map(lambda sample: None)
+    with (
+        ShmLoader(data, batch_size=None, seed=1) as loader,
+        pytest.raises(ValueError, match="the stages made 0 items of its 1 samples, and seed mode needs one"),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_of_a_torch_mode_loader_share_an_epoch(folder: Path, world_size: int) -> None:
+    found = []
+    for rank in range(world_size):
+        data = pipeline(folder, rank=rank, world_size=world_size, uneven="exact")
+        found.append(joined(batch_labels(torch.utils.data.DataLoader(data, batch_size=None))))
+    assert list(range(50)) == sorted(joined(found))

@@ -1,0 +1,272 @@
+"""Copies of shards: fetched ahead, checked, within a budget, let go; and what is said when the store is not what it was."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from remote_kit import NBYTES, dataset_of, labels, watched, write_packed, write_plain
+
+from shmload.errors import ShardCorrupt, StoreError
+from shmload.remote import RemoteDataset
+from shmload.remote.local_shards import LocalShards
+from shmload.remote.prefetch import Fetched, Prefetcher
+from shmload.remote.private_folder import PrivateFolder, remove_abandoned
+from shmload.remote.shards import shards_in
+from shmload.storage.local import LocalStore
+
+
+def test_each_shard_is_fetched_once_for_all_epochs_and_datasets_of_a_folder(tmp_path: Path) -> None:
+    write_packed(tmp_path / "data", [5] * 6)
+    dataset, store = watched(tmp_path / "data", cache_folder=tmp_path / "cache")
+    for _ in range(3):
+        assert list(range(30)) == sorted(labels(dataset))
+    dataset.close()
+    again, other = watched(tmp_path / "data", cache_folder=tmp_path / "cache")
+    assert list(range(30)) == sorted(labels(again))
+    again.close()
+    assert (store.count("read_into"), other.count("read_into")) == (6, 0)
+    assert {"get"} == {method for method, _ in other.asked}  # the manifest: indexes are kept, too
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_the_cache_stays_within_its_budget_and_reads_all(tmp_path: Path, is_packed: bool) -> None:
+    (tmp_path / "data").mkdir()
+    (write_packed if is_packed else write_plain)(tmp_path / "data", [5] * 12)
+    budget = 6 * NBYTES
+    dataset, store = watched(tmp_path / "data", cache_folder=tmp_path / "cache", cache_bytes=budget)
+    assert dataset._source.window == 2
+    peaks = []
+    for _ in range(2):
+        found = []
+        for item in dataset:
+            found.append(int(item["cls"]))
+            peaks.append(dataset._source.local.cache.statistics().folder.nbytes)
+        assert list(range(60)) == sorted(found)
+    assert 0 < max(peaks) <= budget
+    dataset.close()
+    assert store.count("read_into") >= 12
+
+
+def test_what_comes_next_is_fetched_before_it_is_asked_for(tmp_path: Path) -> None:
+    write_packed(tmp_path, [5] * 6)
+    seen = threading.Event()
+    dataset, store = watched(tmp_path, window=1, cache_bytes=3 * NBYTES)
+    order = [shards[0] for shards in dataset._ordered().shards_from(0, seed=0, epoch=0, num_windows=3)]
+    second = f"{'0' * 16}/shard-{order[1]:06d}.tar"
+    store.harm = lambda method, key: seen.set() if (method, key) == ("read_into", second) else None
+    next(iter(dataset))
+    assert seen.wait(10)
+    dataset.close()
+
+
+def test_more_than_the_cache_may_hold_is_read_sample_by_sample(tmp_path: Path) -> None:
+    write_packed(tmp_path, [5] * 4)
+    dataset, store = watched(tmp_path, cache_bytes=NBYTES // 2)
+    assert list(range(20)) == sorted(labels(dataset))
+    assert (store.count("read_into"), store.count("get_ranges")) == (0, 20)
+    dataset.close()
+
+
+def test_a_damaged_shard_is_fetched_again_once(tmp_path: Path) -> None:
+    write_packed(tmp_path, [5, 5])
+    dataset, store = watched(tmp_path)
+    spoiled: list[str] = []
+
+    def spoil(key: str, out: memoryview) -> None:
+        if key.endswith(".tar") and key not in spoiled:
+            spoiled.append(key)
+            out[700] ^= 1
+
+    store.spoil = spoil
+    assert list(range(10)) == sorted(labels(dataset))
+    assert store.count("read_into") == 4
+    dataset.close()
+
+
+def test_a_shard_that_stays_damaged_is_an_error_with_url_and_cause(tmp_path: Path) -> None:
+    write_packed(tmp_path, [5])
+    path = tmp_path / ("0" * 16) / "shard-000000.tar"
+    data = bytearray(path.read_bytes())
+    data[700] ^= 1
+    dataset, _ = watched(tmp_path)
+    path.write_bytes(data)
+    message = r"shard-000000.tar: its checksum is [0-9a-f]{8} and then [0-9a-f]{8}, and the manifest says [0-9a-f]{8}: the object"
+    with pytest.raises(ShardCorrupt, match=message):
+        labels(dataset)
+    dataset.close()
+
+
+def test_a_damaged_index_is_an_error(tmp_path: Path) -> None:
+    write_packed(tmp_path, [5])
+    dataset, store = watched(tmp_path)
+    store.spoil = lambda key, out: out.__setitem__(9, 1) if key.endswith(".index") else None
+    with pytest.raises(
+        ShardCorrupt, match=r"shard-000000.tar.index: it has \(\d+, '.{8}'\) as bytes and checksum, and the man"
+    ):
+        labels(dataset)
+    dataset.close()
+
+
+def test_an_index_of_another_shard_is_an_error(tmp_path: Path) -> None:
+    manifest = write_packed(tmp_path, [5])
+    text = (tmp_path / "manifest.json").read_text()
+    (tmp_path / "manifest.json").write_text(text.replace('"num_samples": 5', '"num_samples": 4'))
+    dataset, _ = watched(tmp_path)
+    with pytest.raises(ShardCorrupt, match=r"its index says 5 samples, and the manifest 4 samples in 20480 bytes"):
+        labels(dataset)
+    dataset.close()
+    assert manifest.num_samples == 5
+
+
+def test_a_dataset_that_is_packed_anew_is_an_error_that_says_so(tmp_path: Path) -> None:
+    write_packed(tmp_path, [5] * 4)
+    dataset, _ = watched(tmp_path, cache_bytes=2 * NBYTES, window=1)
+    items = iter(dataset)
+    next(items)
+    write_packed(tmp_path, [5] * 4, generation="1" * 16)
+    shutil.rmtree(tmp_path / ("0" * 16))
+    with pytest.raises(
+        ShardCorrupt, match=r"packed anew while it was read: this is of generation 0{16}, and .* holds 1{16} by now"
+    ):
+        list(items)
+    dataset.close()
+
+
+def test_a_shard_that_was_written_to_is_an_error(tmp_path: Path) -> None:
+    write_plain(tmp_path, [5, 5])
+    dataset, _ = watched(tmp_path)
+    shutil.copy(tmp_path / "part-000000.tar", tmp_path / "part-000001.tar")
+    with pytest.raises(
+        ShardCorrupt, match=r"part-000001.tar: was removed or written to since the dataset was made: .*Make it anew"
+    ):
+        labels(dataset)
+    dataset.close()
+
+
+def test_a_shard_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    write_plain(tmp_path, [5, 5])
+    dataset, _ = watched(tmp_path)
+    (tmp_path / "part-000001.tar").unlink()
+    with pytest.raises(ShardCorrupt, match=r"part-000001.tar: was removed or written to since the dataset was made"):
+        labels(dataset)
+    dataset.close()
+
+
+def test_a_store_that_does_not_answer_is_its_own_error(tmp_path: Path) -> None:
+    write_packed(tmp_path, [5])
+    dataset, store = watched(tmp_path)
+
+    def harm(method: str, key: str) -> None:
+        if method == "read_into":
+            raise StoreError("the store is down")
+
+    store.harm = harm
+    with pytest.raises(StoreError, match="the store is down"):
+        labels(dataset)
+    dataset.close()
+
+
+def test_a_pickled_copy_uses_the_same_folder_and_ends_nothing(tmp_path: Path) -> None:
+    write_packed(tmp_path, [5])
+    local = LocalShards(shards_in(LocalStore(tmp_path)), None, 1 << 20)
+    other = pickle.loads(pickle.dumps(local))
+    assert local.copy(0) is not None
+    assert other.copy(0) is not None
+    assert other.cache.statistics().num_fetched == 0
+    other.close()
+    assert local.copy(0) is not None
+    local.close()
+
+
+def test_a_private_folder_goes_with_its_owner_alone(private_folders_go: Path) -> None:
+    folder = PrivateFolder()
+    copy = pickle.loads(pickle.dumps(folder))
+    assert copy.path == folder.path
+    assert f"<PrivateFolder {folder.path}>" == repr(copy)
+    copy.close()
+    assert remove_abandoned(private_folders_go) == []
+    del copy
+    assert os.path.isdir(folder.path)
+    path = folder.path
+    del folder
+    assert not os.path.exists(path)
+
+
+@pytest.mark.slow
+def test_a_private_folder_of_a_killed_program_goes_at_the_next_start(private_folders_go: Path, tmp_path: Path) -> None:
+    write_packed(tmp_path, [5])
+    code = f"""
+        import os, signal, tempfile
+        tempfile.tempdir = {str(private_folders_go)!r}
+        from shmload.remote import RemoteDataset
+        dataset = RemoteDataset(None, {str(tmp_path)!r})
+        print(sum(int(sample["cls"]) for sample in dataset), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "10\n"), done.stderr
+    (left,) = private_folders_go.iterdir()
+    dataset = RemoteDataset(None, str(tmp_path))
+    assert not left.exists()
+    dataset.close()
+
+
+def test_a_prefetcher_does_what_was_wished_last_and_ends_with_its_owner() -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.fetched: list[int] = []
+            self.done = threading.Event()
+            self.prefetcher = Prefetcher(self.fetch)
+
+        def fetch(self, shard: int) -> Fetched:
+            self.fetched.append(shard)
+            if shard == 9:
+                self.done.set()
+            return "over" if shard == 5 else "again" if self.fetched.count(shard) < 3 else "done"
+
+    owner = Owner()
+    thread = owner.prefetcher._thread
+    owner.prefetcher.wish([4, 5, 6])
+    owner.prefetcher.wish([7, 9])
+    assert owner.done.wait(10)
+    assert owner.fetched[owner.fetched.index(7) :][:4] == [7, 7, 7, 9]
+    assert 6 not in owner.fetched
+    del owner
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_plain_shards_are_indexed_once_for_all_processes_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    write_plain(tmp_path / "data", [5] * 3)
+    shards = shards_in(LocalStore(tmp_path / "data"))
+    first = dataset_of(shards, cache_folder=tmp_path / "cache", cache_bytes=2 * NBYTES)
+    assert len(first) == 15
+    first.close()
+    again, store = watched(tmp_path / "data", cache_folder=tmp_path / "cache", cache_bytes=2 * NBYTES)
+    assert (len(again), store.count("get_ranges")) == (15, 0)
+    again.close()
+
+
+def test_a_shard_that_is_no_tar_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(b"x" * 2048)
+    dataset: Any = RemoteDataset.from_urls(str(tmp_path))
+    with pytest.raises(ShardCorrupt, match=r"x.tar: at byte 0: "):
+        len(dataset)
+    dataset.close()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shmload.batch.delivered import Jagged, Padded
     from shmload.errors import (
         CacheFull,
+        CopyFailed,
         ObjectExists,
         ObjectMissing,
         RankFailed,
@@ -65,6 +66,7 @@ _ERRORS = "shmload.errors"
 __all__ = [
     "BlockShuffle",
     "CacheFull",
+    "CopyFailed",
     "Jagged",
     "LengthBuckets",
     "Mix",

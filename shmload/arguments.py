@@ -8,12 +8,12 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from shmload.autotune.numbers import is_auto
+from shmload.device.choice import check_device
 
 NOT_BUILT: dict[str, Any] = {  # keyword -> the value that asks for nothing
     "crew": "auto",
     "address": None,
     "share": None,
-    "device": None,
 }
 
 
@@ -34,6 +34,12 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     _check_seed(given)
     _check_threads(given)
     _check_policies(given)
+    check_device(given["device"])
+    if given["device"] is not None and given["audit"] is not None:
+        raise ValueError(
+            "audit and device exclude each other: what is recorded is a digest of the bytes, and those are on the device. Audit a "
+            "pass without device"
+        )
     ring_bytes, every = given["ring_bytes"], given["snapshot_every_n_steps"]
     if ring_bytes is not None and ring_bytes <= 0:
         raise ValueError(f"ring_bytes is a positive number of bytes or None; got {ring_bytes}")

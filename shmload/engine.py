@@ -42,6 +42,8 @@ from shmload.bad_samples import BadSamples
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows
 from shmload.batch.layout import Layout
 from shmload.batch.unpacked import unpack
+from shmload.device.calls import Calls
+from shmload.device.cooling import Cooling, Releases
 from shmload.hoarding import Hoarding
 from shmload.observe.live.label import introduce
 from shmload.observe.live.meaning import describe
@@ -72,7 +74,9 @@ class EngineOptions:
     """How an engine is built; the loader derives it from its own arguments.
 
     `max_rows` is the largest batch expected (0: unknown), `num_ordered` how many batches may be under way at once. It begins with
-    `first_workers` of its workers and slots for `first_ordered` batches; 0: all, and that never changes.
+    `first_workers` of its workers and slots for `first_ordered` batches; 0: all, and that never changes. With `calls` the ring is
+    pinned for that device, and `num_cooling` slots more are there for batches whose copies are under way; `num_sent` batches are
+    copied ahead, None: they are not sent there at all.
     """
 
     num_workers: int
@@ -91,6 +95,9 @@ class EngineOptions:
     first_ordered: int = 0
     rank: int | None = None
     world_size: int | None = None
+    calls: Calls | None = None
+    num_cooling: int = 0
+    num_sent: int | None = None
 
 
 class Engine:
@@ -111,9 +118,10 @@ class Engine:
         self._broken: Verdict | None = None
         self._pid = os.getpid()
         self._is_closed = False
+        self._cooling: Cooling | None = None
         self._death_look = 0.0
         self.on_delivery: Callable[[], None] | None = None  # called after each batch; nobody looks: None
-        self.num_slots = num_slots(options.num_ordered)
+        self.num_slots = num_slots(options.num_ordered) + options.num_cooling
         self._group = Group()
         try:
             self._build()
@@ -137,13 +145,15 @@ class Engine:
             num_workers=options.num_workers,
             is_static=options.is_static,
             threads_per_worker=self._job.num_threads,
-            num_usable=num_slots(options.first_ordered) if options.first_ordered else 0,
+            num_usable=num_slots(options.first_ordered) + options.num_cooling if options.first_ordered else 0,
             **sizes,
         )
         introduce(self._ring, self._job, options.rank, options.world_size)
         self._onlooker = Onlooker(self.control)
         self._hoarding = Hoarding(self._ring)
-        self._memory = RingMemory(group, self._ring, options.ring_bytes, may_park=options.first_ordered > 0)
+        self._cooling = None if options.calls is None else Cooling(self._ring, options.calls)
+        pins = None if self._cooling is None else self._cooling.pins
+        self._memory = RingMemory(group, self._ring, options.ring_bytes, may_park=options.first_ordered > 0, pins=pins)
         self._ready = group.doorbell("ready")
         self._grants = group.doorbell("grants")
         num_order_bells = options.num_workers if options.is_static else 1
@@ -176,7 +186,7 @@ class Engine:
         if limit is None and self._job.seed is None:
             limit = 0
         self.roster = Roster(self._ring, self.crew)
-        self.size = Size(self._memory, self.roster)
+        self.size = Size(self._memory, self.roster, options.num_cooling)
         self._supervisor = Supervisor(
             self._ring, self.crew, self.roster, limit, self._order_in, sample_timeout_s=options.sample_timeout_s
         )
@@ -234,10 +244,7 @@ class Engine:
             WorkerDied: a worker ended and may not be replaced, or a sample killed its worker twice.
             RuntimeError: the loader is closed, or `timeout` has passed.
         """
-        if self._is_closed:
-            raise self._why_closed()
-        if self._hoarding.refused is not None:
-            self._hoarding.raise_refused()
+        self._begin_next()
         try:
             if in_order and not self._backlog and not profiler._is_profiler_enabled:
                 order = self._queue[0]
@@ -248,6 +255,15 @@ class Engine:
         except BaseException:  # ^C, or what another signal handler raises, may come at any line
             self._mend()
             raise
+
+    def _begin_next(self) -> None:
+        """Sees to what may raise before anything is taken."""
+        if self._is_closed:
+            raise self._why_closed()
+        if self._hoarding.refused is not None:
+            self._hoarding.raise_refused()
+        if self._cooling is not None:
+            self._cooling.look()
 
     def _next(self, in_order: bool) -> Delivery:
         if profiler._is_profiler_enabled:
@@ -283,6 +299,9 @@ class Engine:
                             continue
                         self._queue.remove(order)
                         return order, False
+                if order.slot < 0 and self._cooling is not None and self._cooling.wait():
+                    self._round()
+                    continue
                 began = began or monotonic()
                 ring.begin_wait(order.slot if in_order and order.slot >= 0 else ANY_SLOT)
                 self._ready.drain()
@@ -424,6 +443,8 @@ class Engine:
             with interrupts_held():
                 self._memory.answer_need(slot)
             self._ring_grants()
+        if self._cooling is not None:
+            self._cooling.pins.register()
         if self._backlog:
             self._publish()
 
@@ -527,4 +548,18 @@ class Engine:
                         bell.post()
                 self.crew.stop(grace_s)
         finally:
-            self._group.close()
+            try:
+                if self._cooling is not None:
+                    self._cooling.close()
+            finally:
+                self._group.close()
+
+    @property
+    def wants_pinned(self) -> bool:
+        """Whether a batch that is not pinned is to be copied to pinned memory: not where the ring could not be, nor on a device."""
+        return self._options.num_sent is None and (self._cooling is None or not self._cooling.pins.has_failed)
+
+    @property
+    def releases(self) -> Releases | None:
+        """What ends of leases leave behind; None where nothing is pinned."""
+        return None if self._cooling is None else self._cooling.releases

@@ -3,6 +3,7 @@
     ShmloadError
     ├── WorkerDied        (RuntimeError)   a worker process ended and could not be, or may not be, replaced
     ├── RankFailed        (RuntimeError)   a process that `spawn` started failed; its traceback is in the text
+    ├── CopyFailed        (RuntimeError)   a batch could not be copied to a device
     ├── SampleTimeout     (RuntimeError)   one sample took longer than `sample_timeout_s`
     ├── SampleError       (RuntimeError)   a sample could not be read or placed; the worker's traceback is in the text
     ├── RingTooSmall      (MemoryError)    the ring does not fit in the memory there is
@@ -18,6 +19,7 @@ Each class is also the fitting builtin, so that code written for torch's loader 
 
 __all__ = [
     "CacheFull",
+    "CopyFailed",
     "ObjectExists",
     "ObjectMissing",
     "RankFailed",
@@ -50,6 +52,10 @@ class RankFailed(ShmloadError, RuntimeError):
     The text says which was the first and how it ended, by exception, exit code or signal, with its traceback or the last it wrote
     to stderr; then what became of the others.
     """
+
+
+class CopyFailed(ShmloadError, RuntimeError):
+    """A batch could not be copied to a device. The text says which batch, if that is known, and what the device said."""
 
 
 class SampleTimeout(ShmloadError, RuntimeError):

@@ -23,8 +23,11 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, default_collate,
 from shmload.arguments import NOT_BUILT, as_keyed, check_arguments
 from shmload.autotune.tuner import Autotuner, first_numbers, tuner_of
 from shmload.bad_samples import BadSamples, OnError
+from shmload.batch.deliver import mapped
 from shmload.batch.ragged import AS_TORCH_OR_LIST, ragged_of
 from shmload.debug import WatchedEngine, is_enabled
+from shmload.device.choice import NUM_SENT, calls_of
+from shmload.device.feed import FeedingEngine, WatchedFeedingEngine
 from shmload.engine import Engine, EngineOptions
 from shmload.generators import Origin, replayed
 from shmload.metrics import callbacks_of_environment
@@ -65,7 +68,9 @@ class ShmLoader(ObservedLoader[T]):
             draws on other hosts. docs/autotune.md says more.
         collate_fn: makes a batch of a list of samples, in a worker; then nothing is decoded in place. None: torch's rules, straight
             into the batch.
-        pin_memory, pin_memory_device: batches are copied to pinned memory, as torch does; these copies alias no slot.
+        pin_memory, pin_memory_device: with CUDA and workers the ring itself is pinned, and batches lie in it as ever: a slot is used
+            again when copies on the stream that was current at its batch's end are done; name others by `record_stream`. Else, as
+            in torch, copies are pinned. docs/gpu.md says what is safe.
         drop_last: leave out an epoch's last samples that make no whole batch (in seed mode: no whole global batch).
         timeout: seconds to wait for a batch before RuntimeError; 0: as long as it takes. Of one sample: `sample_timeout_s`.
         worker_init_fn: called in each worker with its number, after its generators are seeded.
@@ -99,7 +104,10 @@ class ShmLoader(ObservedLoader[T]):
         threads_per_worker: samples that each worker reads at once, for datasets that wait for a disk or a network or give up the
             GIL. The dataset must allow it. The global generators cannot be reseeded per sample then: draw from sample_rng().
             Readers of whole batches and of ragged fields in place take one thread.
-        crew, address, share, device: not built yet; anything but the default raises NotImplementedError.
+        crew, address, share: not built yet; anything but the default raises NotImplementedError.
+        device: "cuda", "cuda:1" or such a torch.device: batches' tensors arrive there, copied from the pinned ring on a stream of
+            their own, two batches ahead; the stream that is current in `next()` waits for them. What is no tensor stays as it is.
+            Not with `audit`.
         audit: a folder where every rank records what it was delivered, batch by batch: `shmload verify` proves from it that each
             sample came exactly once. docs/audit.md says how, and what it costs.
     Raises:
@@ -182,6 +190,7 @@ class ShmLoader(ObservedLoader[T]):
         self.shuffle = shuffle
         self.on_error: OnError = on_error
         self.max_bad = max_bad
+        self.device = device
         self.ragged = ragged
         asked = ragged_of(ragged, None, is_torch_mode=seed is None)
         schema = getattr(in_place_of(dataset, asked) or dataset, "schema", None)
@@ -293,7 +302,8 @@ class ShmLoader(ObservedLoader[T]):
         if self.tuner is not None and not self.tuner.is_of(self):  # they may be set between passes
             self.tuner = tuner_of(self)
         known = self.batch_size if self._auto_collation else 1
-        engine = (WatchedEngine if is_enabled() else Engine)(
+        calls = calls_of(self.device, pin_memory=self.pin_memory)
+        engine = self._kind_of_engine()(
             dataclasses.replace(self.make_job(), **of_job),
             EngineOptions(
                 **(self.tuner.engine_options() if self.tuner is not None else self._fixed_size()),
@@ -309,6 +319,9 @@ class ShmLoader(ObservedLoader[T]):
                 sample_timeout_s=self.sample_timeout_s,
                 rank=self.rank,
                 world_size=self.world_size,
+                calls=calls,
+                num_cooling=0 if calls is None else NUM_SENT,
+                num_sent=None if self.device is None else NUM_SENT,
             ),
             self.bad_samples,
         )
@@ -317,6 +330,38 @@ class ShmLoader(ObservedLoader[T]):
         if self._trace is not None:
             self._trace.follow(engine)
         return engine
+
+    def _kind_of_engine(self) -> type[Engine]:
+        if self.device is not None:
+            return WatchedFeedingEngine if is_enabled() else FeedingEngine
+        return WatchedEngine if is_enabled() else Engine
+
+    def record_stream(self, batch: Any, stream: Any) -> None:
+        """Has a batch's memory not be used again before what `stream` has been given, by the time the batch dies, is done.
+
+        Needed where a batch of a pinned ring is copied, or a batch on the device is used, on a stream that is not the current one
+        when the batch dies. What lies in no slot of this loader needs none of it, and is left alone.
+
+        Args:
+            batch: what the loader yielded, or any part of it.
+            stream: a `torch.cuda.Stream`.
+        """
+        calls = calls_of(self.device, pin_memory=False)
+        all_releases = [engine.releases for engine in self._engines if engine.releases is not None]
+        slots: set[int] = set()
+
+        def name(tensor: torch.Tensor) -> torch.Tensor:
+            if calls is not None:
+                calls.keep_for(tensor, stream)
+            elif tensor.device.type == "cpu":
+                for releases in all_releases:
+                    slot = releases.pins.slot_at(tensor.data_ptr())
+                    if slot >= 0 and slot not in slots:
+                        slots.add(slot)
+                        releases.name_stream(slot, stream)
+            return tensor
+
+        mapped(batch, name, lambda leaf: leaf)
 
     def _fixed_size(self) -> dict[str, int]:
         return {"num_workers": self.num_workers, "num_ordered": (self.prefetch_factor or 0) * self.num_workers}

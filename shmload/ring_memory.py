@@ -12,6 +12,7 @@ from typing import Any
 from shmload import faults
 from shmload._core.mapping import Mapping, give_back_pages
 from shmload._core.trainer import FREE, PARKED, TrainerRing
+from shmload.device.pins import Pins
 from shmload.errors import RingTooSmall
 from shmload.shm.group import Group
 from shmload.shm.preflight import check_fits, shm_free_bytes
@@ -31,13 +32,17 @@ class RingMemory:
     Args:
         limit: bytes that payloads may take in all; None: what the machine has.
         may_park: slots may be taken out of use where the memory is too little for all of them.
+        pins: is told where each slot lies; None: nothing is pinned.
     """
 
-    def __init__(self, group: Group, ring: TrainerRing, limit: int | None, *, may_park: bool = False) -> None:
+    def __init__(
+        self, group: Group, ring: TrainerRing, limit: int | None, *, may_park: bool = False, pins: Pins | None = None
+    ) -> None:
         self._group = group
         self._ring = ring
         self._limit = limit
         self._may_park = may_park
+        self._pins = pins
         self.nbytes = 0  # of payloads, now
         self._slot_nbytes = 0  # the most that a slot has been given
         self._is_asked = False  # batches have no fixed size: the next may be larger
@@ -65,6 +70,8 @@ class RingMemory:
         memory = Mapping(segment.fd, len(slots) * slot_nbytes, populate=True)
         for place, slot in enumerate(slots):
             self._ring.set_payload(slot, memory, segment.path.encode(), place * slot_nbytes, slot_nbytes)
+            if self._pins is not None:
+                self._pins.add(slot, memory, place * slot_nbytes, slot_nbytes)
         self._has_payload, self._num_first = True, len(slots)
 
     def ensure(self, slot: int, nbytes: int) -> None:
@@ -82,7 +89,11 @@ class RingMemory:
         self._put(slot, segment)
 
     def _put(self, slot: int, segment: Segment) -> None:
-        self._ring.set_payload(slot, Mapping(segment.fd, segment.nbytes), segment.path.encode(), 0, segment.nbytes)
+        memory = Mapping(segment.fd, segment.nbytes)
+        if self._pins is not None:
+            self._pins.remove(slot)
+            self._pins.add(slot, memory, 0, segment.nbytes)
+        self._ring.set_payload(slot, memory, segment.path.encode(), 0, segment.nbytes)
         self._give_up(slot)
         self._own[slot] = segment
 
@@ -152,6 +163,8 @@ class RingMemory:
         slot = next((slot for slot in reversed(candidates) if ring.state(slot) == FREE), -1)
         if slot < 0:
             return False
+        if self._pins is not None:
+            self._pins.remove(slot)
         ring.park(slot)
         if slot in self._own:
             give_back_pages(self._own[slot].fd, self._own[slot].nbytes)  # workers may have it mapped for long

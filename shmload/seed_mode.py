@@ -23,6 +23,8 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from shmload import faults
 from shmload.autotune.tuner import Autotuner
 from shmload.callers import users_frame
+from shmload.device.choice import NUM_SENT, calls_of
+from shmload.device.sending import sent_now
 from shmload.engine import Engine
 from shmload.inline import InlineReader
 from shmload.observe.audit.header import header_of
@@ -217,6 +219,8 @@ class SeedStream:
             self.schedule()
         self._pins = _pins(self._loader)
         self._num_ahead = (self._loader.prefetch_factor or 1) * self._loader.num_workers
+        if self._loader.device is not None:
+            self._num_ahead += NUM_SENT
         self._place = Place(self._next_epoch, self._first_step)
         formula = self._schedule
         if isinstance(formula, BatchSchedule) and formula.stream is None:
@@ -263,8 +267,8 @@ class SeedStream:
         self._fill(engine)
         if watch is not None and batch is not NOTHING:
             watch.delivered(batch)
-        if self._pins:
-            batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own
+        if self._pins and engine.wants_pinned:
+            batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own; leaves alone what is pinned
         place.step = self._behind(place.step)
         return batch
 
@@ -336,6 +340,8 @@ class SeedStream:
             watch.delivered(batch)
         if self._pins:
             batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own
+        if batch is not NOTHING:
+            batch = sent_now(batch, calls_of(self._loader.device, pin_memory=False))
         place.step = self._behind(place.step)
         return batch
 

@@ -25,6 +25,8 @@ from torch.utils.data.dataloader import (
 )
 
 from shmload import faults
+from shmload.device.choice import calls_of
+from shmload.device.sending import sent_now
 from shmload.engine import Engine
 from shmload.errors import WorkerDied
 from shmload.generators import origin_of
@@ -286,7 +288,7 @@ class TorchIterator(_Iterator):
             self._go_on_ordering(engine)
             if batch is not NOTHING:
                 self._order = order
-                return self._pinned(batch) if self._pin_memory else batch
+                return self._pinned(batch) if self._pin_memory and engine.wants_pinned else batch
             self._nothing_came(order)
 
     def _pinned(self, batch: Any) -> Any:
@@ -311,6 +313,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
 
     def __init__(self, loader: ShmLoader[Any], state: TorchState | None = None) -> None:
         origin = origin_of(loader.generator)
+        self._calls = calls_of(loader.device, pin_memory=False)
         resumed = ((state or {}).get("workers") or [{}])[0]
         if "dataset" in resumed:
             loader.dataset.load_state_dict(resumed["dataset"])  # type: ignore[attr-defined]  # it had a state_dict
@@ -362,7 +365,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         if self._reader is None:
-            return _SingleProcessDataLoaderIter._next_data(self)
+            return sent_now(_SingleProcessDataLoaderIter._next_data(self), self._calls)
         while True:
             keys = self._next_index()
             step = self._sampler_iter.num_taken - 1
@@ -370,7 +373,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
             batch = self._reader.read(order)
             if batch is not NOTHING:
                 self._order = order
-                return batch
+                return sent_now(batch, self._calls)
             self._nothing_came(order)
 
 

@@ -54,6 +54,7 @@ enum { /* private slot states, the truth about who owns a slot */
     SHML_LEASED = 3,
     SHML_DRAINING = 4, /* abandoned while a worker still writes into it */
     SHML_PARKED = 5,   /* out of use: a ring may be made for more batches than are under way now */
+    SHML_COOLING = 6,  /* its lease has ended, and copies from it to a device may still be under way */
 };
 
 struct shml_desk;
@@ -90,6 +91,10 @@ typedef struct shml_desk {
     uint32_t num_usable;      /* not parked */
     uint32_t num_free;
     uint32_t num_leased;      /* as the trainer last saw it */
+    uint32_t num_cooling;
+    int32_t *cooling;         /* slots that came back and are not to be used yet, oldest first; NULL: a slot is free at once */
+    void (*ended)(void *context, uint32_t slot); /* told of a lease's end, in its thread, before the slot is back; NULL: nobody */
+    void *context;            /* what it is given; lives as long as the desk has leases */
     int32_t *free_list;       /* last in, first out: the ring in use stays as small and as cache-hot as it can */
     shml_place *places;
 } shml_desk;
@@ -121,6 +126,7 @@ static inline void shml_desk_drop(shml_desk *desk) {
     if (atomic_fetch_sub(&desk->refs, 1) != 1) return;
     free(desk->places);
     free(desk->free_list);
+    free(desk->cooling);
     free(desk);
 }
 
@@ -152,12 +158,42 @@ static inline uint32_t shml_desk_collect(shml_desk *desk) {
     uint32_t n = 0;
     while (slot >= 0) {
         int32_t next = desk->places[slot].next;
-        shml_desk_push_free(desk, (uint32_t)slot);
+        if (desk->cooling) {
+            desk->places[slot].state = SHML_COOLING;
+            desk->cooling[desk->num_cooling++] = slot;
+        } else {
+            shml_desk_push_free(desk, (uint32_t)slot);
+        }
         desk->num_leased--;
         slot = next;
         n++;
     }
     return n;
+}
+
+static inline void shml_desk_poison(uint8_t *base, uint64_t nbytes) { memset(base, 0xA5, nbytes); }
+
+/* Has slots cool before they are free, and `ended` told of each lease's end. -1: no memory. Trainer only, before the first lease. */
+static inline int shml_desk_cool(shml_desk *desk, void (*ended)(void *, uint32_t), void *context) {
+    desk->cooling = (int32_t *)calloc(desk->num_slots, sizeof(int32_t));
+    if (!desk->cooling) return -1;
+    desk->ended = ended;
+    desk->context = context;
+    return 0;
+}
+
+/* Frees a slot that has cooled. -1: it does not cool. Trainer only. */
+static inline int shml_desk_cooled(shml_desk *desk, uint32_t slot) {
+    uint32_t at = 0;
+    while (at < desk->num_cooling && desk->cooling[at] != (int32_t)slot) at++;
+    if (at == desk->num_cooling) return -1;
+    desk->num_cooling--;
+    for (; at < desk->num_cooling; at++) desk->cooling[at] = desk->cooling[at + 1];
+    shml_place *place = &desk->places[slot];
+    if (atomic_load_explicit(&desk->poison, memory_order_relaxed) > 0)
+        shml_desk_poison((uint8_t *)place->map->base + place->offset, place->nbytes);
+    shml_desk_push_free(desk, slot);
+    return 0;
 }
 
 /* Leases a slot that has a payload and no lease. Trainer only. */
@@ -185,18 +221,19 @@ static inline int shml_lease_try_keep(shml_lease *lease) {
     return 0;
 }
 
-/* The end of one alias; with the last one the slot goes back. Any thread, no GIL needed. */
+/* The end of one alias; with the last one the slot goes back. Any thread, no GIL needed (`ended` does nothing where it is not held). */
 static inline void shml_lease_drop(shml_lease *lease) {
     if (atomic_fetch_sub_explicit(&lease->refs, 1, memory_order_acq_rel) != 1) return;
     shml_desk *desk = lease->desk;
     shml_map *map = lease->map;
     int poison = atomic_load_explicit(&desk->poison, memory_order_relaxed);
-    if (poison > 0) memset(lease->base, 0xA5, lease->nbytes);
+    if (poison > 0 && !desk->cooling) shml_desk_poison(lease->base, lease->nbytes); /* else once it has cooled: a copy may run */
     if (poison < 0) {
         atomic_store_explicit(&desk->poison, 0, memory_order_relaxed);
         kill(getpid(), -poison);
     }
     int32_t slot = (int32_t)lease->slot;
+    if (desk->ended) desk->ended(desk->context, lease->slot);
     desk->places[slot].released_ns = shml_now_ns();
     int32_t head = atomic_load_explicit(&desk->returned, memory_order_relaxed);
     do {

@@ -2,27 +2,72 @@
 
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from libc.string cimport memcpy
+from cpython.object cimport PyObject
+
+cdef extern from *:
+    """
+    static int shml_num_forks; /* between this process and the one that imported the module; getpid would be a system call */
+    #if PY_VERSION_HEX < 0x030D0000
+    #define Py_IsFinalizing _Py_IsFinalizing
+    #endif
+    /* whether this thread may call Python; in this order, as the last answers 1 where there is no interpreter any more */
+    static inline int shml_has_python(void) { return Py_IsInitialized() && !Py_IsFinalizing() && PyGILState_Check(); }
+    """
+    int shml_num_forks
+    int shml_has_python() nogil
+    void PyErr_Fetch(PyObject **kind, PyObject **value, PyObject **traceback)
+    void PyErr_Restore(PyObject *kind, PyObject *value, PyObject *traceback)
+    void PyErr_SetInterrupt()
 
 
 cdef class _Desk:
     """An entry in the list of all desks of this process, by which a fork finds every lease."""
 
     cdef shml_desk *_desk
+    cdef object _ended  # told of the ends of leases, if slots cool; it must live as long as a lease
+    cdef int _num_forks
 
     def __dealloc__(self):
         if self._desk != NULL:
             shml_desk_drop(self._desk)
 
 
+cdef void _tell_ended(void *context, uint32_t slot) noexcept nogil:
+    """Tells Python of a lease's end where this thread holds the GIL: it is never waited for, as whoever frees memory may hold locks."""
+    if not shml_has_python():
+        return
+    with gil:
+        _call_ended(<_Desk>context, slot)
+
+
+cdef _call_ended(_Desk entry, uint32_t slot):
+    cdef PyObject *kind
+    cdef PyObject *value
+    cdef PyObject *traceback
+    if entry._num_forks != shml_num_forks or entry._ended is None:  # a forked child's copy says nothing about the slot
+        return
+    PyErr_Fetch(&kind, &value, &traceback)  # memory is freed with exceptions under way, too
+    try:
+        entry._ended(slot)
+    except KeyboardInterrupt:  # ^C came in here, where nobody can raise it
+        PyErr_SetInterrupt()
+    except BaseException:  # the slot has no event then, and whoever wants it waits for the whole device, which says what is wrong
+        pass
+    finally:
+        PyErr_Restore(kind, value, traceback)
+
+
 cdef list _desks = []
 
 
-cdef _enter(shml_desk *desk):
+cdef _Desk _enter(shml_desk *desk):
     cdef _Desk entry = _Desk.__new__(_Desk)
+    entry._num_forks = shml_num_forks
     _desks[:] = [e for e in _desks if (<_Desk>e)._desk.refs > 1]
     shml_desk_keep(desk)
     entry._desk = desk
     _desks.append(entry)
+    return entry
 
 
 def live_leases():

@@ -57,7 +57,8 @@ cdef extern from "lease.h" nogil:
         int32_t state, reserved
         shml_lease lease
     ctypedef struct shml_desk:
-        uint32_t num_slots, num_usable, num_free, num_leased
+        uint32_t num_slots, num_usable, num_free, num_leased, num_cooling
+        int32_t *cooling
         int32_t *free_list
         shml_place *places
         int refs, poison
@@ -70,7 +71,7 @@ cdef extern from "lease.h" nogil:
     enum:
         SHML_ABI, SHML_ANYONE, SHML_ANY_SLOT, SHML_MAX_CHUNKS, SHML_MAX_WORKERS, SHML_PATH_NBYTES, SHML_NAME_NBYTES
         SHML_OPEN, SHML_RESERVED, SHML_POISON, SHML_ERROR, SHML_VOID, SHML_DONE
-        SHML_FREE, SHML_HELD, SHML_ORDERED, SHML_LEASED, SHML_DRAINING, SHML_PARKED
+        SHML_FREE, SHML_HELD, SHML_ORDERED, SHML_LEASED, SHML_DRAINING, SHML_PARKED, SHML_COOLING
         SHML_LAYOUT_NONE, SHML_LAYOUT_PROPOSED, SHML_LAYOUT_READY, SHML_LAYOUT_ASKING
         SHML_ORDER_INT64, SHML_ORDER_PICKLED, SHML_FORM_ROWS, SHML_FORM_PACKED
     enum:
@@ -115,6 +116,8 @@ cdef extern from "lease.h" nogil:
     void shml_desk_push_free(shml_desk *desk, uint32_t slot)
     void shml_desk_pull_free(shml_desk *desk, uint32_t slot)
     uint32_t shml_desk_collect(shml_desk *desk)
+    int shml_desk_cool(shml_desk *desk, void (*ended)(void *, uint32_t) noexcept nogil, void *context)
+    int shml_desk_cooled(shml_desk *desk, uint32_t slot)
     shml_lease *shml_lease_begin(shml_desk *desk, uint32_t slot)
     int shml_lease_try_keep(shml_lease *lease)
     int shml_lease_make_private(shml_lease *lease)

@@ -14,6 +14,7 @@ cdef class SlotDesk:
     cdef shml_ring _ring
     cdef shml_desk *_desk
     cdef object _control
+    cdef _Desk _entry
     cdef int _num_forks
     cdef object _pid
     cdef uint32_t _threads_per_worker
@@ -46,7 +47,7 @@ cdef class SlotDesk:
             self._ring.slots[slot].state = SHML_PARKED
         if self._desk == NULL:
             raise MemoryError
-        _enter(self._desk)
+        self._entry = _enter(self._desk)
 
     def __dealloc__(self):
         if self._desk != NULL:
@@ -72,7 +73,7 @@ cdef class SlotDesk:
 
     cdef void _collect(self):
         """Takes in what leases have given back."""
-        cdef uint32_t first = self._desk.num_free
+        cdef uint32_t first = self._desk.num_free, first_cooling = self._desk.num_cooling
         shml_desk_collect(self._desk)
         if shml_num_forks != self._num_forks:
             return  # a forked child's copy of all this says nothing about the slots
@@ -82,6 +83,9 @@ cdef class SlotDesk:
             place = &self._desk.places[slot]
             self._ring.slots[slot].state = SHML_FREE
             self._note(SHML_EVENT_LEASE, place.leased_ns, place.released_ns, slot, 0, 0)
+        for i in range(first_cooling, self._desk.num_cooling):  # to onlookers it is leased until it has cooled
+            place = &self._desk.places[self._desk.cooling[i]]
+            self._note(SHML_EVENT_LEASE, place.leased_ns, place.released_ns, self._desk.cooling[i], 0, 0)
 
     cdef void _note(self, uint32_t kind, uint64_t begin_ns, uint64_t end_ns, int slot, uint32_t place, uint64_t amount):
         """Leaves an event about a slot's order for onlookers."""
@@ -113,7 +117,7 @@ cdef class SlotDesk:
         """Gives back a slot that was held, or whose order has ended without a delivery."""
         self._slot(slot)
         cdef int state = self._desk.places[slot].state
-        if state == SHML_FREE or state == SHML_LEASED:
+        if state == SHML_FREE or state == SHML_LEASED or state == SHML_COOLING:
             raise ValueError(f"slot {slot} is not the trainer's to free: its state is {state}")
         if state != SHML_HELD:
             self._require_final(slot)
@@ -121,10 +125,43 @@ cdef class SlotDesk:
         self._ring.slots[slot].state = SHML_FREE
 
     def state(self, int slot):
-        """The slot's private state: 0 free, 1 held, 2 ordered, 3 leased, 4 draining, 5 parked."""
+        """The slot's private state: 0 free, 1 held, 2 ordered, 3 leased, 4 draining, 5 parked, 6 cooling."""
         self._slot(slot)
         self._collect()
         return self._desk.places[slot].state
+
+    # ------------------------------------------------------------ copies to a device
+
+    def cool(self, ended):
+        """From now on slots that come back cool, until `cooled`, before they are free. Once, and before the first lease.
+
+        Args:
+            ended: called with a slot when its lease ends, in whatever thread that is, before the slot is back; not where that
+                thread does not hold the GIL, nor when the interpreter is at its end, nor in a forked child. What it raises is
+                dropped. It must not hold the ring.
+        """
+        self._guard()
+        if self._desk.cooling != NULL or self._desk.num_leased:
+            raise ValueError("slots are told to cool once, before the first lease")
+        if shml_desk_cool(self._desk, _tell_ended, <void *>self._entry):
+            raise MemoryError
+        self._entry._ended = ended
+
+    @property
+    def cooling(self):
+        """The slots that cool, those that came back first in front."""
+        self._guard()
+        self._collect()
+        return [self._desk.cooling[i] for i in range(self._desk.num_cooling)]
+
+    def cooled(self, int slot):
+        """Frees a slot that cools: nothing reads it any more."""
+        self._slot(slot)
+        if shml_desk_cooled(self._desk, slot):
+            raise ValueError(f"slot {slot} does not cool: its state is {self._desk.places[slot].state}")
+        self._ring.slots[slot].state = SHML_FREE
+
+    # ------------------------------------------------------------ slots in use
 
     def park(self, int slot):
         """Takes a free slot out of use, and its payload from it."""
@@ -179,7 +216,7 @@ cdef class SlotDesk:
             raise ValueError(f"slot of {nbytes} bytes at {offset} ends beyond its segment of {mapping.nbytes}")
         cdef shml_place *place = &self._desk.places[slot]
         cdef shml_slot *record = &self._ring.slots[slot]
-        if place.state == SHML_LEASED:
+        if place.state == SHML_LEASED or place.state == SHML_COOLING:
             raise ValueError(f"slot {slot} is leased: its payload cannot change")
         shml_map_drop(place.map)
         place.map = shml_map_keep(<shml_map *><uintptr_t>mapping.handle)

@@ -26,11 +26,9 @@ cdef extern from *:
         atomic_store_explicit(&h->epoch, (uint64_t)epoch, memory_order_relaxed);
         atomic_store_explicit(&h->step, (uint64_t)step, memory_order_relaxed);
     }
-    static int shml_num_forks; /* between this process and the one that imported the module; getpid would be a system call */
     static void shml_in_child(void) { shml_num_forks++; }
     static int shml_watch_forks(void) { return pthread_atfork(NULL, NULL, shml_in_child); }
     """
-    int shml_num_forks
     int shml_watch_forks()
     void shml_count_batch(shml_header *h, uint64_t nrows, uint64_t nbytes, int64_t epoch, int64_t step)
 
@@ -47,6 +45,7 @@ FREE = SHML_FREE
 HELD = SHML_HELD
 ORDERED = SHML_ORDERED
 PARKED = SHML_PARKED
+COOLING = SHML_COOLING
 MAX_CHUNKS = SHML_MAX_CHUNKS
 MAX_WORKERS = SHML_MAX_WORKERS
 ANYONE = SHML_ANYONE

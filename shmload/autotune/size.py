@@ -8,10 +8,15 @@ from shmload.worker.crew import interrupts_held
 
 
 class Size:
-    """The size of one engine: its workers, its slots, the memory behind them."""
+    """The size of one engine: its workers, its slots, the memory behind them.
 
-    def __init__(self, memory: RingMemory, roster: Roster) -> None:
+    Args:
+        num_cooling: slots beyond those for batches under way.
+    """
+
+    def __init__(self, memory: RingMemory, roster: Roster, num_cooling: int = 0) -> None:
         self._memory, self._roster = memory, roster
+        self._num_spare = num_cooling + 2
 
     def resize(self, num_workers: int) -> bool:
         """Makes the crew that large, in seed mode; nobody is waited for. False: a process could not be started."""
@@ -27,11 +32,12 @@ class Size:
             how many batches there is room for.
         """
         with interrupts_held():
-            return self._memory.use(num_slots(num_ordered), budget) - 2
+            num_wanted = num_slots(num_ordered) + self._num_spare - 2
+            return self._memory.use(num_wanted, budget) - self._num_spare
 
     def room(self, budget: int) -> int:
         """Batches under way that there are slots for, or can be within a budget."""
-        return self._memory.room(budget) - 2
+        return self._memory.room(budget) - self._num_spare
 
     @property
     def payload_nbytes(self) -> int:

@@ -108,27 +108,43 @@ def structure(tree: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
 
 def copied(batch: Any) -> Any:
     """The batch with every tensor and array in private memory, so that its slot can go back at once."""
+    return mapped(batch, _cloned, _copied_leaf)
+
+
+def _cloned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.preserve_format)
+
+
+def _copied_leaf(leaf: Any) -> Any:
+    return leaf.copy(order="K") if isinstance(leaf, np.ndarray) else copy.deepcopy(leaf)
+
+
+def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_leaf: Callable[[Any], Any]) -> Any:
+    """The same structure around other leaves.
+
+    Args:
+        of_tensor: makes one of each tensor; a nested one is made anew of its parts.
+        of_leaf: makes one of whatever is neither a tensor nor a structure.
+    """
     if isinstance(batch, NestedTensor):
         values, offsets, lengths = batch._values, batch._offsets, batch._lengths
         return torch.nested.nested_tensor_from_jagged(  # its own clone() would share the offsets
-            values.clone(),
-            offsets.clone(),
-            None if lengths is None else lengths.clone(),
+            of_tensor(values),
+            of_tensor(offsets),
+            None if lengths is None else of_tensor(lengths),
             batch._ragged_idx,
         )
     if isinstance(batch, torch.Tensor):
-        return batch.clone(memory_format=torch.preserve_format)
-    if isinstance(batch, np.ndarray):
-        return batch.copy(order="K")
+        return of_tensor(batch)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(copied(v) for v in batch))
+        return type(batch)(*(mapped(v, of_tensor, of_leaf) for v in batch))
     if type(batch) in (list, tuple):
-        return type(batch)([copied(v) for v in batch])
+        return type(batch)([mapped(v, of_tensor, of_leaf) for v in batch])
     if type(batch) is dict:
-        return {k: copied(v) for k, v in batch.items()}
+        return {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()}
     if is_plain_record(batch):
         record = copy.copy(batch)
         for name in vars(batch):
-            object.__setattr__(record, name, copied(getattr(batch, name)))  # also where it is frozen
+            object.__setattr__(record, name, mapped(getattr(batch, name), of_tensor, of_leaf))  # also where it is frozen
         return record
-    return copy.deepcopy(batch)
+    return of_leaf(batch)

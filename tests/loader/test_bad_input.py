@@ -192,7 +192,6 @@ LATER = {
     "crew": "ray",
     "address": "auto",
     "share": "node",
-    "device": "cuda",
 }
 
 

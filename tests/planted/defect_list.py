@@ -447,8 +447,8 @@ DEFECTS = [
         "E4",
         "what is copied out still lies in the ring",
         "shmload/batch/deliver.py",
-        "        return batch.clone(memory_format=torch.preserve_format)\n",
-        "        return batch\n",
+        "    return tensor.clone(memory_format=torch.preserve_format)\n",
+        "    return tensor\n",
         ("tests/leases/test_hoarding.py::test_a_list_of_the_loader_is_right_and_warns_once_naming_the_slots",),
     ),
 ]

@@ -1,0 +1,162 @@
+"""A slot comes back when its batch dies, and is free when the copies from it are done.
+
+A copy with `non_blocking=True` from pinned memory has only been asked for when the call returns, and it holds no reference to the
+tensor it reads. So where a lease ends an event is recorded behind it, on the thread's current streams and on those that
+`record_stream` has named, and the slot *cools* until all of its events are done. They are asked at each `next()`; they are waited
+for only when the batch that is wanted has no slot. No thread is needed.
+
+A lease may end where nothing can be recorded: in a thread that does not hold the GIL (one of autograd's, say; waiting for the GIL
+there could wait for ever), or by an error of the device. Such a slot has no event; it is free once the whole device has been waited
+for, which is done when no other slot can be had.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from shmload._core.trainer import TrainerRing
+from shmload.callers import users_frame
+from shmload.device.calls import Calls
+from shmload.device.pins import Pins
+from shmload.errors import CopyFailed
+
+LEASED = 3  # of TrainerRing.state
+
+
+class Releases:
+    """What the ends of leases leave behind. It knows no ring: it is told of leases that outlive theirs."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._events: dict[int, list[Any]] = {}  # slot -> the events it waits for
+        self._named: dict[int, list[Any]] = {}  # slot -> streams beside the current ones
+        self.pins = Pins(calls)
+        self.is_closed = False
+
+    def name_stream(self, slot: int, stream: Any) -> None:
+        """Has a leased slot wait for this stream, too."""
+        self._named.setdefault(slot, []).append(stream)
+
+    def ended(self, slot: int) -> None:
+        """A lease ends now, in this thread."""
+        self._events.pop(slot, None)
+        streams = [*self._calls.current_streams(), *self._named.pop(slot, ())]
+        self._events[slot] = [self._calls.record(stream) for stream in streams]
+        if self.is_closed:
+            self.wait(slot)
+            self.pins.remove(slot)
+
+    def has_events(self, slot: int) -> bool:
+        """Whether it is known what the slot waits for."""
+        return slot in self._events
+
+    def is_cool(self, slot: int) -> bool:
+        """Whether its copies are known to be done."""
+        events = self._events.get(slot)
+        if events is None:
+            return False
+        try:
+            if not all(self._calls.is_done(event) for event in events):
+                return False
+        except RuntimeError as error:
+            self._events.pop(slot, None)  # then only the whole device can say
+            raise self._failure(error) from error
+        self._events.pop(slot, None)
+        return True
+
+    def wait(self, slot: int) -> None:
+        """Returns when its copies are done."""
+        try:
+            for event in self._events.pop(slot, ()):
+                self._calls.wait_on_host(event)
+        except RuntimeError as error:
+            raise self._failure(error) from error
+
+    def wait_for_all(self) -> None:
+        """Returns when all copies are done, of whatever slot."""
+        try:
+            self._calls.synchronize()
+        except RuntimeError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: RuntimeError) -> CopyFailed:
+        return CopyFailed(
+            f"{self._calls.name} failed at something it was given before, perhaps a copy of a batch: {error}. Batches copied since "
+            "the last synchronisation may be wrong; go on from a checkpoint in a new process"
+        )
+
+
+class Cooling:
+    """The slots of one ring that copies may still read."""
+
+    def __init__(self, ring: TrainerRing, calls: Calls) -> None:
+        self._ring = ring
+        self.releases = Releases(calls)
+        self.pins = self.releases.pins
+        ring.cool(self.releases.ended)
+
+    def look(self) -> None:
+        """Registers memory that is new, frees what has cooled. Never waits.
+
+        Raises:
+            CopyFailed: the device says so.
+        """
+        pins = self.pins
+        pins.register()
+        if pins.warning:
+            text, pins.warning = pins.warning, ""
+            warnings.warn(text, stacklevel=users_frame()[1])
+        for slot in self._ring.cooling:
+            if self.releases.is_cool(slot):
+                self._ring.cooled(slot)
+
+    def wait(self) -> bool:
+        """Waits until a slot has cooled, the one that came back first if that is known. False: none cools."""
+        cooling = self._ring.cooling
+        known = next((slot for slot in cooling if self.releases.has_events(slot)), -1)
+        if known >= 0:
+            self.releases.wait(known)
+            self._ring.cooled(known)
+        elif cooling:
+            self.releases.wait_for_all()
+            for slot in cooling:
+                self._ring.cooled(slot)
+        return bool(cooling)
+
+    def close(self) -> None:
+        """Waits for all copies and unregisters what nobody holds; the rest goes with the batches that are left.
+
+        Raises:
+            CopyFailed: the device says so; everything is closed then, too.
+        """
+        releases, ring = self.releases, self._ring
+        if releases.is_closed:
+            return
+        releases.is_closed = True
+        failure: RuntimeError | None = None
+        cooling = ring.cooling
+        is_unknown = False
+        for slot in cooling:
+            is_unknown |= not releases.has_events(slot)
+            failure = _tried(releases.wait, slot) or failure
+        if is_unknown or failure is not None:
+            failure = _tried(releases.wait_for_all) or failure
+        for slot in cooling:
+            ring.cooled(slot)
+        for slot in range(ring.num_slots):
+            if ring.state(slot) != LEASED or releases.has_events(slot):  # the latter has ended this moment
+                failure = _tried(releases.wait, slot) or failure
+                failure = _tried(self.pins.remove, slot) or failure
+        if failure is not None:
+            raise failure
+
+
+def _tried(call: Callable[..., object], *arguments: Any) -> RuntimeError | None:
+    """What a call fails with: the rest is to be closed all the same."""
+    try:
+        call(*arguments)
+    except RuntimeError as error:
+        return error
+    return None

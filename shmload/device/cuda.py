@@ -1,0 +1,109 @@
+"""CUDA, through torch: its streams, its caching allocator, its copies.
+
+A failed cudaHostRegister leaves its error behind for the next one who asks for the last error, which is torch after its next kernel;
+so the error is taken away at once. Registered memory is `is_pinned()` to torch, and a copy from it is asynchronous; unlike memory of
+torch's own pinned allocator, nobody records an event for it: cooling.py does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of this process
+
+
+class CudaCalls:
+    """One CUDA device.
+
+    Args:
+        index: which; None: the current one, when it is first asked.
+    """
+
+    def __init__(self, index: int | None = None) -> None:
+        self._index = index
+        self.name = "cuda" if index is None else f"cuda:{index}"
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device() if self._index is None else self._index)
+
+    def register(self, address: int, nbytes: int) -> None:
+        """As of any device."""
+        with torch.cuda.device(self._device):
+            error = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, PORTABLE))
+        if error:
+            _forget_last_error()
+            raise RuntimeError(f"cudaHostRegister: error {error}")
+
+    def unregister(self, address: int) -> None:
+        """As of any device."""
+        error = int(torch.cuda.cudart().cudaHostUnregister(address))
+        if error:
+            _forget_last_error()
+            raise RuntimeError(f"cudaHostUnregister: error {error}")
+
+    def current_streams(self) -> Sequence[Any]:
+        """As of any device. Refused while a graph is captured: an event recorded then says nothing of copies."""
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("the current stream is capturing a graph")
+        return [torch.cuda.current_stream(index) for index in _devices_in_use()]
+
+    def current_stream(self) -> Any:
+        """As of any device."""
+        return torch.cuda.current_stream(self._device)
+
+    def side_stream(self) -> Any:
+        """As of any device."""
+        return torch.cuda.Stream(self._device)
+
+    def using(self, stream: Any) -> AbstractContextManager[Any]:
+        """As of any device."""
+        return torch.cuda.stream(stream)
+
+    def record(self, stream: Any) -> Any:
+        """As of any device."""
+        return stream.record_event()
+
+    def is_done(self, event: Any) -> bool:
+        """As of any device."""
+        return bool(event.query())
+
+    def wait_on_host(self, event: Any) -> None:
+        """As of any device."""
+        event.synchronize()
+
+    def wait_on_stream(self, stream: Any, event: Any) -> None:
+        """As of any device."""
+        stream.wait_event(event)
+
+    def synchronize(self) -> None:
+        """As of any device."""
+        for index in _devices_in_use():
+            torch.cuda.synchronize(index)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As of any device."""
+        return tensor.to(self._device, non_blocking=True)
+
+    def keep_for(self, tensor: torch.Tensor, stream: Any) -> None:
+        """As of any device."""
+        tensor.record_stream(stream)
+
+
+def _devices_in_use() -> list[int]:
+    """Devices on which this process has a context; asking the others for a stream would make one."""
+    has_context = torch._C._cuda_hasPrimaryContext
+    return [index for index in range(torch.cuda.device_count()) if has_context(index)]
+
+
+def _forget_last_error() -> None:
+    try:
+        runtime = ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}")  # torch has it loaded
+    except OSError:  # a torch that is linked with it
+        return
+    runtime.cudaGetLastError()

@@ -1,0 +1,302 @@
+"""A device made of host memory, whose work is done when the test says: late, in any order the streams allow, or with an error.
+
+`StandIn` answers `shmload.device.calls.Calls`. What a stream is given waits in it until `step` (or a wait on the host) has it done, so
+a copy reads its source at the last moment there is, by its bare address, as a device does. A copy from memory that is no longer
+registered by then is noted in `violations`; one from memory that never was is read at once, as CUDA reads pageable memory. `Logged`
+writes down what any device is asked, in words that can be compared between devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from shmload.device.calls import Calls
+
+UNFILLED = 0xC3  # what a copy's target holds before the copy
+
+
+class Event:
+    """Done when its stream has come to it."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.error: str | None = None
+
+
+class Stream:
+    """What it was given and has not done, oldest first: pairs of what may hold it back and what is to be done."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[Callable[[], bool], Callable[[], None]]] = deque()
+        self.error: str | None = None  # of something it has done
+
+    def give(self, work: Callable[[], None], is_ready: Callable[[], bool] = lambda: True) -> None:
+        """Adds something behind the rest."""
+        self.waiting.append((is_ready, work))
+
+    @property
+    def can_step(self) -> bool:
+        """Whether it has something to do that nothing holds back."""
+        return bool(self.waiting) and self.waiting[0][0]()
+
+
+class StandIn:
+    """A device whose streams stand still until they are told to go on.
+
+    Args:
+        choose: which of several streams goes on where the host waits for something; given how many can, gives a number below that.
+    """
+
+    name = "stand-in"
+
+    def __init__(self, choose: Callable[[int], int] = lambda count: 0) -> None:
+        self._choose = choose
+        self._local = threading.local()
+        self._failing: dict[str, int] = {}  # call -> how many more go well before one fails
+        self._lock = threading.RLock()
+        self.main = Stream()
+        self.streams = [self.main]
+        self.registered: dict[int, int] = {}  # address -> bytes
+        self.violations: list[str] = []
+
+    # ------------------------------------------------------------ what a test does
+
+    def fail(self, call: str, after: int = 0) -> None:
+        """Has a call fail, once: register, record, is_done, copy (at once), work (a copy, while it runs), wait, synchronize."""
+        self._failing[call] = after
+
+    def step(self, number: int = 0) -> bool:
+        """Has one of the streams that can go on do one thing; False: none can."""
+        with self._lock:
+            able = [stream for stream in self.streams if stream.can_step]
+            if able:
+                able[number % len(able)].waiting.popleft()[1]()
+            return bool(able)
+
+    def run(self) -> None:
+        """Has everything done."""
+        while self.step(self._choose(max(sum(stream.can_step for stream in self.streams), 1))):
+            pass
+
+    def read(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """A list into which the current stream puts what it finds in a tensor, when it comes to it."""
+        found: list[torch.Tensor] = []
+        self.current_stream().give(lambda: found.append(tensor.clone()))
+        return found
+
+    # ------------------------------------------------------------ what a device does
+
+    def register(self, address: int, nbytes: int) -> None:
+        """As of any device."""
+        self._may_fail("register")
+        if any(address < begin + length and begin < address + nbytes for begin, length in self.registered.items()):
+            raise RuntimeError(f"{nbytes} bytes at {address} are registered already")
+        self.registered[address] = nbytes
+
+    def unregister(self, address: int) -> None:
+        """As of any device."""
+        if self.registered.pop(address, None) is None:
+            raise RuntimeError(f"nothing is registered at {address}")
+
+    def current_streams(self) -> Sequence[Stream]:
+        """As of any device."""
+        return [self.current_stream()]
+
+    def current_stream(self) -> Stream:
+        """As of any device."""
+        return getattr(self._local, "stream", self.main)
+
+    def side_stream(self) -> Stream:
+        """As of any device."""
+        self.streams.append(Stream())
+        return self.streams[-1]
+
+    @contextlib.contextmanager
+    def using(self, stream: Stream) -> Iterator[None]:
+        """As of any device."""
+        before = self.current_stream()
+        self._local.stream = stream
+        try:
+            yield
+        finally:
+            self._local.stream = before
+
+    def record(self, stream: Stream) -> Event:
+        """As of any device."""
+        self._may_fail("record")
+        event = Event()
+
+        def reach() -> None:
+            event.is_done, event.error, stream.error = True, stream.error, None
+
+        stream.give(reach)
+        return event
+
+    def is_done(self, event: Event) -> bool:
+        """As of any device."""
+        self._may_fail("is_done")
+        self._raise_late(event)
+        return event.is_done
+
+    def wait_on_host(self, event: Event) -> None:
+        """As of any device."""
+        self._may_fail("wait")
+        while not event.is_done:
+            num_able = sum(stream.can_step for stream in self.streams)
+            if not num_able:
+                raise AssertionError("nothing can go on, and the event is not done: it would be waited for without an end")
+            self.step(self._choose(num_able))
+        self._raise_late(event)
+
+    def wait_on_stream(self, stream: Stream, event: Event) -> None:
+        """As of any device."""
+        stream.give(lambda: None, lambda: event.is_done)
+
+    def synchronize(self) -> None:
+        """As of any device."""
+        self._may_fail("synchronize")
+        self.run()
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As of any device."""
+        self._may_fail("copy")
+        stream = self.current_stream()
+        source = tensor.contiguous()
+        target = torch.empty_like(source)
+        address, nbytes = source.data_ptr(), source.nbytes
+        ctypes.memset(target.data_ptr(), UNFILLED, nbytes)
+        if not self._is_registered(address, nbytes):
+            taken = source.clone()
+            stream.give(lambda: ctypes.memmove(target.data_ptr(), taken.data_ptr(), nbytes) and None)
+            return target
+
+        def work() -> None:
+            if "work" in self._failing:
+                try:
+                    self._may_fail("work")
+                except RuntimeError as error:
+                    stream.error = str(error)
+                    return
+            if not self._is_registered(address, nbytes):
+                self.violations.append(f"a copy of {nbytes} bytes at {address} ran when they were registered no longer")
+                return
+            ctypes.memmove(target.data_ptr(), address, nbytes)
+
+        stream.give(work)
+        return target
+
+    def keep_for(self, tensor: torch.Tensor, stream: Stream) -> None:
+        """As of any device. Its memory is the host's, and is not used again too soon."""
+
+    def _is_registered(self, address: int, nbytes: int) -> bool:
+        return any(
+            begin <= address and address + nbytes <= begin + length for begin, length in list(self.registered.items())
+        )
+
+    def _may_fail(self, call: str) -> None:
+        left = self._failing.get(call)
+        if left is None:
+            return
+        if left:
+            self._failing[call] = left - 1
+            return
+        del self._failing[call]
+        raise RuntimeError(f"the stand-in was told to fail at {call}")
+
+    def _raise_late(self, event: Event) -> None:
+        if event.is_done and event.error is not None:
+            text, event.error = event.error, None
+            raise RuntimeError(text)
+
+
+class Logged:
+    """A device that writes down what it is asked: `log` holds a tuple a call, streams and events numbered as they come up.
+
+    Polls (`is_done`) are left out, as their number is a matter of time; so are addresses.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._numbers: dict[int, int] = {}
+        self._kept: list[Any] = []  # a number is of a living object
+        self._sizes: dict[int, int] = {}
+        self.name = calls.name
+        self.log: list[tuple[Any, ...]] = []
+
+    def _number(self, thing: Any) -> int:
+        identity = getattr(thing, "cuda_stream", id(thing))
+        if identity not in self._numbers:
+            self._kept.append(thing)
+        return self._numbers.setdefault(identity, len(self._numbers))
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Asks the device."""
+        self._sizes[address] = nbytes
+        self.log.append(("register", nbytes))
+        self._calls.register(address, nbytes)
+
+    def unregister(self, address: int) -> None:
+        """Asks the device."""
+        self.log.append(("unregister", self._sizes.pop(address)))
+        self._calls.unregister(address)
+
+    def current_streams(self) -> Sequence[Any]:
+        """Asks the device."""
+        return self._calls.current_streams()
+
+    def current_stream(self) -> Any:
+        """Asks the device."""
+        return self._calls.current_stream()
+
+    def side_stream(self) -> Any:
+        """Asks the device."""
+        stream = self._calls.side_stream()
+        self.log.append(("side_stream", self._number(stream)))
+        return stream
+
+    def using(self, stream: Any) -> AbstractContextManager[Any]:
+        """Asks the device."""
+        return self._calls.using(stream)
+
+    def record(self, stream: Any) -> Any:
+        """Asks the device."""
+        event = self._calls.record(stream)
+        self.log.append(("record", self._number(stream), self._number(event)))
+        return event
+
+    def is_done(self, event: Any) -> bool:
+        """Asks the device."""
+        return self._calls.is_done(event)
+
+    def wait_on_host(self, event: Any) -> None:
+        """Asks the device."""
+        self.log.append(("wait_on_host", self._number(event)))
+        self._calls.wait_on_host(event)
+
+    def wait_on_stream(self, stream: Any, event: Any) -> None:
+        """Asks the device."""
+        self.log.append(("wait_on_stream", self._number(stream), self._number(event)))
+        self._calls.wait_on_stream(stream, event)
+
+    def synchronize(self) -> None:
+        """Asks the device."""
+        self.log.append(("synchronize",))
+        self._calls.synchronize()
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Asks the device."""
+        self.log.append(("copy", tuple(tensor.shape), str(tensor.dtype), self._number(self._calls.current_stream())))
+        return self._calls.copy(tensor)
+
+    def keep_for(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Asks the device."""
+        self.log.append(("keep_for", tuple(tensor.shape), self._number(stream)))
+        self._calls.keep_for(tensor, stream)

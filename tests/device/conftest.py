@@ -1,0 +1,50 @@
+"""Loaders over a device that stands in: every slot is poisoned the moment it is free."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(__file__))
+
+from device_kit import Rows  # the path comes first
+
+from shmload import ShmLoader, debug
+from shmload.testing.device import StandIn
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Slots of loaders made in the test are overwritten when they are free."""
+    debug.enable()
+    yield
+    debug.enable(False)
+
+
+@pytest.fixture
+def make(poisoned: None) -> Iterator[Callable[..., ShmLoader[Any]]]:
+    """Makes loaders in seed mode of 24 batches over a device, and closes them."""
+    made: list[ShmLoader[Any]] = []
+
+    def make_one(device: Any, dataset: Any = None, **options: Any) -> ShmLoader[Any]:
+        options = {"batch_size": 2, "num_workers": 1, "seed": 0, "multiprocessing_context": "fork"} | options
+        made.append(ShmLoader(Rows(48) if dataset is None else dataset, device=device, **options))
+        return made[-1]
+
+    yield make_one
+    for loader in made:
+        loader.close()
+
+
+@pytest.fixture
+def pinning(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """The device that pin_memory=True pins for."""
+    calls = StandIn()
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr("shmload.device.choice.calls_of_cuda", lambda: calls)
+    monkeypatch.setattr("shmload.seed_mode.pin_memory", lambda batch: batch)
+    return calls

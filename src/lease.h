@@ -221,7 +221,7 @@ static inline int shml_lease_try_keep(shml_lease *lease) {
     return 0;
 }
 
-/* The end of one alias; with the last one the slot goes back. Any thread, no GIL needed (`ended` does nothing where it is not held). */
+/* The end of one alias; with the last one the slot goes back. Any thread; the GIL is not needed, but `ended` may take it. */
 static inline void shml_lease_drop(shml_lease *lease) {
     if (atomic_fetch_sub_explicit(&lease->refs, 1, memory_order_acq_rel) != 1) return;
     shml_desk *desk = lease->desk;

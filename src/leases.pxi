@@ -10,8 +10,10 @@ cdef extern from *:
     #if PY_VERSION_HEX < 0x030D0000
     #define Py_IsFinalizing _Py_IsFinalizing
     #endif
-    /* whether this thread may call Python; in this order, as the last answers 1 where there is no interpreter any more */
-    static inline int shml_has_python(void) { return Py_IsInitialized() && !Py_IsFinalizing() && PyGILState_Check(); }
+    /* whether this is a thread of Python's, with the GIL or without: torch gives it up while it frees a tensor */
+    static inline int shml_has_python(void) {
+        return Py_IsInitialized() && !Py_IsFinalizing() && PyGILState_GetThisThreadState() != NULL;
+    }
     """
     int shml_num_forks
     int shml_has_python() nogil
@@ -33,7 +35,7 @@ cdef class _Desk:
 
 
 cdef void _tell_ended(void *context, uint32_t slot) noexcept nogil:
-    """Tells Python of a lease's end where this thread holds the GIL: it is never waited for, as whoever frees memory may hold locks."""
+    """Tells Python of a lease's end, in a thread that Python knows. It takes the GIL there, as torch does to free what is numpy's."""
     if not shml_has_python():
         return
     with gil:

@@ -137,8 +137,8 @@ cdef class SlotDesk:
 
         Args:
             ended: called with a slot when its lease ends, in whatever thread that is, before the slot is back; not where that
-                thread does not hold the GIL, nor when the interpreter is at its end, nor in a forked child. What it raises is
-                dropped. It must not hold the ring.
+                is none of Python's, nor when the interpreter is at its end, nor in a forked child. What it raises is dropped. It
+                must not hold the ring.
         """
         self._guard()
         if self._desk.cooling != NULL or self._desk.num_leased:

@@ -5,9 +5,8 @@ tensor it reads. So where a lease ends an event is recorded behind it, on the th
 `record_stream` has named, and the slot *cools* until all of its events are done. They are asked at each `next()`; they are waited
 for only when the batch that is wanted has no slot. No thread is needed.
 
-A lease may end where nothing can be recorded: in a thread that does not hold the GIL (one of autograd's, say; waiting for the GIL
-there could wait for ever), or by an error of the device. Such a slot has no event; it is free once the whole device has been waited
-for, which is done when no other slot can be had.
+A lease may end where nothing can be recorded: in a thread that Python does not know, or by an error of the device. Such a slot has
+no event; it is free once the whole device has been waited for, which is done when no other slot can be had.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Pins:
         """Registers what has come since the last time."""
         while self._waiting:
             piece = self._pieces.get(self._waiting.pop())
-            if piece is None or self.has_failed:
+            if piece is None or piece.is_registered or self.has_failed:  # a slot may have grown twice meanwhile
                 continue
             try:
                 self._calls.register(piece.address, piece.nbytes)

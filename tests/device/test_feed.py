@@ -1,0 +1,244 @@
+"""device=: batches arrive whole and in order whatever order the device does its work in, and every slot comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from device_kit import Mixed, Rows, rows_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shmload import CopyFailed, ShmLoader, debug
+from shmload.testing.device import Logged, StandIn
+
+Make = Callable[..., ShmLoader[Any]]
+ADVERSARIAL = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+def chosen(data: st.DataObject) -> StandIn:
+    """Its choices come of one draw: when the host waits depends on workers, and hypothesis wants its draws in one order."""
+    return StandIn(Random(data.draw(st.integers(0, 1000))).randrange)
+
+
+def check_all_back(loader: ShmLoader[Any], device: StandIn) -> None:
+    """With everything done no slot is lost; closed, nothing is registered, and no copy has read what was not."""
+    engine = loader._last_engine
+    assert engine is not None
+    device.run()
+    ring = engine._ring
+    engine.abandon()
+    engine._begin_next()
+    while engine._cooling.wait() or ring.drain():
+        pass
+    assert (ring.cooling, ring.num_leased, ring.num_free) == ([], 0, ring.num_slots)
+    loader.close()
+    assert device.registered == {}
+    assert device.violations == []
+
+
+@pytest.mark.slow
+@given(data=st.data())
+@ADVERSARIAL
+def test_no_batch_shows_anothers_bytes_whatever_order_copies_finish_in(data: st.DataObject, make: Make) -> None:
+    device = chosen(data)
+    loader = make(device)
+    iterator, found, held = iter(loader), [], []
+    for _ in range(16):
+        batch = next(iterator)
+        found.append((device.read(batch["x"]), device.read(batch["label"])))
+        if data.draw(st.booleans()):
+            held.append(batch)
+        for number in data.draw(st.lists(st.integers(0, 1), max_size=4)):
+            device.step(number)
+    check_all_back(loader, device)
+    for step, (x, label) in enumerate(found):
+        assert torch.equal(rows_of(2 * step), x[0])
+        assert label[0].tolist() == [2 * step, 2 * step + 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, None])
+def test_a_device_that_stands_still_is_waited_for_when_the_slots_are_used_up(seed: int | None, make: Make) -> None:
+    device = StandIn()
+    loader = make(device, seed=seed)
+    found = [device.read(batch["x"]) for batch in loader]
+    device.run()
+    assert [torch.equal(rows_of(2 * step), x[0]) for step, x in enumerate(found)] == [True] * 24
+
+
+@pytest.mark.slow
+def test_the_state_is_that_of_the_batch_yielded_last_not_of_those_sent_ahead(make: Make) -> None:
+    def states(device: Any) -> list[Any]:
+        loader = make(device)
+        return [loader.state_dict() for _ in loader]
+
+    assert states(None) == states(StandIn())
+
+
+def test_a_pass_broken_off_leaves_nothing_ahead_and_the_next_begins_at_its_start(make: Make) -> None:
+    device = StandIn()
+    loader = make(device)
+    for _ in loader:
+        break
+    found = device.read(next(iter(loader))["x"])
+    check_all_back(loader, device)
+    assert torch.equal(rows_of(0), found[0])
+
+
+def test_every_batch_is_waited_for_by_the_consumers_stream_and_its_memory_kept_for_it(make: Make) -> None:
+    device = StandIn()
+    logged = Logged(device)
+    next(iter(make(logged)))
+    events = [entry for entry in logged.log if entry[0] in ("wait_on_stream", "keep_for")]
+    side = next(entry[1] for entry in logged.log if entry[0] == "side_stream")
+    main = events[0][1]
+    assert side != main
+    copies = [entry for entry in logged.log if entry[0] == "copy"]
+    assert {entry[3] for entry in copies} == {side}
+    assert events[1:] == [("keep_for", (2, 16), main), ("keep_for", (2,), main)]
+
+
+def test_structures_arrive_and_what_is_no_tensor_stays(make: Make) -> None:
+    device = StandIn()
+    loader = make(device, Mixed(48), ragged={"x": "list"}, batch_size=3)
+    batch = next(iter(loader))
+    device.run()
+    assert [row.tolist() for row in batch["x"]] == [[0], [1, 1], [2, 2, 2]]
+    assert len({row.untyped_storage().data_ptr() for row in batch["x"]}) == 1  # one copy, viewed again
+    assert batch["text"] == ["sample 0", "sample 1", "sample 2"]
+    assert batch["pair"][0].tolist() == [0, 1, 2]
+    assert batch["pair"][1].tolist() == [[0.0] * 3, [1.0] * 3, [2.0] * 3]
+    loader.close()
+
+
+def collated_array(samples: list[Any]) -> Any:
+    return np.stack([sample["x"] for sample in samples])
+
+
+def test_an_array_stays_on_the_host_and_keeps_its_slot(make: Make) -> None:
+    device = StandIn()
+    loader = make(device, collate_fn=collated_array)
+    batches: Iterator[Any] = iter(loader)
+    kept = next(batches)
+    for _ in range(12):
+        next(batches)
+    assert isinstance(kept, np.ndarray)
+    assert torch.equal(rows_of(0), torch.from_numpy(kept))
+
+
+def test_without_workers_batches_arrive_too(poisoned: None) -> None:
+    for seed in (0, None):
+        device = StandIn()
+        found = [device.read(batch["x"]) for batch in ShmLoader(Rows(6), 2, seed=seed, device=device)]
+        device.run()
+        assert [torch.equal(rows_of(2 * step), x[0]) for step, x in enumerate(found)] == [True] * 3
+
+
+# ------------------------------------------------------------ what fails
+
+
+def test_a_copy_that_fails_is_an_error_in_its_turn_and_the_next_batch_comes(make: Make) -> None:
+    device = StandIn()
+    loader = make(device)
+    iterator = iter(loader)
+    next(iterator)
+    device.fail("copy", after=1)  # the second field of a batch: the first is on its way
+    found = []
+    with pytest.raises(CopyFailed) as caught:
+        for _ in range(6):
+            found.append(device.read(next(iterator)["x"]))
+    step = len(found) + 1
+    assert str(caught.value) == (
+        f"batch {step} of epoch 0 could not be copied to stand-in: the stand-in was told to fail at copy. Where it has too little "
+        "memory, lower batch_size"
+    )
+    found.append(device.read(next(iterator)["x"]))
+    del caught
+    check_all_back(loader, device)
+    expected = [*range(1, step), step + 1]
+    assert [torch.equal(rows_of(2 * at), x[0]) for at, x in zip(expected, found, strict=True)] == [True] * len(found)
+
+
+def test_a_copy_that_fails_while_it_runs_is_told_by_a_later_call_and_loses_no_slot(make: Make) -> None:
+    device = StandIn()
+    loader = make(device)
+    iterator = iter(loader)
+    device.fail("work")
+    next(iterator)
+    device.run()
+    with pytest.raises(CopyFailed, match="stand-in failed at something it was given before, perhaps a copy of a batch"):
+        for _ in range(8):
+            next(iterator)
+            device.run()
+    check_all_back(loader, device)
+
+
+@pytest.mark.parametrize("call", ["record", "is_done"])
+def test_a_slot_without_an_event_comes_back_once_the_device_has_been_waited_for(call: str, make: Make) -> None:
+    device = StandIn()
+    loader = make(device)
+    iterator = iter(loader)
+    next(iterator)
+    device.fail(call)
+    num_errors = 0
+    for _ in range(20):
+        try:
+            next(iterator)
+        except CopyFailed:
+            num_errors += 1
+    assert num_errors <= 1
+    engine = loader._last_engine
+    assert engine is not None
+    loader.close()
+    assert (engine._ring.cooling, device.registered, device.violations) == ([], {}, [])
+
+
+# ------------------------------------------------------------ what may be asked for
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "text"),
+    [
+        ("cpu", ValueError, "batches are sent to CUDA devices only; got device='cpu'. Leave it out for batches in host memory"),
+        ("gpu0", ValueError, "device is \"cuda\" or \"cuda:1\" and the like, or None; got 'gpu0'"),
+        (0, TypeError, 'device is "cuda", "cuda:1" or a torch.device, or None; got 0'),
+    ],
+)
+def test_what_is_no_cuda_device_is_refused(device: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error) as caught:
+        ShmLoader([1], device=device)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("seed", [0, None])
+def test_a_device_that_is_not_there_is_an_error_of_the_first_pass(
+    num_workers: int, seed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    loader = ShmLoader(Rows(4), num_workers=num_workers, seed=seed, device="cuda:1")
+    text = (
+        r"device='cuda:1' needs a GPU and a torch with CUDA: torch.cuda.is_available\(\) is False here. Leave device out for batches "
+        "in host memory"
+    )
+    with pytest.raises(RuntimeError, match=text):
+        next(iter(loader))
+
+
+def test_an_audit_of_what_lies_on_a_device_is_refused(tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match="audit and device exclude each other: what is recorded is a digest of the bytes"):
+        ShmLoader([1], device="cuda", audit=tmp_path)
+
+
+def test_who_took_a_batch_is_noted_as_ever(make: Make) -> None:
+    loader = make(StandIn())
+    next(iter(loader))
+    assert isinstance(loader._last_engine, debug.WatchedEngine)
+    assert loader.holders() == []

@@ -1,0 +1,317 @@
+"""pin_memory=True: the ring is registered, and a slot is used again when the copies from it are done."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import warnings
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from device_kit import Rows, rows_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shmload import ShmLoader
+from shmload._core.trainer import Lease, live_leases
+from shmload.testing.device import StandIn
+
+Make = Callable[..., ShmLoader[Any]]
+
+
+def pinned(make: Make, **options: Any) -> ShmLoader[Any]:
+    return make(None, pin_memory=True, **options)
+
+
+def goes_on(loader: ShmLoader[Any], iterator: Any, count: int = 14) -> None:
+    """Takes batches until every slot that can be used again has been."""
+    for _ in range(count):
+        next(iterator)
+
+
+@pytest.mark.slow
+@given(data=st.data())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_copy_reads_its_own_batch_however_late_it_runs(data: st.DataObject, make: Make, pinning: StandIn) -> None:
+    pinning._choose = Random(data.draw(st.integers(0, 1000))).randrange
+    pinning.streams[1:] = []
+    loader = pinned(make)
+    side, iterator, copies, held = pinning.side_stream(), iter(loader), [], []
+    for step in range(20):
+        batch = next(iterator)
+        assert torch.equal(rows_of(2 * step), batch["x"])
+        how = data.draw(st.sampled_from(["current", "named", "not"]))
+        if how == "current":
+            copies.append((step, pinning.copy(batch["x"])))
+        elif how == "named":
+            with pinning.using(side):
+                copies.append((step, pinning.copy(batch["x"])))
+            loader.record_stream(batch, side)
+        if len(held) < 3 and data.draw(st.booleans()):
+            held.append(batch)
+        if held and data.draw(st.booleans()):
+            del held[data.draw(st.integers(0, len(held) - 1))]
+        del batch
+        for number in data.draw(st.lists(st.integers(0, 1), max_size=3)):
+            pinning.step(number)
+    held.clear()
+    pinning.run()
+    for step, copy in copies:
+        assert torch.equal(rows_of(2 * step), copy), step
+    loader.close()
+    assert (pinning.registered, pinning.violations) == ({}, [])
+
+
+def test_a_copy_on_a_stream_nobody_named_reads_what_is_not_its_batch_any_more(make: Make, pinning: StandIn) -> None:
+    iterator = iter(pinned(make))
+    side = pinning.side_stream()
+    batch = next(iterator)
+    with pinning.using(side):
+        late = pinning.copy(batch["x"])
+    del batch
+    while pinning.main.can_step:
+        pinning.main.waiting.popleft()[1]()
+    next(iterator)
+    pinning.run()
+    assert not torch.equal(rows_of(0), late)
+
+
+def test_a_batch_is_poisoned_only_when_copies_from_it_are_done(make: Make, pinning: StandIn) -> None:
+    iterator = iter(pinned(make))
+    batch = next(iterator)
+    late = pinning.copy(batch["x"])
+    del batch
+    next(iterator)
+    pinning.run()
+    assert torch.equal(rows_of(0), late)
+
+
+def test_nothing_is_waited_for_while_another_slot_is_free(make: Make, pinning: StandIn) -> None:
+    loader = pinned(make)
+    iterator = iter(loader)
+    pinning.fail("wait")
+    next(iterator)
+    next(iterator)
+    assert len(loader._last_engine._ring.cooling) == 2
+    assert "wait" in pinning._failing
+    pinning._failing.clear()
+
+
+def test_a_batch_that_dies_in_another_thread_waits_for_that_threads_stream(make: Make, pinning: StandIn) -> None:
+    loader = pinned(make)
+    iterator = iter(loader)
+    side, held = pinning.side_stream(), [next(iterator)]
+    found: list[torch.Tensor] = []
+
+    def other() -> None:
+        with pinning.using(side):
+            found.append(pinning.copy(held[0]["x"]))
+            held.clear()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    goes_on(loader, iterator, 3)
+    while pinning.main.can_step:
+        pinning.main.waiting.popleft()[1]()
+    goes_on(loader, iterator)
+    pinning.run()
+    assert torch.equal(rows_of(0), found[0])
+
+
+NO_CAPSULE = b"used_dltensor"  # a capsule keeps no copy of its name
+DELETER = 56  # of a DLManagedTensor, bytes
+UINT8 = (1, 8)  # DLPack's
+
+
+def end_in_a_foreign_thread(lease: Lease) -> Callable[[], None]:
+    """Holds a slot, and what ends that in a thread that Python knows nothing of."""
+    capsule = lease.capsule(0, *UINT8, (1,))
+    api, libc = ctypes.pythonapi, ctypes.CDLL(None)
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = api.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    managed = api.PyCapsule_GetPointer(capsule, b"dltensor")
+    api.PyCapsule_SetName(capsule, NO_CAPSULE)
+    deleter = ctypes.c_void_p.from_address(managed + DELETER)
+    thread = ctypes.c_void_p()
+
+    def end() -> None:
+        assert libc.pthread_create(ctypes.byref(thread), None, deleter, ctypes.c_void_p(managed)) == 0
+        assert libc.pthread_join(thread, None) == 0
+
+    return end
+
+
+def test_a_batch_that_dies_in_a_thread_not_of_pythons_waits_for_the_whole_device(make: Make, pinning: StandIn) -> None:
+    loader = pinned(make)
+    iterator = iter(loader)
+    batch = next(iterator)
+    engine = loader._last_engine
+    late = pinning.copy(batch["x"])
+    end = end_in_a_foreign_thread(live_leases()[0])
+    del batch
+    end()
+    slot = engine._ring.cooling[0]
+    assert not engine.releases.has_events(slot)
+    pinning.run()
+    next(iterator)
+    assert slot in engine._ring.cooling  # nobody knows that it is done
+    goes_on(loader, iterator)
+    assert torch.equal(rows_of(0), late)
+    loader.close()
+    assert pinning.registered == {}
+
+
+def test_an_interrupt_while_a_lease_ends_is_not_lost(make: Make, pinning: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = pinned(make)
+    iterator = iter(loader)
+    batch = next(iterator)
+
+    def interrupted(stream: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pinning, "record", interrupted)
+        del batch
+        for _ in range(1000):
+            threading.get_ident()
+    goes_on(loader, iterator)
+
+
+def test_an_exception_under_way_survives_the_end_of_a_lease(make: Make, pinning: StandIn) -> None:
+    iterator = iter(pinned(make))
+
+    def fails() -> None:
+        batch = next(iterator)
+        raise LookupError(str(batch["label"].tolist()))
+
+    with pytest.raises(LookupError, match=r"\[0, 1\]"):
+        fails()
+
+
+# ------------------------------------------------------------ registering
+
+
+def test_each_slot_is_registered_once_and_unregistered_by_close(make: Make, pinning: StandIn) -> None:
+    loader = pinned(make)
+    iterator = iter(loader)
+    for _ in range(24):
+        next(iterator)
+    assert len(pinning.registered) == loader._last_engine.num_slots
+    loader.close()
+    assert pinning.registered == {}
+
+
+class Growing(Rows):
+    """Batches of text whose size grows: slots must grow."""
+
+    def __getitem__(self, i: int) -> Any:
+        return np.full(2000 * (i + 1), i, np.int32)
+
+
+def test_a_slot_that_grows_is_registered_anew_and_the_old_one_no_longer(make: Make, pinning: StandIn) -> None:
+    loader = pinned(make, dataset=Growing(24), ragged="list", batch_size=1)
+    late = []
+    for step, batch in enumerate(loader):
+        late.append(pinning.copy(batch[0]))
+        if step % 3 == 2:
+            pinning.step()
+    assert loader.stats()["num_grown"] > 1
+    del batch
+    pinning.run()
+    assert [copy.unique().tolist() for copy in late] == [[step] for step in range(24)]
+    loader.close()
+    assert (pinning.registered, pinning.violations) == ({}, [])
+
+
+def test_a_ring_that_cannot_be_pinned_warns_once_and_batches_are_as_good(make: Make, pinning: StandIn) -> None:
+    pinning.fail("register", after=2)
+    loader = pinned(make)
+    with pytest.warns(UserWarning, match="4096 bytes of the ring could not be pinned for stand-in") as caught:
+        found = [batch["x"].clone() for batch in loader]
+    assert len(caught) == 1
+    assert str(caught[0].message).endswith(
+        "batches come in memory that is not pinned, and copies from it are slower. Raise the limit on locked memory (ulimit -l), or "
+        "lower prefetch_factor, num_workers or batch_size"
+    )
+    assert caught[0].filename == __file__
+    assert [torch.equal(rows_of(2 * step), x) for step, x in enumerate(found)] == [True] * 24
+    assert len(pinning.registered) == 2
+    loader.close()
+    assert pinning.registered == {}
+
+
+def test_that_warning_made_an_error_loses_no_batch(make: Make, pinning: StandIn) -> None:
+    pinning.fail("register")
+    iterator = iter(pinned(make))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first = next(iterator)["x"].clone()  # the memory is made while it is waited for
+        with pytest.raises(UserWarning, match="could not be pinned"):
+            next(iterator)
+    assert torch.equal(rows_of(0), first)
+    assert torch.equal(rows_of(2), next(iterator)["x"])
+
+
+# ------------------------------------------------------------ ends
+
+
+def test_close_waits_for_the_copies_that_are_under_way(make: Make, pinning: StandIn) -> None:
+    loader = pinned(make)
+    late = [pinning.copy(batch["x"]) for batch, _ in zip(loader, range(3), strict=False)]
+    loader.close()
+    pinning.run()
+    assert [torch.equal(rows_of(2 * step), copy) for step, copy in enumerate(late)] == [True] * 3
+    assert (pinning.registered, pinning.violations) == ({}, [])
+
+
+def test_a_batch_that_outlives_its_loader_stays_registered_until_its_copies_are_done(make: Make, pinning: StandIn) -> None:
+    loader = pinned(make)
+    batch = next(iter(loader))
+    loader.close()
+    del loader
+    gc.collect()
+    assert len(pinning.registered) == 1
+    late = pinning.copy(batch["x"])
+    del batch
+    assert torch.equal(rows_of(0), late)
+    assert (pinning.registered, pinning.violations) == ({}, [])
+
+
+def test_what_ended_in_such_a_thread_after_close_is_unregistered_when_the_next_ring_is_made(make: Make, pinning: StandIn) -> None:
+    loader = pinned(make)
+    batch = next(iter(loader))
+    loader.close()
+    end = end_in_a_foreign_thread(live_leases()[0])
+    del batch, loader
+    end()
+    gc.collect()
+    assert len(pinning.registered) == 1
+    next(iter(pinned(make, num_workers=1, dataset=Rows(2))))
+    gc.collect()
+    assert pinning.violations == []
+
+
+def test_close_with_a_failing_device_says_so_and_closes_all_the_same(make: Make, pinning: StandIn) -> None:
+    loader = pinned(make)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    pinning.fail("wait")
+    with pytest.raises(RuntimeError, match="the stand-in was told to fail at wait"):
+        loader.close()
+    loader.close()
+    assert (pinning.registered, pinning.violations) == ({}, [])
+
+
+def test_naming_a_stream_for_what_lies_in_no_slot_does_nothing(make: Make, pinning: StandIn) -> None:
+    loader = pinned(make)
+    loader.record_stream(torch.zeros(3), pinning.side_stream())
+    next(iter(loader))
+    loader.record_stream({"x": torch.zeros(3), "text": "a"}, pinning.side_stream())
+    assert loader._last_engine.releases._named == {}

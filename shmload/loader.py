@@ -68,9 +68,9 @@ class ShmLoader(ObservedLoader[T]):
             draws on other hosts. docs/autotune.md says more.
         collate_fn: makes a batch of a list of samples, in a worker; then nothing is decoded in place. None: torch's rules, straight
             into the batch.
-        pin_memory, pin_memory_device: with CUDA and workers the ring itself is pinned, and batches lie in it as ever: a slot is used
-            again when copies on the stream that was current at its batch's end are done; name others by `record_stream`. Else, as
-            in torch, copies are pinned. docs/gpu.md says what is safe.
+        pin_memory, pin_memory_device: with CUDA and workers the ring itself is pinned, and batches lie in it as ever: a slot is
+            used again when copies on the stream that was current at its batch's end are done; name others by `record_stream`. Else,
+            as in torch, copies are pinned. docs/gpu.md says what is safe.
         drop_last: leave out an epoch's last samples that make no whole batch (in seed mode: no whole global batch).
         timeout: seconds to wait for a batch before RuntimeError; 0: as long as it takes. Of one sample: `sample_timeout_s`.
         worker_init_fn: called in each worker with its number, after its generators are seeded.

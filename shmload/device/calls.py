@@ -60,4 +60,4 @@ class Calls(Protocol):
         """A tensor of the device, filled from this one by the current stream, later. Host memory that is not pinned is read now."""
 
     def keep_for(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Has the device's memory not be used again, once the tensor dies, before what the stream has been given by then is done."""
+        """Once the tensor dies, its memory is used again only when what the stream has been given by then is done."""

@@ -44,8 +44,8 @@ def calls_of(device: Any, *, pin_memory: bool) -> Calls | None:
         return calls_of_cuda() if pin_memory else None
     if not torch.cuda.is_available():
         raise RuntimeError(
-            f"device={str(device)!r} needs a GPU and a torch with CUDA: torch.cuda.is_available() is False here. Leave device out for "
-            "batches in host memory"
+            f"device={str(device)!r} needs a GPU and a torch with CUDA: torch.cuda.is_available() is False here. Leave device out "
+            "for batches in host memory"
         )
     return CudaCalls(torch.device(device).index)
 

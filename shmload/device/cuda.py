@@ -1,14 +1,14 @@
 """CUDA, through torch: its streams, its caching allocator, its copies.
 
-A failed cudaHostRegister leaves its error behind for the next one who asks for the last error, which is torch after its next kernel;
-so the error is taken away at once. Registered memory is `is_pinned()` to torch, and a copy from it is asynchronous; unlike memory of
-torch's own pinned allocator, nobody records an event for it: cooling.py does.
+A failed cudaHostRegister leaves its error behind for the next one who asks for the last error, which is torch after its next
+kernel; so the error is taken away at once. Registered memory is `is_pinned()` to torch, and a copy from it is asynchronous; unlike
+memory of torch's own pinned allocator, nobody records an event for it: cooling.py does.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -35,14 +35,14 @@ class CudaCalls:
     def register(self, address: int, nbytes: int) -> None:
         """As of any device."""
         with torch.cuda.device(self._device):
-            error = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, PORTABLE))
+            error = int(_runtime().cudaHostRegister(address, nbytes, PORTABLE))
         if error:
             _forget_last_error()
             raise RuntimeError(f"cudaHostRegister: error {error}")
 
     def unregister(self, address: int) -> None:
         """As of any device."""
-        error = int(torch.cuda.cudart().cudaHostUnregister(address))
+        error = int(_runtime().cudaHostUnregister(address))
         if error:
             _forget_last_error()
             raise RuntimeError(f"cudaHostUnregister: error {error}")
@@ -59,7 +59,7 @@ class CudaCalls:
 
     def side_stream(self) -> Any:
         """As of any device."""
-        return torch.cuda.Stream(self._device)
+        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's own
 
     def using(self, stream: Any) -> AbstractContextManager[Any]:
         """As of any device."""
@@ -97,8 +97,12 @@ class CudaCalls:
 
 def _devices_in_use() -> list[int]:
     """Devices on which this process has a context; asking the others for a stream would make one."""
-    has_context = torch._C._cuda_hasPrimaryContext
+    has_context: Callable[[int], bool] = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]  # private
     return [index for index in range(torch.cuda.device_count()) if has_context(index)]
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's own
 
 
 def _forget_last_error() -> None:

@@ -1,11 +1,11 @@
 """An engine whose batches arrive on a device, copied ahead by a stream of their own.
 
-    slot ready ──lease──▶ host batch ──copies on the side stream──▶ device batch ──the consumer's stream waits for their event──▶ yielded
-                              └── dropped at once: its lease ends with the side stream current, so the slot cools until they are done
+    slot ready ──lease──▶ host batch ──copies on the side stream──▶ device batch ──the consumer's stream waits for them──▶ yielded
+                              └── dropped at once: its lease ends with the side stream current, so the slot cools until then
 
-Ahead of the batch that is yielded, as many as are ready, `num_sent` at most, are copied in the same call; workers and the device are
-waited for by nobody on the host. What was sent ahead stays *ordered* to those above: they count it, and it can be abandoned. So a
-position, a state and torch's pace are the same with a device as without.
+Ahead of the batch that is yielded, as many as are ready, `num_sent` at most, are copied in the same call; the host waits neither
+for workers nor for the device over them. What was sent ahead stays *ordered* to those above: they count it, and it can be
+abandoned. So a position, a state and torch's pace are the same with a device as without.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ class _Arrival:
 
 
 class FeedingEngine(Engine):
-    """An engine over a pinned ring that yields what lies on the device; the arguments are Engine's, `calls` and `num_sent` given."""
+    """An engine over a pinned ring that yields what lies on the device; the arguments are Engine's."""
 
     def __init__(self, *args: Any) -> None:
         self._ahead: deque[_Arrival] = deque()
         super().__init__(*args)
-        assert self._options.calls is not None and self._options.num_sent is not None
+        assert self._options.calls is not None
+        assert self._options.num_sent is not None
         self._calls: Calls = self._options.calls
         self._num_sent = self._options.num_sent
         self._side: Any = None  # made with the first batch: workers that are forked should find the device untouched
@@ -92,7 +93,9 @@ class FeedingEngine(Engine):
         if arrival.event is not None:
             stream = self._calls.current_stream()
             self._calls.wait_on_stream(stream, arrival.event)
-            for tensor in arrival.made:  # it is of the side stream's memory, which would use it again without asking this one
+            for (
+                tensor
+            ) in arrival.made:  # it is of the side stream's memory, which would use it again without asking this one
                 self._calls.keep_for(tensor, stream)
         return arrival.order, arrival.batch, arrival.note
 
@@ -116,10 +119,14 @@ class FeedingEngine(Engine):
         calls = self._calls
         try:
             with calls.using(self._side or self._new_side()):
-                batch, made = sent(batch, calls, is_slot=True)  # the host's own is gone here: the side stream is still current
+                batch, made = sent(
+                    batch, calls, is_slot=True
+                )  # the host's own is gone here: the side stream is still current
                 return _Arrival(order, batch, note, made, event=calls.record(self._side))
         except RuntimeError as error:
-            if self.releases is not None:  # the batch dies with another stream current, and a part of it may be on its way
+            if (
+                self.releases is not None
+            ):  # the batch dies with another stream current, and a part of it may be on its way
                 self.releases.name_stream(order.slot, self._side)
             failure = CopyFailed(
                 f"batch {order.step} of epoch {order.epoch} could not be copied to {calls.name}: {error}. Where it has too little "

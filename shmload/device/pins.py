@@ -50,9 +50,9 @@ class Pins:
             except RuntimeError as error:
                 self.has_failed = True
                 self.warning = (
-                    f"{piece.nbytes} bytes of the ring could not be pinned for {self._calls.name} ({error}): batches come in memory "
-                    "that is not pinned, and copies from it are slower. Raise the limit on locked memory (ulimit -l), or lower "
-                    "prefetch_factor, num_workers or batch_size"
+                    f"{piece.nbytes} bytes of the ring could not be pinned for {self._calls.name} ({error}): batches come in "
+                    "memory that is not pinned, and copies from it are slower. Raise the limit on locked memory (ulimit -l), or "
+                    "lower prefetch_factor, num_workers or batch_size"
                 )
             else:
                 piece.is_registered = True

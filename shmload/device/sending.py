@@ -44,7 +44,7 @@ class _Sending:
         if whole is None:
             if tensor.is_contiguous() and tensor.nbytes == storage.nbytes():
                 return self._wholes.setdefault(storage.data_ptr(), self._made(tensor))
-            whole = self._wholes[storage.data_ptr()] = self._made(torch.empty(0, dtype=torch.uint8).set_(storage))  # type: ignore[call-overload]  # torch's stubs lack it
+            whole = self._wholes[storage.data_ptr()] = self._made(torch.empty(0, dtype=torch.uint8).set_(storage))
         like = torch.empty(0, dtype=tensor.dtype, device=whole.device)
         return like.set_(whole.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
 

@@ -1,7 +1,7 @@
 """A device made of host memory, whose work is done when the test says: late, in any order the streams allow, or with an error.
 
-`StandIn` answers `shmload.device.calls.Calls`. What a stream is given waits in it until `step` (or a wait on the host) has it done, so
-a copy reads its source at the last moment there is, by its bare address, as a device does. A copy from memory that is no longer
+`StandIn` answers `shmload.device.calls.Calls`. What a stream is given waits in it until `step` (or a wait on the host) has it done,
+so a copy reads its source at the last moment there is, by its bare address, as a device does. A copy from memory that is no longer
 registered by then is noted in `violations`; one from memory that never was is read at once, as CUDA reads pageable memory. `Logged`
 writes down what any device is asked, in words that can be compared between devices.
 """
@@ -35,10 +35,10 @@ class Stream:
     """What it was given and has not done, oldest first: pairs of what may hold it back and what is to be done."""
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[Callable[[], bool], Callable[[], None]]] = deque()
+        self.waiting: deque[tuple[Callable[[], bool], Callable[[], object]]] = deque()
         self.error: str | None = None  # of something it has done
 
-    def give(self, work: Callable[[], None], is_ready: Callable[[], bool] = lambda: True) -> None:
+    def give(self, work: Callable[[], object], is_ready: Callable[[], bool] = lambda: True) -> None:
         """Adds something behind the rest."""
         self.waiting.append((is_ready, work))
 
@@ -152,7 +152,9 @@ class StandIn:
         while not event.is_done:
             num_able = sum(stream.can_step for stream in self.streams)
             if not num_able:
-                raise AssertionError("nothing can go on, and the event is not done: it would be waited for without an end")
+                raise AssertionError(
+                    "nothing can go on, and the event is not done: it would be waited for without an end"
+                )
             self.step(self._choose(num_able))
         self._raise_late(event)
 
@@ -175,7 +177,7 @@ class StandIn:
         ctypes.memset(target.data_ptr(), UNFILLED, nbytes)
         if not self._is_registered(address, nbytes):
             taken = source.clone()
-            stream.give(lambda: ctypes.memmove(target.data_ptr(), taken.data_ptr(), nbytes) and None)
+            stream.give(lambda: ctypes.memmove(target.data_ptr(), taken.data_ptr(), nbytes))
             return target
 
         def work() -> None:

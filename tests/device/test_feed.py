@@ -152,8 +152,7 @@ def test_a_copy_that_fails_is_an_error_in_its_turn_and_the_next_batch_comes(make
     device.fail("copy", after=1)  # the second field of a batch: the first is on its way
     found = []
     with pytest.raises(CopyFailed) as caught:
-        for _ in range(6):
-            found.append(device.read(next(iterator)["x"]))
+        found.extend(device.read(batch["x"]) for batch in iterator)
     step = len(found) + 1
     assert str(caught.value) == (
         f"batch {step} of epoch 0 could not be copied to stand-in: the stand-in was told to fail at copy. Where it has too little "
@@ -206,8 +205,12 @@ def test_a_slot_without_an_event_comes_back_once_the_device_has_been_waited_for(
 @pytest.mark.parametrize(
     ("device", "error", "text"),
     [
-        ("cpu", ValueError, "batches are sent to CUDA devices only; got device='cpu'. Leave it out for batches in host memory"),
-        ("gpu0", ValueError, "device is \"cuda\" or \"cuda:1\" and the like, or None; got 'gpu0'"),
+        (
+            "cpu",
+            ValueError,
+            "batches are sent to CUDA devices only; got device='cpu'. Leave it out for batches in host memory",
+        ),
+        ("gpu0", ValueError, 'device is "cuda" or "cuda:1" and the like, or None; got \'gpu0\''),
         (0, TypeError, 'device is "cuda", "cuda:1" or a torch.device, or None; got 0'),
     ],
 )
@@ -233,7 +236,9 @@ def test_a_device_that_is_not_there_is_an_error_of_the_first_pass(
 
 
 def test_an_audit_of_what_lies_on_a_device_is_refused(tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match="audit and device exclude each other: what is recorded is a digest of the bytes"):
+    with pytest.raises(
+        ValueError, match="audit and device exclude each other: what is recorded is a digest of the bytes"
+    ):
         ShmLoader([1], device="cuda", audit=tmp_path)
 
 

@@ -1,0 +1,80 @@
+"""The same on a CUDA device, where there is one: what is asked of it is what the stand-in is asked, and the bytes are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from device_kit import rows_of
+
+from shmload import ShmLoader
+from shmload.device.cuda import CudaCalls
+from shmload.testing.device import Logged, StandIn
+
+Make = Callable[..., ShmLoader[Any]]
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings(
+        "ignore:.*CUDA:UserWarning"
+    ),  # the workers are forked after CUDA was used, and do not use it
+]
+
+
+def test_what_cuda_is_asked_is_what_the_stand_in_is_asked(make: Make) -> None:
+    def log_of(device: Any) -> list[tuple[Any, ...]]:
+        logged = Logged(device)
+        loader = make(logged)
+        for batch in loader:
+            del batch
+            if isinstance(device, StandIn):
+                device.run()
+            else:
+                device.synchronize()
+        loader.close()
+        return [
+            entry for entry in logged.log if entry[0] in ("register", "unregister", "copy", "keep_for", "side_stream")
+        ]
+
+    assert sorted(map(str, log_of(StandIn()))) == sorted(map(str, log_of(CudaCalls())))
+
+
+def test_batches_of_a_pinned_ring_are_pinned_and_copies_from_them_whole(make: Make) -> None:
+    loader = make(None, pin_memory=True)
+    found = []
+    for batch in loader:
+        assert batch["x"].is_pinned()
+        found.append(batch["x"].to("cuda", non_blocking=True))
+    torch.cuda.synchronize()
+    assert [torch.equal(rows_of(2 * step), x.cpu()) for step, x in enumerate(found)] == [True] * 24
+
+
+def test_a_copy_on_a_named_stream_is_waited_for(make: Make) -> None:
+    loader = make(None, pin_memory=True)
+    side, found = torch.cuda.Stream(), []
+    for batch in loader:
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(1_000_000)
+            found.append(batch["x"].to("cuda", non_blocking=True))
+        loader.record_stream(batch, side)
+        del batch
+    torch.cuda.synchronize()
+    assert [torch.equal(rows_of(2 * step), x.cpu()) for step, x in enumerate(found)] == [True] * 24
+
+
+@pytest.mark.parametrize("seed", [0, None])
+def test_batches_arrive_on_the_device_behind_a_stream_that_is_busy(seed: int | None, make: Make) -> None:
+    found = []
+    for batch in make("cuda", seed=seed):
+        torch.cuda._sleep(1_000_000)
+        found.append(batch["x"] + 0)
+        assert batch["x"].is_cuda
+    assert [torch.equal(rows_of(2 * step), x.cpu()) for step, x in enumerate(found)] == [True] * 24
+
+
+def test_what_cannot_be_registered_leaves_no_error_behind() -> None:
+    calls = CudaCalls()
+    with pytest.raises(RuntimeError, match="cudaHostRegister: error"):
+        calls.register(4096, 4096)  # nothing is mapped there
+    assert torch.ones(3, device="cuda").sum().item() == 3

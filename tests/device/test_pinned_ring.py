@@ -81,6 +81,22 @@ def test_a_copy_on_a_stream_nobody_named_reads_what_is_not_its_batch_any_more(ma
     assert not torch.equal(rows_of(0), late)
 
 
+def test_a_copy_on_a_stream_that_was_named_is_waited_for(make: Make, pinning: StandIn) -> None:
+    loader = pinned(make)
+    iterator = iter(loader)
+    side = pinning.side_stream()
+    batch = next(iterator)
+    with pinning.using(side):
+        late = pinning.copy(batch["x"])
+    loader.record_stream(batch, side)
+    del batch
+    while pinning.main.can_step:
+        pinning.main.waiting.popleft()[1]()
+    next(iterator)
+    pinning.run()
+    assert torch.equal(rows_of(0), late)
+
+
 def test_a_batch_is_poisoned_only_when_copies_from_it_are_done(make: Make, pinning: StandIn) -> None:
     iterator = iter(pinned(make))
     batch = next(iterator)
@@ -321,3 +337,18 @@ def test_naming_a_stream_for_what_lies_in_no_slot_does_nothing(make: Make, pinni
     next(iter(loader))
     loader.record_stream({"x": torch.zeros(3), "text": "a"}, pinning.side_stream())
     assert loader._last_engine.releases._named == {}
+
+
+def test_a_ring_refuses_what_is_no_cooling_of_its_slots(make: Make, pinning: StandIn) -> None:
+    loader = pinned(make)
+    next(iter(loader))
+    ring = loader._last_engine._ring
+    with pytest.raises(ValueError, match="slots are told to cool once, before the first lease"):
+        ring.cool(print)
+    slot = ring.hold()
+    with pytest.raises(ValueError, match=f"slot {slot} does not cool: its state is 1"):
+        ring.cooled(slot)
+    (cooling,) = ring.cooling
+    with pytest.raises(ValueError, match=f"slot {cooling} is not the trainer's to free: its state is 6"):
+        ring.free(cooling)
+    ring.free(slot)

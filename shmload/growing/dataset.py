@@ -1,0 +1,249 @@
+"""What ShmLoader reads of a growing cache: samples by (snapshot, record), in whatever process.
+
+A worker opens a snapshot when it meets the first order of its epoch: it reads the frozen list, maps the files it has not mapped yet
+and lets go of those that are no longer in it. So an epoch's start costs a worker its new files only.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload._core.crc32c import crc32c
+from shmload.errors import ShardCorrupt
+from shmload.formats.tfrecord.dataset import TFRecordDataset
+from shmload.formats.tfrecord.files import RecordFile
+from shmload.growing.epochs import Epochs
+from shmload.growing.intake import MAX_INFLATED_BYTES, WalkedFile
+from shmload.growing.names import CONTROL, CacheFile, write_whole
+from shmload.growing.run import read_snapshot
+from shmload.growing.schedule import SnapshotSchedule
+from shmload.growing.snapshot import EPOCH_SHIFT, Snapshot
+from shmload.schedule.schedule import Uneven
+
+BAD = "bad"  # the folder below the control folder where damaged files are told
+log = logging.getLogger("shmload")
+
+
+class GrowingDataset:
+    """The samples of a `SampleCache`, another set in each epoch; made by `SampleCache.dataset`, for ShmLoader with a `seed`.
+
+    It belongs to one training run: all of the run's loaders and ranks read the same samples in the same epoch. An index is that of an
+    epoch's sample, `where` says what it stands for. It has no length, as each epoch has its own: `len(loader)` is the next one's.
+
+    Args:
+        folder: of the cache.
+        epochs: the trainer's side of it.
+        records: reads records of any files by a schema.
+    """
+
+    def __init__(self, folder: Path, epochs: Epochs, records: TFRecordDataset) -> None:
+        self.folder = folder
+        self.epochs: Epochs | None = epochs
+        self.schema: Mapping[str, Any] = records.schema
+        self._records = records
+        self._run_path: Path | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = Lock()
+        self._files: dict[str, _Opened] = {}
+        self._opened: dict[int, tuple[Snapshot, TFRecordDataset]] = {}  # the newest two epochs
+
+    def __getstate__(self) -> dict[str, Any]:
+        left = {"_lock": None, "_files": None, "_opened": None, "epochs": None}
+        return {**vars(self), **left, "_run_path": self.run_path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    @property
+    def run_path(self) -> Path:
+        """Where this run's snapshots lie."""
+        if self.epochs is not None:
+            return self.epochs.run.path
+        assert self._run_path is not None
+        return self._run_path
+
+    def epoch_schedule(
+        self, *, seed: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven
+    ) -> SnapshotSchedule:
+        """Which samples each rank reads at each step of each epoch: what ShmLoader asks in place of a length."""
+        if self.epochs is None:
+            raise RuntimeError(
+                "this is a copy of a growing dataset that came from another process: make one here, SampleCache(folder, "
+                'capacity_bytes).dataset(..., run="name"), with the same name in all ranks'
+            )
+        self.epochs.world_size = world_size
+        self.epochs.smallest = batch_size * world_size if uneven == "drop" else 1
+        return SnapshotSchedule(
+            self.epochs,
+            seed=seed,
+            uneven=uneven,
+            world_size=world_size,
+            batch_size=batch_size,
+            is_shuffled=shuffle,
+        )
+
+    def __len__(self) -> int:
+        raise TypeError(
+            "a growing dataset has another length in each epoch: read it with ShmLoader(dataset, seed=...), whose len() is the "
+            "next epoch's, without a sampler of your own"
+        )
+
+    def where(self, index: int) -> tuple[str, int]:
+        """What an index stands for: the name of a file in the folder, and which of its records.
+
+        Args:
+            index: of `loader.last_indices`, an audit or an error.
+        """
+        snapshot, _ = self._at(index >> EPOCH_SHIFT)
+        return snapshot.place(index & ((1 << EPOCH_SHIFT) - 1))
+
+    # ------------------------------------------------------------ reading
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._read(int(index), lambda records, local: records[int(local[0])])
+
+    @property
+    def read_batch_into(self) -> Callable[[Any, Any], None] | None:
+        """Reads samples of one epoch into rows; None where a decoder does part of that."""
+        return None if self._records.read_batch_into is None else self._read_batch_into
+
+    def _read_batch_into(self, indices: Any, out: Any) -> None:
+        def read(records: TFRecordDataset, local: NDArray[np.int64]) -> None:
+            assert records.read_batch_into is not None
+            records.read_batch_into(local, out)
+
+        self._read(indices, read)
+
+    def read_into(self, index: int, out: Any) -> None:
+        """Reads one sample into its row.
+
+        Args:
+            index: of the sample.
+            out: the row.
+        """
+        self._read(index, lambda records, local: records.read_into(int(local[0]), out))
+
+    def _read(self, indices: Any, read: Callable[[TFRecordDataset, NDArray[np.int64]], Any]) -> Any:
+        keys = np.atleast_1d(np.asarray(indices, np.int64))
+        epoch = int(keys[0]) >> EPOCH_SHIFT
+        snapshot, records = self._at(epoch)
+        local = keys - (epoch << EPOCH_SHIFT)
+        try:
+            return read(records, local)
+        except ShardCorrupt as error:
+            self._tell_bad(snapshot, local, str(error))
+            raise
+
+    def _tell_bad(self, snapshot: Snapshot, records: NDArray[np.int64], text: str) -> None:
+        """Keeps a damaged file out of later epochs."""
+        for name in {snapshot.place(int(record))[0] for record in records}:
+            path = self.folder / name
+            if text.startswith(f"{path}:"):
+                tell_bad(self.folder, name, text)
+
+    def _at(self, epoch: int) -> tuple[Snapshot, TFRecordDataset]:
+        found = self._opened.get(epoch)
+        if found is None:
+            with self._lock:
+                found = self._opened.get(epoch)
+                if found is None:
+                    found = self._open(epoch)
+                    self._opened = dict([*self._opened.items(), (epoch, found)][-2:])
+        return found
+
+    def _open(self, epoch: int) -> tuple[Snapshot, TFRecordDataset]:
+        path = self.run_path / f"epoch-{epoch}.json"
+        try:
+            snapshot = read_snapshot(path)
+        except FileNotFoundError as error:
+            raise IndexError(
+                f"epoch {epoch} has no snapshot at {path}: indices of a growing dataset are given by its own order, so read it "
+                "with ShmLoader(dataset, seed=...), without a sampler of your own"
+            ) from error
+        files = {file.name: self._files.get(file.name) or _Opened(self.folder, file) for file in snapshot.files}
+        self._files = files
+        records = copy.copy(self._records)
+        assert isinstance(records, SnapshotRecords)
+        records.take(list(files.values()))
+        return snapshot, records
+
+    def __repr__(self) -> str:
+        return f"GrowingDataset({os.fspath(self.folder)!r}, {', '.join(self.schema)})"
+
+
+class _Opened:
+    """A cached file, mapped at the first look and kept while a snapshot names it; empty if it is gone."""
+
+    def __init__(self, folder: Path, file: CacheFile) -> None:
+        self.path = os.fspath(folder / file.name)
+        self._expected = file
+        self.file = self._mapped()
+
+    def _mapped(self) -> RecordFile | None:
+        try:
+            file = WalkedFile(self.path, "auto", MAX_INFLATED_BYTES)
+        except FileNotFoundError:  # evicted: the order has nothing of it
+            return None
+        if file.nbytes != self._expected.nbytes:
+            raise ShardCorrupt(
+                f"{self.path}: has {file.nbytes} bytes, and had {self._expected.nbytes} when the epoch was frozen"
+            )
+        return file
+
+
+class SnapshotRecords(TFRecordDataset):
+    """Records of files that are open already; those of a file that is gone keep their numbers and cannot be read."""
+
+    def take(self, opened: list[_Opened]) -> None:
+        """Makes these the files."""
+        self._mapped = opened
+        self.paths = [one.path for one in opened]
+        self._file_nbytes = []
+        self._begin()
+
+    def _files(self) -> list[Any]:
+        return [one.file or _Absent(one) for one in self._mapped]
+
+
+class _Absent:
+    """In the place of a file that is gone."""
+
+    def __init__(self, opened: _Opened) -> None:
+        self.nbytes, self.data, self.state = 0, b"", None
+        self._num_records = opened._expected.num_records
+
+    def offsets(self) -> NDArray[np.int64]:
+        return np.zeros(self._num_records + 1, np.int64)
+
+
+def tell_bad(folder: Path, name: str, text: str) -> None:
+    """Says that a file is damaged: it stays out of every later snapshot, and is listed in `stats()`."""
+    path = folder / CONTROL / BAD / f"{crc32c(name.encode()):08x}.json"
+    if not path.exists():
+        log.warning("%s; it is left out of later epochs", text)
+        write_whole(path, json.dumps({"name": name, "text": text}).encode())
+
+
+def told_bad(folder: Path) -> dict[str, str]:
+    """Files that were found damaged while they were read, and how."""
+    found = {}
+    for path in (folder / CONTROL / BAD).glob("*.json"):
+        try:
+            said = json.loads(path.read_bytes())
+            found[said["name"]] = said["text"]
+        except (OSError, ValueError, KeyError):
+            continue
+    return found

@@ -17,6 +17,7 @@ if sys.platform != "linux":
 if TYPE_CHECKING:
     from shmload.batch.delivered import Jagged, Padded
     from shmload.errors import (
+        CacheFull,
         ObjectExists,
         ObjectMissing,
         RingTooSmall,
@@ -60,6 +61,7 @@ _ERRORS = "shmload.errors"
 
 __all__ = [
     "BlockShuffle",
+    "CacheFull",
     "Jagged",
     "LengthBuckets",
     "Mix",

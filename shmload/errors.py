@@ -8,6 +8,7 @@
     ├── ShardCorrupt      (ValueError)     a shard's bytes are not what its format says
     ├── StateMismatch     (ValueError)     a saved state belongs to another loader
     └── StoreError        (OSError)        an object store could not be read or written
+        ├── CacheFull                     a cache has no room: what it holds is leased, or needed sooner
         ├── ObjectMissing (FileNotFoundError)  there is no such object
         └── ObjectExists  (FileExistsError)    there is one already, and it was to be new
 
@@ -15,6 +16,7 @@ Each class is also the fitting builtin, so that code written for torch's loader 
 """
 
 __all__ = [
+    "CacheFull",
     "ObjectExists",
     "ObjectMissing",
     "RingTooSmall",
@@ -66,6 +68,10 @@ class StateMismatch(ShmloadError, ValueError):
 
 class StoreError(ShmloadError, OSError):
     """An object store could not be read or written."""
+
+
+class CacheFull(StoreError):
+    """A cache has no room, within its budget or on its disk. The text says how much is needed, used, leased and evictable."""
 
 
 class ObjectMissing(StoreError, FileNotFoundError):

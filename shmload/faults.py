@@ -45,6 +45,14 @@ TRAINER_POINTS = (
     "epoch_change",
     "closing",
 )
+STORAGE_POINTS = (  # of any process that uses a cache's folder
+    "holding_lock",
+    "after_reserve",
+    "mid_fetch",
+    "mid_evict",
+    "before_publish",
+    "after_publish",
+)
 EXIT_CODE = 77  # of a process that a charge has made exit
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -1,0 +1,412 @@
+"""A folder whose files together never exceed a budget, however many processes write there.
+
+Room is taken before anything is written: a reservation counts with its full size from its first moment, and what is in the way is
+evicted first. Whoever reads leases; what is leased stays. The file system is the state: which files there are is what the folder
+says (ledger.py), who lives is what locks say (presence.py), and both are right after any kill.
+
+Eviction chooses all its victims before it removes the first, so a request that cannot be met removes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from shmload import faults
+from shmload.errors import CacheFull
+from shmload.storage.lease import Lease, Leases
+from shmload.storage.ledger import Kept, Ledger
+from shmload.storage.reservation import Reservation, check_name
+from shmload.storage.session import Session
+from shmload.storage.watch import Watch
+
+__all__ = ["BudgetedFolder", "FolderStatistics", "Order"]
+
+Order = Callable[[Iterator[Kept]], Iterable[Kept]]
+"""Of the files that nobody has leased, given oldest first, those that may be evicted, the first to go first."""
+
+_folders: weakref.WeakSet[BudgetedFolder] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class FolderStatistics:
+    """A folder at one moment.
+
+    Attributes:
+        nbytes: of all files, those that are being written included at what is reserved for them.
+        num_writing: files that are being written.
+        num_leased: files that any process has leased.
+        num_evicted: files that this process has evicted so far.
+        nbytes_evicted: their bytes.
+    """
+
+    capacity_bytes: int
+    nbytes: int
+    num_files: int
+    num_writing: int
+    num_leased: int
+    num_evicted: int
+    nbytes_evicted: int
+
+
+class BudgetedFolder:
+    """Files within a budget, shared by all processes of a node.
+
+    Picklable; a forked or spawned process goes on with what it is given. All users of a folder give the same budget. What lies
+    there beside the files published through this class is neither counted nor touched, unless `adopts`.
+
+    Args:
+        path: of the folder, on a local disk or in memory; made if it is not there.
+        capacity_bytes: what its files' lengths may add up to.
+        max_files: how many files it may have, also; None: any number.
+        adopts: count all files that do not begin with ".", whoever put them there, and evict them like others. Those that others
+            write into the folder count from the next look on, so only what is written through this class keeps the budget.
+        durable: a published file survives a power failure, too: its bytes are on the disk before it has its name.
+        order: which of the files that are not leased may be evicted, the first to go first; None: the oldest first.
+    Raises:
+        ValueError: no budget, or living processes use the folder with another one.
+        StoreError: the folder's file system has no locks.
+    Cost: a reservation and its publication 0.1 ms in a folder of 10,000 files, a lease 10 us.
+    Thread/process safety: all methods, from any thread and process.
+    Example:
+        >>> import tempfile
+        >>> folder = BudgetedFolder(tempfile.mkdtemp(), 1000)
+        >>> for name in ("a", "b", "c"):
+        ...     with folder.reserve(400) as reservation:
+        ...         _ = os.pwrite(reservation.fd, name.encode() * 400, 0)
+        ...         _ = reservation.publish(name)
+        >>> [kept.name for kept in folder.files()]
+        ['b', 'c']
+    """
+
+    _opened: Session | None
+    _opening: threading.Lock
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        capacity_bytes: int,
+        *,
+        max_files: int | None = None,
+        adopts: bool = False,
+        durable: bool = False,
+        order: Order | None = None,
+    ) -> None:
+        if capacity_bytes < 1 or (max_files is not None and max_files < 1):
+            raise ValueError(f"a budget is at least 1 byte and 1 file; got {capacity_bytes=} and {max_files=}")
+        self.path = os.path.abspath(os.fspath(path))
+        self.capacity_bytes = int(capacity_bytes)
+        self.max_files = max_files
+        self.adopts = adopts
+        self.durable = durable
+        self.order: Order = order or _oldest_first
+        self.num_evicted = 0
+        self.nbytes_evicted = 0
+        self._begin()
+        session = self._session()
+        with session.locked() as ledger:
+            session.sweep()
+            self._make_room(session, ledger, 0, 0, self.order)  # a budget smaller than the last one
+
+    def reserve(self, nbytes: int, *, timeout_s: float | None = 0.0) -> Reservation:
+        """Makes room for a file, and a file in it that nobody sees yet.
+
+        Args:
+            nbytes: how long it may become.
+            timeout_s: seconds to wait until leases end, if nothing may be evicted; 0 = do not wait; None = forever.
+        Raises:
+            CacheFull: there was no room in time, or can never be.
+        """
+        made = self._obtain(None, nbytes, timeout_s, self.order)
+        assert isinstance(made, Reservation)
+        return made
+
+    def obtain(
+        self, name: str, nbytes: int, *, timeout_s: float | None = None, order: Order | None = None
+    ) -> Lease | Reservation:
+        """A lease of a file, or, if it is not there, the room to write it.
+
+        Of several processes that ask for a file that is not there one gets the reservation; the others wait for its publication. If
+        it is abandoned, or its process dies, the next one gets it.
+
+        Args:
+            name: of the file.
+            nbytes: how long it may become, if it must be written.
+            timeout_s: seconds to wait for its writer, or for room; 0 = do not wait; None = forever.
+            order: which files may go for this one; None: the folder's.
+        Raises:
+            CacheFull: there was no room in time, or can never be.
+            TimeoutError: another process was still writing it.
+        """
+        check_name(name)
+        return self._obtain(name, nbytes, timeout_s, order or self.order)
+
+    def lease(self, name: str) -> Lease:
+        """Holds a file: nobody evicts it until the lease, or this process, ends.
+
+        Raises:
+            FileNotFoundError: it is not there, or no longer.
+        """
+        session = self._session()
+        with session.locked() as ledger:
+            kept = ledger.files.get(name)
+            if kept is None:
+                raise FileNotFoundError(f"{self.path} has no file {name}: it was evicted, or never published")
+            session.presence.hold([kept.ino])
+            return Lease(self.path, (kept,), session.let_go)
+
+    def lease_many(self, names: Iterable[str] | None = None) -> Leases:
+        """Holds many files at once: those of `names` that are there; None: all.
+
+        One lease for all of them, in one moment; no descriptor is kept open, so their number is not bounded by a limit of those.
+        """
+        session = self._session()
+        with session.locked() as ledger:
+            if names is None:
+                found = tuple(ledger.files.values())
+            else:
+                found = tuple(ledger.files[name] for name in dict.fromkeys(names) if name in ledger.files)
+            session.presence.hold([kept.ino for kept in found])
+            return Leases(self.path, found, session.let_go)
+
+    def files(self) -> list[Kept]:
+        """What is published, oldest first."""
+        session = self._session()
+        with session.locked() as ledger:
+            return list(ledger.files.values())
+
+    def discard(self, name: str) -> bool:
+        """Removes a file. False: it is not there, or leased."""
+        session = self._session()
+        with session.locked() as ledger:
+            kept = ledger.files.get(name)
+            if kept is None or kept.ino in session.presence.leased():
+                return False
+            self._remove(ledger, kept)
+            session.presence.ring()
+            return True
+
+    def refresh(self) -> None:
+        """Looks at the folder itself: for files that others have put there, or that have grown. Evicts down to the budget.
+
+        Only where `adopts`: everything else is seen without.
+        """
+        session = self._session()
+        with session.locked() as ledger:
+            ledger.list_again()
+            self._make_room(session, ledger, 0, 0, self.order)
+
+    def statistics(self) -> FolderStatistics:
+        """The folder now."""
+        session = self._session()
+        with session.locked() as ledger:
+            leased = session.presence.leased()
+            return FolderStatistics(
+                self.capacity_bytes,
+                ledger.nbytes,
+                len(ledger.files),
+                len(ledger.writing),
+                sum(kept.ino in leased for kept in ledger.files.values()),
+                self.num_evicted,
+                self.nbytes_evicted,
+            )
+
+    def close(self) -> None:
+        """Ends this process's leases and reservations. The next use begins anew."""
+        with self._opening:
+            session, self._opened = self._opened, None
+        if session is not None:
+            session.close()
+
+    def _obtain(self, name: str | None, nbytes: int, timeout_s: float | None, order: Order) -> Lease | Reservation:
+        if not 0 <= nbytes <= self.capacity_bytes:
+            raise CacheFull(
+                f"a file of {nbytes} bytes can never lie in {self.path}: its budget is {self.capacity_bytes} bytes; make files "
+                f"smaller or the budget larger"
+            )
+        session = self._session()
+        temporary = name or f"{os.getpid()}-{secrets.token_hex(4)}"
+        shortage: Exception | None = None
+        for _ in self._attempts(timeout_s):
+            with session.locked() as ledger:
+                kept = ledger.files.get(name) if name else None
+                if kept is not None:
+                    session.presence.hold([kept.ino])
+                    return Lease(self.path, (kept,), session.let_go)
+                session.sweep()
+                if temporary in ledger.writing:
+                    shortage = TimeoutError(
+                        f"another process was still writing {name} into {self.path} after {timeout_s} s: wait longer"
+                    )
+                    continue
+                shortage = self._make_room(session, ledger, nbytes, 1, order)
+                if shortage is not None:
+                    continue
+                session.begin_writing(temporary, nbytes)
+            reservation = Reservation(self, session, temporary, nbytes)
+            faults.hit("after_reserve")
+            try:
+                self._allocate(session, session.descriptors[temporary], 0, nbytes, timeout_s, order)
+            except BaseException:
+                reservation.abandon()
+                raise
+            return reservation
+        assert shortage is not None
+        raise shortage
+
+    def _grow(self, session: Session, name: str, nbytes: int, more: int, timeout_s: float | None) -> None:
+        """For Reservation.grow."""
+        if more < 0 or nbytes + more > self.capacity_bytes:
+            raise CacheFull(
+                f"a file of {nbytes + more} bytes can never lie in {self.path}: its budget is {self.capacity_bytes} bytes; make "
+                f"files smaller or the budget larger"
+            )
+        fd, shortage = session.descriptors[name], None
+        for _ in self._attempts(timeout_s):
+            with session.locked() as ledger:
+                session.sweep()
+                shortage = self._make_room(session, ledger, more, 0, self.order)
+                if shortage is None:
+                    ledger.changing()
+                    os.ftruncate(fd, nbytes + more)
+                    ledger.set_writing(name, nbytes + more)
+                    break
+        if shortage is not None:
+            raise shortage
+        try:
+            self._allocate(session, fd, nbytes, more, timeout_s, self.order)
+        except BaseException:
+            with session.locked() as ledger:
+                ledger.changing()
+                os.ftruncate(fd, nbytes)
+                ledger.set_writing(name, nbytes)
+            raise
+
+    def _make_room(self, session: Session, ledger: Ledger, nbytes: int, files: int, order: Order) -> CacheFull | None:
+        """Evicts until so much fits; or says why it cannot, and then evicts nothing. The folder's lock is held."""
+        excess = ledger.nbytes + nbytes - self.capacity_bytes
+        too_many = 0 if self.max_files is None else len(ledger.files) + len(ledger.writing) + files - self.max_files
+        if excess <= 0 and too_many <= 0:
+            return None
+        leased = session.presence.leased()
+        victims, freed = [], 0
+        for kept in order(kept for kept in ledger.files.values() if kept.ino not in leased):
+            victims.append(kept)
+            freed += kept.nbytes
+            if freed >= excess and len(victims) >= too_many:
+                for victim in victims:
+                    self._remove(ledger, victim)
+                    faults.hit("mid_evict")
+                self.num_evicted += len(victims)
+                self.nbytes_evicted += freed
+                return None
+        held = [kept for kept in ledger.files.values() if kept.ino in leased]
+        files_allowed = "" if self.max_files is None else f" of at most {self.max_files}"
+        return CacheFull(
+            f"{self.path} has no room for {nbytes} bytes more: {ledger.nbytes} of its budget of {self.capacity_bytes} bytes are in "
+            f"use ({len(ledger.files)} files{files_allowed}, {len(ledger.writing)} being written), "
+            f"{sum(kept.nbytes for kept in held)} of them are leased and {freed} may be evicted: make the budget larger, hold "
+            f"fewer files at once, or wait longer"
+        )
+
+    def _remove(self, ledger: Ledger, kept: Kept) -> None:
+        ledger.changing()
+        try:
+            os.unlink(f"{self.path}/{kept.name}")
+        except FileNotFoundError:
+            pass
+        ledger.remove(kept.name)
+
+    def _allocate(
+        self, session: Session, fd: int, start: int, nbytes: int, timeout_s: float | None, order: Order
+    ) -> None:
+        """Takes a file's blocks, so that no later write meets a full disk. A disk smaller than the budget evicts, too."""
+        if not nbytes:
+            return
+        for _ in self._attempts(timeout_s):
+            while True:
+                try:
+                    os.posix_fallocate(fd, start, nbytes)
+                    return
+                except OSError as error:
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        raise
+                if not self._free_disk(session, nbytes, order):
+                    break
+        disk = os.statvfs(self.path)
+        raise CacheFull(
+            f"the disk of {self.path} has no room for {nbytes} bytes more: {disk.f_bavail * disk.f_frsize} bytes are free, and "
+            f"nothing more of the cache's budget of {self.capacity_bytes} bytes may be evicted: free some, or make the budget "
+            f"smaller"
+        )
+
+    def _free_disk(self, session: Session, nbytes: int, order: Order) -> bool:
+        """Evicts as much as a file needs that the disk has no room for, or what there is; whether that was anything."""
+        with session.locked() as ledger:
+            session.sweep()
+            leased = session.presence.leased()
+            freed = 0
+            for kept in list(order(kept for kept in ledger.files.values() if kept.ino not in leased)):
+                if freed >= nbytes:
+                    break
+                self._remove(ledger, kept)
+                self.num_evicted += 1
+                freed += kept.nbytes
+        self.nbytes_evicted += freed
+        return freed > 0
+
+    def _attempts(self, timeout_s: float | None) -> Iterator[None]:
+        """One at once; further ones whenever something has happened in the folder, until the time is over."""
+        yield
+        if timeout_s == 0:
+            return
+        deadline = None if timeout_s is None else monotonic() + timeout_s
+        with Watch(self.path) as watch:
+            yield
+            while watch.wait(deadline):
+                yield
+
+    def _session(self) -> Session:
+        """This process's own."""
+        if self._opened is None:
+            with self._opening:
+                if self._opened is None:
+                    opened = Session(self.path, self.capacity_bytes, self.max_files, adopts=self.adopts)
+                    weakref.finalize(self, opened.close_if_mine)
+                    self._opened = opened
+        return self._opened
+
+    def _begin(self) -> None:
+        """As in a process that has not used the folder yet; a forked child begins here."""
+        self._opened = None
+        self._opening = threading.Lock()
+        _folders.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in ("_opened", "_opening")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    def __repr__(self) -> str:
+        return f"<BudgetedFolder {self.path} of {self.capacity_bytes} bytes>"
+
+
+def _oldest_first(candidates: Iterator[Kept]) -> Iterator[Kept]:
+    return candidates
+
+
+def _begin_in_child() -> None:
+    for folder in list(_folders):
+        folder._begin()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from shmload._core.crc32c import crc32c
 from shmload.errors import ShardCorrupt
 from shmload.formats.tfrecord.dataset import TFRecordDataset
-from shmload.formats.tfrecord.files import RecordFile
 from shmload.growing.epochs import Epochs
 from shmload.growing.intake import MAX_INFLATED_BYTES, WalkedFile
 from shmload.growing.names import CONTROL, CacheFile, write_whole
@@ -185,48 +184,48 @@ class GrowingDataset:
 
 
 class _Opened:
-    """A cached file, mapped at the first look and kept while a snapshot names it; empty if it is gone."""
+    """A cached file, mapped at the first look and kept while a snapshot names it. None of it can be read if it is gone or torn."""
 
-    def __init__(self, folder: Path, file: CacheFile) -> None:
-        self.path = os.fspath(folder / file.name)
-        self._expected = file
-        self.file = self._mapped()
-
-    def _mapped(self) -> RecordFile | None:
+    def __init__(self, folder: Path, expected: CacheFile) -> None:
+        self.path = os.fspath(folder / expected.name)
+        self.nbytes = 0
+        self.data: Any = b""
+        self.state: tuple[Any, ...] | None = None
+        self._offsets = np.zeros(expected.num_records + 1, np.int64)
         try:
             file = WalkedFile(self.path, "auto", MAX_INFLATED_BYTES)
-        except FileNotFoundError:  # evicted: the order has nothing of it
-            return None
-        if file.nbytes != self._expected.nbytes:
+            self._check(expected, file.nbytes, len(file.offsets()) - 1)
+        except FileNotFoundError:  # evicted before a resume: the order has nothing of it
+            return
+        except ShardCorrupt as error:
+            tell_bad(folder, expected.name, str(error))
+            return
+        self.nbytes, self.data, self.state, self._offsets = file.nbytes, file.data, file.state, file.offsets()
+
+    def _check(self, expected: CacheFile, nbytes: int, num_records: int) -> None:
+        if (nbytes, num_records) != (expected.nbytes, expected.num_records):
             raise ShardCorrupt(
-                f"{self.path}: has {file.nbytes} bytes, and had {self._expected.nbytes} when the epoch was frozen"
+                f"{self.path}: has {num_records} records in {nbytes} bytes, and had {expected.num_records} in {expected.nbytes} "
+                "when the epoch was frozen"
             )
-        return file
+
+    def offsets(self) -> NDArray[np.int64]:
+        """Where records begin; of a file that cannot be read, as many of them."""
+        return self._offsets
 
 
 class SnapshotRecords(TFRecordDataset):
-    """Records of files that are open already; those of a file that is gone keep their numbers and cannot be read."""
+    """Records of files that are open already."""
 
     def take(self, opened: list[_Opened]) -> None:
         """Makes these the files."""
-        self._mapped = opened
+        self._taken = opened
         self.paths = [one.path for one in opened]
         self._file_nbytes = []
         self._begin()
 
-    def _files(self) -> list[Any]:
-        return [one.file or _Absent(one) for one in self._mapped]
-
-
-class _Absent:
-    """In the place of a file that is gone."""
-
-    def __init__(self, opened: _Opened) -> None:
-        self.nbytes, self.data, self.state = 0, b"", None
-        self._num_records = opened._expected.num_records
-
-    def offsets(self) -> NDArray[np.int64]:
-        return np.zeros(self._num_records + 1, np.int64)
+    def _files(self) -> Any:
+        return self._taken
 
 
 def tell_bad(folder: Path, name: str, text: str) -> None:

@@ -22,7 +22,7 @@ from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import RecordReader
 from shmload.errors import ShardCorrupt
 from shmload.formats.tfrecord.fields import error_of, fields_of
-from shmload.formats.tfrecord.files import RecordFile
+from shmload.formats.tfrecord.files import Offsets, RecordFile
 from shmload.growing.names import write_whole
 
 MAX_INFLATED_BYTES = 1 << 34
@@ -34,11 +34,15 @@ Found = int | str  # how many records a file holds, or why it cannot be used
 
 
 class WalkedFile(RecordFile):
-    """A file whose records are looked for each time: the walk costs less than an index beside each file of a folder with a budget."""
+    """A file whose records are looked for once in each process: that costs less than an index beside each file of a budget."""
 
-    def offsets(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    _offsets: Offsets | None = None
+
+    def offsets(self) -> Offsets:
         """Where records begin."""
-        return self._walked()
+        if self._offsets is None:
+            self._offsets = self._walked()
+        return self._offsets
 
 
 class Intake:
@@ -71,6 +75,11 @@ class Intake:
         if kept != self._kept and (self._known or self._kept):
             write_whole(self._path, kept)
             self._kept = kept
+
+    @property
+    def bad(self) -> dict[str, str]:
+        """Files that cannot be used, and why."""
+        return {name: found for name, (_, _, found) in self._known.items() if isinstance(found, str)}
 
     def known(self, name: str, status: os.stat_result) -> Found | None:
         """What was found in a file, if it is as it was then."""

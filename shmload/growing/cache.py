@@ -1,0 +1,420 @@
+"""SampleCache: the face of the growing cache, and what a run asks of it."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+from shmload.formats.tfrecord.dataset import TFRecordDataset
+from shmload.growing.dataset import GrowingDataset, SnapshotRecords, told_bad
+from shmload.growing.epochs import Epochs, Missing
+from shmload.growing.intake import MAX_INFLATED_BYTES, Intake
+from shmload.growing.keeper import Sampler
+from shmload.growing.names import CONTROL, CacheFile, newest_generation, read_own_name
+from shmload.growing.run import forget_runs
+from shmload.growing.samplers import Samplers
+from shmload.growing.told import WriterStatistics, told_by_writers
+from shmload.growing.writer import CacheWriter
+from shmload.storage.folder import BudgetedFolder
+from shmload.storage.lease import Leases
+from shmload.storage.ledger import Kept
+
+LOOK_S = 0.05  # between looks for the first samples; other machines' writers ring no bell
+EXAMINE_S = 0.2  # how long files dropped in by others may keep an epoch from beginning, behind the first of them
+RATE_S = 60.0  # what is published in so many seconds makes the rate
+
+
+@dataclass(frozen=True)
+class CacheStatistics:
+    """A growing cache at one moment.
+
+    Attributes:
+        nbytes: of all files, those that are being written included at what is reserved for them.
+        num_leased: files that epochs under way keep from being evicted.
+        generation: how many files writers have published so far.
+        num_evicted: of those, how many are gone.
+        bytes_per_s, samples_per_s: published in the last minute.
+        bad: files that are left out, and why.
+        writers: the living ones.
+        samplers: those that this process has started.
+        num_gone: samples of resumed epochs that are gone, by epoch.
+    """
+
+    capacity_bytes: int
+    nbytes: int
+    num_files: int
+    num_samples: int
+    num_leased: int
+    num_writing: int
+    generation: int
+    num_evicted: int
+    bytes_per_s: float
+    samples_per_s: float
+    bad: Mapping[str, str]
+    writers: Sequence[WriterStatistics]
+    samplers: Sequence[Mapping[str, Any]]
+    num_gone: Mapping[int, int]
+
+
+class SampleCache:
+    """A folder of samples that grows while it is trained on, within a budget.
+
+    Any number of processes write into it; each epoch reads what is there when it begins. Oldest files are evicted for new ones,
+    never one that an epoch under way reads. The folder holds true TFRecord files and nothing else that matters, so a cache is
+    opened again by naming it, and other programs may read it or put files (named *tfrecord*) there.
+
+    Args:
+        folder: made if it is not there. On a local disk; all who use it give the same budget.
+        capacity_bytes: of all files together, what is being written included.
+        max_files: how many files at most; None: any number.
+        max_age_s: an epoch reads no file that was published longer ago, and such files go first; None: any age.
+        file_nbytes: how large the files become that writers write, about; default 64 MB, or a 16th of the cache.
+        headroom: the share of the budget that no epoch reads once the cache is full: its oldest files, which may then be
+            evicted while the epoch runs. More makes the cache renew itself faster, less makes epochs larger.
+        durable: published files survive a power failure, too; costs the writers a wait for the disk each.
+        settle_s: how long a file dropped in by others must have been left alone, where the system cannot say who has it open.
+    Raises:
+        ValueError: a number is out of range, or others use the folder with another budget.
+    Thread/process safety: picklable; any number of processes.
+    Example:
+        >>> import tempfile
+        >>> from shmload import ShmLoader
+        >>> with SampleCache(tempfile.mkdtemp(), 1 << 20) as cache:
+        ...     with cache.writer() as writer:
+        ...         for label in range(6):
+        ...             writer.write({"label": label})
+        ...     dataset = cache.dataset({"label": "int64"})
+        ...     with ShmLoader(dataset, batch_size=3, shuffle=True, seed=7) as loader:
+        ...         sorted(int(label) for batch in loader for label in batch["label"])
+        [0, 1, 2, 3, 4, 5]
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        capacity_bytes: int,
+        *,
+        max_files: int | None = None,
+        max_age_s: float | None = None,
+        file_nbytes: int | None = None,
+        headroom: float = 0.125,
+        durable: bool = False,
+        settle_s: float = 5.0,
+    ) -> None:
+        if not 0 < headroom < 1:
+            raise ValueError(f"headroom is a share of the budget, between 0 and 1; got {headroom}")
+        if max_age_s is not None and max_age_s <= 0:
+            raise ValueError(f"max_age_s is above 0, or None for any age; got {max_age_s}")
+        self.file_nbytes = min(64_000_000, max(capacity_bytes // 16, 1)) if file_nbytes is None else file_nbytes
+        if not 0 < self.file_nbytes <= capacity_bytes // 4:
+            raise ValueError(
+                f"file_nbytes is at most a quarter of capacity_bytes={capacity_bytes}, so that there is room for new files while an "
+                f"epoch reads the others; got {file_nbytes}"
+            )
+        self.path = Path(folder).absolute()
+        self.max_age_s = max_age_s
+        self.headroom = headroom
+        self._settle_s = settle_s
+        (self.path / CONTROL / "bad").mkdir(parents=True, exist_ok=True)
+        self.folder = BudgetedFolder(
+            self.path, capacity_bytes, max_files=max_files, adopts=True, durable=durable, order=_are_samples
+        )
+        self._begin()
+        forget_runs(self.path, lambda name: (self.path / name).exists())
+
+    def _begin(self) -> None:
+        self._intake = Intake(self.path / CONTROL / "known.json", self._settle_s)
+        self._samplers: list[Samplers] = []
+        self._datasets: list[Epochs] = []
+        self._is_first = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k not in ("_intake", "_samplers", "_datasets", "_is_first")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The budget."""
+        return self.folder.capacity_bytes
+
+    # ------------------------------------------------------------ writing
+
+    def writer(
+        self,
+        *,
+        raw: Iterable[str] = (),
+        compression: str | None = None,
+        publish_s: float = 10.0,
+        timeout_s: float | None = None,
+    ) -> CacheWriter:
+        """Writes samples from this process. Close it, or use it as a context manager.
+
+        Args:
+            raw, compression: as of TFRecordWriter.
+            publish_s: the longest that a sample waits for others before an epoch can have it.
+            timeout_s: seconds to wait while the budget is full of samples that epochs read; None: as long as it takes.
+        """
+        return self._writer("writer", raw=tuple(raw), compression=compression, publish_s=publish_s, timeout_s=timeout_s)
+
+    def _writer(self, role: str, **options: Any) -> CacheWriter:
+        return CacheWriter(self.folder, file_nbytes=self.file_nbytes, role=role, **options)
+
+    def start(
+        self,
+        sampler: Sampler,
+        num_processes: int = 1,
+        *,
+        raw: Iterable[str] = (),
+        compression: str | None = None,
+        publish_s: float = 10.0,
+        max_restarts: int = 8,
+        multiprocessing_context: Any = None,
+    ) -> Samplers:
+        """Runs a sampler in processes of its own, until it ends, the cache is closed, or this process ends in any way.
+
+        One that fails or is killed is started again, after a pause that doubles from 0.1 s to 30 s with each failure in a row;
+        what it has collected is kept. Where the budget is full of samples that epochs read, samplers wait.
+
+        Args:
+            sampler: `sampler(worker_id, num_workers)` yields samples: dicts of arrays and texts, or bytes. Random generators are
+                seeded anew in each process.
+            num_processes: how many run it.
+            raw, compression, publish_s: as of `writer`.
+            max_restarts: failures in a row, without a file published between, after which a sampler is given up. When all are, the
+                next epoch's start raises WorkerDied with the traceback.
+            multiprocessing_context: how their keeper is started: "fork", "spawn", "forkserver" or a context. None: Python's default.
+        Returns:
+            their handle: `states`, `stop()`.
+        """
+        if num_processes < 1:
+            raise ValueError(f"num_processes is at least 1; got {num_processes}")
+        if max_restarts < 0:
+            raise ValueError(f"max_restarts is at least 0; got {max_restarts}")
+        options = {"raw": tuple(raw), "compression": compression, "publish_s": publish_s, "timeout_s": None}
+        samplers = Samplers(
+            self.path,
+            sampler,
+            num_processes,
+            max_restarts=max_restarts,
+            multiprocessing_context=multiprocessing_context,
+            make_writer=partial(self._writer, **options),
+        )
+        self._samplers.append(samplers)
+        return samplers
+
+    # ------------------------------------------------------------ reading
+
+    def dataset(
+        self,
+        schema: Mapping[str, Any] | None = None,
+        *,
+        records: str | None = None,
+        verify: str = "all",
+        defaults: Mapping[str, Any] | None = None,
+        decode: Mapping[str, Callable[[bytes], Any]] | None = None,
+        min_samples: int = 1,
+        timeout_s: float = 60.0,
+        missing: Missing = "error",
+        run: str | None = None,
+    ) -> GrowingDataset:
+        """The samples as ShmLoader reads them, in seed mode: in each epoch those that are there when it begins.
+
+        Args:
+            schema, records, verify, defaults, decode: as of TFRecordDataset.
+            min_samples: an epoch begins when there are so many.
+            timeout_s: seconds to wait for them; then TimeoutError.
+            missing: what a resume does about samples of its epoch that were evicted meanwhile. "error": StateMismatch, which
+                names them; "skip": leaves them out, so batches are shorter (never empty); "substitute": other samples of that epoch
+                in their place. What it does is logged.
+            run: what this training run is called, the same in all its ranks and in no other run. None: for one rank a name drawn
+                anew; for several, made of what their launcher tells them (torchrun, Slurm, or their common parent).
+        """
+        for name, value, at_least in (("min_samples", min_samples, 1), ("timeout_s", timeout_s, 0)):
+            if value < at_least:
+                raise ValueError(f"{name} is at least {at_least}; got {value}")
+        if missing not in ("error", "skip", "substitute"):
+            raise ValueError(f'missing is one of "error", "skip", "substitute"; got {missing!r}')
+        reader = SnapshotRecords(
+            os.devnull, schema, records=records, verify=verify, defaults=defaults, decode=decode,
+            max_inflated_bytes=MAX_INFLATED_BYTES,
+        )  # fmt: skip
+        epochs = Epochs(self, run=run, min_samples=min_samples, timeout_s=timeout_s, missing=missing)
+        self._datasets.append(epochs)
+        return GrowingDataset(self.path, epochs, reader)
+
+    def collected(self, at_least: int, timeout_s: float) -> Sequence[CacheFile]:
+        """The files that an epoch may read, oldest first: all that fit beside the headroom.
+
+        Args:
+            at_least: samples that they must hold.
+            timeout_s: seconds to wait for that.
+        Raises:
+            TimeoutError: they do not.
+            WorkerDied: they never will, as all samplers have been given up.
+        """
+        deadline = monotonic() + timeout_s
+        while True:
+            for samplers in self._samplers:
+                samplers.look()
+            files = self._readable()
+            there = sum(file.num_records for file in files)
+            if there >= at_least:
+                return files
+            left = deadline - monotonic()
+            if left <= 0:
+                done = " Its samplers have come to their end." if self._are_done else ""
+                raise TimeoutError(
+                    f"{self.path} holds {there} samples after {timeout_s} s, an epoch needs {at_least}.{done} Wait longer "
+                    "(timeout_s), begin with fewer (min_samples), or see in cache.stats() what its writers do"
+                )
+            self._wait(min(left, LOOK_S))
+
+    @property
+    def _are_done(self) -> bool:
+        return bool(self._samplers) and all(samplers.are_done for samplers in self._samplers)
+
+    def _wait(self, longest_s: float) -> None:
+        poll = select.poll()
+        for samplers in self._samplers:
+            poll.register(samplers.sentinel, select.POLLIN)
+        poll.poll(longest_s * 1000)
+
+    def _readable(self) -> list[CacheFile]:
+        """What fits beside the headroom, and is not too old."""
+        files = self.files()
+        limit = self.capacity_bytes - max(int(self.capacity_bytes * self.headroom), 2 * self.file_nbytes)
+        kept, nbytes = [], 0
+        for file in reversed(files):
+            nbytes += file.nbytes
+            if nbytes > limit and kept:
+                break
+            kept.append(file)
+        return kept[::-1]
+
+    def files(self) -> list[CacheFile]:
+        """What an epoch could read now if there were no headroom to leave, oldest first. Looks into files dropped in by others."""
+        self._discard_old()
+        self.folder.refresh()
+        self._intake.load()
+        bad = told_bad(self.path)
+        found: list[CacheFile] = []
+        names = set()
+        began, has_looked = monotonic(), False
+        for kept in self.folder.files():
+            if not is_of_samples(kept.name) or kept.name in bad:
+                continue
+            if (own := read_own_name(kept.name)) is not None:
+                if own[1] == kept.nbytes:
+                    found.append(CacheFile(kept.name, own[0], kept.nbytes, kept.published_ns))
+                continue
+            names.add(kept.name)
+            path = self.path / kept.name
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue
+            count = self._intake.known(kept.name, status)
+            if count is None and (self._is_first or not has_looked or monotonic() - began < EXAMINE_S):
+                count, has_looked = self._intake.look(path, status), True
+            if isinstance(count, int):
+                found.append(CacheFile(kept.name, count, kept.nbytes, kept.published_ns))
+        self._intake.keep(names)
+        self._is_first = False
+        return found
+
+    def _discard_old(self) -> None:
+        if self.max_age_s is None:
+            return
+        for kept in self.folder.files():
+            if kept.published_ns < (time() - self.max_age_s) * 1e9 and is_of_samples(kept.name):
+                self.folder.discard(kept.name)  # one that is leased stays until it is not
+
+    def hold(self, names: Sequence[str]) -> Hold:
+        """Keeps files from being evicted, by this process and as long as it lives."""
+        return Hold(self.folder.lease_many(names))
+
+    # ------------------------------------------------------------ views
+
+    def stats(self) -> CacheStatistics:
+        """The cache now."""
+        files = self.files()
+        of_folder = self.folder.statistics()
+        generation = newest_generation(self.path / CONTROL)
+        num_own = sum(file.generation >= 0 for file in files)
+        newest = [file for file in files if file.mtime_ns > (time() - RATE_S) * 1e9]
+        return CacheStatistics(
+            capacity_bytes=self.capacity_bytes,
+            nbytes=of_folder.nbytes,
+            num_files=len(files),
+            num_samples=sum(file.num_records for file in files),
+            num_leased=of_folder.num_leased,
+            num_writing=of_folder.num_writing,
+            generation=generation,
+            num_evicted=generation - num_own,
+            bytes_per_s=sum(file.nbytes for file in newest) / RATE_S,
+            samples_per_s=sum(file.num_records for file in newest) / RATE_S,
+            bad={**self._torn(), **told_bad(self.path)},
+            writers=told_by_writers(self.path / CONTROL),
+            samplers=[state for samplers in self._samplers for state in samplers.states],
+            num_gone={epoch: n for epochs in self._datasets for epoch, n in epochs.num_gone.items()},
+        )
+
+    def _torn(self) -> dict[str, str]:
+        found = {}
+        for kept in self.folder.files():
+            own = read_own_name(kept.name)
+            if own is not None and own[1] != kept.nbytes:
+                found[kept.name] = f"{self.path / kept.name}: has {kept.nbytes} bytes, and was published with {own[1]}"
+        return {**found, **self._intake.bad}
+
+    # ------------------------------------------------------------ ends
+
+    def close(self) -> None:
+        """Ends the samplers that this process has started, and its hold on files. What is in the folder stays."""
+        for samplers in self._samplers:
+            samplers.stop()
+        self._samplers = []
+        for epochs in self._datasets:
+            epochs.ended()
+        self.folder.close()
+
+    def __enter__(self) -> SampleCache:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        kept = self.folder.files()
+        nbytes = sum(one.nbytes for one in kept)
+        return f"<SampleCache {self.path}: {len(kept)} files, {nbytes} of {self.capacity_bytes} bytes>"
+
+
+class Hold:
+    """Files of a snapshot, leased together."""
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+        self.names = frozenset(leases.names)
+
+    def release(self) -> None:
+        """Lets them go."""
+        self._leases.release()
+
+
+def is_of_samples(name: str) -> bool:
+    """Whether a file in the folder is meant as samples: what is not is never read, nor evicted."""
+    return "tfrecord" in name.lower() and not name.endswith((".shmload-index", ".tfindex", ".index", ".idx"))
+
+
+def _are_samples(candidates: Iterator[Kept]) -> Iterator[Kept]:
+    return (kept for kept in candidates if is_of_samples(kept.name))

@@ -1,65 +1,25 @@
-"""SampleCache: the face of the growing cache, and what a run asks of it."""
+"""SampleCache: the face of the growing cache."""
 
 from __future__ import annotations
 
 import os
-import select
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from time import monotonic, time
 from typing import Any
 
-from shmload.formats.tfrecord.dataset import TFRecordDataset
-from shmload.growing.dataset import GrowingDataset, SnapshotRecords, told_bad
+from shmload.growing.damage import BAD
+from shmload.growing.dataset import GrowingDataset, SnapshotRecords
 from shmload.growing.epochs import Epochs, Missing
-from shmload.growing.intake import MAX_INFLATED_BYTES, Intake
+from shmload.growing.intake import MAX_INFLATED_BYTES
 from shmload.growing.keeper import Sampler
-from shmload.growing.names import CONTROL, CacheFile, newest_generation, read_own_name
+from shmload.growing.library import Library, are_samples
+from shmload.growing.names import CONTROL, CacheFile
 from shmload.growing.run import forget_runs
 from shmload.growing.samplers import Samplers
-from shmload.growing.told import WriterStatistics, told_by_writers
+from shmload.growing.statistics import CacheStatistics, statistics_of
 from shmload.growing.writer import CacheWriter
 from shmload.storage.folder import BudgetedFolder
-from shmload.storage.lease import Leases
-from shmload.storage.ledger import Kept
-
-LOOK_S = 0.05  # between looks for the first samples; other machines' writers ring no bell
-EXAMINE_S = 0.2  # how long files dropped in by others may keep an epoch from beginning, behind the first of them
-RATE_S = 60.0  # what is published in so many seconds makes the rate
-
-
-@dataclass(frozen=True)
-class CacheStatistics:
-    """A growing cache at one moment.
-
-    Attributes:
-        nbytes: of all files, those that are being written included at what is reserved for them.
-        num_leased: files that epochs under way keep from being evicted.
-        generation: how many files writers have published so far.
-        num_evicted: of those, how many are gone.
-        bytes_per_s, samples_per_s: published in the last minute.
-        bad: files that are left out, and why.
-        writers: the living ones.
-        samplers: those that this process has started.
-        num_gone: samples of resumed epochs that are gone, by epoch.
-    """
-
-    capacity_bytes: int
-    nbytes: int
-    num_files: int
-    num_samples: int
-    num_leased: int
-    num_writing: int
-    generation: int
-    num_evicted: int
-    bytes_per_s: float
-    samples_per_s: float
-    bad: Mapping[str, str]
-    writers: Sequence[WriterStatistics]
-    samplers: Sequence[Mapping[str, Any]]
-    num_gone: Mapping[int, int]
 
 
 class SampleCache:
@@ -114,28 +74,34 @@ class SampleCache:
         self.file_nbytes = min(64_000_000, max(capacity_bytes // 16, 1)) if file_nbytes is None else file_nbytes
         if not 0 < self.file_nbytes <= capacity_bytes // 4:
             raise ValueError(
-                f"file_nbytes is at most a quarter of capacity_bytes={capacity_bytes}, so that there is room for new files while an "
-                f"epoch reads the others; got {file_nbytes}"
+                f"file_nbytes is at most a quarter of capacity_bytes={capacity_bytes}, so that there is room for new files while "
+                f"an epoch reads the others; got {file_nbytes}"
             )
         self.path = Path(folder).absolute()
         self.max_age_s = max_age_s
         self.headroom = headroom
         self._settle_s = settle_s
-        (self.path / CONTROL / "bad").mkdir(parents=True, exist_ok=True)
+        (self.path / CONTROL / BAD).mkdir(parents=True, exist_ok=True)
         self.folder = BudgetedFolder(
-            self.path, capacity_bytes, max_files=max_files, adopts=True, durable=durable, order=_are_samples
+            self.path, capacity_bytes, max_files=max_files, adopts=True, durable=durable, order=are_samples
         )
         self._begin()
         forget_runs(self.path, lambda name: (self.path / name).exists())
 
     def _begin(self) -> None:
-        self._intake = Intake(self.path / CONTROL / "known.json", self._settle_s)
         self._samplers: list[Samplers] = []
         self._datasets: list[Epochs] = []
-        self._is_first = True
+        self._library = Library(
+            self.folder,
+            file_nbytes=self.file_nbytes,
+            headroom=self.headroom,
+            max_age_s=self.max_age_s,
+            settle_s=self._settle_s,
+            samplers=self._samplers,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k not in ("_intake", "_samplers", "_datasets", "_is_first")}
+        return {k: v for k, v in vars(self).items() if k not in ("_library", "_samplers", "_datasets")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -191,7 +157,7 @@ class SampleCache:
             raw, compression, publish_s: as of `writer`.
             max_restarts: failures in a row, without a file published between, after which a sampler is given up. When all are, the
                 next epoch's start raises WorkerDied with the traceback.
-            multiprocessing_context: how their keeper is started: "fork", "spawn", "forkserver" or a context. None: Python's default.
+            multiprocessing_context: how their keeper is started: "fork", "spawn", "forkserver" or a context. None: as Python does.
         Returns:
             their handle: `states`, `stop()`.
         """
@@ -199,7 +165,12 @@ class SampleCache:
             raise ValueError(f"num_processes is at least 1; got {num_processes}")
         if max_restarts < 0:
             raise ValueError(f"max_restarts is at least 0; got {max_restarts}")
-        options = {"raw": tuple(raw), "compression": compression, "publish_s": publish_s, "timeout_s": None}
+        options: dict[str, Any] = {
+            "raw": tuple(raw),
+            "compression": compression,
+            "publish_s": publish_s,
+            "timeout_s": None,
+        }
         samplers = Samplers(
             self.path,
             sampler,
@@ -247,134 +218,23 @@ class SampleCache:
             os.devnull, schema, records=records, verify=verify, defaults=defaults, decode=decode,
             max_inflated_bytes=MAX_INFLATED_BYTES,
         )  # fmt: skip
-        epochs = Epochs(self, run=run, min_samples=min_samples, timeout_s=timeout_s, missing=missing)
+        epochs = Epochs(self._library, run=run, min_samples=min_samples, timeout_s=timeout_s, missing=missing)
         self._datasets.append(epochs)
         return GrowingDataset(self.path, epochs, reader)
 
-    def collected(self, at_least: int, timeout_s: float) -> Sequence[CacheFile]:
-        """The files that an epoch may read, oldest first: all that fit beside the headroom.
-
-        Args:
-            at_least: samples that they must hold.
-            timeout_s: seconds to wait for that.
-        Raises:
-            TimeoutError: they do not.
-            WorkerDied: they never will, as all samplers have been given up.
-        """
-        deadline = monotonic() + timeout_s
-        while True:
-            for samplers in self._samplers:
-                samplers.look()
-            files = self._readable()
-            there = sum(file.num_records for file in files)
-            if there >= at_least:
-                return files
-            left = deadline - monotonic()
-            if left <= 0:
-                done = " Its samplers have come to their end." if self._are_done else ""
-                raise TimeoutError(
-                    f"{self.path} holds {there} samples after {timeout_s} s, an epoch needs {at_least}.{done} Wait longer "
-                    "(timeout_s), begin with fewer (min_samples), or see in cache.stats() what its writers do"
-                )
-            self._wait(min(left, LOOK_S))
-
-    @property
-    def _are_done(self) -> bool:
-        return bool(self._samplers) and all(samplers.are_done for samplers in self._samplers)
-
-    def _wait(self, longest_s: float) -> None:
-        poll = select.poll()
-        for samplers in self._samplers:
-            poll.register(samplers.sentinel, select.POLLIN)
-        poll.poll(longest_s * 1000)
-
-    def _readable(self) -> list[CacheFile]:
-        """What fits beside the headroom, and is not too old."""
-        files = self.files()
-        limit = self.capacity_bytes - max(int(self.capacity_bytes * self.headroom), 2 * self.file_nbytes)
-        kept, nbytes = [], 0
-        for file in reversed(files):
-            nbytes += file.nbytes
-            if nbytes > limit and kept:
-                break
-            kept.append(file)
-        return kept[::-1]
-
     def files(self) -> list[CacheFile]:
-        """What an epoch could read now if there were no headroom to leave, oldest first. Looks into files dropped in by others."""
-        self._discard_old()
-        self.folder.refresh()
-        self._intake.load()
-        bad = told_bad(self.path)
-        found: list[CacheFile] = []
-        names = set()
-        began, has_looked = monotonic(), False
-        for kept in self.folder.files():
-            if not is_of_samples(kept.name) or kept.name in bad:
-                continue
-            if (own := read_own_name(kept.name)) is not None:
-                if own[1] == kept.nbytes:
-                    found.append(CacheFile(kept.name, own[0], kept.nbytes, kept.published_ns))
-                continue
-            names.add(kept.name)
-            path = self.path / kept.name
-            try:
-                status = path.stat()
-            except FileNotFoundError:
-                continue
-            count = self._intake.known(kept.name, status)
-            if count is None and (self._is_first or not has_looked or monotonic() - began < EXAMINE_S):
-                count, has_looked = self._intake.look(path, status), True
-            if isinstance(count, int):
-                found.append(CacheFile(kept.name, count, kept.nbytes, kept.published_ns))
-        self._intake.keep(names)
-        self._is_first = False
-        return found
-
-    def _discard_old(self) -> None:
-        if self.max_age_s is None:
-            return
-        for kept in self.folder.files():
-            if kept.published_ns < (time() - self.max_age_s) * 1e9 and is_of_samples(kept.name):
-                self.folder.discard(kept.name)  # one that is leased stays until it is not
-
-    def hold(self, names: Sequence[str]) -> Hold:
-        """Keeps files from being evicted, by this process and as long as it lives."""
-        return Hold(self.folder.lease_many(names))
+        """What could be read now, oldest first; the oldest of a full cache, within the headroom, no epoch begins to read."""
+        return self._library.files()
 
     # ------------------------------------------------------------ views
 
     def stats(self) -> CacheStatistics:
         """The cache now."""
-        files = self.files()
-        of_folder = self.folder.statistics()
-        generation = newest_generation(self.path / CONTROL)
-        num_own = sum(file.generation >= 0 for file in files)
-        newest = [file for file in files if file.mtime_ns > (time() - RATE_S) * 1e9]
-        return CacheStatistics(
-            capacity_bytes=self.capacity_bytes,
-            nbytes=of_folder.nbytes,
-            num_files=len(files),
-            num_samples=sum(file.num_records for file in files),
-            num_leased=of_folder.num_leased,
-            num_writing=of_folder.num_writing,
-            generation=generation,
-            num_evicted=generation - num_own,
-            bytes_per_s=sum(file.nbytes for file in newest) / RATE_S,
-            samples_per_s=sum(file.num_records for file in newest) / RATE_S,
-            bad={**self._torn(), **told_bad(self.path)},
-            writers=told_by_writers(self.path / CONTROL),
+        return statistics_of(
+            self._library,
             samplers=[state for samplers in self._samplers for state in samplers.states],
             num_gone={epoch: n for epochs in self._datasets for epoch, n in epochs.num_gone.items()},
         )
-
-    def _torn(self) -> dict[str, str]:
-        found = {}
-        for kept in self.folder.files():
-            own = read_own_name(kept.name)
-            if own is not None and own[1] != kept.nbytes:
-                found[kept.name] = f"{self.path / kept.name}: has {kept.nbytes} bytes, and was published with {own[1]}"
-        return {**found, **self._intake.bad}
 
     # ------------------------------------------------------------ ends
 
@@ -382,7 +242,7 @@ class SampleCache:
         """Ends the samplers that this process has started, and its hold on files. What is in the folder stays."""
         for samplers in self._samplers:
             samplers.stop()
-        self._samplers = []
+        self._samplers.clear()
         for epochs in self._datasets:
             epochs.ended()
         self.folder.close()
@@ -397,24 +257,3 @@ class SampleCache:
         kept = self.folder.files()
         nbytes = sum(one.nbytes for one in kept)
         return f"<SampleCache {self.path}: {len(kept)} files, {nbytes} of {self.capacity_bytes} bytes>"
-
-
-class Hold:
-    """Files of a snapshot, leased together."""
-
-    def __init__(self, leases: Leases) -> None:
-        self._leases = leases
-        self.names = frozenset(leases.names)
-
-    def release(self) -> None:
-        """Lets them go."""
-        self._leases.release()
-
-
-def is_of_samples(name: str) -> bool:
-    """Whether a file in the folder is meant as samples: what is not is never read, nor evicted."""
-    return "tfrecord" in name.lower() and not name.endswith((".shmload-index", ".tfindex", ".index", ".idx"))
-
-
-def _are_samples(candidates: Iterator[Kept]) -> Iterator[Kept]:
-    return (kept for kept in candidates if is_of_samples(kept.name))

@@ -7,8 +7,6 @@ and lets go of those that are no longer in it. So an epoch's start costs a worke
 from __future__ import annotations
 
 import copy
-import json
-import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,26 +16,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload._core.crc32c import crc32c
 from shmload.errors import ShardCorrupt
 from shmload.formats.tfrecord.dataset import TFRecordDataset
+from shmload.growing.damage import tell_bad
 from shmload.growing.epochs import Epochs
 from shmload.growing.intake import MAX_INFLATED_BYTES, WalkedFile
-from shmload.growing.names import CONTROL, CacheFile, write_whole
+from shmload.growing.names import CacheFile
 from shmload.growing.run import read_snapshot
 from shmload.growing.schedule import SnapshotSchedule
 from shmload.growing.snapshot import EPOCH_SHIFT, Snapshot
 from shmload.schedule.schedule import Uneven
 
-BAD = "bad"  # the folder below the control folder where damaged files are told
-log = logging.getLogger("shmload")
-
 
 class GrowingDataset:
     """The samples of a `SampleCache`, another set in each epoch; made by `SampleCache.dataset`, for ShmLoader with a `seed`.
 
-    It belongs to one training run: all of the run's loaders and ranks read the same samples in the same epoch. An index is that of an
-    epoch's sample, `where` says what it stands for. It has no length, as each epoch has its own: `len(loader)` is the next one's.
+    It belongs to one training run: all of the run's loaders and ranks read the same samples in the same epoch. An index is that of
+    an epoch's sample, `where` says what it stands for. It has no length, as each epoch has its own:
+    `len(loader)` is the next one's.
 
     Args:
         folder: of the cache.
@@ -112,7 +108,8 @@ class GrowingDataset:
     # ------------------------------------------------------------ reading
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._read(int(index), lambda records, local: records[int(local[0])])
+        sample: dict[str, Any] = self._read(int(index), lambda records, local: records[int(local[0])])
+        return sample
 
     @property
     def read_batch_into(self) -> Callable[[Any, Any], None] | None:
@@ -226,23 +223,3 @@ class SnapshotRecords(TFRecordDataset):
 
     def _files(self) -> Any:
         return self._taken
-
-
-def tell_bad(folder: Path, name: str, text: str) -> None:
-    """Says that a file is damaged: it stays out of every later snapshot, and is listed in `stats()`."""
-    path = folder / CONTROL / BAD / f"{crc32c(name.encode()):08x}.json"
-    if not path.exists():
-        log.warning("%s; it is left out of later epochs", text)
-        write_whole(path, json.dumps({"name": name, "text": text}).encode())
-
-
-def told_bad(folder: Path) -> dict[str, str]:
-    """Files that were found damaged while they were read, and how."""
-    found = {}
-    for path in (folder / CONTROL / BAD).glob("*.json"):
-        try:
-            said = json.loads(path.read_bytes())
-            found[said["name"]] = said["text"]
-        except (OSError, ValueError, KeyError):
-            continue
-    return found

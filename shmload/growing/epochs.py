@@ -7,45 +7,20 @@ way: no worker stands still for it. Its files are held from then until a later e
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch
-from shmload.growing.names import CacheFile
+from shmload.growing.library import Hold, Library
 from shmload.growing.run import Run, run_name
 from shmload.growing.snapshot import EPOCH_SHIFT, MAX_EPOCH, Gone, Snapshot
 
 Missing = Literal["error", "skip", "substitute"]
 NAMED = 5  # files that are gone that an error names
 log = logging.getLogger("shmload")
-
-
-class Hold(Protocol):
-    """Files that are not evicted; ends with its process."""
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Of those that were still there."""
-
-    def release(self) -> None:
-        """Lets them go; once is enough."""
-
-
-class Library(Protocol):
-    """What a run asks of the cache."""
-
-    @property
-    def path(self) -> Path: ...
-
-    def collected(self, at_least: int, timeout_s: float) -> Sequence[CacheFile]:
-        """The files that an epoch may read, oldest first; waits until they hold so many samples, else TimeoutError."""
-
-    def hold(self, names: Sequence[str]) -> Hold:
-        """Keeps files from being evicted."""
 
 
 class Epochs:
@@ -136,9 +111,7 @@ class Epochs:
             found = Snapshot(epoch, kept)
             if self.run.freeze(found):
                 self._holds[epoch], self._snapshots[epoch] = hold, found
-                log.info(
-                    "epoch %d reads %d samples in %d files, %d bytes", epoch, found.n, len(kept), found.nbytes
-                )
+                log.info("epoch %d reads %d samples in %d files, %d bytes", epoch, found.n, len(kept), found.nbytes)
                 return found
             hold.release()
             found = self.run.read(epoch)

@@ -211,9 +211,7 @@ def _stop(number: int, frame: Any) -> None:
     raise _Stopped
 
 
-def _run(
-    keeper: int, sampler: Sampler, worker_id: int, num_workers: int, text: int, make_writer: MakeWriter
-) -> None:
+def _run(keeper: int, sampler: Sampler, worker_id: int, num_workers: int, text: int, make_writer: MakeWriter) -> None:
     """One sampler, from its fork to its end."""
     code = 1
     try:

@@ -1,6 +1,6 @@
 """One training run's snapshots, the same for all its ranks.
 
-    .growing/runs/<name>/epoch-<e>.json   frozen by the first rank to need it, under its name only when it is whole; the others read it
+    .growing/runs/<name>/epoch-<e>.json   frozen by the first rank to need it, visible when it is whole; the others read it
     .growing/runs/<name>/attending        a shared flock on it says that a rank of the run lives
     .growing/runs/<name>/gate             whoever comes or goes holds an exclusive flock on it
 

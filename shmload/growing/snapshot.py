@@ -1,7 +1,7 @@
 """Which files an epoch reads, frozen.
 
-An index of an epoch's sample is `epoch << EPOCH_SHIFT | record`, where records are counted through the snapshot's files. So an order
-tells a worker by itself which snapshot it is of, and the sample's randomness is new in each epoch.
+An index of an epoch's sample is `epoch << EPOCH_SHIFT | record`, where records are counted through the snapshot's files. So an
+order tells a worker by itself which snapshot it is of, and the sample's randomness is new in each epoch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a writer tells of itself, for `stats()` in other processes.
 
-    .growing/writers/<pid>-<word>   one small file a writer: numbers, and its role; locked as long as it lives
+.growing/writers/<pid>-<word>   one small file a writer: numbers, and its role; locked as long as it lives
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from shmload.storage.reservation import Reservation
 class CacheWriter:
     """Writes samples into a cache; made by `SampleCache.writer`. A context manager.
 
-    A file is published when it has `file_nbytes`, or when a sample comes `publish_s` after its first, and the last one by `close`. If
-    the block raises, what is not published yet is dropped.
+    A file is published when it has `file_nbytes`, or when a sample comes `publish_s` after its first, and the last one by `close`.
+    If the block raises, what is not published yet is dropped.
 
     Args:
         folder: the cache's.
@@ -162,7 +162,9 @@ class CacheWriter:
 class _Reserved(TFRecordWriter):
     """A TFRecord file that is written into a reservation."""
 
-    def __init__(self, owner: CacheWriter, reservation: Reservation, raw: Iterable[str], compression: str | None) -> None:
+    def __init__(
+        self, owner: CacheWriter, reservation: Reservation, raw: Iterable[str], compression: str | None
+    ) -> None:
         self._owner, self._reservation, self._compressed = owner, reservation, compression
         super().__init__(reservation.path, compression=compression, raw=raw)
 

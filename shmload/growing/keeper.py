@@ -106,7 +106,7 @@ class Keeper:
     def run(self) -> None:
         """Until the end."""
         try:
-            while self._step():
+            while self._step() and not _is_told_to_end:
                 pass
         except _Stopped:
             pass
@@ -129,6 +129,7 @@ class Keeper:
 
     def _start(self, one: _One) -> None:
         one.text = os.memfd_create("shmload-sampler", os.MFD_CLOEXEC)
+        os.pwrite(one.text, _num_files(0), 0)
         sys.stdout.flush()
         sys.stderr.flush()
         keeper = os.getpid()
@@ -206,17 +207,25 @@ class Keeper:
             write_whole(self._told, said.encode())
 
 
+_is_told_to_end = False  # an exception that is raised while a finalizer runs is lost; this is not
+
+
 def _stop(number: int, frame: Any) -> None:
-    signal.signal(number, signal.SIG_IGN)
+    global _is_told_to_end
+    _is_told_to_end = True
     raise _Stopped
+
+
+def _num_files(number: int) -> bytes:
+    return b"%018d\n" % number
 
 
 def _run(keeper: int, sampler: Sampler, worker_id: int, num_workers: int, text: int, make_writer: MakeWriter) -> None:
     """One sampler, from its fork to its end."""
     code = 1
     try:
-        signal.signal(signal.SIGTERM, _stop)
         die_with(keeper)
+        sys.unraisablehook = _tell_unless_stopped
         _draw_other_numbers()
         _sample(sampler, worker_id, num_workers, text, make_writer)
         code = 0
@@ -224,7 +233,7 @@ def _run(keeper: int, sampler: Sampler, worker_id: int, num_workers: int, text: 
         code = 0
     except BaseException:
         told = traceback.format_exc().encode()
-        os.pwrite(text, b"sampler %d: " % worker_id + told[-_TEXT // 2 :], 20)
+        os.pwrite(text, b"sampler %d: " % worker_id + told[-_TEXT // 2 :], len(_num_files(0)))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -233,11 +242,12 @@ def _run(keeper: int, sampler: Sampler, worker_id: int, num_workers: int, text: 
 
 def _sample(sampler: Sampler, worker_id: int, num_workers: int, text: int, make_writer: MakeWriter) -> None:
     writer = make_writer(f"sampler {worker_id} of {num_workers}")
-    os.pwrite(text, b"%018d\n" % 0, 0)
     try:
         for record in sampler(worker_id, num_workers):
             writer.write(record)
-            os.pwrite(text, b"%018d\n" % writer.num_files, 0)
+            os.pwrite(text, _num_files(writer.num_files), 0)
+            if _is_told_to_end:
+                break
     except Exception:
         writer.close()  # what it has collected is good
         raise
@@ -246,6 +256,11 @@ def _sample(sampler: Sampler, worker_id: int, num_workers: int, text: int, make_
         writer.close()
         raise
     writer.close()
+
+
+def _tell_unless_stopped(lost: Any) -> None:
+    if lost.exc_type is not _Stopped:
+        sys.__unraisablehook__(lost)
 
 
 def _draw_other_numbers() -> None:

@@ -48,6 +48,7 @@ class Run:
 
     def __init__(self, folder: Path, name: str, resumed: int | None) -> None:
         self.name = name
+        self._attending = -1
         self.path = folder / CONTROL / "runs" / name
         self.path.mkdir(parents=True, exist_ok=True)
         with self._gate():
@@ -93,12 +94,12 @@ class Run:
         return is_ours
 
     def leave(self) -> None:
-        """Attends no longer."""
-        close_kept(self._attending)
+        """Attends no longer. Twice is no error."""
+        attending, self._attending = self._attending, -1
+        close_kept(attending)
 
     def __del__(self) -> None:
-        if hasattr(self, "_attending"):
-            close_kept(self._attending)
+        self.leave()
 
 
 def read_snapshot(path: Path) -> Snapshot:

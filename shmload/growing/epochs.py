@@ -47,6 +47,7 @@ class Epochs:
         self._snapshots: dict[int, Snapshot] = {}
         self._holds: dict[int, Hold] = {}
         self._gone: dict[int, Gone] = {}
+        self._begun: set[int] = set()
 
     # ------------------------------------------------------------ the run
 
@@ -58,9 +59,9 @@ class Epochs:
         return self._run
 
     def state(self, epoch: int) -> dict[str, Any] | None:
-        """What a state says of an epoch's snapshot; None while it has none."""
+        """What a state says of an epoch's snapshot; None before it is begun, as until then it may be frozen anew."""
         snapshot = self._snapshots.get(epoch)
-        if snapshot is None:
+        if snapshot is None or epoch not in self._begun:
             return None
         return {"run": self.run.name, "n": snapshot.n, "digest": snapshot.digest}
 
@@ -84,7 +85,8 @@ class Epochs:
                 f"the state names the snapshot {named['digest']} of epoch {epoch}, which {held} in {self._run.path}: resume "
                 "with the folder that the state was saved with, or begin this epoch anew with a state of its start"
             )
-        self._take(snapshot)
+        self._take(snapshot, is_named=True)
+        self._begun = {epoch}
 
     # ------------------------------------------------------------ an epoch
 
@@ -100,8 +102,9 @@ class Epochs:
             return known
         if epoch > MAX_EPOCH:
             raise ValueError(f"a growing dataset's epoch is at most {MAX_EPOCH}; got {epoch}")
-        found = self.run.read(epoch)
-        while found is None:
+        while (found := self.run.read(epoch)) is None or not self._take(found, is_named=False):
+            if found is not None:
+                continue
             files = self._library.collected(max(self._min_samples, self.smallest), self._timeout_s)
             hold = self._library.hold([file.name for file in files])
             kept = tuple(file for file in files if file.name in hold.names)
@@ -114,15 +117,22 @@ class Epochs:
                 log.info("epoch %d reads %d samples in %d files, %d bytes", epoch, found.n, len(kept), found.nbytes)
                 return found
             hold.release()
-            found = self.run.read(epoch)
-        self._take(found)
         return found
 
-    def _take(self, snapshot: Snapshot) -> None:
-        """Holds what is there of a snapshot's files, and does what is to be done about the others."""
+    def _take(self, snapshot: Snapshot, *, is_named: bool) -> bool:
+        """Holds what is there of a snapshot's files, and does what is to be done about the others.
+
+        Args:
+            is_named: by a state.
+        Returns:
+            False: some are gone, and nobody had begun to read it, so it is to be frozen anew.
+        """
         hold = self._library.hold([file.name for file in snapshot.files])
         is_gone = tuple(file.name not in hold.names for file in snapshot.files)
         if any(is_gone):
+            if not is_named and self.run.take_back(snapshot):
+                hold.release()
+                return False
             gone = Gone(snapshot, is_gone)
             text = _told(gone)
             if self._missing == "error" or all(is_gone):
@@ -132,6 +142,7 @@ class Epochs:
             log.warning("%s; they are %s", text, did)
             self._gone[snapshot.epoch] = gone
         self._holds[snapshot.epoch], self._snapshots[snapshot.epoch] = hold, snapshot
+        return True
 
     def keys(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
         """The indices of an epoch's records, less those that are gone; never none, as other ranks have a batch here too."""
@@ -156,7 +167,9 @@ class Epochs:
             self._gone.pop(earlier, None)
         snapshot = self.snapshot(epoch)
         if epoch not in self._holds:  # the loader has been closed since
-            self._take(snapshot)
+            self._take(snapshot, is_named=True)
+        self.run.begin(epoch)
+        self._begun = {epoch}
 
     def ended(self) -> None:
         """Says that none is read any more."""

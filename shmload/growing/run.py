@@ -1,6 +1,7 @@
 """One training run's snapshots, the same for all its ranks.
 
     .growing/runs/<name>/epoch-<e>.json   frozen by the first rank to need it, visible when it is whole; the others read it
+    .growing/runs/<name>/epoch-<e>.begun  a rank has begun to read it; until then it may be frozen anew
     .growing/runs/<name>/attending        a shared flock on it says that a rank of the run lives
     .growing/runs/<name>/gate             whoever comes or goes holds an exclusive flock on it
 
@@ -60,7 +61,7 @@ class Run:
             else:
                 for epoch in self._epochs():
                     if resumed is None or epoch > resumed:
-                        self.file(epoch).unlink(missing_ok=True)
+                        self._forget(epoch)
             fcntl.flock(self._attending, fcntl.LOCK_SH)
 
     @contextmanager
@@ -90,8 +91,31 @@ class Run:
         """Makes this the epoch's snapshot, unless another rank was first. A few of the newest are kept."""
         is_ours = write_whole(self.file(snapshot.epoch), snapshot.dumps(), is_new=True)
         for epoch in self._epochs()[:-KEPT_SNAPSHOTS]:
-            self.file(epoch).unlink(missing_ok=True)
+            self._forget(epoch)
         return is_ours
+
+    def begin(self, epoch: int) -> None:
+        """Says that this epoch's snapshot is read, so that it stays what it is."""
+        self._mark(epoch).touch()
+
+    def take_back(self, snapshot: Snapshot) -> bool:
+        """Forgets a snapshot that no rank has begun to read. False: one has.
+
+        A rank that froze it ahead of its time and was killed held its files no longer, and they may be gone before another comes.
+        """
+        with self._gate():
+            if self._mark(snapshot.epoch).exists():
+                return False
+            if self.read(snapshot.epoch) == snapshot:
+                self._forget(snapshot.epoch)
+            return True
+
+    def _mark(self, epoch: int) -> Path:
+        return self.path / f"epoch-{epoch}.begun"
+
+    def _forget(self, epoch: int) -> None:
+        self.file(epoch).unlink(missing_ok=True)
+        self._mark(epoch).unlink(missing_ok=True)
 
     def leave(self) -> None:
         """Attends no longer. Twice is no error."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from growing_kit import dataset_of, epoch_of, loader_of, put
 
-from shmload.errors import ShardCorrupt
+from shmload.errors import ShardCorrupt, StateMismatch
 from shmload.growing import SampleCache
 from shmload.growing.names import CacheFile, next_generation
 from shmload.growing.run import KEPT_SNAPSHOTS, Run, forget_runs, read_snapshot, run_name
@@ -120,3 +120,29 @@ def test_two_datasets_are_two_runs_unless_they_are_named(make_cache: Callable[..
         with loader_of(dataset_of(cache)) as other, loader_of(dataset_of(cache, run="r")) as joined:
             assert list(range(8)) == sorted(epoch_of(other))
             assert list(range(4)) == epoch_of(joined)  # its epoch 0
+
+
+def test_a_snapshot_that_nobody_began_and_nobody_holds_any_more_is_frozen_anew(make_cache: Callable[..., SampleCache]) -> None:
+    first, second = make_cache(), make_cache()
+    put(first, range(8))
+    one = loader_of(dataset_of(first, run="r"), rank=0, world_size=2)
+    two = loader_of(dataset_of(second, run="r"), rank=1, world_size=2)
+    assert [0, 1, 2, 3] == epoch_of(one)
+    assert [4, 5, 6, 7] == epoch_of(two)
+    assert 1 == len(one)  # the first rank freezes epoch 1, ahead of the second, and is killed
+    first.close()
+    (file,) = second.files()
+    (second.path / file.name).unlink()
+    put(second, range(10, 18))
+    assert [14, 15, 16, 17] == epoch_of(two)
+    with loader_of(dataset_of(make_cache(), run="r"), rank=0, world_size=2) as again:
+        again.set_epoch(1)
+        assert [10, 11, 12, 13] == epoch_of(again)
+        (file,) = second.files()
+        (second.path / file.name).unlink()  # now it is what they have read
+        with loader_of(dataset_of(second, run="r"), rank=1, world_size=2) as third:
+            third.set_epoch(1)
+            with pytest.raises(StateMismatch, match="8 of its 8 samples are gone"):
+                epoch_of(third)
+    one.close()
+    two.close()

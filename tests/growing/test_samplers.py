@@ -88,8 +88,9 @@ def test_stopped_samplers_publish_what_they_have(cache: SampleCache) -> None:
     assert [] == list((cache.path / ".growing" / "samplers").iterdir())
 
 
+@pytest.mark.slow
 def test_a_killed_keeper_takes_its_samplers_along_and_is_replaced(cache: SampleCache, caplog: pytest.LogCaptureFixture) -> None:
-    samplers = cache.start(endless, 2, publish_s=0.0)
+    samplers = cache.start(endless, 2)
     with loader_of(dataset_of(cache, timeout_s=30.0)) as loader:
         epoch_of(loader)
         pids = [state["pid"] for state in samplers.states]

@@ -19,7 +19,9 @@ WIDE = 128  # columns where nobody looks
 
 
 def inspect(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files, or folders of images or Zarr.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Files, folders of images or Zarr, growing caches.")
+    ],
     samples: Annotated[int, typer.Option(min=0, help="How many of the first samples to show.")] = 3,
     dtype: Annotated[str | None, typer.Option(help="Of raw tokens in a .bin file: uint16, say.")] = None,
     plot_file: Annotated[
@@ -29,6 +31,7 @@ def inspect(
 ) -> None:
     """Say what is in files: format, fields, counts, sizes, the first samples. Formats are known by their bytes."""
     from shmload.cli.progress import shown
+    from shmload.growing.inspected import inspected, is_cache
     from shmload.observe.inspect import pictures
     from shmload.observe.inspect.describe import describe
 
@@ -41,7 +44,9 @@ def inspect(
         wanted = max(samples, pictures.GRID) if plot_file is not None else samples
         with shown(sys.stderr.isatty()) as progress:
             each = progress.over(paths, lambda path: path.name)
-            found = [describe(path, num_samples=wanted, dtype=dtype) for path in each]
+            found = [
+                inspected(path) if is_cache(path) else describe(path, num_samples=wanted, dtype=dtype) for path in each
+            ]
         if plot_file is not None and not pictures.save_grid(found, plot_file):
             raise ValueError(f"--plot: the first samples of {', '.join(map(str, paths))} hold no pictures")
     except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:

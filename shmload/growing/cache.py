@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -14,12 +15,14 @@ from shmload.growing.epochs import Epochs, Missing
 from shmload.growing.intake import MAX_INFLATED_BYTES
 from shmload.growing.keeper import Sampler
 from shmload.growing.library import Library, are_samples
-from shmload.growing.names import CONTROL, CacheFile
+from shmload.growing.names import CONTROL, CacheFile, write_whole
 from shmload.growing.run import forget_runs
 from shmload.growing.samplers import Samplers
 from shmload.growing.statistics import CacheStatistics, statistics_of
 from shmload.growing.writer import CacheWriter
 from shmload.storage.folder import BudgetedFolder
+
+BUDGET = "budget.json"  # for onlookers
 
 
 class SampleCache:
@@ -86,6 +89,7 @@ class SampleCache:
             self.path, capacity_bytes, max_files=max_files, adopts=True, durable=durable, order=are_samples
         )
         self._begin()
+        write_whole(self.path / CONTROL / BUDGET, json.dumps([capacity_bytes, max_files]).encode())
         forget_runs(self.path, lambda name: (self.path / name).exists())
 
     def _begin(self) -> None:
@@ -231,9 +235,7 @@ class SampleCache:
     def stats(self) -> CacheStatistics:
         """The cache now."""
         return statistics_of(
-            self._library,
-            samplers=[state for samplers in self._samplers for state in samplers.states],
-            num_gone={epoch: n for epochs in self._datasets for epoch, n in epochs.num_gone.items()},
+            self._library, {epoch: n for epochs in self._datasets for epoch, n in epochs.num_gone.items()}
         )
 
     # ------------------------------------------------------------ ends
@@ -252,6 +254,19 @@ class SampleCache:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @classmethod
+    def look(cls, folder: str | os.PathLike[str]) -> CacheStatistics:
+        """What the cache in a folder is doing, for who does not use it.
+
+        Args:
+            folder: of a cache that was opened once.
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        capacity_bytes, max_files = json.loads((Path(folder) / CONTROL / BUDGET).read_bytes())
+        with cls(folder, capacity_bytes, max_files=max_files) as cache:
+            return cache.stats()
 
     def __repr__(self) -> str:
         kept = self.folder.files()

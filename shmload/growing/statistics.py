@@ -9,7 +9,7 @@ from typing import Any
 
 from shmload.growing.library import Library
 from shmload.growing.names import CONTROL, newest_generation
-from shmload.growing.told import WriterStatistics, told_by_writers
+from shmload.growing.told import WriterStatistics, told_by_samplers, told_by_writers
 
 RATE_S = 60.0  # what is published in so many seconds makes the rate
 
@@ -26,7 +26,7 @@ class CacheStatistics:
         bytes_per_s, samples_per_s: published in the last minute.
         bad: files that are left out, and why.
         writers: the living ones.
-        samplers: those that this process has started.
+        samplers: those under supervision, of any process here.
         num_gone: samples of resumed epochs that are gone, by epoch.
     """
 
@@ -46,9 +46,7 @@ class CacheStatistics:
     num_gone: Mapping[int, int]
 
 
-def statistics_of(
-    library: Library, *, samplers: Sequence[Mapping[str, Any]] = (), num_gone: Mapping[int, int] | None = None
-) -> CacheStatistics:
+def statistics_of(library: Library, num_gone: Mapping[int, int]) -> CacheStatistics:
     """The cache now."""
     files, of_folder = library.files(), library.folder.statistics()
     control = library.path / CONTROL
@@ -67,6 +65,6 @@ def statistics_of(
         samples_per_s=sum(file.num_records for file in newest) / RATE_S,
         bad=library.bad(),
         writers=told_by_writers(control),
-        samplers=samplers,
-        num_gone=num_gone or {},
+        samplers=told_by_samplers(control),
+        num_gone=num_gone,
     )

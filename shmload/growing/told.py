@@ -1,10 +1,12 @@
-"""What a writer tells of itself, for `stats()` in other processes.
+"""What writers and samplers' keepers tell of themselves, for `stats()` in other processes.
 
-.growing/writers/<pid>-<word>   one small file a writer: numbers, and its role; locked as long as it lives
+A writer has one small file, .growing/writers/<pid>-<word>: numbers, and its role; locked as long as it lives. A keeper has
+one for all samplers of its trainer, .growing/samplers/<pid>-<word>.json.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import struct
@@ -111,4 +113,19 @@ def told_by_writers(control: Path) -> list[WriterStatistics]:
         found.append(
             WriterStatistics(int(path.name.split("-")[0]), role, files, records, nbytes, began, waited_s, since > 0)
         )
+    return found
+
+
+def told_by_samplers(control: Path) -> list[dict[str, Any]]:
+    """What keepers say of their samplers, with the pid of the trainer."""
+    found = []
+    for path in sorted((control / "samplers").glob("[!.]*.json")):
+        trainer = int(path.name.split("-")[0])
+        if not os.path.exists(f"/proc/{trainer}"):
+            path.unlink(missing_ok=True)  # nobody was left to do it
+            continue
+        try:
+            found += [{"trainer": trainer, **one} for one in json.loads(path.read_bytes())]
+        except FileNotFoundError:  # they have just ended
+            continue
     return found

@@ -67,7 +67,9 @@ def judged(logs: Iterable[list[dict[str, Any]]]) -> tuple[dict[int, list[int]], 
             assert place not in kept, f"batch {place} was delivered twice without a resume between"
             kept[place] = said["ids"]
             promised.setdefault(place[0], said["n"])
-            assert promised[place[0]] == said["n"], f"epoch {place[0]} promised {promised[place[0]]} samples and {said['n']}"
+            assert promised[place[0]] == said["n"], (
+                f"epoch {place[0]} promised {promised[place[0]]} samples and {said['n']}"
+            )
         for (epoch, _), ids in kept.items():
             delivered.setdefault(epoch, []).extend(ids)
     return delivered, promised
@@ -146,7 +148,9 @@ class Soak:
         program = Path(__file__).with_name("soak_trainer.py")
         arguments = [sys.executable, str(program), str(self._folder), str(rank), str(WORLD_SIZE)]
         with (self._folder / f"rank-{rank}.err").open("ab") as errors:
-            return subprocess.Popen(arguments, stderr=errors, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+            return subprocess.Popen(
+                arguments, stderr=errors, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            )
 
     def log(self, rank: int) -> list[dict[str, Any]]:
         """What a rank has said, less a line that its end has cut short."""
@@ -168,8 +172,15 @@ class Soak:
                     errors = (self._folder / f"rank-{rank}.err").read_text()
                     raise RuntimeError(f"rank {rank} ended with {trainer.returncode}: {errors[-3000:]}")
             if monotonic() > deadline:
-                raise RuntimeError(f"nothing happened for {STUCK_S} s while waiting for {what}")
+                raise RuntimeError(f"nothing happened for {STUCK_S} s while waiting for {what}: {self._stacks()}")
             threading.Event().wait(0.005)
+
+    def _stacks(self) -> str:
+        """Where the trainers are."""
+        for trainer in self._trainers:
+            trainer.send_signal(signal.SIGUSR1)
+        threading.Event().wait(1.0)
+        return " ".join((self._folder / f"rank-{rank}.err").read_text()[-2000:] for rank in range(WORLD_SIZE))
 
     def run(self, minutes: float, min_kills: int = 0) -> None:
         """Kills for so long, and at least so often; then judges."""

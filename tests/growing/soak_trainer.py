@@ -6,8 +6,10 @@ An epoch is begun when all ranks have ended the one before, as ranks that train 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -49,6 +51,7 @@ def wait_for(folder: Path, world_size: int, epoch: int) -> None:
 
 
 def main(folder: Path, rank: int, world_size: int) -> None:
+    faulthandler.register(signal.SIGUSR1)  # the soak asks where it is if nothing happens
     log = os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     state_file = folder / f"rank-{rank}.json"
 
@@ -64,6 +67,8 @@ def main(folder: Path, rank: int, world_size: int) -> None:
         state = json.loads(state_file.read_text())
         loader.load_state_dict(state)
         epoch = state["epoch"]
+        if epoch:  # it may have been killed between its state and this
+            write_whole(folder / f"ended-{rank}", str(epoch - 1).encode())
         say(resumed=[epoch, state["position"]])
     samplers = cache.start(sampler, NUM_SAMPLERS) if rank == 0 else None  # now that what the state names is held
     while not (folder / "stop").exists():

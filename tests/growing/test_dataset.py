@@ -20,7 +20,7 @@ from shmload.growing.snapshot import EPOCH_SHIFT, MAX_EPOCH
 def test_each_epoch_has_its_length_and_its_order(cache: SampleCache, num_workers: int) -> None:
     put(cache, range(10))
     with loader_of(dataset_of(cache), shuffle=True, num_workers=num_workers) as loader:
-        assert 3 == len(loader)
+        assert len(loader) == 3
         first = epoch_of(loader)
         put(cache, range(10, 20))
         later = [epoch_of(loader) for _ in range(3)]
@@ -52,9 +52,8 @@ def test_an_epoch_waits_for_its_first_samples(cache: SampleCache) -> None:
 
 def test_with_drop_last_an_epoch_waits_for_a_whole_step(cache: SampleCache) -> None:
     put(cache, range(3))
-    with loader_of(dataset_of(cache), drop_last=True) as loader:
-        with pytest.raises(TimeoutError, match="an epoch needs 4"):
-            iter(loader)
+    with loader_of(dataset_of(cache), drop_last=True) as loader, pytest.raises(TimeoutError, match="an epoch needs 4"):
+        iter(loader)
 
 
 def test_a_full_cache_leaves_its_oldest_out_so_that_it_can_be_renewed(make_cache: Callable[..., SampleCache]) -> None:
@@ -66,7 +65,7 @@ def test_a_full_cache_leaves_its_oldest_out_so_that_it_can_be_renewed(make_cache
         batches = iter(loader)
         values = values_of(next(batches))
         assert 16 * 1024 - sum(file.nbytes for file in there) < 1024
-        assert 20 * (17 - 12) == min(values)  # 12 files fit into three quarters
+        assert min(values) == 20 * (17 - 12)  # 12 files fit into three quarters
         for number in range(100, 104):
             put(cache, range(20 * number, 20 * number + 20))  # room for these is in the oldest quarter
         values += [value for batch in batches for value in values_of(batch)]
@@ -77,9 +76,9 @@ def test_tiny_epochs_are_not_frozen_far_ahead(cache: SampleCache) -> None:
     put(cache, range(2))
     dataset = dataset_of(cache)
     with loader_of(dataset, num_workers=1, prefetch_factor=8) as loader:
-        assert 2 == len(epoch_of(loader))
+        assert len(epoch_of(loader)) == 2
         put(cache, range(2, 4))
-        assert [2, 4] == [len(epoch_of(loader)) for _ in range(2)]  # one epoch was frozen before they came, no more
+        assert [len(epoch_of(loader)) for _ in range(2)] == [2, 4]  # one epoch was frozen before they came, no more
 
 
 def test_randomness_within_samples_is_new_in_each_epoch(cache: SampleCache) -> None:
@@ -96,7 +95,7 @@ def test_randomness_within_samples_is_new_in_each_epoch(cache: SampleCache) -> N
     for name in [file.name for file in cache.files()][:1]:
         (cache.path / name).unlink()
     with loader_of(cache.dataset(schema, decode={"x": draw})) as loader:
-        assert [1, 1] == [len(list(loader)) for _ in range(2)]
+        assert [len(list(loader)) for _ in range(2)] == [1, 1]
     assert len(draws) == len(set(draws)) == 2
 
 
@@ -109,9 +108,11 @@ def test_it_has_no_length_of_its_own(cache: SampleCache) -> None:
 
 def test_a_sampler_of_the_users_own_is_refused_with_the_remedy(cache: SampleCache) -> None:
     put(cache, range(4))
-    with loader_of(dataset_of(cache), sampler=SequentialSampler(range(4))) as loader:
-        with pytest.raises(IndexError, match="epoch 0 has no snapshot at .*, without a sampler of your own"):
-            next(iter(loader))
+    with (
+        loader_of(dataset_of(cache), sampler=SequentialSampler(range(4))) as loader,
+        pytest.raises(IndexError, match=r"epoch 0 has no snapshot at .*, without a sampler of your own"),
+    ):
+        next(iter(loader))
 
 
 def test_a_copy_in_another_process_reads_and_orders_nothing(cache: SampleCache) -> None:
@@ -121,7 +122,9 @@ def test_a_copy_in_another_process_reads_and_orders_nothing(cache: SampleCache) 
         epoch_of(loader)
     copy = pickle.loads(pickle.dumps(dataset))
     assert sample(2).tolist() == copy[2]["x"].tolist()
-    with pytest.raises(RuntimeError, match="this is a copy of a growing dataset that came from another process: make one here"):
+    with pytest.raises(
+        RuntimeError, match="this is a copy of a growing dataset that came from another process: make one here"
+    ):
         loader_of(copy)
     assert f"GrowingDataset({str(cache.path)!r}, x)" == repr(copy)
 
@@ -150,7 +153,7 @@ def test_set_epoch_goes_to_a_snapshot_of_its_own(cache: SampleCache) -> None:
 def test_a_cache_is_named_with_its_numbers(cache: SampleCache) -> None:
     put(cache, range(4))
     assert f"<SampleCache {cache.path}: 1 files, 192 of 65536 bytes>" == repr(cache)
-    assert 65536 == pickle.loads(pickle.dumps(cache)).capacity_bytes
+    assert pickle.loads(pickle.dumps(cache)).capacity_bytes == 65536
     with cache.writer() as writer:
         assert f"<CacheWriter into {cache.path}: 0 samples in 0 files>" == repr(writer)
 

@@ -33,11 +33,11 @@ def test_a_file_that_is_still_being_written_waits_for_the_next_epoch(cache: Samp
         file.write(put_foreign(folder / ".hidden", range(2, 4)).read_bytes())
         file.flush()  # it ends with a record, and yet is not whole
         with loader_of(dataset_of(cache)) as loader:
-            assert [0, 1] == sorted(epoch_of(loader))
+            assert sorted(epoch_of(loader)) == [0, 1]
             file.write(put_foreign(folder / ".hidden", range(4, 6)).read_bytes())
             file.close()
             assert list(range(6)) == sorted(epoch_of(loader))
-    assert {} == cache.stats().bad
+    assert cache.stats().bad == {}
 
 
 def test_where_nobody_can_say_who_writes_a_file_must_have_been_left_alone(
@@ -49,9 +49,9 @@ def test_where_nobody_can_say_who_writes_a_file_must_have_been_left_alone(
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     cache = make_cache(settle_s=60.0)
     path = put_foreign(cache.path / "fresh.tfrecord", range(3))
-    assert [] == cache.files()
+    assert cache.files() == []
     os.utime(path, (0, 0))
-    assert ["fresh.tfrecord"] == [file.name for file in cache.files()]
+    assert [file.name for file in cache.files()] == ["fresh.tfrecord"]
 
 
 def test_a_bad_file_is_looked_at_once_and_again_when_it_changes(
@@ -71,10 +71,13 @@ def test_a_bad_file_is_looked_at_once_and_again_when_it_changes(
     monkeypatch.setattr(Intake, "look", counted)
     assert [] == cache.files() == cache.files() == make_cache().files()  # the last is another process's, which is told
     assert [path] == looks
-    assert "record 2, which starts at byte 96: corrupted: the checksum of the record's 32 bytes differs" in cache.stats().bad[path.name]
+    assert (
+        "record 2, which starts at byte 96: corrupted: the checksum of the record's 32 bytes differs"
+        in cache.stats().bad[path.name]
+    )
     path.write_bytes(whole + whole)
-    assert [6] == [file.num_records for file in cache.files()]
-    assert {} == cache.stats().bad
+    assert [file.num_records for file in cache.files()] == [6]
+    assert cache.stats().bad == {}
 
 
 def test_what_is_not_named_as_samples_is_neither_read_nor_evicted(make_cache: Callable[..., SampleCache]) -> None:
@@ -94,11 +97,11 @@ def test_an_epoch_waits_for_few_foreign_files_and_takes_the_rest_later(
 ) -> None:
     put_foreign(folder / "0.tfrecord", [0])
     with loader_of(dataset_of(cache)) as loader:
-        assert [0] == epoch_of(loader)
+        assert epoch_of(loader) == [0]
         monkeypatch.setattr(library_module, "EXAMINE_S", -1.0)
         for value in range(1, 4):
             put_foreign(folder / f"{value}.tfrecord", [value])
-        assert [2, 3, 4] == [len(epoch_of(loader)) for _ in range(3)]
+        assert [len(epoch_of(loader)) for _ in range(3)] == [2, 3, 4]
 
 
 def test_a_file_damaged_behind_the_intake_is_bad_from_the_next_epoch_on(cache: SampleCache, folder: Path) -> None:
@@ -109,7 +112,7 @@ def test_a_file_damaged_behind_the_intake_is_bad_from_the_next_epoch_on(cache: S
         before = path.stat()
         flip(path, 20)
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # a disk's mistake, which tells nobody
-        assert [0, 1, 2, 3, 5, 6, 7] == sorted(epoch_of(loader))
+        assert sorted(epoch_of(loader)) == [0, 1, 2, 3, 5, 6, 7]
         assert list(range(4)) == sorted(epoch_of(loader))
     assert "later_bad.tfrecord: record 4, which starts at byte 0: corrupted" in cache.stats().bad["later_bad.tfrecord"]
 

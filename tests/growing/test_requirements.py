@@ -52,7 +52,7 @@ def test_s1_sampler_processes_write_while_training_runs(cache: SampleCache) -> N
 def test_s2_an_epoch_may_start_with_few_samples(cache: SampleCache) -> None:
     put(cache, range(2))
     with loader_of(dataset_of(cache)) as loader:
-        assert [0, 1] == sorted(epoch_of(loader))
+        assert sorted(epoch_of(loader)) == [0, 1]
         put(cache, range(2, 50))
         assert list(range(50)) == sorted(epoch_of(loader))
 
@@ -99,7 +99,10 @@ def test_s5_files_appear_whole_and_bad_ones_are_skipped_and_reported(cache: Samp
         assert list(range(4)) == sorted(epoch_of(loader))
     bad = cache.stats().bad
     assert f"{tmp_path / 'cache' / torn}: has 144 bytes, and was published with 192" == bad[torn]
-    assert "record 0, which starts at byte 0: corrupted: the checksum of the record's 32 bytes differs" in bad[damaged.name]
+    assert (
+        "record 0, which starts at byte 0: corrupted: the checksum of the record's 32 bytes differs"
+        in bad[damaged.name]
+    )
 
 
 def test_s6_records_reach_the_batch_without_python_in_the_trainer(cache: SampleCache) -> None:
@@ -107,7 +110,7 @@ def test_s6_records_reach_the_batch_without_python_in_the_trainer(cache: SampleC
     put(cache, range(8))
     dataset = dataset_of(cache)
     with loader_of(dataset, num_workers=1) as loader:
-        assert "read_batch_into" == read_path(dataset, False, True)
+        assert read_path(dataset, False, True) == "read_batch_into"
         batches = list(loader)
         assert list(range(8)) == [value for batch in batches for value in values_of(batch)]
         with pytest.raises(RuntimeError, match="not resizable"):
@@ -123,7 +126,7 @@ def test_s7_files_are_true_tfrecords_both_ways(cache: SampleCache, tmp_path: Pat
         assert sample(value).tobytes() == data[12 : 12 + length]
         assert masked(crc32c(data[12 : 12 + length])) == struct.unpack_from("<I", data, 12 + length)[0]
         data = data[16 + length :]
-    assert b"" == data
+    assert data == b""
     (tmp_path / "cache" / name).unlink()
     by_tensorflow = TENSORFLOWS / "plain.tfrecord"
     (tmp_path / "cache" / "from_tf.tfrecord").write_bytes(by_tensorflow.read_bytes())
@@ -168,9 +171,7 @@ def test_s10_all_ranks_take_the_same_snapshot_and_equal_counts(make_cache: MakeC
     for _ in range(2):
         delivered = []
         for loader in loaders:
-            batches = []
-            for batch in loader:
-                batches.append(values_of(batch)[: loader.valid])
+            batches = [values_of(batch)[: loader.valid] for batch in loader]
             put(caches[0], range(100, 103))  # while others have not begun
             delivered.append(batches)
         assert len({len(batches) for batches in delivered}) == 1
@@ -192,9 +193,11 @@ def test_s11_a_state_names_its_snapshot_and_a_resume_says_what_is_gone(cache: Sa
         loader.load_state_dict(state)
         assert list(range(12)) == sorted(seen + epoch_of(loader))
     (tmp_path / "cache" / gone).unlink()
-    with loader_of(dataset_of(cache)) as loader:
-        with pytest.raises(StateMismatch, match=rf"6 of its 12 samples are gone, evicted since: {gone} \(6\)"):
-            loader.load_state_dict(state)
+    with (
+        loader_of(dataset_of(cache)) as loader,
+        pytest.raises(StateMismatch, match=rf"6 of its 12 samples are gone, evicted since: {gone} \(6\)"),
+    ):
+        loader.load_state_dict(state)
 
 
 @pytest.mark.slow
@@ -211,13 +214,13 @@ def test_s12_samplers_are_supervised_and_feel_backpressure(make_cache: MakeCache
             lambda: (s := samplers.states[0])["restarts"] == 1 and s["state"] == "running" and s, "a new one"
         )
         assert states["pid"] != killed
-        assert "sampler 0 was killed by SIGKILL" == states["error"]
+        assert states["error"] == "sampler 0 was killed by SIGKILL"
         held = cache._library.hold([file.name for file in cache.files()])
         writers = wait_until(
             lambda: (w := cache.stats().writers) and len(w) == 2 and all(one.is_waiting for one in w) and w,
             "both samplers to wait for room",
         )
-        assert ["sampler 0 of 2", "sampler 1 of 2"] == sorted(one.role for one in writers)
+        assert sorted(one.role for one in writers) == ["sampler 0 of 2", "sampler 1 of 2"]
         before = cache.stats().generation
         held.release()
         wait_until(lambda: cache.stats().generation > before, "them to go on")
@@ -226,14 +229,16 @@ def test_s12_samplers_are_supervised_and_feel_backpressure(make_cache: MakeCache
 def test_s13_dicts_of_numpy_and_torch_arrays_are_written(cache: SampleCache) -> None:
     """The rate is in benchmarks/growing.py."""
     with cache.writer(raw=["raw"]) as writer:
-        writer.write({"a": np.arange(3.0, dtype=np.float32), "b": torch.arange(2), "raw": torch.ones(2, 2), "name": "n"})
+        writer.write(
+            {"a": np.arange(3.0, dtype=np.float32), "b": torch.arange(2), "raw": torch.ones(2, 2), "name": "n"}
+        )
     schema = {"a": ("float32", (3,)), "b": ("int64", (2,)), "raw": ("float32", (2, 2)), "name": str}
     with ShmLoader(cache.dataset(schema), seed=0) as loader:
         (batch,) = loader
-    assert [[0.0, 1.0, 2.0]] == batch["a"].tolist()
-    assert [[0, 1]] == batch["b"].tolist()
-    assert [[[1.0, 1.0], [1.0, 1.0]]] == batch["raw"].tolist()
-    assert ["n"] == batch["name"]
+    assert batch["a"].tolist() == [[0.0, 1.0, 2.0]]
+    assert batch["b"].tolist() == [[0, 1]]
+    assert batch["raw"].tolist() == [[[1.0, 1.0], [1.0, 1.0]]]
+    assert batch["name"] == ["n"]
 
 
 def test_a_sampler_that_ends_leaves_all_it_has_yielded(cache: SampleCache) -> None:

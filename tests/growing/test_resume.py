@@ -44,32 +44,37 @@ def test_a_resume_anywhere_repeats_nothing_and_loses_nothing(cache: SampleCache,
         assert list(range(20)) == sorted(rest)  # the next epoch, which had not been frozen
 
 
-def test_a_resume_goes_on_with_other_ranks_if_the_global_batch_is_the_same(make_cache: Callable[..., SampleCache]) -> None:
+def test_a_resume_goes_on_with_other_ranks_if_the_global_batch_is_the_same(
+    make_cache: Callable[..., SampleCache],
+) -> None:
     first, second = make_cache(), make_cache()
     put(first, range(19))
     with loader_of(dataset_of(first)) as loader:
         seen = taken(loader, 2)
         state = loader.state_dict()
     loaders = [
-        loader_of(dataset_of(cache), rank=rank, world_size=2, batch_size=2) for rank, cache in enumerate((first, second))
+        loader_of(dataset_of(cache), rank=rank, world_size=2, batch_size=2)
+        for rank, cache in enumerate((first, second))
     ]
     for loader in loaders:
         loader.load_state_dict(state)
         seen += epoch_of(loader)
         loader.close()
     assert list(range(19)) == sorted(seen)
-    with loader_of(dataset_of(first), batch_size=3) as loader:
-        with pytest.raises(StateMismatch, match="global_batch: saved 4, now 3"):
-            loader.load_state_dict(state)
+    with (
+        loader_of(dataset_of(first), batch_size=3) as loader,
+        pytest.raises(StateMismatch, match="global_batch: saved 4, now 3"),
+    ):
+        loader.load_state_dict(state)
 
 
 def test_what_a_broken_epoch_still_had_to_read_stays_until_it_is_given_up(cache: SampleCache) -> None:
     first = put(cache, range(8))
     with loader_of(dataset_of(cache)) as loader:
         next(iter(loader))
-        assert 1 == cache.stats().num_leased
+        assert cache.stats().num_leased == 1
         epoch_of(loader)
-    assert 0 == cache.stats().num_leased
+    assert cache.stats().num_leased == 0
     for number in range(1, 80):
         put(cache, range(20 * number, 20 * number + 20))
     assert first not in [file.name for file in cache.files()]
@@ -107,13 +112,13 @@ def test_by_default_samples_that_are_gone_are_an_error_that_names_them(cache: Sa
 def test_skip_leaves_them_out(cache: SampleCache, interrupted: Any, caplog: pytest.LogCaptureFixture) -> None:
     state, _, rest = interrupted
     with caplog.at_level(logging.WARNING, "shmload"), resumed(cache, state, "skip") as loader:
-        assert {0: 6} == cache.stats().num_gone
+        assert cache.stats().num_gone == {0: 6}
         batches = list(map(values_of, loader))
     assert "6 of its 24 samples are gone" in caplog.text
     assert "they are left out" in caplog.text
     kept = [value for value in rest if value >= 6]
     assert kept == [value for batch in batches for value in batch if value in kept]
-    assert 4 == len(batches)  # as many as other ranks have
+    assert len(batches) == 4  # as many as other ranks have
 
 
 def test_substitute_reads_others_of_that_epoch_in_their_place(cache: SampleCache, interrupted: Any) -> None:
@@ -128,7 +133,9 @@ def test_substitute_reads_others_of_that_epoch_in_their_place(cache: SampleCache
     again.close()
 
 
-def test_an_epoch_of_which_nothing_is_left_cannot_be_resumed(cache: SampleCache, interrupted: Any, tmp_path: Path) -> None:
+def test_an_epoch_of_which_nothing_is_left_cannot_be_resumed(
+    cache: SampleCache, interrupted: Any, tmp_path: Path
+) -> None:
     for path in (tmp_path / "cache").glob("*tfrecord*"):
         path.unlink()
     with pytest.raises(StateMismatch, match="begin the next epoch with set_epoch: nothing of this one is left to read"):
@@ -141,9 +148,12 @@ def test_a_state_of_another_folder_is_refused(make_cache: Callable[..., SampleCa
     with loader_of(dataset_of(cache)) as loader:
         next(iter(loader))
         state = loader.state_dict()
-    with SampleCache(tmp_path / "other", 1 << 16) as other, loader_of(dataset_of(other)) as loader:
-        with pytest.raises(StateMismatch, match="of epoch 0, which is not there in"):
-            loader.load_state_dict(state)
+    with (
+        SampleCache(tmp_path / "other", 1 << 16) as other,
+        loader_of(dataset_of(other)) as loader,
+        pytest.raises(StateMismatch, match="of epoch 0, which is not there in"),
+    ):
+        loader.load_state_dict(state)
 
 
 FILES = st.lists(st.tuples(st.integers(1, 7), st.booleans()), min_size=1, max_size=12)

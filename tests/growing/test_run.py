@@ -23,26 +23,26 @@ def snapshot(epoch: int, name: str = "a") -> Snapshot:
 
 def _freeze(folder: Path, rank: int, start: Any, answers: Any) -> None:
     run = Run(folder, "job", None)
-    start.wait()
+    start.wait()  # all attend
     is_ours = run.freeze(snapshot(0, f"rank {rank}"))
     answers.put((is_ours, run.read(0).files[0].name))  # type: ignore[union-attr]  # it is there
+    start.wait()  # nobody leaves before all have come
 
 
 @pytest.mark.slow
 def test_of_ranks_that_freeze_at_once_one_wins_and_all_read_its_snapshot(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    start, answers = context.Event(), context.Queue()
+    start, answers = context.Barrier(6), context.Queue()
     ranks = [context.Process(target=_freeze, args=(tmp_path, rank, start, answers)) for rank in range(6)]
     for rank in ranks:
         rank.start()
-    start.set()
     found = [answers.get(timeout=30) for _ in ranks]
     for rank in ranks:
         rank.join()
     answers.close()
     answers.join_thread()
-    assert 1 == sum(is_ours for is_ours, _ in found)
-    assert 1 == len({name for _, name in found})
+    assert sum(is_ours for is_ours, _ in found) == 1
+    assert len({name for _, name in found}) == 1
 
 
 def test_a_new_run_of_an_old_name_forgets_and_a_resumed_one_keeps(tmp_path: Path) -> None:
@@ -54,10 +54,10 @@ def test_a_new_run_of_an_old_name_forgets_and_a_resumed_one_keeps(tmp_path: Path
     joined.leave()
     run.leave()
     resumed = Run(tmp_path, "job", 2)
-    assert [True, True, True, False] == [resumed.read(epoch) is not None for epoch in range(4)]
+    assert [resumed.read(epoch) is not None for epoch in range(4)] == [True, True, True, False]
     resumed.leave()
     anew = Run(tmp_path, "job", None)
-    assert [None] * 4 == [anew.read(epoch) for epoch in range(4)]
+    assert [anew.read(epoch) for epoch in range(4)] == [None] * 4
 
 
 def test_a_frozen_snapshot_stays_as_it_is(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_ranks_of_a_job_find_the_same_name_and_other_jobs_another(monkeypatch: p
 
 
 def test_generations_are_never_given_twice(tmp_path: Path) -> None:
-    assert [1, 2, 3] == [next_generation(tmp_path) for _ in range(3)]
+    assert [next_generation(tmp_path) for _ in range(3)] == [1, 2, 3]
 
 
 def test_two_datasets_are_two_runs_unless_they_are_named(make_cache: Callable[..., SampleCache]) -> None:
@@ -122,22 +122,24 @@ def test_two_datasets_are_two_runs_unless_they_are_named(make_cache: Callable[..
             assert list(range(4)) == epoch_of(joined)  # its epoch 0
 
 
-def test_a_snapshot_that_nobody_began_and_nobody_holds_any_more_is_frozen_anew(make_cache: Callable[..., SampleCache]) -> None:
+def test_a_snapshot_that_nobody_began_and_nobody_holds_any_more_is_frozen_anew(
+    make_cache: Callable[..., SampleCache],
+) -> None:
     first, second = make_cache(), make_cache()
     put(first, range(8))
     one = loader_of(dataset_of(first, run="r"), rank=0, world_size=2)
     two = loader_of(dataset_of(second, run="r"), rank=1, world_size=2)
-    assert [0, 1, 2, 3] == epoch_of(one)
-    assert [4, 5, 6, 7] == epoch_of(two)
-    assert 1 == len(one)  # the first rank freezes epoch 1, ahead of the second, and is killed
+    assert epoch_of(one) == [0, 1, 2, 3]
+    assert epoch_of(two) == [4, 5, 6, 7]
+    assert len(one) == 1  # the first rank freezes epoch 1, ahead of the second, and is killed
     first.close()
     (file,) = second.files()
     (second.path / file.name).unlink()
     put(second, range(10, 18))
-    assert [14, 15, 16, 17] == epoch_of(two)
+    assert epoch_of(two) == [14, 15, 16, 17]
     with loader_of(dataset_of(make_cache(), run="r"), rank=0, world_size=2) as again:
         again.set_epoch(1)
-        assert [10, 11, 12, 13] == epoch_of(again)
+        assert epoch_of(again) == [10, 11, 12, 13]
         (file,) = second.files()
         (second.path / file.name).unlink()  # now it is what they have read
         with loader_of(dataset_of(second, run="r"), rank=1, world_size=2) as third:

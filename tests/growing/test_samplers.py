@@ -33,11 +33,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "PAUSE_S", 0.001)
 
 
-def test_one_that_is_killed_goes_on_anew_and_loses_only_what_it_had_not_published(cache: SampleCache, tmp_path: Path) -> None:
+def test_one_that_is_killed_goes_on_anew_and_loses_only_what_it_had_not_published(
+    cache: SampleCache, tmp_path: Path
+) -> None:
     samplers = cache.start(partial(dies_once, tmp_path), 2, publish_s=0.0)
     wait_until(lambda: samplers.are_done, "both to end")
-    assert [1, 1] == [state["restarts"] for state in samplers.states]
-    assert ["finished"] * 2 == [state["state"] for state in samplers.states]
+    assert [state["restarts"] for state in samplers.states] == [1, 1]
+    assert [state["state"] for state in samplers.states] == ["finished"] * 2
     with loader_of(dataset_of(cache)) as loader:
         assert sorted([*range(6), *range(6)]) == sorted(epoch_of(loader))
 
@@ -54,26 +56,32 @@ def test_one_that_raises_is_told_with_its_traceback_and_what_it_had_is_kept(cach
 def test_when_all_are_given_up_the_next_epoch_raises_what_befell_them(cache: SampleCache) -> None:
     samplers = cache.start(stuck_at_once, 2, max_restarts=2)
     wait_until(lambda: samplers.are_done, "both to be given up")
-    assert [2, 2] == [state["restarts"] for state in samplers.states]
-    with loader_of(dataset_of(cache, timeout_s=30.0)) as loader:
-        with pytest.raises(WorkerDied, match="all 2 samplers have failed and are given up, so the cache does not grow") as caught:
-            iter(loader)
+    assert [state["restarts"] for state in samplers.states] == [2, 2]
+    with (
+        loader_of(dataset_of(cache, timeout_s=30.0)) as loader,
+        pytest.raises(
+            WorkerDied, match="all 2 samplers have failed and are given up, so the cache does not grow"
+        ) as caught,
+    ):
+        iter(loader)
     assert "ConnectionError: the far store was never there" in str(caught.value)
 
 
 def test_that_all_have_come_to_their_end_is_said_where_samples_are_missing(cache: SampleCache) -> None:
     samplers = cache.start(ten, 1)
     wait_until(lambda: samplers.are_done, "it to end")
-    with loader_of(dataset_of(cache, min_samples=11)) as loader:
-        with pytest.raises(TimeoutError, match="holds 10 samples .* needs 11. Its samplers have come to their end"):
-            iter(loader)
+    with (
+        loader_of(dataset_of(cache, min_samples=11)) as loader,
+        pytest.raises(TimeoutError, match=r"holds 10 samples .* needs 11\. Its samplers have come to their end"),
+    ):
+        iter(loader)
 
 
 def test_each_draws_numbers_of_its_own(cache: SampleCache) -> None:
     samplers = cache.start(draws, 3)
     wait_until(lambda: samplers.are_done, "all to end")
     with loader_of(dataset_of(cache)) as loader:
-        assert 3 == len(set(epoch_of(loader)))
+        assert len(set(epoch_of(loader))) == 3
 
 
 def test_stopped_samplers_publish_what_they_have(cache: SampleCache) -> None:
@@ -85,11 +93,13 @@ def test_stopped_samplers_publish_what_they_have(cache: SampleCache) -> None:
     with loader_of(dataset_of(cache)) as loader:
         values = epoch_of(loader)
     assert sorted(values) == list(range(min(values), max(values) + 1))
-    assert [] == list((cache.path / ".growing" / "samplers").iterdir())
+    assert list((cache.path / ".growing" / "samplers").iterdir()) == []
 
 
 @pytest.mark.slow
-def test_a_killed_keeper_takes_its_samplers_along_and_is_replaced(cache: SampleCache, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_killed_keeper_takes_its_samplers_along_and_is_replaced(
+    cache: SampleCache, caplog: pytest.LogCaptureFixture
+) -> None:
     samplers = cache.start(endless, 2)
     with loader_of(dataset_of(cache, timeout_s=30.0)) as loader:
         epoch_of(loader)
@@ -138,17 +148,21 @@ def test_none_outlives_the_trainer(cache: SampleCache, end: str) -> None:
             os.kill(trainer.pid, signal.SIGKILL)
         trainer.wait()
     assert (-signal.SIGKILL if end == "killed" else 0) == trainer.returncode
-    assert 3 == len(pids)
+    assert len(pids) == 3
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "all of them to end")
     with cache.writer() as writer:  # room that they had reserved is swept by the next writer
         writer.write(b"x")
         stats = cache.stats()
-    assert 0 == stats.num_leased
+    assert stats.num_leased == 0
     assert 1024 + sum(file.nbytes for file in cache.files()) >= stats.nbytes
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [({"num_processes": 0}, "num_processes is at least 1; got 0"), ({"max_restarts": -1}, "max_restarts is at least 0; got -1")]
+    ("number", "text"),
+    [
+        ({"num_processes": 0}, "num_processes is at least 1; got 0"),
+        ({"max_restarts": -1}, "max_restarts is at least 0; got -1"),
+    ],
 )
 def test_numbers_out_of_range_are_refused(cache: SampleCache, number: dict[str, int], text: str) -> None:
     with pytest.raises(ValueError, match=text):

@@ -24,15 +24,17 @@ def reserved(cache: SampleCache) -> int:
 def test_a_file_counts_with_all_it_may_become_while_it_is_written(cache: SampleCache) -> None:
     with cache.writer() as one:
         one.write(sample(0))
-        assert 1024 == reserved(cache)
-        assert [] == cache.files()
+        assert reserved(cache) == 1024
+        assert cache.files() == []
         one.publish()
-        assert RECORD_NBYTES == reserved(cache)
-        assert ["g000000000001-1-48.tfrecord"] == [file.name for file in cache.files()]
+        assert reserved(cache) == RECORD_NBYTES
+        assert [file.name for file in cache.files()] == ["g000000000001-1-48.tfrecord"]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=40), compression=st.sampled_from([None, "gzip", "zlib"]))
+@given(
+    sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=40), compression=st.sampled_from([None, "gzip", "zlib"])
+)
 def test_any_records_come_back_and_the_budget_holds(tmp_path_factory: Any, sizes: list[int], compression: Any) -> None:
     folder = tmp_path_factory.mktemp("cache")
     rng = np.random.default_rng(1)
@@ -51,14 +53,14 @@ def test_any_records_come_back_and_the_budget_holds(tmp_path_factory: Any, sizes
 def test_a_record_larger_than_a_file_is_a_file_of_its_own(cache: SampleCache) -> None:
     with cache.writer() as one:
         one.write(bytes(10_000))
-    assert [(1, 10_016)] == [(file.num_records, file.nbytes) for file in cache.files()]
+    assert [(file.num_records, file.nbytes) for file in cache.files()] == [(1, 10_016)]
 
 
 def test_a_record_larger_than_the_cache_is_refused(cache: SampleCache) -> None:
     with pytest.raises(CacheFull, match="can never lie in"), cache.writer() as one:
         one.write(bytes(1 << 17))
         one.publish()
-    assert 0 == reserved(cache)
+    assert reserved(cache) == 0
 
 
 def test_samples_are_published_when_they_have_waited_long_enough(
@@ -78,7 +80,10 @@ def test_room_that_does_not_come_in_time_is_an_error_with_figures(make_cache: Ca
     for number in range(4):
         put(cache, range(20 * number, 20 * number + 20))
     held = cache._library.hold([file.name for file in cache.files()])
-    with pytest.raises(CacheFull, match="3840 of its budget of 4096 bytes are in use") as caught, cache.writer(timeout_s=0.0) as one:
+    with (
+        pytest.raises(CacheFull, match="3840 of its budget of 4096 bytes are in use") as caught,
+        cache.writer(timeout_s=0.0) as one,
+    ):
         one.write(sample(1))
     assert "3840 of them are leased and 0 may be evicted" in str(caught.value)
     held.release()
@@ -92,8 +97,8 @@ def test_what_a_block_that_raises_has_not_published_is_dropped(cache: SampleCach
         one.write(sample(1))
         raise KeyError
     with loader_of(dataset_of(cache)) as loader:
-        assert [0] == epoch_of(loader)
-    assert 48 == reserved(cache)
+        assert epoch_of(loader) == [0]
+    assert reserved(cache) == 48
 
 
 def test_a_sample_that_cannot_be_written_leaves_the_writer_usable(cache: SampleCache) -> None:
@@ -101,10 +106,10 @@ def test_a_sample_that_cannot_be_written_leaves_the_writer_usable(cache: SampleC
         with pytest.raises(TypeError, match="name it in raw="):
             one.write({"x": np.array([1 + 2j])})
         one.write(sample(3))
-    assert [1] == [file.num_records for file in cache.files()]
+    assert [file.num_records for file in cache.files()] == [1]
     with cache.writer() as one, pytest.raises(TypeError, match="name it in raw="):
         one.write({"x": np.array([1 + 2j])})
-    assert 1 == len(cache.files())
+    assert len(cache.files()) == 1
 
 
 def test_a_closed_writer_says_so(cache: SampleCache) -> None:
@@ -124,8 +129,8 @@ def test_sequences_are_written(cache: SampleCache) -> None:
     dataset = cache.dataset(schema, records="sequence")
     with loader_of(dataset, batch_size=1) as loader:
         (batch,) = loader
-    assert [3] == batch["id"].tolist()
-    assert [[[1, 2], [3, 4]]] == [steps.tolist() for steps in batch["steps"]]
+    assert batch["id"].tolist() == [3]
+    assert [steps.tolist() for steps in batch["steps"]] == [[[1, 2], [3, 4]]]
 
 
 def test_a_writer_tells_what_it_does(cache: SampleCache) -> None:
@@ -133,18 +138,26 @@ def test_a_writer_tells_what_it_does(cache: SampleCache) -> None:
         one.write(sample(0))
         one.publish()
         (told,) = cache.stats().writers
-        assert ("writer", 1, 1, RECORD_NBYTES, False) == (told.role, told.num_files, told.num_records, told.nbytes, told.is_waiting)
+        assert (told.role, told.num_files, told.num_records, told.nbytes, told.is_waiting) == (
+            "writer",
+            1,
+            1,
+            RECORD_NBYTES,
+            False,
+        )
         assert set(told.as_dict()) >= {"pid", "waited_s"}
-    assert () == tuple(cache.stats().writers)
+    assert tuple(cache.stats().writers) == ()
 
 
-def test_what_is_too_old_is_neither_read_nor_kept(make_cache: Callable[..., SampleCache], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_old_is_neither_read_nor_kept(
+    make_cache: Callable[..., SampleCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from shmload.growing import library
 
     cache = make_cache(max_age_s=100.0)
     old = put(cache, range(3))
     monkeypatch.setattr(library, "time", lambda: (cache.path / old).stat().st_mtime + 101)
-    assert [] == cache.files()
+    assert cache.files() == []
     assert not (cache.path / old).exists()
 
 
@@ -152,7 +165,7 @@ def test_a_cache_holds_so_many_files_at_most(make_cache: Callable[..., SampleCac
     cache = make_cache(max_files=3)
     for number in range(5):
         put(cache, [number])
-    assert [2, 3, 4] == [file.generation - 1 for file in cache.files()]
+    assert [file.generation - 1 for file in cache.files()] == [2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,16 @@ How to read: MB/s and CPU seconds of the trainer's main thread per GB without th
 threads are the trainer's); "kept" is counts per second of the counter's CPU time, loaded over idle.
 
 Predicted: 2,000 MB/s, 0.02 s/GB, kept 0.97; the recipe 300 MB/s, 1 s/GB; writing 1,500 MB/s.
+
+Result (2 cores with 8 to 13 other processes waiting, 2 rounds of 1.5 s):
+| | MB/s | trainer's CPU, s/GB | kept |
+|---|---|---|---|
+| shmload | 1,440 | 0.015 | 0.99 |
+| a DataLoader an epoch | 189 | 0.11 | 0.99 |
+| TFRecordDataset | 385 | 0.97 | 1.00 |
+
+Written: 1,110 MB/s of raw records, 696 in dicts. The recipe's trainer mostly waits, which is why it keeps its interpreter;
+per GB its work is seven times ours.
 """
 
 import os

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.errors import StateMismatch
+from shmload.errors import StateMismatch, WorkerDied
 from shmload.growing.library import Hold, Library
 from shmload.growing.run import Run, run_name
 from shmload.growing.snapshot import EPOCH_SHIFT, MAX_EPOCH, Gone, Snapshot
@@ -48,6 +48,7 @@ class Epochs:
         self._holds: dict[int, Hold] = {}
         self._gone: dict[int, Gone] = {}
         self._begun: set[int] = set()
+        self._unsettled = -1  # an epoch that could not be frozen ahead of its time
 
     # ------------------------------------------------------------ the run
 
@@ -90,9 +91,27 @@ class Epochs:
 
     # ------------------------------------------------------------ an epoch
 
-    def snapshot(self, epoch: int) -> Snapshot:
+    def is_settled(self, epoch: int) -> bool:
+        """Whether an epoch has a snapshot, or is to have one now, whatever it takes.
+
+        One that lies ahead of those begun must not disturb them: what stands in its way is raised when it begins.
+        """
+        if epoch in self._snapshots or not self._begun or epoch <= max(self._begun):
+            return True
+        if epoch == self._unsettled:
+            return False
+        try:
+            self.snapshot(epoch, timeout_s=0.0)
+        except (TimeoutError, WorkerDied, StateMismatch):
+            self._unsettled = epoch  # another look with each batch would cost too much
+            return False
+        return True
+
+    def snapshot(self, epoch: int, timeout_s: float | None = None) -> Snapshot:
         """An epoch's snapshot; frozen by the first rank that asks for it.
 
+        Args:
+            timeout_s: seconds to wait for samples; None: as long as the dataset was told.
         Raises:
             TimeoutError: too few samples have been collected.
             StateMismatch: it was frozen long ago, and samples of it are gone.
@@ -105,7 +124,9 @@ class Epochs:
         while (found := self.run.read(epoch)) is None or not self._take(found, is_named=False):
             if found is not None:
                 continue
-            files = self._library.collected(max(self._min_samples, self.smallest), self._timeout_s)
+            files = self._library.collected(
+                max(self._min_samples, self.smallest), self._timeout_s if timeout_s is None else timeout_s
+            )
             hold = self._library.hold([file.name for file in files])
             kept = tuple(file for file in files if file.name in hold.names)
             if sum(file.num_records for file in kept) < max(self._min_samples, self.smallest):
@@ -162,6 +183,7 @@ class Epochs:
     def begins(self, epoch: int) -> None:
         """Says that an epoch is read from now on: files of earlier ones may be evicted."""
         self._release(epoch)
+        self._unsettled = -1
         for earlier in [e for e in self._snapshots if e < epoch - 1]:
             del self._snapshots[earlier]
             self._gone.pop(earlier, None)

@@ -73,7 +73,7 @@ class SnapshotSchedule(BatchSchedule):
         return True
 
     def end_of(self, epoch: int, rank: int) -> int:
-        return self.of(epoch).num_steps_of(rank) * self.stride
+        return self.of(epoch).num_steps_of(rank) * self.stride if self.order.is_settled(epoch) else 0
 
     def batch(self, epoch: int, step: int, rank: int = 0) -> NDArray[np.int64]:
         return self.order.keys(epoch, self.of(epoch).batch(epoch, step // self.stride, rank))  # type: ignore[no-any-return]

@@ -19,8 +19,10 @@ from growing_kit import (
     endless,
     epoch_of,
     loader_of,
+    put,
     stuck_at_once,
     ten,
+    values_of,
     wait_until,
 )
 
@@ -65,6 +67,19 @@ def test_when_all_are_given_up_the_next_epoch_raises_what_befell_them(cache: Sam
     ):
         iter(loader)
     assert "ConnectionError: the far store was never there" in str(caught.value)
+
+
+def test_what_stands_in_the_next_epochs_way_does_not_disturb_this_one(cache: SampleCache) -> None:
+    put(cache, range(24))
+    with loader_of(dataset_of(cache), num_workers=1, prefetch_factor=2) as loader:
+        batches = iter(loader)
+        samplers = cache.start(stuck_at_once, 1, max_restarts=0)
+        wait_until(lambda: samplers.are_done, "it to be given up")
+        assert list(range(24)) == [value for batch in batches for value in values_of(batch)]
+        with pytest.raises(WorkerDied, match="all 1 samplers have failed"):
+            iter(loader)
+        samplers.stop()
+        assert list(range(24)) == epoch_of(loader)
 
 
 def test_that_all_have_come_to_their_end_is_said_where_samples_are_missing(cache: SampleCache) -> None:

@@ -45,8 +45,8 @@ def ended(folder: Path, rank: int) -> int:
 
 
 def wait_for(folder: Path, world_size: int, epoch: int) -> None:
-    """Until every rank has ended that epoch."""
-    while not all(ended(folder, rank) >= epoch for rank in range(world_size)):
+    """Until every rank has ended that epoch, or has left for good."""
+    while not all(ended(folder, rank) >= epoch or (folder / f"left-{rank}").exists() for rank in range(world_size)):
         threading.Event().wait(0.005)
 
 
@@ -71,9 +71,11 @@ def main(folder: Path, rank: int, world_size: int) -> None:
             write_whole(folder / f"ended-{rank}", str(epoch - 1).encode())
         say(resumed=[epoch, state["position"]])
     samplers = cache.start(sampler, NUM_SAMPLERS) if rank == 0 else None  # now that what the state names is held
-    while not (folder / "stop").exists():
-        wait_for(folder, world_size, epoch - 1)
+    while True:
+        wait_for(folder, world_size, epoch - 1)  # holding what the last one read, for a rank that is resumed in it
         position = loader.state_dict()["position"]
+        if position == 0 and (folder / "stop").exists():
+            break
         for number, batch in enumerate(loader):
             named = dataset.epochs.state(epoch) if dataset.epochs is not None else None
             assert named is not None
@@ -92,6 +94,7 @@ def main(folder: Path, rank: int, world_size: int) -> None:
         write_whole(state_file, json.dumps(loader.state_dict()).encode())
         write_whole(folder / f"ended-{rank}", str(epoch).encode())
         epoch += 1
+    (folder / f"left-{rank}").touch()
     loader.close()
     cache.close()
 

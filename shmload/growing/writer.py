@@ -127,7 +127,7 @@ class CacheWriter:
             return
         file.close()
         self.num_files += 1
-        self._told.published(file.num_records, file.nbytes)
+        self._told.published(file.num_records, file.written_nbytes)
 
     def close(self) -> None:
         """Publishes what is left. Twice is no error."""
@@ -166,12 +166,19 @@ class _Reserved(TFRecordWriter):
         self, owner: CacheWriter, reservation: Reservation, raw: Iterable[str], compression: str | None
     ) -> None:
         self._owner, self._reservation, self._compressed = owner, reservation, compression
+        self.nbytes = (
+            0  # of the records so far: as they are before they are compressed, which tells its size only when it ends
+        )
         super().__init__(reservation.path, compression=compression, raw=raw)
 
+    def _appended(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+        super()._appended(nbytes)
+
     @property
-    def nbytes(self) -> int:
-        """Of the file so far; what is compressed counts when it comes out."""
-        return self._room.at + (0 if self._compressed else self._buffer.nbytes)
+    def written_nbytes(self) -> int:
+        """Of the file."""
+        return self._room.at
 
     def _created(self) -> int:
         return os.open(self._reservation.path, os.O_RDWR | os.O_CLOEXEC)

@@ -74,7 +74,7 @@ def main(folder: Path, rank: int, world_size: int) -> None:
     while True:
         wait_for(folder, world_size, epoch - 1)  # holding what the last one read, for a rank that is resumed in it
         position = loader.state_dict()["position"]
-        if position == 0 and (folder / "stop").exists():
+        if epoch and position == 0 and (folder / "stop").exists():
             break
         for number, batch in enumerate(loader):
             named = dataset.epochs.state(epoch) if dataset.epochs is not None else None

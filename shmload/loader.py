@@ -163,7 +163,7 @@ class ShmLoader(ObservedLoader[T]):
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch reads more than it names
             batch_size,
-            shuffle,
+            None if hasattr(dataset, "epoch_schedule") else shuffle,  # torch would ask for a length there is not yet
             sampler,
             batch_sampler,
             first_workers,

@@ -27,6 +27,7 @@ PAGES = {  # page -> its title, what begins the places that stand on it (the fir
         ("arrays", "images", "tar", "tfrecord", "tokens", "columnar", "own_format"),
     ),
     "integrations.md": ("Integrations", ("shmload.integrations",), ("frameworks",)),
+    "growing.md": ("Growing cache", ("shmload.growing",), ("growing",)),
     "pipeline.md": ("Pipelines", ("shmload.pipeline",), ("pipelines",)),
     "launch.md": ("Launching", ("shmload.launch",), ("launch",)),
     "cache.md": (

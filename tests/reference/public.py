@@ -23,6 +23,7 @@ MODULES = (
     "shmload.formats",
     *(f"shmload.integrations.{module.name}" for module in pkgutil.iter_modules(shmload.integrations.__path__)),
     "shmload.debug",
+    "shmload.growing",
     "shmload.metrics",
     "shmload.pipeline",
     *(f"shmload.storage.{module}" for module in ("cache", "folder", "lease", "reservation")),

@@ -27,7 +27,7 @@ from typing import Any
 from shmload._core.watch import die_with
 from shmload.growing.names import write_whole
 from shmload.growing.writer import CacheWriter
-from shmload.worker.process import describe_exit
+from shmload.worker.exits import describe_exit
 
 Sampler = Callable[[int, int], Iterable[Any]]
 MakeWriter = Callable[[str], CacheWriter]

@@ -20,8 +20,8 @@ from shmload.growing.keeper import GRACE_S, MakeWriter, Sampler, keep
 from shmload.growing.names import CONTROL
 from shmload.shm import forks, reaper
 from shmload.worker.crew import context_of, interrupts_held
+from shmload.worker.exits import describe_exit
 from shmload.worker.fork_hazards import warn_of_fork
-from shmload.worker.process import describe_exit
 
 log = logging.getLogger("shmload")
 

@@ -85,7 +85,7 @@ def test_room_that_does_not_come_in_time_is_an_error_with_figures(make_cache: Ca
         cache.writer(timeout_s=0.0) as one,
     ):
         one.write(sample(1))
-    assert "3840 of them are leased and 0 may be evicted" in str(caught.value)
+    assert "3840 of them are leased, 3840 by this process, and 0 may be evicted" in str(caught.value)
     held.release()
     put(cache, [7])
 

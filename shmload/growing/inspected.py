@@ -19,10 +19,11 @@ def is_cache(path: Path) -> bool:
 def inspected(path: Path) -> Summary:
     """What there is to say of a cache."""
     stats = SampleCache.look(path)
-    return Summary(str(path), "growing cache", stats.nbytes, stats.num_samples, notes=list(_notes(stats)))
+    return Summary(str(path), "growing cache", stats.nbytes, stats.num_samples, notes=list(lines_of(stats)))
 
 
-def _notes(stats: CacheStatistics) -> Iterator[str]:
+def lines_of(stats: CacheStatistics) -> Iterator[str]:
+    """One fact a line."""
     share = stats.nbytes / stats.capacity_bytes
     yield (
         f"{share:.0%} of its budget of {stats.capacity_bytes:,} bytes: {stats.num_files} files, {stats.num_writing} being written, "

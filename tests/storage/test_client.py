@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import pickle
 import subprocess
 import sys
@@ -237,6 +238,40 @@ def test_a_client_of_boto3_is_taken(server: store_kit.Server) -> None:
     assert client_of(ours) is ours
     store.close()
     theirs.close()
+
+
+def test_a_client_of_boto3_is_used_as_it_is_where_it_was_given() -> None:
+    import boto3
+
+    theirs = boto3.client("s3", region_name="eu-west-1", aws_access_key_id="a", aws_secret_access_key="s")
+    ours = client_of(theirs)
+    assert ours.boto.client(ours, 1.0) is theirs
+    again = pickle.loads(pickle.dumps(ours))
+    made = again.boto.client(again, 1.0)
+    assert made is not theirs
+    assert made is again.boto.client(again, 1.0)
+    assert keys_of(again) == ("a", "s", None)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if ours.boto.client(ours, 1.0) is not theirs else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_what_botocore_refuses_is_an_error_that_says_where_to_look() -> None:
+    store = make_client("http://127.0.0.1:1", ACCESS, SECRET, region="planet earth").store("bucket")
+    with pytest.raises(
+        StoreError, match=r"cannot write s3://bucket/x: .*'planet earth'.* Look at the bucket's name, the region"
+    ):
+        store.put("x", b"")
+
+
+def test_a_server_that_is_not_there_is_an_error_when_written_to(pauses: list[float]) -> None:
+    store = make_client("http://127.0.0.1:1", ACCESS, SECRET, retries=2).store("bucket")
+    with pytest.raises(
+        StoreError, match=r"cannot write s3://bucket/x: no answer from http://127.0.0.1:1 .*; failed 3 times"
+    ):
+        store.put("x", b"")
+    assert len(pauses) == 2
 
 
 def test_a_client_of_boto3_that_signs_nothing_is_anonymous() -> None:

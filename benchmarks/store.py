@@ -9,9 +9,9 @@ pieces that are copied to their place (`stream`); ours are in their place.
 Predicted: 1.0 times obstore's rate at 0.6 of its CPU, as the bytes are written once.
 
 Result (2 cores, with a load of 8 to 15 on them): 0.97 times obstore's rate (345 and 360 MB/s; boto3 329, urllib3 363) at 0.75 of
-its CPU (0.40 and 0.53 s/GiB; boto3 0.66, urllib3 0.42); over one range ours takes 0.33 s/GiB, half of boto3's. One range is as fast as
-four where the server is near: parallel ranges are for servers that are far. urllib3 is as fast, but its readinto gives nothing
-before the whole piece is there: what came before a break would be read again, and a trickle would not be noticed.
+its CPU (0.40 and 0.53 s/GiB; boto3 0.66, urllib3 0.42); over one range ours takes 0.33 s/GiB, half of boto3's. One range is as
+fast as four where the server is near: parallel ranges are for servers that are far. urllib3 is as fast, but its readinto gives
+nothing before the whole piece is there: what came before a break would be read again, and a trickle would not be noticed.
 """
 
 import multiprocessing

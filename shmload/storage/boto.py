@@ -90,6 +90,7 @@ def _made(client: Client, wait_s: float) -> Any:
     # many servers never answer "Expect: 100-continue", which makes each writing request wait a second
     made.meta.events.unregister("before-call.s3", library("botocore.handlers").add_expect_header)
     made.meta.events.register("before-call.s3.DeleteObjects", _with_md5)
+    made.meta.events.register("before-call.s3", _not_redirected)
     return made
 
 
@@ -104,6 +105,11 @@ def _with_md5(params: dict[str, Any], **_: object) -> None:
     md5 = hashlib.md5(params["body"], usedforsecurity=False).digest()
     params["headers"]["Content-MD5"] = base64.b64encode(md5).decode()
     params["context"].pop("checksum", None)
+
+
+def _not_redirected(params: dict[str, Any], **_: object) -> None:
+    """A bucket of another region is an error that names it, as in reading: botocore would look for it and ask there by itself."""
+    params["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _keep_quiet() -> None:

@@ -25,7 +25,7 @@ from shmload.storage.retry import Patience, Tries, Unsure
 from shmload.storage.store import StoredObject
 from shmload.storage.transport import Answer
 
-__all__ = ["Version", "WebReader", "etag_of"]
+__all__ = ["Version", "WebReader", "unquoted"]
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class WebReader(ABC):
                     raise self.failure(answer, url, doing)
                 if answer.headers.get("Content-Length") is None:
                     raise StoreError(f"{url} has no known length: its server has to send Content-Length")
-                return StoredObject(key, int(answer.headers["Content-Length"]), etag_of(answer, url))
+                return StoredObject(key, int(answer.headers["Content-Length"]), _etag_of(answer, url))
 
         return self.repeatedly(doing, try_once)
 
@@ -233,7 +233,7 @@ class WebReader(ABC):
             raise _outside(version.url, begin, nbytes, int(match[1]) if match else None)
         if answer.status not in (200, 206):
             raise self.failure(answer, version.url, doing)
-        version.see(etag_of(answer, version.url))
+        version.see(_etag_of(answer, version.url))
         said = answer.headers.get("Content-Range")
         if said is None and answer.status == 200:
             total = self._by_head(key).nbytes
@@ -259,15 +259,20 @@ class WebReader(ABC):
         return memoryview(b"")
 
 
-def etag_of(answer: Answer, url: str) -> str:
+def _etag_of(answer: Answer, url: str) -> str:
     """The version that an answer names; without a name, time and length must do."""
     etag = answer.headers.get("ETag")
     if etag:
-        return etag[1:-1] if etag.startswith('"') else etag
+        return unquoted(etag)
     modified = answer.headers.get("Last-Modified")
     if modified is None:
         raise StoreError(f"the server of {url} tells no versions: it has to send ETag or Last-Modified")
     return f"time:{modified}"
+
+
+def unquoted(etag: str) -> str:
+    """A version's name without its quotes; a weak one keeps them."""
+    return etag[1:-1] if etag.startswith('"') else etag
 
 
 def _outside(url: str, offset: int, nbytes: int, total: int | None) -> StoreError:

@@ -1,7 +1,7 @@
 """Decoding on a Ray cluster, with the spellings of the loader it takes the place of.
 
-`DpexDataLoader` is torch's loader with two arguments more. With `distribute_mode=True` its workers are actors on the nodes of the Ray
-cluster that this machine belongs to; otherwise they are processes of this machine. Batches are the same either way.
+`DpexDataLoader` is torch's loader with two arguments more. With `distribute_mode=True` its workers are actors on the nodes of the
+Ray cluster that this machine belongs to; otherwise they are processes of this machine. Batches are the same either way.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class DpexDataLoader(ShmLoader[T]):
         dataset: as ShmLoader's; it travels to the nodes by pickle, once for each.
         distribute_mode: decode on the cluster. Without workers there is nothing to distribute: the trainer reads.
         head_address: of the cluster's head; "auto": the cluster that runs on this machine.
-        batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last, timeout, worker_init_fn,
-            multiprocessing_context, generator, prefetch_factor: as torch's DataLoader. `num_workers` is the number of actors.
+        num_workers: actors, or processes of this machine; 0: the trainer reads.
+        batch_size, shuffle, sampler, batch_sampler, collate_fn, pin_memory, drop_last: as torch's DataLoader.
+        timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor: as torch's DataLoader.
     Raises:
         ImportError: `distribute_mode` without Ray.
     Example:

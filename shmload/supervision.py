@@ -101,10 +101,11 @@ class Supervisor:
             self._ring.recover(death.worker_id)
             self._roster.has_gone(death.worker_id)
             return None
-        work = None if held is None else self._blame(held[0], held[3])
+        is_idle = held is None or not self._crew.reads_samples
+        work = None if held is None or is_idle else self._blame(held[0], held[3])
         if self._max_restarts is not None and self._num_restarts >= self._max_restarts:
             return _verdict(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
-        if held is None and death.pid != self._last_pid:  # an agent of many workers dies once
+        if is_idle and death.pid != self._last_pid:  # an agent of many workers dies once
             self.num_vain += 1
             if self.num_vain >= VAIN_DEATHS:
                 return _verdict(f"{death}, the {self.num_vain}th in a row that ended with nothing to do", death, None)

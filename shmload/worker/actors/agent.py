@@ -14,6 +14,7 @@ import traceback
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmload._core.filler import WorkerRing
 from shmload._core.watch import die_with
@@ -46,7 +47,8 @@ def main() -> None:
         bells = [
             [Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell)] for post in posts
         ]
-        parcel = np.frombuffer(open_memory(posts[0].parcel_path), np.uint8)[: posts[0].parcel_nbytes]
+        memory = open_memory(posts[0].parcel_path)
+        parcel: NDArray[np.uint8] = np.ndarray(posts[0].parcel_nbytes, np.uint8, memory)  # type: ignore[arg-type]  # a buffer
     except FileNotFoundError:
         os._exit(GONE)  # the loader has been closed before this process was up
     settings = [
@@ -54,7 +56,7 @@ def main() -> None:
         for post, ring in zip(posts, rings, strict=True)
     ]
     cluster = Cluster(briefing.address, parcel, settings, is_seeded=briefing.is_seeded)
-    del parcel
+    del memory, parcel
     threads = [
         threading.Thread(target=_run, args=(ring, cluster, briefing, *bells_of), daemon=True)
         for ring, bells_of in zip(rings, bells, strict=True)

@@ -25,7 +25,7 @@ LOOK_S = 0.1  # how often a thread that waits for an actor looks whether it stil
 MAX_DEATHS = 3  # of actors over one errand: then it is the errand
 
 
-class Unwanted(Exception):  # noqa: N818  # no error: a signal between this module and its caller
+class Unwanted(Exception):
     """Nobody wants the errand's outcome any more."""
 
 
@@ -38,9 +38,7 @@ class Cluster:
         is_seeded: what an errand gives depends on nothing but the errand, so another actor may do it again.
     """
 
-    def __init__(
-        self, address: str, parcel: NDArray[np.uint8], settings: list[Setting], *, is_seeded: bool
-    ) -> None:
+    def __init__(self, address: str, parcel: NDArray[np.uint8], settings: list[Setting], *, is_seeded: bool) -> None:
         self._address = address
         self._parcel = parcel
         self._settings = settings

@@ -25,6 +25,8 @@ class RayCrew:
         address: of the cluster's head, or "auto".
     """
 
+    reads_samples = False
+
     def __init__(self, posts: list[Post], address: str, *, is_seeded: bool) -> None:
         self._posts = posts
         self._briefing = Briefing(tuple(posts), address, tuple(path or os.getcwd() for path in sys.path), is_seeded)

@@ -29,9 +29,7 @@ class Decoder:
 
     def __init__(self, setting: Setting, parcel: Any) -> None:
         post = setting.post
-        self._desk = Desk(
-            post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity
-        )
+        self._desk = Desk(post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
         try:

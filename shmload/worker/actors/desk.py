@@ -7,7 +7,7 @@ room, the desk grants that before the bell's `post` returns.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,12 @@ ORDER_CAPACITY = 4096  # a larger order lies in memory of its own
 _ORDER = "order"
 
 
+class _Sizes(TypedDict):
+    order_capacity: int
+    text_capacity: int
+    layout_capacity: int
+
+
 class Desk:
     """The ring, its memory, and all of its bells in one.
 
@@ -32,11 +38,7 @@ class Desk:
     """
 
     def __init__(self, worker_id: int, *, text_capacity: int, layout_capacity: int) -> None:
-        sizes = {
-            "order_capacity": ORDER_CAPACITY,
-            "text_capacity": text_capacity,
-            "layout_capacity": layout_capacity,
-        }
+        sizes = _Sizes(order_capacity=ORDER_CAPACITY, text_capacity=text_capacity, layout_capacity=layout_capacity)
         control = _private(control_nbytes(1, worker_id + 1, **sizes))
         self._ring = TrainerRing(control, num_slots=1, num_workers=worker_id + 1, **sizes)
         self.ring = WorkerRing(control, worker_id)
@@ -81,9 +83,7 @@ class Desk:
         """The settled layout; None before that."""
         return self.ring.layout_text if self._ring.has_layout else None
 
-    def order(
-        self, raw: bytes, *, epoch: int, step: int, nrows: int, is_pickled: bool, is_packed: bool
-    ) -> None:
+    def order(self, raw: bytes, *, epoch: int, step: int, nrows: int, is_pickled: bool, is_packed: bool) -> None:
         """Publishes an order in the slot, where the one before is of no use any more, and claims it."""
         ring = self._ring
         self._lease = None

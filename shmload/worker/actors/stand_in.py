@@ -91,9 +91,8 @@ class StandIn:
             return self._send_note(outcome.note)
         if not ring.is_packed and not ring.has_layout and not self._memory.settle(outcome.layout or b""):
             return VOID
-        if outcome.row_nbytes is not None and not self._fits(outcome.layout or b""):
-            if ring.nchunks == 1:
-                outcome = self._ask("pack_rows")._replace(note=outcome.note)
+        if outcome.row_nbytes is not None and not self._fits(outcome.layout or b"") and ring.nchunks == 1:
+            outcome = self._ask("pack_rows")._replace(note=outcome.note)
         own = self._write(outcome)
         return self._send_note(outcome.note) if own == DONE and outcome.note is not None else own
 

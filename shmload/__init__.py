@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shmload.batch.delivered import Jagged, Padded
     from shmload.errors import (
         CacheFull,
+        ClusterUnreachable,
         ObjectExists,
         ObjectMissing,
         RankFailed,
@@ -65,6 +66,7 @@ _ERRORS = "shmload.errors"
 __all__ = [
     "BlockShuffle",
     "CacheFull",
+    "ClusterUnreachable",
     "Jagged",
     "LengthBuckets",
     "Mix",

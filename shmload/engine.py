@@ -91,6 +91,7 @@ class EngineOptions:
     first_ordered: int = 0
     rank: int | None = None
     world_size: int | None = None
+    address: str | None = None  # of the Ray cluster whose actors are the workers; None: processes of this machine are
 
 
 class Engine:
@@ -171,6 +172,7 @@ class Engine:
             grants=self._grants,
             resume=options.resume,
             keeps_stacks=options.sample_timeout_s is not None,
+            address=options.address,
         )
         limit = options.max_restarts
         if limit is None and self._job.seed is None:

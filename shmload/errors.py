@@ -3,6 +3,7 @@
     ShmloadError
     ├── WorkerDied        (RuntimeError)   a worker process ended and could not be, or may not be, replaced
     ├── RankFailed        (RuntimeError)   a process that `spawn` started failed; its traceback is in the text
+    ├── ClusterUnreachable (ConnectionError) there is no Ray cluster where one was said to be
     ├── SampleTimeout     (RuntimeError)   one sample took longer than `sample_timeout_s`
     ├── SampleError       (RuntimeError)   a sample could not be read or placed; the worker's traceback is in the text
     ├── RingTooSmall      (MemoryError)    the ring does not fit in the memory there is
@@ -18,6 +19,7 @@ Each class is also the fitting builtin, so that code written for torch's loader 
 
 __all__ = [
     "CacheFull",
+    "ClusterUnreachable",
     "ObjectExists",
     "ObjectMissing",
     "RankFailed",
@@ -50,6 +52,10 @@ class RankFailed(ShmloadError, RuntimeError):
     The text says which was the first and how it ended, by exception, exit code or signal, with its traceback or the last it wrote
     to stderr; then what became of the others.
     """
+
+
+class ClusterUnreachable(ShmloadError, ConnectionError):
+    """There is no Ray cluster at the address given. The text says where it was looked for, and how one is started and joined."""
 
 
 class SampleTimeout(ShmloadError, RuntimeError):

@@ -99,7 +99,10 @@ class ShmLoader(ObservedLoader[T]):
         threads_per_worker: samples that each worker reads at once, for datasets that wait for a disk or a network or give up the
             GIL. The dataset must allow it. The global generators cannot be reseeded per sample then: draw from sample_rng().
             Readers of whole batches and of ragged fields in place take one thread.
-        crew, address, share, device: not built yet; anything but the default raises NotImplementedError.
+        crew: "auto": workers are processes of this machine. "ray": they are actors on the nodes of a Ray cluster that this machine
+            belongs to, which needs the extra `shmload[ray]`; batches are the same. An actor that dies is replaced in seed mode.
+        address: of the cluster's head, with crew="ray"; None: "auto", the cluster that runs on this machine.
+        share, device: not built yet; anything but the default raises NotImplementedError.
         audit: a folder where every rank records what it was delivered, batch by batch: `shmload verify` proves from it that each
             sample came exactly once. docs/audit.md says how, and what it costs.
     Raises:
@@ -159,6 +162,7 @@ class ShmLoader(ObservedLoader[T]):
         check_arguments(given := dict(locals()))
         for name in NOT_BUILT:
             setattr(self, name, given[name])
+        self.crew, self.address = crew, address
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch reads more than it names
@@ -309,6 +313,7 @@ class ShmLoader(ObservedLoader[T]):
                 sample_timeout_s=self.sample_timeout_s,
                 rank=self.rank,
                 world_size=self.world_size,
+                address=(self.address or "auto") if self.crew == "ray" else None,
             ),
             self.bad_samples,
         )

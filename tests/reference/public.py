@@ -22,6 +22,7 @@ MODULES = (
     "shmload",
     "shmload.formats",
     *(f"shmload.integrations.{module.name}" for module in pkgutil.iter_modules(shmload.integrations.__path__)),
+    "shmload.cluster",
     "shmload.debug",
     "shmload.growing",
     "shmload.metrics",

@@ -164,6 +164,8 @@ class SampleCache:
             multiprocessing_context: how their keeper is started: "fork", "spawn", "forkserver" or a context. None: as Python does.
         Returns:
             their handle: `states`, `stop()`.
+        Raises:
+            ValueError: `num_processes` or `max_restarts` is out of its range.
         """
         if num_processes < 1:
             raise ValueError(f"num_processes is at least 1; got {num_processes}")
@@ -212,6 +214,8 @@ class SampleCache:
                 in their place. What it does is logged.
             run: what this training run is called, the same in all its ranks and in no other run. None: for one rank a name drawn
                 anew; for several, made of what their launcher tells them (torchrun, Slurm, or their common parent).
+        Raises:
+            ValueError: an argument is out of its range.
         """
         for name, value, at_least in (("min_samples", min_samples, 1), ("timeout_s", timeout_s, 0)):
             if value < at_least:

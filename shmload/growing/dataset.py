@@ -73,7 +73,13 @@ class GrowingDataset:
     def epoch_schedule(
         self, *, seed: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven
     ) -> SnapshotSchedule:
-        """Which samples each rank reads at each step of each epoch: what ShmLoader asks in place of a length."""
+        """Which samples each rank reads at each step of each epoch: what ShmLoader asks in place of a length.
+
+        Args:
+            seed, world_size, batch_size, shuffle, uneven: as of ShmLoader.
+        Raises:
+            RuntimeError: this copy of the dataset came from another process.
+        """
         if self.epochs is None:
             raise RuntimeError(
                 "this is a copy of a growing dataset that came from another process: make one here, SampleCache(folder, "

@@ -33,6 +33,8 @@ class CacheWriter:
         raw, compression: as of TFRecordWriter.
         timeout_s: seconds to wait for room; None: as long as it takes.
         role: what `stats()` calls this writer.
+    Raises:
+        ValueError: `compression` is none of these.
     Cost: one copy of each value, and its checksum; per file one reservation and one rename.
     Thread/process safety: one thread at a time; any number of writers.
     """
@@ -104,7 +106,12 @@ class CacheWriter:
                 return self._folder.reserve(nbytes, timeout_s=self._timeout_s)
 
     def grow(self, reservation: Reservation, nbytes: int) -> None:
-        """Makes room for a record that goes beyond the end of its file."""
+        """Makes room for a record that goes beyond the end of its file.
+
+        Args:
+            reservation: of the file.
+            nbytes: how many bytes more it needs.
+        """
         self._slack = max(self._slack, reservation.nbytes + nbytes - self._file_nbytes)
         try:
             reservation.grow(nbytes)

@@ -207,8 +207,8 @@ DEFECTS = [
         "R10",
         "the dataset is pickled for each worker",
         "shmload/worker/muster.py",
-        "        parcel = pickled_once(job)\n",
-        "        parcel = [pickled_once(job) for _ in range(num_workers)][0]\n",
+        "        parcel = pickled_once(job) if",
+        "        parcel = [pickled_once(job) for _ in range(num_workers)][0] if",
         (f"{PROMISES}test_the_dataset_is_pickled_once_for_all_workers",),
     ),
     Defect(

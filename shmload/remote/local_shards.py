@@ -11,7 +11,6 @@ one by one from the store: slower, never wrong, and never a wait for each other.
 from __future__ import annotations
 
 import fcntl
-import functools
 import logging
 import os
 import threading
@@ -26,7 +25,7 @@ from typing_extensions import Buffer
 from shmload._core.mapped_file import MappedFile
 from shmload.errors import CacheFull, StoreError
 from shmload.formats.tar.shard import ShardIndex
-from shmload.remote.fetch import fetch_index, fetch_range, fetch_whole, name_of
+from shmload.remote.fetch import fetch_index, fetch_of, fetch_range, name_of
 from shmload.remote.prefetch import Fetched, Prefetcher
 from shmload.remote.private_folder import PrivateFolder
 from shmload.remote.shards import Shards
@@ -200,7 +199,7 @@ class LocalShards:
             CacheFull: there is no room for it.
         """
         shard = self.shards.all[number]
-        fetch = functools.partial(fetch_whole, self.shards, shard)
+        fetch = fetch_of(self.shards, shard)
         lease = self.cache.open(shard.url, shard.nbytes, fetch, etag=shard.version, timeout_s=timeout_s)
         with self._lock:
             return self._copies.setdefault(number, _Copy(lease)).data

@@ -131,7 +131,8 @@ class LocalShards:
         while True:
             try:
                 return self._obtain(number, wait_s)
-            except TimeoutError:  # whoever fetches it is slow, and alive: else it would be ours
+            except TimeoutError as error:  # whoever fetches it is slow, and alive: else it would be ours
+                error.__traceback__ = None  # its frames hold the error, and all leases of this
                 wait_s = _WAIT_S
             except CacheFull as error:
                 error.__traceback__ = None  # its frames hold the error, and this
@@ -211,7 +212,8 @@ class LocalShards:
         try:
             self._obtain(number, 0)
             self.index(number)
-        except TimeoutError:  # someone else does
+        except TimeoutError as error:  # someone else does
+            error.__traceback__ = None
             return "done"
         except CacheFull as error:  # until what is in the way has been passed
             error.__traceback__ = None

@@ -270,3 +270,33 @@ def test_a_shard_that_is_no_tar_is_an_error_that_names_it(tmp_path: Path) -> Non
     with pytest.raises(ShardCorrupt, match=r"x.tar: at byte 0: "):
         len(dataset)
     dataset.close()
+
+
+def test_waiting_for_another_fetch_keeps_no_hold_on_what_was_read(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    write_packed(tmp_path / "files", [5])
+    dataset, _ = watched(tmp_path / "files", cache_folder=tmp_path / "cache")
+    local = dataset._source.local
+    asked: list[float] = []
+    obtain = local._obtain
+
+    def busy_first(number: int, timeout_s: float) -> Any:
+        asked.append(timeout_s)
+        if len(asked) == 1:
+            try:
+                raise TimeoutError("another process was still writing")
+            except TimeoutError as error:
+                mine = error
+                raise mine  # its frame holds the error, and the error its frame
+        return obtain(number, timeout_s)
+
+    local._obtain = busy_first  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        held = weakref.ref(local)
+        assert local.copy(0) is not None
+        assert asked == [0.0, 5.0]
+        del local._obtain, local, dataset, obtain, busy_first
+        assert held() is None, "an error's frames hold the shards until a collection"
+    finally:
+        gc.enable()

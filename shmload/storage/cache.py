@@ -37,7 +37,6 @@ class FileFetch:
     write: Callable[[int], None]
 
 
-
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
     """What a process has had of a cache, and the cache's folder now.

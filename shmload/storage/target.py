@@ -17,7 +17,9 @@ from shmload.storage.transport import Answer
 
 __all__ = ["FilePart", "Memory", "Target", "joined_crc32c"]
 
-_BUFFER_NBYTES = 64 << 10  # more makes larger pages, out of memory that virtual machines give back to their hosts when free
+_BUFFER_NBYTES = (
+    64 << 10
+)  # more makes larger pages, out of memory that virtual machines give back to their hosts when free
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, its highest power in the lowest bit
 
 

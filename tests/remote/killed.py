@@ -21,7 +21,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "storage")]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "storage"))
 
 from remote_kit import labels, uploaded, write_packed
 from store_kit import Server, s3_server
@@ -131,7 +132,8 @@ class Readers:
             assert not ended or found == self.expected[epoch]
             self.look()
         found, ended = self.run(epoch, "", 0)
-        assert ended and found == self.expected[epoch]
+        assert ended
+        assert found == self.expected[epoch]
         self.look()
         left = self.left_behind()
         assert left == [], f"half files stay: {left}"

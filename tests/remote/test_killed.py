@@ -10,7 +10,9 @@ from store_kit import Server
 
 
 @pytest.mark.slow
-def test_a_reader_that_was_killed_reads_exactly_the_epoch_when_it_is_begun_again(server: Server, tmp_path: Path) -> None:
+def test_a_reader_that_was_killed_reads_exactly_the_epoch_when_it_is_begun_again(
+    server: Server, tmp_path: Path
+) -> None:
     readers = Readers(server, tmp_path, seed=1)
     for _ in range(2):
         readers.once()
@@ -19,8 +21,8 @@ def test_a_reader_that_was_killed_reads_exactly_the_epoch_when_it_is_begun_again
 
 def test_a_half_written_copy_of_a_killed_reader_is_seen_by_nobody_and_goes(server: Server, tmp_path: Path) -> None:
     readers = Readers(server, tmp_path, seed=1)
-    assert ([], False) == readers.run(0, "after_fetch", 0)
+    assert readers.run(0, "after_fetch", 0) == ([], False)
     assert len(readers.being_written()) >= 1
     readers.look()
     assert (readers.expected[0], True) == readers.run(0, "", 0)
-    assert [] == readers.left_behind()
+    assert readers.left_behind() == []

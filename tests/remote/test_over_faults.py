@@ -64,7 +64,9 @@ def test_an_epoch_through_faults_is_the_undisturbed_epoch(
     rng = random.Random(seed)
     proxy.script()
     client = server.client(proxy.url, retries=30, stall_s=0.05)
-    dataset = RemoteDataset(client, *place, seed=seed, cache_folder=tmp_path)  # a prefetcher may go on trying after the test
+    dataset = RemoteDataset(
+        client, *place, seed=seed, cache_folder=tmp_path
+    )  # a prefetcher may go on trying after the test
     proxy.script(*(a_fault(rng) for _ in range(12)))
     assert expected == labels(dataset)
     assert list(range(sum(COUNTS))) == sorted(expected)

@@ -36,7 +36,7 @@ def test_an_object_comes_into_a_file_with_its_checksum_through_faults(
         assert crc32c(DATA) == store.read_to_file("object", fd, len(DATA), etag=etag)
     finally:
         os.close(fd)
-    assert DATA == (tmp_path / "copy").read_bytes()
+    assert (tmp_path / "copy").read_bytes() == DATA
     assert proxy.num_requests >= 7
     assert len(pauses) >= 4
 
@@ -45,7 +45,9 @@ def test_a_full_disk_is_an_error_that_says_so() -> None:
     fd = os.open("/dev/full", os.O_WRONLY)
     try:
         part = FilePart(fd, 0, 10)
-        with pytest.raises(StoreError, match=r"a copy of 10 bytes cannot be written: No space left on device\. Give the"):
+        with pytest.raises(
+            StoreError, match=r"a copy of 10 bytes cannot be written: No space left on device\. Give the"
+        ):
             part._write(memoryview(b"0123456789"))
     finally:
         os.close(fd)
@@ -59,7 +61,7 @@ def test_a_fetch_into_a_file_is_checked_and_leaves_nothing_when_it_is_damaged(tm
 
     with pytest.raises(StoreError, match="the bytes of key have the crc32c"):
         cache.open("key", 7, FileFetch(write), etag="1", checksum="crc32c:00000000")
-    assert 0 == cache.statistics().folder.nbytes
+    assert cache.statistics().folder.nbytes == 0
     with cache.open("key", 7, FileFetch(write), etag="1", checksum=f"crc32c:{crc32c(b'payload'):08x}") as lease:
-        assert b"payload" == os.pread(lease.fd, 100, 0)
+        assert os.pread(lease.fd, 100, 0) == b"payload"
     cache.close()

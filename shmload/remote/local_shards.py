@@ -11,7 +11,6 @@ one by one from the store: slower, never wrong, and never a wait for each other.
 from __future__ import annotations
 
 import fcntl
-import functools
 import logging
 import os
 import threading
@@ -26,7 +25,7 @@ from typing_extensions import Buffer
 from shmload._core.mapped_file import MappedFile
 from shmload.errors import CacheFull, StoreError
 from shmload.formats.tar.shard import ShardIndex
-from shmload.remote.fetch import fetch_index, fetch_range, fetch_whole, name_of
+from shmload.remote.fetch import fetch_index, fetch_of, fetch_range, name_of
 from shmload.remote.prefetch import Fetched, Prefetcher
 from shmload.remote.private_folder import PrivateFolder
 from shmload.remote.shards import Shards
@@ -132,7 +131,8 @@ class LocalShards:
         while True:
             try:
                 return self._obtain(number, wait_s)
-            except TimeoutError:  # whoever fetches it is slow, and alive: else it would be ours
+            except TimeoutError as error:  # whoever fetches it is slow, and alive: else it would be ours
+                error.__traceback__ = None  # its frames hold the error, and all leases of this
                 wait_s = _WAIT_S
             except CacheFull as error:
                 error.__traceback__ = None  # its frames hold the error, and this
@@ -200,7 +200,7 @@ class LocalShards:
             CacheFull: there is no room for it.
         """
         shard = self.shards.all[number]
-        fetch = functools.partial(fetch_whole, self.shards, shard)
+        fetch = fetch_of(self.shards, shard)
         lease = self.cache.open(shard.url, shard.nbytes, fetch, etag=shard.version, timeout_s=timeout_s)
         with self._lock:
             return self._copies.setdefault(number, _Copy(lease)).data
@@ -212,7 +212,8 @@ class LocalShards:
         try:
             self._obtain(number, 0)
             self.index(number)
-        except TimeoutError:  # someone else does
+        except TimeoutError as error:  # someone else does
+            error.__traceback__ = None
             return "done"
         except CacheFull as error:  # until what is in the way has been passed
             error.__traceback__ = None

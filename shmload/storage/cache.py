@@ -24,10 +24,17 @@ from shmload.storage.lease import Lease
 from shmload.storage.needs import Needs, digest_of
 from shmload.storage.reservation import Reservation
 
-__all__ = ["Cache", "CacheStatistics"]
+__all__ = ["Cache", "CacheStatistics", "FileFetch"]
 
 Fetch = Callable[[memoryview], int | None]
 """Writes an object's bytes into memory of its length; gives how many it wrote, None for all. Keeps no view of the memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFetch:
+    """A fetch that is given the file's descriptor instead, and writes all of it by pwrite: a third of a mapping's cost."""
+
+    write: Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,7 @@ class Cache:
         self,
         key: str,
         nbytes: int,
-        fetch: Fetch,
+        fetch: Fetch | FileFetch,
         *,
         etag: str,
         checksum: str | None = None,
@@ -118,7 +125,7 @@ class Cache:
         self,
         key: str,
         nbytes: int,
-        fetch: Fetch,
+        fetch: Fetch | FileFetch,
         *,
         etag: str,
         checksum: str | None = None,
@@ -172,7 +179,7 @@ class Cache:
         key: str,
         digest: str,
         nbytes: int,
-        fetch: Fetch,
+        fetch: Fetch | FileFetch,
         etag: str,
         checksum: str | None,
         timeout_s: float | None,
@@ -198,10 +205,16 @@ class Cache:
                 )
 
     def _fetched(
-        self, reservation: Reservation, name: str, key: str, nbytes: int, fetch: Fetch, checksum: str | None
+        self, reservation: Reservation, name: str, key: str, nbytes: int, fetch: Fetch | FileFetch, checksum: str | None
     ) -> Lease:
         with reservation:
-            if nbytes:
+            if isinstance(fetch, FileFetch):
+                fetch.write(reservation.fd)
+                faults.hit("after_fetch")
+                if checksum is not None:
+                    with reservation.map() as memory:
+                        _check(memory, key, checksum)
+            elif nbytes:
                 memory = reservation.map()
                 view = memoryview(memory)
                 written = fetch(view)

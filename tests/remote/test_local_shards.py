@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +272,31 @@ def test_a_shard_that_is_no_tar_is_an_error_that_names_it(tmp_path: Path) -> Non
     with pytest.raises(ShardCorrupt, match=r"x.tar: at byte 0: "):
         len(dataset)
     dataset.close()
+
+
+def test_waiting_for_another_fetch_keeps_no_hold_on_what_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "files").mkdir()
+    write_packed(tmp_path / "files", [5])
+    asked: list[float] = []
+    obtain = LocalShards._obtain
+
+    def busy_first(self: LocalShards, number: int, timeout_s: float) -> Any:
+        asked.append(timeout_s)
+        if len(asked) == 1:
+            busy = TimeoutError("another process was still writing")
+            raise busy  # which this frame holds
+        return obtain(self, number, timeout_s)
+
+    monkeypatch.setattr(LocalShards, "_obtain", busy_first)
+    local = LocalShards(shards_in(LocalStore(tmp_path / "files")), tmp_path / "cache", 1 << 20)
+    gc.disable()
+    try:
+        held = weakref.ref(local)
+        assert local.copy(0) is not None
+        assert asked == [0.0, 5.0]
+        del local
+        assert held() is None, "an error's frames hold the shards until a collection"
+    finally:
+        gc.enable()

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from shmload.errors import ObjectExists, ObjectMissing, StoreError
 from shmload.storage import s3_write, web
 from shmload.storage.s3 import S3Store
+from shmload.storage.target import Memory
 
 DATA = np.random.default_rng(5).bytes(300_000)
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>less, please</Message></Error>"
@@ -181,7 +182,7 @@ def test_a_server_says_how_long_it_wants_to_be_left_alone(
 def test_what_came_before_a_fault_is_not_read_again(store: S3Store, proxy: FaultProxy, path: Path) -> None:
     proxy.script(*[Truncate(40_000)] * 6)  # more than the retries, but with progress between
     out = bytearray(200_000)
-    store._fill("x", 0, memoryview(out), web.Version("x", None))
+    store._fill("x", 0, Memory(memoryview(out)), web.Version("x", None))
     assert DATA[:200_000] == out
     assert 5 <= proxy.num_requests <= 6
 

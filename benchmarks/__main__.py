@@ -19,6 +19,7 @@ from benchmarks import (
     photos,
     pipeline,
     python_dataset,
+    remote,
     resume,
     shared_index,
     store,
@@ -59,6 +60,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "tokens": tokens.measure,
     "cache": cache.measure,
     "store": store.measure,
+    "remote": remote.measure,
 }
 
 

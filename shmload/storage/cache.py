@@ -32,7 +32,11 @@ Fetch = Callable[[memoryview], int | None]
 
 @dataclass(frozen=True, slots=True)
 class FileFetch:
-    """A fetch that is given the file's descriptor instead, and writes all of it by pwrite: a third of a mapping's cost."""
+    """A fetch that is given the file's descriptor instead, and writes all of it by pwrite: a third of a mapping's cost.
+
+    Args:
+        write: called with the descriptor.
+    """
 
     write: Callable[[int], None]
 

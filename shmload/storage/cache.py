@@ -123,7 +123,10 @@ class Cache:
             StoreError: fetch brought other bytes than it should.
         """
         digest = digest_of(key)
-        return self._open(key, digest, nbytes, fetch, etag, checksum, timeout_s, self._needs.take(digest))
+        try:
+            return self._open(key, digest, nbytes, fetch, etag, checksum, timeout_s)
+        finally:
+            self._needs.take(digest)  # not before it is leased: nobody else would keep its file meanwhile
 
     def prefetch(
         self,
@@ -149,9 +152,7 @@ class Cache:
             TimeoutError: another process was still fetching it.
             StoreError: fetch brought other bytes than it should.
         """
-        digest = digest_of(key)
-        distance = self._needs.distance(digest)
-        self._open(key, digest, nbytes, fetch, etag, checksum, timeout_s, distance).release()
+        self._open(key, digest_of(key), nbytes, fetch, etag, checksum, timeout_s).release()
 
     def expect(self, keys: Iterable[str], *, ahead: int = 8) -> None:
         """Announces what this process will open, in that order, in place of what it announced before.
@@ -187,10 +188,9 @@ class Cache:
         etag: str,
         checksum: str | None,
         timeout_s: float | None,
-        distance: int | None,
     ) -> Lease:
         name = _name(key, digest, etag)
-        order = functools.partial(self._needs.order, distance)
+        order = functools.partial(self._needs.order, self._needs.distance(digest))
         while True:
             found = self._folder.obtain(name, nbytes, timeout_s=timeout_s, order=order)
             if isinstance(found, Reservation):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
@@ -140,7 +141,7 @@ class StandIn:
         self._num_foreign = outcome.num_foreign
         return DONE
 
-    def _place(self, payload: np.ndarray, row_nbytes: tuple[int, ...]) -> None:  # type: ignore[type-arg]  # of bytes
+    def _place(self, payload: NDArray[np.uint8], row_nbytes: tuple[int, ...]) -> None:
         """Copies rows, dense field by field, to where the batch has them; both as `Layout.place` lays them out."""
         ring = self._ring
         num_rows = ring.end_row - ring.first_row

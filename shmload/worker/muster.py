@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shmload._core.mapping import Mapping
 from shmload.shm.doorbell import Doorbell
 from shmload.shm.group import Group
 from shmload.shm.segment import Segment
-from shmload.worker.actors.crew import RayCrew, pickled_by_value
 from shmload.worker.crew import ProcessCrew, context_of, pickled_once
 from shmload.worker.fork_hazards import warn_of_fork
 from shmload.worker.process import STACK_NBYTES
 from shmload.worker.spec import Job, Post
+
+if TYPE_CHECKING:
+    from shmload.worker.actors.crew import RayCrew
 
 
 def muster(
@@ -50,7 +52,7 @@ def muster(
     if travels:
         warn_of_fork()
     else:
-        parcel = pickled_once(job) if address is None else pickled_by_value(job)
+        parcel = pickled_once(job) if address is None else _by_value(job)
         if parcel is None:
             travels = True
         else:
@@ -78,5 +80,13 @@ def muster(
         for worker_id in range(num_workers)
     ]
     if address is not None:
+        from shmload.worker.actors.crew import RayCrew
+
         return RayCrew(posts, address, is_seeded=job.seed is not None)
     return ProcessCrew(posts, job, context, travels=travels, stacks=stacks)
+
+
+def _by_value(job: Job) -> bytes:
+    from shmload.worker.actors.crew import pickled_by_value  # a kind of crew is imported when it is asked for
+
+    return pickled_by_value(job)

@@ -131,11 +131,9 @@ class LocalShards:
         while True:
             try:
                 return self._obtain(number, wait_s)
-            except TimeoutError as error:  # whoever fetches it is slow, and alive: else it would be ours
-                error.__traceback__ = None  # its frames hold the error, and all leases of this
+            except TimeoutError:  # whoever fetches it is slow, and alive: else it would be ours
                 wait_s = _WAIT_S
-            except CacheFull as error:
-                error.__traceback__ = None  # its frames hold the error, and this
+            except CacheFull:
                 return None
 
     def range(self, number: int, offset: int, nbytes: int) -> Buffer:
@@ -212,11 +210,9 @@ class LocalShards:
         try:
             self._obtain(number, 0)
             self.index(number)
-        except TimeoutError as error:  # someone else does
-            error.__traceback__ = None
+        except TimeoutError:  # someone else does
             return "done"
-        except CacheFull as error:  # until what is in the way has been passed
-            error.__traceback__ = None
+        except CacheFull:  # until what is in the way has been passed
             return self._wait_for_room(number)
         except Exception as error:  # the reader meets it, too, and raises it where it is heard
             log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)
@@ -226,10 +222,7 @@ class LocalShards:
     def _wait_for_room(self, number: int) -> Fetched:
         try:
             self._obtain(number, _PATIENCE_S)
-        except (TimeoutError, CacheFull) as error:
-            error.__traceback__ = (
-                None  # whose frames hold the error, and this: a ring that only a collection would free
-            )
+        except (TimeoutError, CacheFull):
             return "again"
         except Exception as error:
             log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)

@@ -10,6 +10,7 @@ from benchmarks import (
     columnar,
     first_batch,
     gil,
+    growing,
     high_latency,
     huggingface,
     images,
@@ -18,6 +19,7 @@ from benchmarks import (
     photos,
     pipeline,
     python_dataset,
+    remote,
     resume,
     shared_index,
     store,
@@ -51,12 +53,14 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "tar": tar.measure,
     "columnar": columnar.measure,
     "tfrecord": tfrecord.measure,
+    "growing": growing.measure,
     "images": images.measure,
     "packing": packing.measure,
     "arrays": arrays.measure,
     "tokens": tokens.measure,
     "cache": cache.measure,
     "store": store.measure,
+    "remote": remote.measure,
 }
 
 

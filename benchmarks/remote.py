@@ -1,9 +1,10 @@
 """How fast do photos of 100 KB come from an object store, and what does that cost?
 
-Method: photos cut from those that ship with shmload, re-encoded at quality 90 until they have about 100 KB, packed into tar shards
-of 20 MB in a real S3-compatible store on this machine. Every case reads all shards once in a process of its own, 2 forked workers,
+Method: 10,000 photos of 88 KB, a thousand different ones, cut from those that ship with shmload, packed into 45 tar shards of 20 MB
+in a real S3-compatible store on this machine. Every case reads all shards once in a process of its own, 2 forked workers,
 batches of 64, the bytes of the photos delivered, nothing decoded; rates are of whole passes, imports excluded, start of the workers
-included.
+(0.1 to 0.2 s) included. A virtual machine's memory that was given back to its host costs 3 s of CPU a GiB when it is touched again;
+so each case touches 3 GiB before its clock begins.
 
     raw       the client library alone (obstore): every shard by parallel ranges of 8 MB into memory, nothing looked at
     cold      ShmLoader over `RemoteDataset.indexed()`, block shuffle, an empty cache folder
@@ -12,14 +13,18 @@ included.
     fluent    RemoteDataset.to_tuple().batched() in ShmLoader, cold
     webdataset  1.0.2 over the same shards by presigned URLs and curl, torch's DataLoader
 
-How to read: server and reader share the two cores, so CPU that a reader saves the server has. The store is named by the usual
-environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; tests/storage/start_ceph.sh starts one.
+How to read: server and reader share the two cores, so CPU that a reader saves the server has. The store is the one that the usual
+environment names (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), else a gateway that is started for it.
 
-Result (2 cores shared with other work, 1 round, 209 MB of packed shards; the first 0.1 to 0.2 s of each pass start the workers):
+Result (2 cores, load 6 by others, one run of each, so wall times say little: look at the CPU; the server took 160 us a
+photo beside):
 | | raw | cold | warm | none | fluent | webdataset |
 |---|---|---|---|---|---|---|
-| MB/s | 544 | 374 | 1303 | 393 | 275 | 156 |
-| CPU us a photo | 67 | 148 | 64 | 150 | 213 | 534 |
+| MB/s | 550 | 297 | 948 | 268 | 112 (375 in another run) | 188 (223) |
+| CPU us a photo | 51 | 127 | 45 | 138 | 423 (203) | 456 (507) |
+Cold was 143 to 164 us while shards were written through a mapping (same hour, in turn): 35 less were predicted from the cost of the
+pages alone, about 25 came. The trainer took 0.06 s a GiB cold and 0.04 warm, in batches of 5.6 MB: the aim is 0.02. With the
+server's CPU counted, cold comes to 0.7 of raw: the aim of 0.8 is missed, too, and so is 3 times webdataset.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import mmap
 import os
 import resource
 import subprocess
@@ -39,10 +45,15 @@ from typing import Any
 
 from benchmarks.common import Result, Row, Settings, main
 
-BUCKET, FOLDER = "shmload-benchmark", "packed"
-NUM_PHOTOS = 3000
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "storage"))
+
+import store_kit  # the path comes first
+
+BUCKET, FOLDER = "shmload-benchmark", "photos"
+NUM_PHOTOS, NUM_TILES = 10_000, 1000
 SHARD_NBYTES = 20_000_000
 BATCH = 64
+TOUCHED_NBYTES = 3 << 30
 
 
 def photos() -> Iterator[bytes]:
@@ -53,14 +64,17 @@ def photos() -> Iterator[bytes]:
 
     found = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
     pictures = [Image.open(path).convert("RGB") for path in found]
-    for number in range(NUM_PHOTOS):
+    tiles = []
+    for number in range(NUM_TILES):
         picture = pictures[number % len(pictures)]
-        left = number * 7 % max(picture.width - 500, 1)
-        top = number * 3 % max(picture.height - 375, 1)
-        tile = picture.crop((left, top, left + 500, top + 375)).resize((640, 480))
+        left = number * 7 % max(picture.width - 300, 1)
+        top = number * 3 % max(picture.height - 225, 1)
+        tile = picture.crop((left, top, left + 300, top + 225)).resize((640, 480))
         file = io.BytesIO()
-        tile.save(file, "JPEG", quality=92)
-        yield file.getvalue() + number.to_bytes(4, "little")
+        tile.save(file, "JPEG", quality=97)
+        tiles.append(file.getvalue())
+    for number in range(NUM_PHOTOS):
+        yield tiles[number % NUM_TILES] + number.to_bytes(4, "little")
 
 
 def upload() -> None:
@@ -198,10 +212,17 @@ CASES: dict[str, Callable[[str], int]] = {
 }
 
 
+def touch_memory() -> None:
+    """Has the host back the memory that the case will use: a virtual machine's costs 3 s of CPU a GiB when it is first touched."""
+    with mmap.mmap(-1, TOUCHED_NBYTES) as memory:
+        memory.madvise(23)  # MADV_POPULATE_WRITE
+
+
 def run(case: str, folder: str) -> None:
     """One case, in this process."""
     for module in ("obstore", "boto3", "webdataset", "shmload.loader", "shmload.remote.dataset"):
         importlib.import_module(module)
+    touch_memory()
     begin, mine = time.perf_counter(), time.process_time()
     nbytes = CASES[case](folder)
     seconds, trainer = time.perf_counter() - begin, time.process_time() - max(mine, *_first_batch)
@@ -211,7 +232,17 @@ def run(case: str, folder: str) -> None:
 
 
 def measure(settings: Settings) -> Result:
-    """Reads the shards in every way, in turn; the aims are issue 9's."""
+    """Reads the shards in every way, in turn."""
+    if "AWS_ENDPOINT_URL" not in os.environ:
+        try:
+            server = store_kit.s3_server()
+        except LookupError as error:
+            return Result([], {"left out": str(error)})
+        os.environ.update(
+            AWS_ENDPOINT_URL=server.endpoint,
+            AWS_ACCESS_KEY_ID=server.access_key,
+            AWS_SECRET_ACCESS_KEY=server.secret_key,
+        )
     upload()
     found: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
     for _ in range(settings.rounds):

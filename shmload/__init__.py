@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shmload.errors import (
         CacheFull,
         CopyFailed,
+        ClusterUnreachable,
         ObjectExists,
         ObjectMissing,
         RankFailed,
@@ -67,6 +68,7 @@ __all__ = [
     "BlockShuffle",
     "CacheFull",
     "CopyFailed",
+    "ClusterUnreachable",
     "Jagged",
     "LengthBuckets",
     "Mix",

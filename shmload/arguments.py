@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +12,6 @@ from shmload.autotune.numbers import is_auto
 from shmload.device.choice import check_device
 
 NOT_BUILT: dict[str, Any] = {  # keyword -> the value that asks for nothing
-    "crew": "auto",
-    "address": None,
     "share": None,
 }
 
@@ -22,6 +21,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
 
     Raises:
         ValueError: they do not.
+        ImportError: what they need is not installed.
         NotImplementedError: for a keyword whose capability is not built yet.
     """
     for name, nothing in NOT_BUILT.items():
@@ -31,6 +31,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         # in torch mode torch says, in its own words, what else is no number
         if given["seed"] is not None and isinstance(given[name], str) and not is_auto(given[name]):
             raise ValueError(f'{name} is a number or "auto"; got {given[name]!r}')
+    _check_crew(given)
     _check_seed(given)
     _check_threads(given)
     _check_policies(given)
@@ -52,6 +53,24 @@ def as_keyed(dataset: Any, seed: int | None) -> Any:
     if seed is None or not isinstance(dataset, IterableDataset) or not hasattr(dataset, "keyed_items"):
         return dataset
     return dataset.keyed_items()
+
+
+def _check_crew(given: Mapping[str, Any]) -> None:
+    crew, address = given["crew"], given["address"]
+    if crew not in ("auto", "ray"):
+        raise ValueError(f'crew is "auto" or "ray"; got {crew!r}')
+    if crew == "auto":
+        if address is not None:
+            raise ValueError(f'address={address!r} is a Ray cluster\'s and needs crew="ray"')
+        return
+    if is_auto(given["num_workers"]) or given["num_workers"] == 0:
+        raise ValueError(
+            f'crew="ray" needs num_workers, the number of its actors, as a number above 0; got {given["num_workers"]!r}'
+        )
+    if given["sample_timeout_s"] is not None:
+        raise ValueError('sample_timeout_s needs crew="auto": a sample is not watched on another machine')
+    if importlib.util.find_spec("ray") is None:
+        raise ImportError('crew="ray" needs Ray, which is not installed: pip install "shmload[ray]"')
 
 
 def _check_seed(given: Mapping[str, Any]) -> None:

@@ -98,6 +98,7 @@ class EngineOptions:
     calls: Calls | None = None
     num_cooling: int = 0
     num_sent: int | None = None
+    address: str | None = None  # of the Ray cluster whose actors are the workers; None: processes of this machine are
 
 
 class Engine:
@@ -181,6 +182,7 @@ class Engine:
             grants=self._grants,
             resume=options.resume,
             keeps_stacks=options.sample_timeout_s is not None,
+            address=options.address,
         )
         limit = options.max_restarts
         if limit is None and self._job.seed is None:

@@ -4,6 +4,7 @@
     ├── WorkerDied        (RuntimeError)   a worker process ended and could not be, or may not be, replaced
     ├── RankFailed        (RuntimeError)   a process that `spawn` started failed; its traceback is in the text
     ├── CopyFailed        (RuntimeError)   a batch could not be copied to a device
+    ├── ClusterUnreachable (ConnectionError) there is no Ray cluster where one was said to be
     ├── SampleTimeout     (RuntimeError)   one sample took longer than `sample_timeout_s`
     ├── SampleError       (RuntimeError)   a sample could not be read or placed; the worker's traceback is in the text
     ├── RingTooSmall      (MemoryError)    the ring does not fit in the memory there is
@@ -20,6 +21,7 @@ Each class is also the fitting builtin, so that code written for torch's loader 
 __all__ = [
     "CacheFull",
     "CopyFailed",
+    "ClusterUnreachable",
     "ObjectExists",
     "ObjectMissing",
     "RankFailed",
@@ -56,6 +58,8 @@ class RankFailed(ShmloadError, RuntimeError):
 
 class CopyFailed(ShmloadError, RuntimeError):
     """A batch could not be copied to a device. The text says which batch, if that is known, and what the device said."""
+class ClusterUnreachable(ShmloadError, ConnectionError):
+    """There is no Ray cluster at the address given. The text says where it was looked for, and how one is started and joined."""
 
 
 class SampleTimeout(ShmloadError, RuntimeError):

@@ -104,7 +104,10 @@ class ShmLoader(ObservedLoader[T]):
         threads_per_worker: samples that each worker reads at once, for datasets that wait for a disk or a network or give up the
             GIL. The dataset must allow it. The global generators cannot be reseeded per sample then: draw from sample_rng().
             Readers of whole batches and of ragged fields in place take one thread.
-        crew, address, share: not built yet; anything but the default raises NotImplementedError.
+        crew: "auto": workers are processes of this machine. "ray": they are actors on the nodes of a Ray cluster that this machine
+            belongs to, which needs the extra `shmload[ray]`; batches are the same. An actor that dies is replaced in seed mode.
+        address: of the cluster's head, with crew="ray"; None: "auto", the cluster that runs on this machine.
+        share: not built yet; anything but the default raises NotImplementedError.
         device: "cuda", "cuda:1" or such a torch.device: batches' tensors arrive there, copied from the pinned ring on a stream of
             their own, two batches ahead; the stream that is current in `next()` waits for them. What is no tensor stays as it is.
             Not with `audit`.
@@ -167,11 +170,12 @@ class ShmLoader(ObservedLoader[T]):
         check_arguments(given := dict(locals()))
         for name in NOT_BUILT:
             setattr(self, name, given[name])
+        self.crew, self.address = crew, address
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch reads more than it names
             batch_size,
-            shuffle,
+            None if hasattr(dataset, "epoch_schedule") else shuffle,  # torch would ask for a length there is not yet
             sampler,
             batch_sampler,
             first_workers,
@@ -322,6 +326,7 @@ class ShmLoader(ObservedLoader[T]):
                 calls=calls,
                 num_cooling=0 if calls is None else NUM_SENT,
                 num_sent=None if self.device is None else NUM_SENT,
+                address=(self.address or "auto") if self.crew == "ray" else None,
             ),
             self.bad_samples,
         )

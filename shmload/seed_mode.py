@@ -121,8 +121,8 @@ class SeedStream:
     def schedule(self) -> Schedule | BatchSchedule:
         """The schedule for the dataset's length and the ranks as they are now: both may have come up since the last pass."""
         loader = self._loader
-        if isinstance(loader.batch_sampler, KeyedBatches):
-            return self._schedule_of(loader.batch_sampler)
+        if (make := self._of_batches()) is not None:
+            return self._schedule_of(make)
         ranks = rank_and_world_size(loader.rank, loader.world_size)
         order = self._keyed_order((loader.batch_size or 1) * ranks[1])
         n = len(loader.dataset) if order is None else order.n  # type: ignore[arg-type]  # map-style: the constructor has checked
@@ -144,14 +144,25 @@ class SeedStream:
         assert self._schedule is not None
         return self._schedule
 
-    def _schedule_of(self, batches: KeyedBatches) -> BatchSchedule:
-        """The schedule for batches that an order makes."""
+    def _of_batches(self) -> Callable[..., BatchSchedule] | None:
+        """What makes the schedule where an order makes the batches, or the dataset has another length in each epoch."""
+        loader = self._loader
+        if isinstance(loader.batch_sampler, KeyedBatches):
+            return partial(loader.batch_sampler.schedule, uneven=loader.uneven)
+        growing = getattr(loader.dataset, "epoch_schedule", None)
+        uneven = "drop" if loader.drop_last else loader.uneven
+        return growing and partial(
+            growing, batch_size=loader.batch_size or 1, shuffle=bool(loader.shuffle), uneven=uneven
+        )
+
+    def _schedule_of(self, make: Callable[..., BatchSchedule]) -> BatchSchedule:
+        """The schedule for epochs whose lengths may differ."""
         loader = self._loader
         ranks = rank_and_world_size(loader.rank, loader.world_size)
         if not isinstance(self._schedule, BatchSchedule) or ranks != (self._rank, self._world_size):
             self.close()
             self._rank, self._world_size = ranks
-            self._schedule = batches.schedule(seed=loader.seed or 0, uneven=loader.uneven, world_size=self._world_size)
+            self._schedule = make(seed=loader.seed or 0, world_size=self._world_size)
             self._num_steps, self._stride, self._behind = None, self._schedule.stride, self._schedule.behind
         return self._schedule
 
@@ -215,8 +226,8 @@ class SeedStream:
     def begin(self) -> Place:
         """Starts a pass: the next epoch, from its start or from where a loaded state left off."""
         faults.hit("epoch_change")
-        if self._sampled is None:
-            self.schedule()
+        if self._sampled is None and isinstance(schedule := self.schedule(), BatchSchedule):
+            schedule.begins(self._next_epoch)
         self._pins = _pins(self._loader)
         self._num_ahead = (self._loader.prefetch_factor or 1) * self._loader.num_workers
         if self._loader.device is not None:
@@ -300,10 +311,15 @@ class SeedStream:
             if order is not None:
                 self._cursor = (epoch, self._behind(step))
                 engine.submit(order)
-            elif self._sampled is not None or self._num_steps == 0 or step == 0:
+            elif self._sampled is not None or self._num_steps == 0 or step == 0 or self._is_far_ahead(epoch):
                 return  # a sampler of the user's may depend on what happens before the next epoch
             else:
                 self._cursor = (epoch + 1, 0)
+
+    def _is_far_ahead(self, epoch: int) -> bool:
+        """Whether the samples of what comes behind an epoch are not to be settled yet."""
+        grows = isinstance(self._schedule, BatchSchedule) and self._schedule.grows
+        return grows and self._place is not None and epoch > self._place.epoch
 
     def _usable_engine(self) -> Engine:
         if self._engine is None or self._pid != os.getpid():  # a forked child makes its own
@@ -360,15 +376,19 @@ class SeedStream:
         if self._sampled is not None:
             return self._sampled.state_dict(epoch, step)
         assert self._schedule is not None
-        return dict(make_state(self._schedule, epoch=epoch, step=step))
+        children = self._schedule.children(epoch) if isinstance(self._schedule, BatchSchedule) else None
+        return dict(make_state(self._schedule, epoch=epoch, step=step, children=children))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next pass begin where the state was taken."""
         if self._sampled is not None:
             epoch, step = self._sampled.load_state_dict(state)
         else:
-            epoch, step = resume(state, self.schedule())
-        if step >= self._end_of_all(epoch) > 0:
+            schedule = self.schedule()
+            epoch, step = resume(state, schedule)
+            if isinstance(schedule, BatchSchedule):
+                schedule.go_on_from(state.get("children", {}), epoch)
+        if step and step >= self._end_of_all(epoch) > 0:
             epoch, step = epoch + 1, 0
         self._next_epoch, self._first_step, self._place = epoch, step, None
         self._loader.recorder.resumed(epoch, self.step_number(step))
@@ -386,6 +406,8 @@ class SeedStream:
         engine, self._engine = self._engine, None
         if engine is not None and self._pid == os.getpid():
             engine.close()
+        if isinstance(self._schedule, BatchSchedule):
+            self._schedule.ended()
 
 
 def _next_step(step: int) -> int:

@@ -90,6 +90,7 @@ class Supervisor:
         self._poisoned: dict[int, FatalRow] = {}  # by slot
         self._unbegun: dict[int, int] = {}  # late worker -> the order of which it had begun no row when last looked at
         self._num_restarts = 0
+        self._last_pid = 0  # of the process that died last
         self.num_vain = 0  # deaths of workers with nothing to do, since a batch came: whoever delivers one sets it back
         self.num_taken_back = 0
 
@@ -100,13 +101,15 @@ class Supervisor:
             self._ring.recover(death.worker_id)
             self._roster.has_gone(death.worker_id)
             return None
-        work = None if held is None else self._blame(held[0], held[3])
+        is_idle = held is None or not self._crew.reads_samples
+        work = None if held is None or is_idle else self._blame(held[0], held[3])
         if self._max_restarts is not None and self._num_restarts >= self._max_restarts:
             return _verdict(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
-        if held is None:
+        if is_idle and death.pid != self._last_pid:  # an agent of many workers dies once
             self.num_vain += 1
             if self.num_vain >= VAIN_DEATHS:
                 return _verdict(f"{death}, the {self.num_vain}th in a row that ended with nothing to do", death, None)
+        self._last_pid = death.pid
         is_deadly = held is not None and work is not None and self._kills[work] >= 2
         if is_deadly and held is not None:
             self._poisoned[held[0]] = FatalRow(f"{work} ended its worker twice: {death}", held[3])

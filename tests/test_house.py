@@ -43,6 +43,7 @@ FLOORS = {
     "autotune": 4,
     "seed_sampler": 4,
     "bad_samples": 4,
+    "cluster": 5,
     "integrations": 5,
     "loader": 4,
     "metrics": 4,

@@ -19,7 +19,9 @@ WIDE = 128  # columns where nobody looks
 
 
 def inspect(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files, or folders of images or Zarr.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Files, folders of images or Zarr, growing caches.")
+    ],
     samples: Annotated[int, typer.Option(min=0, help="How many of the first samples to show.")] = 3,
     dtype: Annotated[str | None, typer.Option(help="Of raw tokens in a .bin file: uint16, say.")] = None,
     plot_file: Annotated[
@@ -30,8 +32,6 @@ def inspect(
     """Say what is in files: format, fields, counts, sizes, the first samples. Formats are known by their bytes."""
     from shmload.cli.progress import shown
     from shmload.observe.inspect import pictures
-    from shmload.observe.inspect.describe import describe
-    from shmload.remote import inspected
 
     if plot_file is not None:
         if absent := pictures.missing():
@@ -42,12 +42,7 @@ def inspect(
         wanted = max(samples, pictures.GRID) if plot_file is not None else samples
         with shown(sys.stderr.isatty()) as progress:
             each = progress.over(paths, lambda path: path.name)
-            found = [
-                inspected.describe(manifest, wanted)
-                if (manifest := inspected.manifest_at(path)) is not None
-                else describe(path, num_samples=wanted, dtype=dtype)
-                for path in each
-            ]
+            found = [_described(path, wanted, dtype) for path in each]
         if plot_file is not None and not pictures.save_grid(found, plot_file):
             raise ValueError(f"--plot: the first samples of {', '.join(map(str, paths))} hold no pictures")
     except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
@@ -103,3 +98,16 @@ def readable(nbytes: int) -> str:
             break
         size /= 1024
     return f"{nbytes:,} bytes" if unit == "bytes" else f"{size:,.1f} {unit}"
+
+
+def _described(path: Path, num_samples: int, dtype: str | None) -> "Summary":
+    """Of a file, or of a folder that is a packed dataset's or a growing cache's."""
+    from shmload.growing import inspected as growing
+    from shmload.observe.inspect.describe import describe
+    from shmload.remote import inspected as packed
+
+    if (manifest := packed.manifest_at(path)) is not None:
+        return packed.describe(manifest, num_samples)
+    if growing.is_cache(path):
+        return growing.inspected(path)
+    return describe(path, num_samples=num_samples, dtype=dtype)

@@ -3,11 +3,12 @@
 Exit code 0 always: it looks, and judges nothing.
 """
 
+import dataclasses
 import json
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from shmload.observe.live.watch import Watch
 
@@ -29,6 +30,9 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="One interval, one view, and the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print each look as one line of JSON.")] = False,
     pid: Annotated[list[int] | None, typer.Option(help="Only loaders of this process, or of its children.")] = None,
+    cache: Annotated[
+        list[Path] | None, typer.Option(help="Also this growing cache: its folder. May be repeated.")
+    ] = None,
     svg: Annotated[Path | None, typer.Option(help="With --once: also write the view as a picture.")] = None,
 ) -> None:
     """Show the running loaders of this host, from their control blocks, without touching them. q or ^C ends it."""
@@ -38,15 +42,20 @@ def top(
 
     if svg is not None and not once:
         raise typer.BadParameter("a picture is of one look: give --once, too", param_hint="--svg")
-    watch = Watch(pid or ())
+    if cache:
+        from shmload.growing.inspected import is_cache
+
+        if others := [str(folder) for folder in cache if not is_cache(folder)]:
+            raise typer.BadParameter(f"not a growing cache: {', '.join(others)}", param_hint="--cache")
+    view = View(Watch(pid or ()), cache or ())
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
     console = Console(record=svg is not None, width=width)
     try:
         with _keys() as wait:
             if once:
-                _look_once(watch, console, wait, interval, as_json=as_json)
+                _look_once(view, console, wait, interval, as_json=as_json)
             else:
-                _look_on(watch, console, wait, interval, as_json=as_json)
+                _look_on(view, console, wait, interval, as_json=as_json)
     except KeyboardInterrupt:
         pass
     if svg is not None:
@@ -61,36 +70,65 @@ def picture_of(console: "Console") -> str:
     return re.sub(r"\s*@font-face \{.*?\}", "", drawn, flags=re.DOTALL).replace("Fira Code, ", "")
 
 
-def _look_once(watch: "Watch", console: "Console", wait: "Waiting", interval: float, *, as_json: bool) -> None:
-    from shmload.observe.live.view import picture
+class View:
+    """What there is to look at: loaders, and the growing caches that were named.
 
-    if watch.look()["loaders"]:
+    Args:
+        watch: of the loaders.
+        caches: folders of growing caches.
+    """
+
+    def __init__(self, watch: "Watch", caches: Sequence[Path]) -> None:
+        self._watch = watch
+        self._caches = caches
+
+    def look(self) -> dict[str, Any]:
+        """Everything now; `caches` only if some were named."""
+        found = self._watch.look()
+        if self._caches:
+            from shmload.growing.cache import SampleCache
+
+            found["caches"] = {str(path): SampleCache.look(path) for path in self._caches}
+        return found
+
+    def picture(self, look: dict[str, Any], width: int) -> "RenderableType":
+        """For a terminal with so many columns."""
+        from rich.console import Group
+
+        from shmload.growing.panel import cache_panel
+        from shmload.observe.live.view import picture
+
+        return Group(
+            picture(look, width), *(cache_panel(path, stats, width) for path, stats in look.get("caches", {}).items())
+        )
+
+
+def _look_once(view: "View", console: "Console", wait: "Waiting", interval: float, *, as_json: bool) -> None:
+    if view.look()["loaders"]:
         wait(interval)
-    look = watch.look()
+    look = view.look()
     if as_json:
-        typer.echo(json.dumps(look))
+        typer.echo(json.dumps(look, default=dataclasses.asdict))
     else:
-        console.print(picture(look, console.width))
+        console.print(view.picture(look, console.width))
 
 
-def _look_on(watch: "Watch", console: "Console", wait: "Waiting", interval: float, *, as_json: bool) -> None:
+def _look_on(view: "View", console: "Console", wait: "Waiting", interval: float, *, as_json: bool) -> None:
     from rich.live import Live
-
-    from shmload.observe.live.view import picture
 
     if as_json or not console.is_terminal:
         while True:
-            look = watch.look()
+            look = view.look()
             if as_json:
-                typer.echo(json.dumps(look))
+                typer.echo(json.dumps(look, default=dataclasses.asdict))
             else:
-                console.print(picture(look, console.width))
+                console.print(view.picture(look, console.width))
             sys.stdout.flush()
             if wait(interval):
                 return
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
-            live.update(picture(watch.look(), console.width), refresh=True)
+            live.update(view.picture(view.look(), console.width), refresh=True)
             if wait(interval):
                 return
 

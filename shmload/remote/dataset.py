@@ -21,12 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shmload.remote.fluent import Fluent, Program, run_stages
+from shmload.remote.fluent import Fluent
 from shmload.remote.indexed import RemoteSamples, RemoteUnits
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.passes import Passes
+from shmload.remote.program import Program, run_stages
 from shmload.remote.shards import Shards, shards_in, shards_of_urls
-from shmload.remote.source import RemoteSource
+from shmload.remote.source import RemoteSource, taken_at
 from shmload.remote.upload import store_of
 from shmload.schedule.schedule import Uneven
 from shmload.schedule.shard_shuffle import ShardShuffle
@@ -329,15 +330,3 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         shards = self._source.local.shards
         stages = "".join(f".{getattr(s, 'name', type(s).__name__.lower())}" for s in self.program.stages)
         return f"<RemoteDataset of {len(shards.all)} shards, {shards.nbytes} bytes{stages}>"
-
-
-def taken_at(order: ShardShuffle, positions: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
-    """The indices at positions that mostly lie close together, in ascending order."""
-    if not len(positions):
-        return positions
-    found = np.empty(len(positions), np.int64)
-    breaks = np.flatnonzero((np.diff(positions) < 0) | (np.diff(positions) > 1024)) + 1
-    for part in np.split(np.arange(len(positions)), breaks):
-        begin, end = int(positions[part[0]]), int(positions[part[-1]]) + 1
-        found[part] = order.take(begin, end, seed=seed, epoch=epoch)[positions[part] - begin]
-    return found

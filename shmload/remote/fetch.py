@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
@@ -14,8 +15,10 @@ from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.formats.tar.shard import ShardIndex, map_file, pack_index, unpack_index
 from shmload.remote.scan import scan_remote
 from shmload.remote.shards import RemoteShard, Shards
+from shmload.storage.cache import Fetch, FileFetch
+from shmload.storage.web import WebReader
 
-__all__ = ["fetch_index", "fetch_range", "fetch_whole", "name_of"]
+__all__ = ["fetch_index", "fetch_of", "fetch_range", "name_of"]
 
 
 def name_of(shard: RemoteShard) -> str:
@@ -23,20 +26,40 @@ def name_of(shard: RemoteShard) -> str:
     return sha256(f"{shard.url}\0{shard.version}\0{shard.nbytes}".encode()).hexdigest()[:40]
 
 
-def fetch_whole(shards: Shards, shard: RemoteShard, out: memoryview) -> None:
-    """A shard's bytes, by ranges in parallel; once more if their checksum is another than the manifest's.
+def fetch_of(shards: Shards, shard: RemoteShard) -> Fetch | FileFetch:
+    """How a cache gets a shard's bytes: by ranges in parallel; once more if their checksum is another than the manifest's.
 
-    Raises:
-        ShardCorrupt: it is not what it was when the dataset was made, or what the manifest says.
-        StoreError: the store does not answer.
+    What it raises:
+        ShardCorrupt: the shard is not what it was when the dataset was made, or what the manifest says.
+        StoreError: the store does not answer, or the disk is full.
     """
+    store = shard.store
+    if isinstance(store, WebReader):
+
+        def write(fd: int) -> None:
+            _checked(shards, shard, lambda: store.read_to_file(shard.key, fd, shard.nbytes, etag=shard.etag or None))
+
+        return FileFetch(write)
+
+    def fill(out: memoryview) -> None:
+        def read() -> int:
+            store.read_into(shard.key, out, etag=shard.etag or None)
+            return 0 if shard.crc32c is None else crc32c(out)
+
+        _checked(shards, shard, read)
+
+    return fill
+
+
+def _checked(shards: Shards, shard: RemoteShard, read: Callable[[], int]) -> None:
+    """Reads a shard, and once more if the checksum that comes out is another than the manifest's."""
     found = []
     for _ in range(2):
         try:
-            shard.store.read_into(shard.key, out, etag=shard.etag or None)
+            crc = f"{read():08x}"
         except StoreError as error:
             raise _explained(shards, shard, error) from error
-        if shard.crc32c is None or (crc := f"{crc32c(out):08x}") == shard.crc32c:
+        if shard.crc32c in (None, crc):
             return
         found.append(crc)
     raise ShardCorrupt(

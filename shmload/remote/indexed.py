@@ -20,7 +20,7 @@ from shmload.formats.tar.columns import KEY
 from shmload.formats.tar.dataset import Samples, TarDataset
 from shmload.formats.tar.decoders import Decode
 from shmload.formats.tar.shard import ShardIndex
-from shmload.remote.fluent import Program, run_stages
+from shmload.remote.program import Program, run_stages
 from shmload.remote.source import RemoteSource, span
 from shmload.schedule.shard_shuffle import ShardShuffle
 from shmload.worker.sample_rng import seed_and_epoch

@@ -11,7 +11,6 @@ one by one from the store: slower, never wrong, and never a wait for each other.
 from __future__ import annotations
 
 import fcntl
-import functools
 import logging
 import os
 import threading
@@ -26,7 +25,7 @@ from typing_extensions import Buffer
 from shmload._core.mapped_file import MappedFile
 from shmload.errors import CacheFull, StoreError
 from shmload.formats.tar.shard import ShardIndex
-from shmload.remote.fetch import fetch_index, fetch_range, fetch_whole, name_of
+from shmload.remote.fetch import fetch_index, fetch_of, fetch_range, name_of
 from shmload.remote.prefetch import Fetched, Prefetcher
 from shmload.remote.private_folder import PrivateFolder
 from shmload.remote.shards import Shards
@@ -134,8 +133,7 @@ class LocalShards:
                 return self._obtain(number, wait_s)
             except TimeoutError:  # whoever fetches it is slow, and alive: else it would be ours
                 wait_s = _WAIT_S
-            except CacheFull as error:
-                error.__traceback__ = None  # its frames hold the error, and this
+            except CacheFull:
                 return None
 
     def range(self, number: int, offset: int, nbytes: int) -> Buffer:
@@ -200,7 +198,7 @@ class LocalShards:
             CacheFull: there is no room for it.
         """
         shard = self.shards.all[number]
-        fetch = functools.partial(fetch_whole, self.shards, shard)
+        fetch = fetch_of(self.shards, shard)
         lease = self.cache.open(shard.url, shard.nbytes, fetch, etag=shard.version, timeout_s=timeout_s)
         with self._lock:
             return self._copies.setdefault(number, _Copy(lease)).data
@@ -214,8 +212,7 @@ class LocalShards:
             self.index(number)
         except TimeoutError:  # someone else does
             return "done"
-        except CacheFull as error:  # until what is in the way has been passed
-            error.__traceback__ = None
+        except CacheFull:  # until what is in the way has been passed
             return self._wait_for_room(number)
         except Exception as error:  # the reader meets it, too, and raises it where it is heard
             log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)
@@ -225,10 +222,7 @@ class LocalShards:
     def _wait_for_room(self, number: int) -> Fetched:
         try:
             self._obtain(number, _PATIENCE_S)
-        except (TimeoutError, CacheFull) as error:
-            error.__traceback__ = (
-                None  # whose frames hold the error, and this: a ring that only a collection would free
-            )
+        except (TimeoutError, CacheFull):
             return "again"
         except Exception as error:
             log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)

@@ -7,11 +7,12 @@ from bisect import bisect_right
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmload.remote.local_shards import LocalShards
 from shmload.schedule.shard_shuffle import ShardShuffle
 
-__all__ = ["RemoteSource"]
+__all__ = ["RemoteSource", "span", "taken_at"]
 
 _WINDOW = 16  # shards mixed, unless there is no room for three times as many
 _AHEAD = 3  # windows that are fetched: the one that is read and those behind it, as far as there is room
@@ -110,3 +111,15 @@ class RemoteSource:
 def span(members: list[tuple[str, int, int]]) -> tuple[int, int]:
     """Where the members of a sample begin and end: they lie next to each other."""
     return min(offset for _, offset, _ in members), max(offset + size for _, offset, size in members)
+
+
+def taken_at(order: ShardShuffle, positions: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
+    """The indices at positions that mostly lie close together, in ascending order."""
+    if not len(positions):
+        return positions
+    found = np.empty(len(positions), np.int64)
+    breaks = np.flatnonzero((np.diff(positions) < 0) | (np.diff(positions) > 1024)) + 1
+    for part in np.split(np.arange(len(positions)), breaks):
+        begin, end = int(positions[part[0]]), int(positions[part[-1]]) + 1
+        found[part] = order.take(begin, end, seed=seed, epoch=epoch)[positions[part] - begin]
+    return found

@@ -9,6 +9,7 @@ A step goes by the number of batches that all ranks have read before it, which i
 another number of ranks goes on at any step, with exactly the batches that are left, and needs no division.
 """
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -124,3 +125,23 @@ class BatchSchedule:
 
     def counters(self, epoch: int, step: int) -> None:
         """A resume needs nothing besides its position."""
+
+    # ------------------------------------------------------------ datasets that grow: each epoch has a length of its own
+
+    @property
+    def grows(self) -> bool:
+        """Whether an epoch's samples are settled only shortly before it begins: nothing is ordered ahead of the next one's end."""
+        return False
+
+    def begins(self, epoch: int) -> None:
+        """Says that a pass over an epoch begins; those before it are over."""
+
+    def ended(self) -> None:
+        """Says that no pass runs any more."""
+
+    def children(self, epoch: int) -> dict[str, Any] | None:
+        """What a state in that epoch says besides its position."""
+        return None
+
+    def go_on_from(self, children: Mapping[str, Any], epoch: int) -> None:
+        """Takes over what `children` gave, before a resume in that epoch."""

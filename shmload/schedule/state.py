@@ -28,7 +28,7 @@ class State(TypedDict):
     seed: int
     epoch: int
     position: int  # samples of the epoch consumed by all ranks; batches where the order makes the batches
-    n: int
+    n: int  # 0 where each epoch has its own: then `children` names it
     global_batch: int  # 0 where the order makes the batches
     shuffle: bool
     uneven: str  # what happens to the rest: "pad", "drop" or "exact"

@@ -9,7 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from shmload.errors import StoreError
-from shmload.storage.credentials import Credentials, Keys, find_keys, of_botocore, region_of_environment
+from shmload.storage.boto import Boto
+from shmload.storage.credentials import Credentials, find_credentials, region_of_environment
 from shmload.storage.retry import Patience
 from shmload.storage.s3 import S3Store
 
@@ -32,7 +33,8 @@ class Client:
         patience: how often and how long is tried again.
         parallel: ranges of one large object that are read at once.
         path_style: whether the bucket is named in the path, or in the host.
-        ca_file: certificates to trust beside the system's.
+        ca_file: certificates to trust.
+        boto: botocore's clients of this process.
     """
 
     endpoint: str
@@ -42,6 +44,7 @@ class Client:
     parallel: int = 4
     path_style: bool = True
     ca_file: str | None = None
+    boto: Boto = field(default_factory=Boto, repr=False, compare=False)
 
     def store(self, bucket: str, folder: str = "") -> S3Store:
         """The store of a bucket, or of a folder in it.
@@ -71,8 +74,8 @@ def make_client(
 ) -> Client:
     """A client of any S3-compatible object store.
 
-    Credentials left out are looked for where AWS's tools look: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN),
-    the shared credentials file with AWS_PROFILE, and then, with botocore installed, roles and whatever else it knows.
+    Credentials left out are looked for by botocore, where all of AWS's tools look: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and
+    AWS_SESSION_TOKEN), the shared files with AWS_PROFILE, single sign-on, roles of machines. Those that run out it renews.
 
     Args:
         url: the endpoint, such as "https://s3.example.org" or "http://127.0.0.1:9000"; None is AWS_ENDPOINT_URL_S3,
@@ -89,14 +92,14 @@ def make_client(
         stall_s: a server that says nothing for so long has failed; to answer what was written it has `timeout_s`.
         parallel: ranges of one large object that are read, or parts that are written, at once.
         path_style: True: the bucket stands in the path; False: in the host; None: in the host for Amazon's, else in the path.
-        ca_file: certificates to trust beside the system's; None is AWS_CA_BUNDLE.
+        ca_file: certificates to trust; None is AWS_CA_BUNDLE, or the system's.
     Returns:
         the client; nothing has been asked yet.
     Raises:
         StoreError: no credentials are found, or the URL is none.
         ValueError: a number is out of its range.
     """
-    given = None if not access_key or not secret_key else Keys(access_key, secret_key, session_token or None)
+    given = Credentials(access_key or None, secret_key or None, session_token or None)
     half = bool(access_key) != bool(secret_key)
     access_key = secret_key = session_token = None  # what prints the locals of this frame shall print no secret
     if half:
@@ -108,10 +111,10 @@ def make_client(
             f"retries={retries}, timeout_s={timeout_s}, stall_s={stall_s}, parallel={parallel}: retries must be at least 0, "
             "parallel at least 1, times greater than 0"
         )
-    if given is not None or anonymous:
-        credentials = Credentials(None if anonymous else given)
-    else:
-        credentials = find_keys(profile)
+    if anonymous:
+        given = Credentials()
+    elif given.anonymous:
+        given = find_credentials(profile)
     url = url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
     at_amazon = _AWS_HOST.fullmatch(urlsplit(url).hostname or "") if url else None
     region = region or region_of_environment() or (at_amazon[1] if at_amazon else "us-east-1")
@@ -120,7 +123,7 @@ def make_client(
     return Client(
         endpoint_of(url or f"https://s3.{region}.amazonaws.com"),
         region,
-        credentials,
+        given,
         Patience(retries, timeout_s, min(stall_s, timeout_s)),
         parallel,
         path_style,
@@ -148,9 +151,9 @@ def client_of(given: Any) -> Client:
         )
     found = signer._credentials
     if found is None or config.signature_version.__class__.__name__ == "UNSIGNED":
-        credentials = Credentials(None)
+        credentials = Credentials()
     else:
-        credentials = of_botocore(found)
+        credentials = Credentials(renewed=found)
     at_amazon = _AWS_HOST.fullmatch(urlsplit(endpoint).hostname or "")
     style = (config.s3 or {}).get("addressing_style", "auto")
     return Client(
@@ -158,6 +161,7 @@ def client_of(given: Any) -> Client:
         region or "us-east-1",
         credentials,
         path_style=style == "path" or (style != "virtual" and at_amazon is None),
+        boto=Boto(given),
     )
 
 

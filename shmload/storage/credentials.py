@@ -1,135 +1,121 @@
-"""Who asks: the keys that sign requests, where they come from, and how they stay out of sight.
+"""Who asks: botocore's credentials, found and renewed by it (environment, profiles, single sign-on, roles of machines).
 
-The usual places are read in their usual order: arguments, environment, the shared credentials file. What only AWS's own library can
-fetch (roles, single sign-on, a machine's metadata) is left to it, if it is installed. No repr, error or log has a secret in it.
+What is ours: they can be pickled, compared and printed without showing anything, and their errors say what to do.
 """
 
 from __future__ import annotations
 
-import configparser
+import importlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from shmload.errors import StoreError
 
-__all__ = ["Credentials", "Keys", "find_keys"]
-
-_EXTRA = "pip install 'shmload[s3]'"
+__all__ = ["Credentials", "find_credentials", "library", "region_of_environment"]
 
 
-@dataclass(frozen=True)
-class Keys:
-    """An access key with its secret."""
+def library(name: str) -> Any:
+    """A module of the extra, imported when it is needed.
 
-    access_key: str = field(repr=False)
-    secret_key: str = field(repr=False)
-    session_token: str | None = field(default=None, repr=False)
-
-    def redacted(self, text: str) -> str:
-        """The text without any of these."""
-        for secret in (self.secret_key, self.session_token, self.access_key):
-            text = text.replace(secret, "***") if secret else text
-        return text
+    Raises:
+        StoreError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise StoreError("buckets (s3://) need boto3, which is not installed: pip install 'shmload[s3]'") from None
 
 
 class Credentials:
-    """Keys that stay as they are, or a library's that renews them.
+    """Keys that stay as they are, or an object of botocore's that renews them.
 
-    A renewing library's object stays in this process: a pickle has the keys of that moment, a forked child goes on renewing.
+    What renews stays in this process: a pickle has the keys of that moment, a forked child goes on renewing.
 
     Args:
-        keys: those that stay; None signs nothing.
-        renewed: gives the keys of this moment.
+        access_key: of whom asks; None signs nothing.
+        secret_key: that signs.
+        session_token: of temporary keys.
+        renewed: botocore's credentials instead.
     """
 
-    def __init__(self, keys: Keys | None, renewed: Callable[[], Keys] | None = None) -> None:
-        self._keys = keys
+    def __init__(
+        self,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        session_token: str | None = None,
+        *,
+        renewed: Any = None,
+    ) -> None:
+        self._keys = None if access_key is None else (access_key, secret_key, session_token)
         self._renewed = renewed
 
-    def now(self) -> Keys | None:
-        """The keys to sign with."""
-        return self._keys if self._renewed is None else self._renewed()
+    @property
+    def anonymous(self) -> bool:
+        """Whether nothing is signed."""
+        return self._keys is None and self._renewed is None
+
+    def of_botocore(self) -> Any:
+        """The object that botocore signs with; None signs nothing."""
+        if self._renewed is not None or self._keys is None:
+            return self._renewed
+        return library("botocore.credentials").Credentials(*self._keys)
+
+    def frozen(self) -> Any:
+        """The keys of this moment, all three of one renewal. Their repr is botocore's and shows them: keep them in no variable.
+
+        Raises:
+            StoreError: they could not be renewed.
+        """
+        try:
+            return self.of_botocore().get_frozen_credentials()
+        except StoreError:
+            raise
+        except Exception as error:  # whatever a provider of keys raises
+            said = str(error)
+        raise StoreError(f"the credentials could not be renewed: {said}. Sign in again")
+
+    def redacted(self, text: str) -> str:
+        """The text without any of them."""
+        for secret in () if self.anonymous else self._values():
+            text = text.replace(secret, "***") if secret else text
+        return text
+
+    def _values(self) -> tuple[str | None, ...]:
+        return self._keys if self._renewed is None and self._keys is not None else tuple(self.frozen())[:3]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_keys": self.now(), "_renewed": None}
+        return {"_keys": None if self.anonymous else self._values(), "_renewed": None}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Credentials) and self.now() == other.now()
+        return isinstance(other, Credentials) and self.__getstate__() == other.__getstate__()
 
     def __hash__(self) -> int:
-        return hash(self._keys)
+        return hash(self.anonymous)  # keys may be renewed, and hashes stay
 
     def __repr__(self) -> str:
-        return "Credentials(none)" if self._renewed is None and self._keys is None else "Credentials(***)"
+        return "Credentials(none)" if self.anonymous else "Credentials(***)"
 
 
-def find_keys(profile: str | None = None) -> Credentials:
-    """Keys of the environment, else of the shared credentials file, else what botocore finds.
+def find_credentials(profile: str | None = None) -> Credentials:
+    """Those that botocore finds where all of AWS's tools look.
 
     Raises:
         StoreError: there are none.
     """
-    found = None if profile else _of_environment()
+    session = library("botocore.session").Session(profile=profile)
+    said = ""
+    try:
+        found = session.get_credentials()
+    except Exception as error:  # of configuration files, profiles, providers
+        found, said = None, f". botocore says: {error}"
     if found is None:
-        found = _of_file(profile or os.environ.get("AWS_PROFILE") or "default")
-    return Credentials(found) if found is not None else _of_botocore(profile)
+        raise StoreError(
+            "no credentials: give access_key and secret_key, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a "
+            f"profile of ~/.aws/credentials in AWS_PROFILE; anonymous=True reads public buckets{said}"
+        )
+    return Credentials(renewed=found)
 
 
 def region_of_environment() -> str | None:
     """The region that the environment names."""
     return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or None
-
-
-def _of_environment() -> Keys | None:
-    access_key, secret_key = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
-    if not access_key or not secret_key:
-        return None
-    return Keys(access_key, secret_key, os.environ.get("AWS_SESSION_TOKEN") or None)
-
-
-def _of_file(profile: str) -> Keys | None:
-    path = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
-    file = configparser.RawConfigParser()
-    try:
-        file.read(path)
-    except (configparser.Error, UnicodeDecodeError):
-        raise StoreError(f"{path} is no credentials file: it needs lines of [profile] and name = value") from None
-    if not file.has_section(profile):
-        return None
-    values = file[profile]
-    access_key, secret_key = values.get("aws_access_key_id"), values.get("aws_secret_access_key")
-    return Keys(access_key, secret_key, values.get("aws_session_token")) if access_key and secret_key else None
-
-
-def _of_botocore(profile: str | None) -> Credentials:
-    missing = (
-        "no credentials: give access_key and secret_key, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a "
-        "profile of ~/.aws/credentials in AWS_PROFILE; anonymous=True reads public buckets"
-    )
-    try:
-        from botocore.session import Session
-    except ImportError:
-        raise StoreError(f"{missing}. Roles, single sign-on and a machine's own role need {_EXTRA}") from None
-    try:
-        found = Session(profile=profile).get_credentials()
-    except Exception as error:
-        raise StoreError(f"{missing}. botocore says: {error}") from None
-    if found is None:
-        raise StoreError(missing)
-    return of_botocore(found)
-
-
-def of_botocore(credentials: Any) -> Credentials:
-    """What a botocore credentials object says, asked each time, as it may renew itself."""
-
-    def renewed() -> Keys:
-        try:
-            frozen = credentials.get_frozen_credentials()
-        except Exception as error:
-            raise StoreError(f"the credentials could not be renewed: {error}. Sign in again") from None
-        return Keys(frozen.access_key, frozen.secret_key, frozen.token)
-
-    return Credentials(None, renewed)

@@ -277,7 +277,10 @@ class BudgetedFolder:
                 raise
             return reservation
         assert shortage is not None
-        raise shortage
+        try:
+            raise shortage
+        finally:
+            del shortage  # its traceback has this frame: the two would keep each other, and the callers, alive
 
     def _grow(self, session: Session, name: str, nbytes: int, more: int, timeout_s: float | None) -> None:
         """For Reservation.grow."""
@@ -297,7 +300,10 @@ class BudgetedFolder:
                     ledger.set_writing(name, nbytes + more)
                     break
         if shortage is not None:
-            raise shortage
+            try:
+                raise shortage
+            finally:
+                del shortage  # as in _obtain
         try:
             self._room.allocate(session, fd, nbytes, more, timeout_s, self.order)
         except BaseException:

@@ -58,28 +58,27 @@ class Needs:
             os.pwrite(self._fd, _HEADER.pack(_MAGIC, ahead) + np.array(digests, "<u8").tobytes(), 0)
         self._folder.wake()
 
-    def take(self, digest: str) -> int | None:
-        """Notes that a key is being read; how many others are needed before it. None: it was not announced."""
-        if self._pid != os.getpid():
-            return None
-        try:
-            place = self._digests.index(int(digest, 16), self._next)
-        except ValueError:
-            return None
+    def take(self, digest: str) -> None:
+        """Crosses a key off, where it is needed first."""
+        place = self._place(digest)
+        if place is None:
+            return
         self._digests[place] = 0
         os.pwrite(self._fd, bytes(8), _HEADER.size + 8 * place)
-        distance = sum(map(bool, self._digests[self._next : place]))
         while self._next < len(self._digests) and not self._digests[self._next]:
             self._next += 1
         self._folder.wake()
-        return distance
 
     def distance(self, digest: str) -> int | None:
         """How many others this reader needs before a key. None: it was not announced."""
+        place = self._place(digest)
+        return None if place is None else sum(map(bool, self._digests[self._next : place]))
+
+    def _place(self, digest: str) -> int | None:
         if self._pid != os.getpid():
             return None
         try:
-            return self._digests.index(int(digest, 16), self._next) - self._next
+            return self._digests.index(int(digest, 16), self._next)
         except ValueError:
             return None
 

@@ -1,27 +1,24 @@
 """A bucket of an S3-compatible store, or a folder in it.
 
-Requests are signed in Python (sigv4.py) and sent over connections of this process (transport.py). Checksums that servers do not
-know are never sent: a body is covered by the signature's SHA-256, which all of them check. Reading is in web.py, writing in
-s3_write.py.
+What is read is signed by botocore and comes over connections of our own (transport.py) straight into the caller's memory, for which
+boto3 takes 1.6 to 2 times the CPU. All else is botocore's: writing (s3_write.py), listing, deleting.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from typing_extensions import Buffer
 
 from shmload.errors import StoreError
 from shmload.storage import s3_list, s3_write
-from shmload.storage.credentials import Keys
+from shmload.storage.credentials import library
 from shmload.storage.keys import checked_key, checked_prefix
 from shmload.storage.retry import Unsure
-from shmload.storage.s3_errors import failure_of
-from shmload.storage.sigv4 import EMPTY_SHA256, canonical_query, signed
+from shmload.storage.s3_errors import failure_of_answer, failure_of_call
 from shmload.storage.store import StoredObject
 from shmload.storage.transport import Answer, Transport
 from shmload.storage.web import WebReader
@@ -46,6 +43,7 @@ class S3Store(WebReader):
             raise StoreError(
                 f"{bucket!r} is no bucket's name: give the bucket alone, and what is behind it as the folder"
             )
+        library("botocore")  # whoever lacks it learns so here
         self.client = client
         self.bucket = bucket
         self.patience = client.patience
@@ -64,7 +62,7 @@ class S3Store(WebReader):
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def put(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> StoredObject:
-        return s3_write.put(self, key, memoryview(data).cast("B"), only_if_absent=only_if_absent)
+        return s3_write.put(self, key, bytes(data), only_if_absent=only_if_absent)
 
     def put_file(self, key: str, path: Path) -> StoredObject:
         return s3_write.put_file(self, key, path)
@@ -79,54 +77,61 @@ class S3Store(WebReader):
         return f"{self.url}/{checked_key(key, self.url)}"
 
     def ask(self, method: str, key: str, headers: Mapping[str, str]) -> Answer:
-        return self.request(method, checked_key(key, self.url), headers=headers)
+        target = f"{self._base}/{quote(self.prefix + checked_key(key, self.url), safe='/-_.~')}"
+        full = {"Host": self._transport.netloc, "Accept-Encoding": "identity", "User-Agent": "shmload", **headers}
+        request = library("botocore.awsrequest").AWSRequest(method, self._transport.base_url + target, full)
+        if not self.client.credentials.anonymous:
+            signer = library("botocore.auth").S3SigV4Auth
+            signer(self.client.credentials.frozen(), "s3", self.client.region).add_auth(request)
+        return self._transport.request(method, target, request.headers)  # whose repr shows none: a token is among them
 
-    def request(
+    def call(
         self,
-        method: str,
-        key: str | None,
+        operation: str,
+        doing: str,
         *,
-        query: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        body: memoryview | None = None,
-    ) -> Answer:
-        """Signs and sends one request about an object; with key None about the bucket. What is written may take its time."""
-        wait_s = self.patience.stall_s if body is None else self.patience.timeout_s
-        path = self._base + "/" + ("" if key is None else quote(self.prefix + key, safe="/-_.~"))
-        text = canonical_query(query or {})
-        full = {
-            "Host": self._transport.netloc,
-            "Accept-Encoding": "identity",
-            "User-Agent": "shmload",
-            **(headers or {}),
-        }
-        if body is not None:
-            full["Content-Length"] = str(len(body))
-        signed_headers = signed(
-            method,
-            path,
-            text,
-            full,
-            keys=self._keys(),
-            region=self.client.region,
-            payload_sha256=EMPTY_SHA256 if body is None else hashlib.sha256(body).hexdigest(),
-        )
-        return self._transport.request(method, f"{path}?{text}" if text else path, signed_headers, body, wait_s)
+        key: str | None = None,
+        but: Collection[int] = (),
+        wait_s: float | None = None,
+        **arguments: Any,
+    ) -> dict[str, Any]:
+        """What botocore answers to one request.
+
+        Args:
+            operation: botocore's method.
+            doing: the same in words, for the error.
+            key: of an object; None asks about the bucket.
+            but: statuses that are no failure here; their answers have ResponseMetadata only.
+            wait_s: how long the answer may take; None: as what is written may.
+        """
+        if key is not None:
+            arguments["Key"] = self.prefix + key
+        exceptions = library("botocore.exceptions")
+        passing = (exceptions.BotoCoreError, exceptions.ClientError, library("botocore.parsers").ResponseParserError)
+        try:
+            client = self.client.boto.client(self.client, wait_s or self.patience.timeout_s)
+            answer: dict[str, Any] = getattr(client, operation)(Bucket=self.bucket, **arguments)
+            if answer["ResponseMetadata"]["HTTPHeaders"]:
+                return answer
+            failure: StoreError | Unsure = Unsure(
+                "the server hung up before its answer had begun"
+            )  # after a first line
+        except passing as error:
+            response = getattr(error, "response", None) or {}
+            metadata = response.get("ResponseMetadata", {})
+            if metadata.get("HTTPStatusCode") in but:
+                return {"ResponseMetadata": metadata}
+            failure = failure_of_call(error, self.url if key is None else self.url_of(key), doing, self.client)
+            del response, metadata  # what prints the locals of this frame would print them
+        raise failure
 
     def failure(self, answer: Answer, url: str, doing: str) -> StoreError | Unsure:
-        found = failure_of(answer, url, doing, self.client)
-        text = str(found)
-        keys = self._keys()
-        if keys is not None and keys.redacted(text) != text:
-            found.args = (keys.redacted(text),)
-        return found
+        return failure_of_answer(answer, url, doing, self.client)
 
     def close(self) -> None:
         """Closes idle connections; the store opens others when it is used again."""
         self._transport.close()
-
-    def _keys(self) -> Keys | None:
-        return self.client.credentials.now()
+        self.client.boto.close()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, S3Store) and (self.client, self.url) == (other.client, other.url)

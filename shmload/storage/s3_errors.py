@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-from xml.etree import ElementTree
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from shmload.errors import ObjectMissing, StoreError
+from shmload.storage.credentials import library
 from shmload.storage.retry import Unsure
 from shmload.storage.transport import Answer
 
 if TYPE_CHECKING:
     from shmload.storage.client import Client
 
-__all__ = ["code_and_message", "failure_of", "local_name"]
+__all__ = ["failure_of_answer", "failure_of_call"]
 
 _PASSING = {
     "BandwidthLimitExceeded",
@@ -42,25 +43,50 @@ _REMEDIES = {
 }
 
 
-def failure_of(answer: Answer, url: str, doing: str, client: Client) -> StoreError | Unsure:
+def failure_of_call(error: Exception, url: str, doing: str, client: Client) -> StoreError | Unsure:
+    """The error to raise for one of botocore's."""
+    exceptions = library("botocore.exceptions")
+    if isinstance(error, exceptions.ClientError):
+        found = _failure_of(error.response, url, doing, client)
+    elif isinstance(error, exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        found = StoreError(f"{client.endpoint} is not trusted: {error}. Give its certificates as ca_file")
+    elif isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
+        found = Unsure(f"no answer from {client.endpoint} ({error})")
+    elif isinstance(error, exceptions.BotoCoreError):
+        found = StoreError(f"cannot {doing}: {error}. Look at the bucket's name, the region and the credentials")
+    else:
+        found = Unsure(f"the server sent no readable answer ({error})")
+    return _redacted(found, client)
+
+
+def failure_of_answer(answer: Answer, url: str, doing: str, client: Client) -> StoreError | Unsure:
     """The error to raise for an answer that is no success."""
-    status = answer.status
     try:
-        code, message = code_and_message(answer.text())
+        body = answer.text()
     except Unsure:
-        code, message = "", ""
-    said = " ".join(part for part in (str(status), code or answer.reason) if part)
-    if message:
-        said += f" ({message})"
+        body = b""
+    parser = library("botocore.parsers").create_parser("rest-xml")
+    status = max(answer.status, 301)  # what is below would be no failure to it
+    response = parser.parse({"status_code": status, "headers": dict(answer.headers), "body": body}, None)
+    response["ResponseMetadata"]["HTTPStatusCode"] = answer.status
+    return _redacted(_failure_of(response, url, doing, client), client)
+
+
+def _failure_of(response: Mapping[str, Any], url: str, doing: str, client: Client) -> StoreError | Unsure:
+    """Of an error as botocore parses it."""
+    status, headers = response["ResponseMetadata"]["HTTPStatusCode"], response["ResponseMetadata"]["HTTPHeaders"]
+    code, message = (str(response["Error"].get(name) or "").strip() for name in ("Code", "Message"))
+    code, message = "" if code == str(status) else code[:80], message[:200]
+    said = f"{status} {code}".strip() + (f" ({message})" if message else "")
     if status in (301, 302, 307, 308) or code == "AuthorizationHeaderMalformed":
-        region = answer.headers.get("x-amz-bucket-region")
+        region = headers.get("x-amz-bucket-region")
         region = region or (match[1] if (match := re.search(r"expecting '([\w-]+)'", message)) else None)
         where = f"region={region!r}" if region else f"another endpoint than {client.endpoint}, or another region"
         return StoreError(
             f"cannot {doing}: the server says {said} to region {client.region!r}; the client needs {where}"
         )
     if code in _PASSING or (status >= 500 and status != 501) or status in (408, 429):
-        return Unsure(f"the server says {said}", pause_s=_seconds(answer.headers.get("Retry-After")))
+        return Unsure(f"the server says {said}", pause_s=_seconds(headers.get("retry-after")))
     if code == "NoSuchKey" or (status == 404 and not code):
         return ObjectMissing(f"no such object: {url} at {client.endpoint}")
     remedy = _REMEDIES.get(code) or (
@@ -71,19 +97,12 @@ def failure_of(answer: Answer, url: str, doing: str, client: Client) -> StoreErr
     return StoreError(f"cannot {doing} at {client.endpoint}: the server says {said}; {remedy}")
 
 
-def code_and_message(body: bytes) -> tuple[str, str]:
-    """What an error's body says; nothing of the many other things that servers put there, such as what was signed."""
-    try:
-        root = ElementTree.fromstring(body)
-    except ElementTree.ParseError:
-        return "", ""
-    found = {local_name(element): (element.text or "").strip() for element in root.iter()}
-    return found.get("Code", "")[:80], found.get("Message", "")[:200]
-
-
-def local_name(element: ElementTree.Element) -> str:
-    """An element's name without the namespace, which servers disagree about."""
-    return element.tag.rpartition("}")[2]
+def _redacted(found: StoreError | Unsure, client: Client) -> StoreError | Unsure:
+    """The error without what a server may have sent back of the credentials."""
+    text = client.credentials.redacted(str(found))
+    if text != str(found):
+        found.args = (text,)
+    return found
 
 
 def _seconds(text: str | None) -> float:

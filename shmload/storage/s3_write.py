@@ -6,22 +6,17 @@ that is there after such a failure and holds these very bytes is taken for ours.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
-from xml.etree import ElementTree
-from xml.sax.saxutils import escape
+from typing import TYPE_CHECKING, Any
 
 from shmload.errors import ObjectExists, ObjectMissing, StoreError
 from shmload.storage.retry import Tries, Unsure
-from shmload.storage.s3_errors import code_and_message, local_name
 from shmload.storage.store import StoredObject
-from shmload.storage.web import etag_of
+from shmload.storage.web import unquoted
 
 if TYPE_CHECKING:
     from shmload.storage.s3 import S3Store
@@ -33,7 +28,7 @@ _MOST_PARTS = 10_000  # S3's own limit
 _AT_ONCE = 1000  # objects in one request to delete
 
 
-def put(store: S3Store, key: str, data: memoryview, *, only_if_absent: bool) -> StoredObject:
+def put(store: S3Store, key: str, data: bytes, *, only_if_absent: bool) -> StoredObject:
     """Writes one object by one request."""
     url = store.url_of(key)
     doing = f"write {url}"
@@ -41,18 +36,16 @@ def put(store: S3Store, key: str, data: memoryview, *, only_if_absent: bool) -> 
     tries = Tries(store.patience, doing)
     if only_if_absent and _is_there(store, key):  # a server that knows no conditions would overwrite
         raise ObjectExists(f"there is an object already, and it was to be new: {url}")
+    condition: dict[str, Any] = {"IfNoneMatch": "*"} if only_if_absent else {}
     while True:
         try:
-            headers = {"If-None-Match": "*"} if only_if_absent else {}
-            with store.request("PUT", key, headers=headers, body=data) as answer:
-                if answer.status == 200:
-                    answer.text()
-                    return StoredObject(key, len(data), etag_of(answer, url))
-                if only_if_absent and answer.status == 412:
-                    if (unsure or answer.sent_twice) and bytes(store.get(key)) == data:
-                        return store.head(key)
-                    raise ObjectExists(f"there is an object already, and it was to be new: {url}")
-                raise store.failure(answer, url, doing)
+            answer = store.call("put_object", doing, key=key, but=(412,), Body=data, **condition)
+            if _status(answer) != 412:
+                etag = answer.get("ETag")
+                return StoredObject(key, len(data), unquoted(etag)) if etag else store.head(key)
+            if (unsure or _was_repeated(answer)) and bytes(store.get(key)) == data:
+                return store.head(key)
+            raise ObjectExists(f"there is an object already, and it was to be new: {url}")
         except Unsure as failure:
             unsure = True
             tries.failed(failure)
@@ -63,7 +56,7 @@ def put_file(store: S3Store, key: str, path: Path) -> StoredObject:
     with open(path, "rb") as file:
         nbytes = os.fstat(file.fileno()).st_size
         if nbytes <= _PART_NBYTES:
-            return put(store, key, memoryview(file.read()), only_if_absent=False)
+            return put(store, key, file.read(), only_if_absent=False)
         return _Upload(store, key, file.fileno(), nbytes).run()
 
 
@@ -79,41 +72,33 @@ def delete(store: S3Store, keys: Sequence[str]) -> None:
 
 def _delete_some(store: S3Store, keys: Sequence[str], doing: str) -> bool:
     """Whether the server could do it; some know no request for many."""
-    names = "".join(f"<Object><Key>{escape(store.prefix + key)}</Key></Object>" for key in keys)
-    body = f'<Delete xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Quiet>true</Quiet>{names}</Delete>'.encode()
-    md5 = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
-    headers = {"Content-MD5": md5, "Content-Type": "application/xml"}
-    with store.request("POST", None, query={"delete": ""}, headers=headers, body=memoryview(body)) as answer:
-        if answer.status in (405, 501):
-            return False
-        if answer.status != 200:
-            raise store.failure(answer, store.url, doing)
-        text = answer.text()
-    try:
-        root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise Unsure(f"the server's answer cannot be read ({error})") from None
-    if local_name(root) != "DeleteResult":
-        raise Unsure(f"the server sent {local_name(root)!r} where a list of what was deleted was asked for")
-    for element in root:
-        if local_name(element) == "Error":
-            said = {local_name(child): child.text or "" for child in element}
-            if said.get("Code") not in ("NoSuchKey", "InternalError", "SlowDown"):
-                raise StoreError(
-                    f"cannot delete s3://{store.bucket}/{said.get('Key')}: the server says {said.get('Code')} "
-                    f"({said.get('Message', '')[:200]}); let the bucket's owner allow it"
-                )
-            if said["Code"] != "NoSuchKey":
-                raise Unsure(f"the server says {said['Code']} of {said.get('Key')}")
+    listed = {"Objects": [{"Key": store.prefix + key} for key in keys], "Quiet": True}
+    answer = store.call("delete_objects", doing, but=(405, 501), Delete=listed)
+    if _status(answer) in (405, 501):
+        return False
+    for failed in answer.get("Errors", ()):
+        name, code, message = (str(failed.get(each) or "") for each in ("Key", "Code", "Message"))
+        if code in ("InternalError", "SlowDown"):
+            raise Unsure(f"the server says {code} of {name}")
+        if code != "NoSuchKey":
+            raise StoreError(
+                f"cannot delete s3://{store.bucket}/{name}: the server says {code} "
+                f"({store.client.credentials.redacted(message[:200])}); let the bucket's owner allow it"
+            )
     return True
 
 
 def _delete_one(store: S3Store, key: str) -> None:
-    url = store.url_of(key)
-    with store.request("DELETE", key) as answer:
-        if answer.status not in (200, 204, 404):
-            raise store.failure(answer, url, f"delete {url}")
-        answer.text()
+    store.call("delete_object", f"delete {store.url_of(key)}", key=key, but=(404,))
+
+
+def _status(answer: Mapping[str, Any]) -> int:
+    return int(answer["ResponseMetadata"]["HTTPStatusCode"])
+
+
+def _was_repeated(answer: Mapping[str, Any]) -> bool:
+    """Whether a client of the user's has tried more than once by itself."""
+    return bool(answer["ResponseMetadata"].get("RetryAttempts"))
 
 
 def _is_there(store: S3Store, key: str) -> bool:
@@ -162,64 +147,43 @@ class _Upload:
         return found
 
     def _begin(self) -> str:
-        with self.store.request("POST", self.key, query={"uploads": ""}, body=memoryview(b"")) as answer:
-            if answer.status != 200:
-                raise self.store.failure(answer, self.url, self.doing)
-            text = answer.text()
+        answer = self.store.call("create_multipart_upload", self.doing, key=self.key)
         try:
-            names = {local_name(element): element.text or "" for element in ElementTree.fromstring(text)}
-            return names["UploadId"]
-        except (ElementTree.ParseError, KeyError):
+            return str(answer["UploadId"])
+        except KeyError:
             raise Unsure("the server's answer names no upload") from None
 
-    def _send(self, upload: str, number: int, offset: int) -> str:
-        part = memoryview(bytearray(min(self.part_nbytes, self.nbytes - offset)))
+    def _send(self, upload: str, number: int, offset: int) -> dict[str, Any]:
+        part = bytearray(min(self.part_nbytes, self.nbytes - offset))
+        view = memoryview(part)
         done = 0
         while done < len(part):
-            got = os.preadv(self.fd, [part[done:]], offset + done)
+            got = os.preadv(self.fd, [view[done:]], offset + done)
             if got == 0:
                 raise StoreError(
                     f"cannot {self.doing}: the file became shorter while it was sent. Write files before sending them"
                 )
             done += got
-        query = {"partNumber": str(number), "uploadId": upload}
 
-        def try_once() -> str:
+        def try_once() -> dict[str, Any]:
             if self.given_up:
                 raise StoreError(f"cannot {self.doing}: another part failed")
-            with self.store.request("PUT", self.key, query=query, body=part) as answer:
-                if answer.status != 200:
-                    raise self.store.failure(answer, self.url, self.doing)
-                answer.text()
-                return etag_of(answer, self.url)
+            sent = self._call("upload_part", upload, PartNumber=number, Body=part)
+            try:
+                return {"PartNumber": number, "ETag": sent["ETag"]}
+            except KeyError:
+                raise Unsure("the server's answer names no version of a part") from None
 
         return self.store.repeatedly(self.doing, try_once)
 
-    def _complete(self, upload: str, parts: Sequence[str]) -> None:
-        """Makes the parts an object. An answer of 200 may still hold an error, as it begins before the server is done."""
-        names = "".join(
-            f"<Part><PartNumber>{number}</PartNumber><ETag>&quot;{escape(etag)}&quot;</ETag></Part>"
-            for number, etag in enumerate(parts, 1)
-        )
-        body = memoryview(f"<CompleteMultipartUpload>{names}</CompleteMultipartUpload>".encode())
+    def _complete(self, upload: str, parts: Sequence[dict[str, Any]]) -> None:
+        """Makes the parts an object. An answer of 200 may still hold an error, which botocore sees."""
         unsure = False
         tries = Tries(self.store.patience, self.doing)
         while True:
             try:
-                query = {"uploadId": upload}
-                with self.store.request("POST", self.key, query=query, body=body) as answer:
-                    if answer.status == 404 and (unsure or answer.sent_twice):
-                        return  # by a try whose answer was lost, or by nobody: a look at the object tells
-                    if answer.status != 200:
-                        raise self.store.failure(answer, self.url, self.doing)
-                    text = answer.text()
-                try:
-                    root = ElementTree.fromstring(text)
-                except ElementTree.ParseError:
-                    raise Unsure("the server's answer cannot be read") from None
-                if local_name(root) == "Error":
-                    code, message = code_and_message(text)
-                    raise Unsure(f"the server says {code} ({message})")
+                but = (404,) if unsure else ()  # done by a try whose answer was lost, or by nobody: the object tells
+                self._call("complete_multipart_upload", upload, but=but, MultipartUpload={"Parts": parts})
                 return
             except Unsure as failure:
                 unsure = True
@@ -227,13 +191,10 @@ class _Upload:
 
     def _abort(self, upload: str) -> None:
         """Takes the parts away; what cannot be reached now, the bucket's own rule for unfinished uploads removes."""
-
-        def try_once() -> None:
-            with self.store.request("DELETE", self.key, query={"uploadId": upload}) as answer:
-                if answer.status not in (200, 204, 404):
-                    raise self.store.failure(answer, self.url, self.doing)
-
         try:
-            self.store.repeatedly(self.doing, try_once)
+            self.store.repeatedly(self.doing, partial(self._call, "abort_multipart_upload", upload, but=(404,)))
         except StoreError:
             pass
+
+    def _call(self, operation: str, upload: str, **arguments: Any) -> dict[str, Any]:
+        return self.store.call(operation, self.doing, key=self.key, UploadId=upload, **arguments)

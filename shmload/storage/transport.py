@@ -71,9 +71,6 @@ class Answer:
         self.status = response.status
         self.headers = response.headers
         self.reason = response.reason
-        self.sent_twice = (
-            False  # as the first connection had been closed while idle: the request may have been done before
-        )
 
     @property
     def nbytes(self) -> int | None:
@@ -146,25 +143,22 @@ class Transport:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = {**state, "_pool": _Pool(os.getpid())}
 
-    def request(
-        self, method: str, target: str, headers: Mapping[str, str], body: memoryview | None = None, wait_s: float = 0.0
-    ) -> Answer:
-        """Sends one request and reads the answer's head.
+    def request(self, method: str, target: str, headers: Mapping[str, str]) -> Answer:
+        """Sends one request without a body and reads the answer's head.
 
         Args:
             target: path and query, as they are sent.
-            wait_s: how long the answer may take to begin, if longer than `stall_s`.
         Raises:
             Unsure: no answer came.
             StoreError: none can come.
         """
-        sent_twice = False
         while True:
             connection, used = self._connection()
             try:
-                answer = self._ask(connection, method, target, headers, body, wait_s)
-                answer.sent_twice = sent_twice
-                return answer
+                connection.request(method, target, headers=dict(headers))
+                response = cast(_Response, connection.getresponse())
+                self._here().answered = True
+                return Answer(self, connection, response)
             except ssl.SSLCertVerificationError as error:
                 connection.close()
                 raise StoreError(
@@ -185,7 +179,6 @@ class Transport:
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 if used and not isinstance(error, TimeoutError):
-                    sent_twice = True
                     continue
                 raise Unsure(f"no answer from {self.base_url} ({words(error)})") from None
             except BaseException:
@@ -211,31 +204,6 @@ class Transport:
     def __del__(self) -> None:
         for connection in self._pool.idle:
             connection.close()
-
-    def _ask(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        target: str,
-        headers: Mapping[str, str],
-        body: memoryview | None,
-        wait_s: float,
-    ) -> Answer:
-        if connection.sock is not None:
-            connection.sock.settimeout(self.stall_s)
-        try:
-            connection.request(method, target, body, dict(headers))
-        except (BrokenPipeError, ConnectionResetError):
-            if body is None or connection.sock is None:
-                raise
-            # a server that refuses a body may have answered before it hung up
-        if wait_s > self.stall_s and connection.sock is not None:
-            connection.sock.settimeout(wait_s)
-        response = cast(_Response, connection.getresponse())
-        if connection.sock is not None:
-            connection.sock.settimeout(self.stall_s)
-        self._here().answered = True
-        return Answer(self, connection, response)
 
     def _here(self) -> _Pool:
         """This process's pool. A parent's connections are not used: what a child says there would disturb it."""

@@ -23,9 +23,10 @@ from typing_extensions import Buffer
 from shmload.errors import StoreError
 from shmload.storage.retry import Patience, Tries, Unsure
 from shmload.storage.store import StoredObject
+from shmload.storage.target import FilePart, Memory, Target, joined_crc32c
 from shmload.storage.transport import Answer
 
-__all__ = ["Version", "WebReader", "etag_of"]
+__all__ = ["Version", "WebReader", "unquoted"]
 
 T = TypeVar("T")
 
@@ -115,7 +116,7 @@ class WebReader(ABC):
                     raise self.failure(answer, url, doing)
                 if answer.headers.get("Content-Length") is None:
                     raise StoreError(f"{url} has no known length: its server has to send Content-Length")
-                return StoredObject(key, int(answer.headers["Content-Length"]), etag_of(answer, url))
+                return StoredObject(key, int(answer.headers["Content-Length"]), _etag_of(answer, url))
 
         return self.repeatedly(doing, try_once)
 
@@ -150,7 +151,7 @@ class WebReader(ABC):
         def read(group: list[int]) -> None:
             begin = ranges[group[0]][0]
             room = np.empty(max(sum(ranges[i]) for i in group) - begin, np.uint8).data
-            self._fill(key, begin, room, version)
+            self._fill(key, begin, Memory(room), version)
             for i in group:
                 offset, nbytes = ranges[i]
                 found[i] = room[offset - begin : offset - begin + nbytes].toreadonly()
@@ -160,6 +161,15 @@ class WebReader(ABC):
 
     def read_into(self, key: str, out: Buffer, *, offset: int = 0, etag: str | None = None) -> None:
         self._fill_in_parallel(key, offset, memoryview(out).cast("B"), Version(self.url_of(key), etag))
+
+    def read_to_file(self, key: str, fd: int, nbytes: int, *, etag: str | None = None) -> int:
+        """An object of known length into a file, by ranges in parallel; its CRC-32C, taken as the bytes come."""
+        ends = self._ends(nbytes)
+        parts = [FilePart(fd, begin, end - begin) for begin, end in pairwise(ends)]
+        version = Version(self.url_of(key), etag)
+        jobs = [partial(self._fill, key, begin, part, version) for begin, part in zip(ends[:-1], parts, strict=True)]
+        self._together(jobs, version)
+        return joined_crc32c([(part.crc32c, part.nbytes) for part in parts])
 
     def repeatedly(self, doing: str, try_once: Callable[[], T]) -> T:
         """What a try returns that does not fail."""
@@ -171,10 +181,13 @@ class WebReader(ABC):
                 tries.failed(failure)
 
     def _fill_in_parallel(self, key: str, offset: int, out: memoryview, version: Version) -> None:
-        num_parts = min(self.parallel, max(1, len(out) // _PART_NBYTES))
-        ends = [len(out) * number // num_parts for number in range(num_parts + 1)]
-        parts = [(begin, out[begin:end]) for begin, end in pairwise(ends) if end > begin]
+        parts = [(begin, Memory(out[begin:end])) for begin, end in pairwise(self._ends(len(out))) if end > begin]
         self._together([partial(self._fill, key, offset + begin, part, version) for begin, part in parts], version)
+
+    def _ends(self, nbytes: int) -> list[int]:
+        """Where the parts that are worth a range of their own begin, and the end."""
+        num_parts = min(self.parallel, max(1, nbytes // _PART_NBYTES))
+        return [nbytes * number // num_parts for number in range(num_parts + 1)]
 
     def _together(self, jobs: Sequence[Callable[[], None]], version: Version) -> None:
         """Runs jobs in threads that end with the call, so that no fork meets one; the first failure ends all."""
@@ -192,30 +205,30 @@ class WebReader(ABC):
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _fill(self, key: str, offset: int, out: memoryview, version: Version) -> None:
+    def _fill(self, key: str, offset: int, target: Target, version: Version) -> None:
         """Reads one range into its place, however often it breaks off."""
         if offset < 0:
             raise StoreError(f"{version.url} has no bytes at {offset:,}: offsets begin at 0")
-        done = 0
-        tries = Tries(self.patience, f"read bytes {offset:,} to {offset + len(out):,} of {version.url}")
-        while done < len(out) and not version.given_up.is_set():
-            begin, before = offset + done, done
+        end = offset + target.nbytes
+        tries = Tries(self.patience, f"read bytes {offset:,} to {end:,} of {version.url}")
+        while target.done < target.nbytes and not version.given_up.is_set():
+            before = target.done
+            begin, missing = offset + before, target.nbytes - before
             try:
-                headers = {"Range": f"bytes={begin}-{offset + len(out) - 1}", **version.condition}
+                headers = {"Range": f"bytes={begin}-{end - 1}", **version.condition}
                 with self.ask("GET", key, headers) as answer:
-                    total, whole = self._checked(answer, key, version, tries.doing, begin, len(out) - done)
-                    if offset + len(out) > total:
-                        raise _outside(version.url, offset, len(out), total)
+                    total, whole = self._checked(answer, key, version, tries.doing, begin, missing)
+                    if end > total:
+                        raise _outside(version.url, offset, target.nbytes, total)
                     if whole:
                         _skip(answer, begin)
-                    for got in answer.reading(out[before:]):
-                        done = before + got
+                    for _ in target.receive(answer):
                         if version.given_up.is_set():
                             return
-                if done < len(out):
-                    raise Unsure(f"a body ended after {done - before:,} of {len(out) - before:,} bytes")
+                if target.done < target.nbytes:
+                    raise Unsure(f"a body ended after {target.done - before:,} of {missing:,} bytes")
             except Unsure as failure:
-                if done - before >= _PROGRESS_NBYTES:
+                if target.done - before >= _PROGRESS_NBYTES:
                     tries.progressed()
                 tries.failed(failure)
 
@@ -233,7 +246,7 @@ class WebReader(ABC):
             raise _outside(version.url, begin, nbytes, int(match[1]) if match else None)
         if answer.status not in (200, 206):
             raise self.failure(answer, version.url, doing)
-        version.see(etag_of(answer, version.url))
+        version.see(_etag_of(answer, version.url))
         said = answer.headers.get("Content-Range")
         if said is None and answer.status == 200:
             total = self._by_head(key).nbytes
@@ -259,15 +272,20 @@ class WebReader(ABC):
         return memoryview(b"")
 
 
-def etag_of(answer: Answer, url: str) -> str:
+def _etag_of(answer: Answer, url: str) -> str:
     """The version that an answer names; without a name, time and length must do."""
     etag = answer.headers.get("ETag")
     if etag:
-        return etag[1:-1] if etag.startswith('"') else etag
+        return unquoted(etag)
     modified = answer.headers.get("Last-Modified")
     if modified is None:
         raise StoreError(f"the server of {url} tells no versions: it has to send ETag or Last-Modified")
     return f"time:{modified}"
+
+
+def unquoted(etag: str) -> str:
+    """A version's name without its quotes; a weak one keeps them."""
+    return etag[1:-1] if etag.startswith('"') else etag
 
 
 def _outside(url: str, offset: int, nbytes: int, total: int | None) -> StoreError:

@@ -81,7 +81,7 @@ class Body:
             faults.hit("before_claim")
             if ring.claim():
                 faults.hit("after_claim")
-                self._work()
+                self.work()
                 continue
             ring.waiting(True)
             self._orders.wait(LOOK_AGAIN_S)
@@ -89,7 +89,8 @@ class Body:
         self._orders.post()  # the ring that woke this one may have been meant for another
         faults.hit("leaving")
 
-    def _work(self) -> None:
+    def work(self) -> None:
+        """Does what has been claimed."""
         ring = self._ring
         self._num_foreign = 0
         self._reader.end()
@@ -240,7 +241,7 @@ class Body:
         """Reads what is not in `samples` yet, collates, and writes the whole batch."""
         if not self._job.auto_collation:
             return self._write(pack(self._convert(self._reader.one(0, keys[0]))))
-        return self._write(self._packed(samples + self._reader.many(keys, len(samples), len(keys))))
+        return self._write(self.packed(samples + self._reader.many(keys, len(samples), len(keys))))
 
     def _write(self, packed: PackedBatch) -> int:
         ring = self._ring
@@ -283,7 +284,7 @@ class Body:
         if not samples or (job.drop_last and len(samples) < len(keys)):
             self._has_ended = True
             return DONE
-        return self._write(self._packed(samples))
+        return self._write(self.packed(samples))
 
     def _up_to(self, source: IterablePass, limit: int) -> Iterator[Any]:
         for row in range(limit):
@@ -319,7 +320,8 @@ class Body:
 
         return default_convert(sample)
 
-    def _packed(self, samples: list[Any]) -> PackedBatch:
+    def packed(self, samples: list[Any]) -> PackedBatch:
+        """The batch of some samples, by the user's collate_fn or torch's rules."""
         self._ring.end_rows()  # as in _convert
         job = self._job
         if job.collate_fn is not None:

@@ -45,7 +45,12 @@ class Death(NamedTuple):
 
 
 class Crew(Protocol):
-    """What the engine needs of workers, whatever they run on."""
+    """What the engine needs of workers, whatever they run on.
+
+    `reads_samples`: its processes do, so that a death may be a sample's fault.
+    """
+
+    reads_samples: bool
 
     def start(self, num_workers: int) -> None:
         """Starts the first so many workers."""
@@ -81,6 +86,8 @@ class ProcessCrew:
             pickle cannot do that (locks, queues), it goes along with each process as multiprocessing pickles it.
         stacks: where workers write their Python stacks when asked to, one segment each.
     """
+
+    reads_samples = True
 
     def __init__(
         self, posts: list[Post], job: Job, context: BaseContext, *, travels: bool, stacks: Sequence[Segment] = ()

@@ -1,14 +1,14 @@
 """Calling a crew together: each worker's post, and the job they share.
 
 By fork the job is inherited. Else it is pickled once, into a segment that all workers unpickle in parallel; what plain pickle
-cannot take but multiprocessing can (its locks and queues) travels with each process.
+cannot take but multiprocessing can (its locks and queues) travels with each process. A crew of Ray actors gets it by value.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shmload._core.mapping import Mapping
 from shmload.shm.doorbell import Doorbell
@@ -18,6 +18,9 @@ from shmload.worker.crew import ProcessCrew, context_of, pickled_once
 from shmload.worker.fork_hazards import warn_of_fork
 from shmload.worker.process import STACK_NBYTES
 from shmload.worker.spec import Job, Post
+
+if TYPE_CHECKING:
+    from shmload.worker.actors.crew import RayCrew
 
 
 def muster(
@@ -33,21 +36,23 @@ def muster(
     grants: Doorbell,
     resume: Sequence[bytes] = (),
     keeps_stacks: bool = False,
-) -> ProcessCrew:
+    address: str | None = None,
+) -> ProcessCrew | RayCrew:
     """The crew of a ring, not started.
 
     Args:
         orders: one bell for all workers, or one for each.
         keeps_stacks: whether workers can be asked for their Python stacks.
         resume: one pickled snapshot for each worker to go on from, or none at all.
+        address: of the Ray cluster that decodes; None: this machine does.
     """
     context = context_of(multiprocessing_context)
-    travels = context.get_start_method() == "fork"
+    travels = address is None and context.get_start_method() == "fork"
     parcel_path, parcel_nbytes = "", 0
     if travels:
         warn_of_fork()
     else:
-        parcel = pickled_once(job)
+        parcel = pickled_once(job) if address is None else _by_value(job)
         if parcel is None:
             travels = True
         else:
@@ -74,4 +79,14 @@ def muster(
         )
         for worker_id in range(num_workers)
     ]
+    if address is not None:
+        from shmload.worker.actors.crew import RayCrew
+
+        return RayCrew(posts, address, is_seeded=job.seed is not None)
     return ProcessCrew(posts, job, context, travels=travels, stacks=stacks)
+
+
+def _by_value(job: Job) -> bytes:
+    from shmload.worker.actors.crew import pickled_by_value  # a kind of crew is imported when it is asked for
+
+    return pickled_by_value(job)

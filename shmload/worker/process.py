@@ -71,7 +71,7 @@ def main(post: Post, inherited: Job | None) -> None:
             job = pickle.loads(memoryview(parcel)[: post.parcel_nbytes])
             del parcel
         assert job is not None
-        job, source, snapshots = _prepare(job, post)
+        job, source, snapshots = prepare(job, post)
     except Exception as error:
         failure = Failure.of(error, where, "")
         job = job or Job(None, None, None, True, None, False)
@@ -92,7 +92,7 @@ def main(post: Post, inherited: Job | None) -> None:
         pass
 
 
-def _prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:
+def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:
     """Threads, seeds, worker info, the user's worker_init_fn; then to where a saved state says.
 
     In seed mode torch is only touched if the dataset has brought it along: a worker that decodes without torch stays small.

@@ -130,11 +130,19 @@ class SlotMemory:
 
     def find_layout(self, sample: Any) -> bool:
         """Settles where fields lie from the first sample this worker has read; False if nobody wants the batch any more."""
-        ring = self._ring
         try:
             text = layout_of_sample(sample).dumps()
         except (NotFixedError, pickle.PicklingError, AttributeError):
             text = b""
+        return self.settle(text)
+
+    def settle(self, text: bytes) -> bool:
+        """Proposes a layout until one is settled, this or another worker's; False if nobody wants the batch any more.
+
+        Args:
+            text: the layout's; empty: samples have no fixed rows.
+        """
+        ring = self._ring
         if len(text) > ring.layout_capacity:
             text = b""
         ring.end_rows()  # as in grow

@@ -74,6 +74,12 @@ def test_a_file_cut_anywhere_is_torn_and_not_damaged(tmp_path: Path, recorded: b
     assert log.is_torn != is_whole
 
 
+def test_there_is_no_format_version_0(tmp_path: Path, recorded: bytes) -> None:
+    assert recorded.startswith(b"shmaudit 1 ")
+    log = read(tmp_path, b"shmaudit 0 " + recorded[11:])
+    assert log.damage == ["offset 0: this is no audit file: it begins with no 'shmaudit' line"]
+
+
 @given(st.data())
 @settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_flipped_bit_is_damage_with_an_offset(tmp_path: Path, recorded: bytes, data: st.DataObject) -> None:

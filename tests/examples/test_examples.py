@@ -75,6 +75,18 @@ def test_the_language_model_learns_from_packed_windows_and_resumes_identically(r
 
 
 @pytest.mark.slow
+def test_the_epochs_grow_the_loss_falls_and_old_samples_go(run: Run) -> None:
+    lines = run("growing.py")
+    counts = [int(found[1]) for line in lines if (found := re.search(r"epoch \d+: +(\d+) samples", line))]
+    assert len(counts) == len(losses(lines)) == 6
+    assert counts[0] < counts[-1] <= 6000
+    assert losses(lines)[-1] < losses(lines)[0]
+    assert re.fullmatch(
+        r"collected [\d,]+ samples, \d+ files evicted, by 2 samplers; resumed in the middle of epoch 6", lines[-1]
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [None, TORCHRUN], ids=["spawn", "torchrun"])
 def test_two_ranks_and_then_one_are_delivered_each_sample_once(run: Run, launcher: list[str] | None) -> None:
     lines = [line.removeprefix("[rank 0] ") for line in run("ddp.py", launcher)]

@@ -89,6 +89,7 @@ def started(
     """A trainer that has come into the state."""
     trainer = subprocess.Popen(
         [*prefix, sys.executable, "-u", trainer_program.__file__, state, method, then],
+        bufsize=0,  # two lines that come together: the second would lie in a buffer, and `said` would wait for the descriptor
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,

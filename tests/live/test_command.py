@@ -38,7 +38,8 @@ def test_once_as_json_is_one_object(still: int) -> None:
 
 
 @pytest.mark.slow
-def test_once_draws_one_view_as_wide_as_columns_say(still: int) -> None:
+def test_once_draws_one_view_as_wide_as_columns_say(still: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # processes that test side by side have it
     done = top("--once", "--pid", still, "--interval", 0.01, COLUMNS="80")
     assert done.exit_code == 0
     lines = done.stdout.splitlines()

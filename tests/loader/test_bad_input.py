@@ -189,8 +189,6 @@ def test_a_closed_loader_says_so(seed: int | None) -> None:
 
 
 LATER = {
-    "crew": "ray",
-    "address": "auto",
     "share": "node",
 }
 

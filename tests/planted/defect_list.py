@@ -36,8 +36,8 @@ DEFECTS = [
         "R2",
         "a resume begins its epoch anew",
         "shmload/seed_mode.py",
-        "            epoch, step = resume(state, self.schedule())\n",
-        "            epoch, step = resume(state, self.schedule())[0], 0\n",
+        "            epoch, step = resume(state, schedule)\n",
+        "            epoch, step = resume(state, schedule)[0], 0\n",
         (
             "tests/resume/test_seed_mode.py::test_no_consumed_sample_is_read_again",
             "tests/loader/test_seed_mode.py::test_a_resume_goes_on_with_exactly_the_rest",
@@ -55,7 +55,7 @@ DEFECTS = [
         "R2",
         "a state waits for workers",
         "shmload/seed_mode.py",
-        "        assert self._schedule is not None\n        return dict(make_state",
+        "        return dict(make_state",
         "        while self._engine and not self._engine._is_done(self._engine._queue[-1]):\n"
         "            self._engine._round()\n        return dict(make_state",
         (f"{PROMISES}test_a_state_is_told_without_asking_any_worker",),
@@ -207,8 +207,8 @@ DEFECTS = [
         "R10",
         "the dataset is pickled for each worker",
         "shmload/worker/muster.py",
-        "        parcel = pickled_once(job)\n",
-        "        parcel = [pickled_once(job) for _ in range(num_workers)][0]\n",
+        "        parcel = pickled_once(job) if",
+        "        parcel = [pickled_once(job) for _ in range(num_workers)][0] if",
         (f"{PROMISES}test_the_dataset_is_pickled_once_for_all_workers",),
     ),
     Defect(

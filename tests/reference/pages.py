@@ -18,7 +18,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "api"
 MADE = "<!-- Written by `python -m tests.reference` from the docstrings: change those. -->\n\n"
 WIDTH = 100  # columns of a signature in one line
 PAGES = {  # page -> its title, what begins the places that stand on it (the first that fits has a name), its guides
-    "loader.md": ("ShmLoader", ("shmload.loader",), ("switch", "resume", "memory", "migration")),
+    "loader.md": ("ShmLoader", ("shmload.loader", "shmload.cluster"), ("switch", "resume", "memory", "migration")),
     "orders.md": ("Orders", ("shmload.schedule", "shmload.mix"), ("sampling", "mixtures")),
     "errors.md": ("Errors", ("shmload.errors",), ("operations",)),
     "formats.md": (
@@ -27,6 +27,7 @@ PAGES = {  # page -> its title, what begins the places that stand on it (the fir
         ("arrays", "images", "tar", "tfrecord", "tokens", "columnar", "own_format"),
     ),
     "integrations.md": ("Integrations", ("shmload.integrations",), ("frameworks",)),
+    "growing.md": ("Growing cache", ("shmload.growing",), ("growing",)),
     "pipeline.md": ("Pipelines", ("shmload.pipeline",), ("pipelines",)),
     "launch.md": ("Launching", ("shmload.launch",), ("launch",)),
     "cache.md": (

@@ -22,7 +22,9 @@ MODULES = (
     "shmload",
     "shmload.formats",
     *(f"shmload.integrations.{module.name}" for module in pkgutil.iter_modules(shmload.integrations.__path__)),
+    "shmload.cluster",
     "shmload.debug",
+    "shmload.growing",
     "shmload.metrics",
     "shmload.pipeline",
     *(f"shmload.storage.{module}" for module in ("cache", "folder", "lease", "reservation")),
@@ -87,6 +89,7 @@ def names() -> dict[str, Any]:
 def members(cls: type) -> dict[str, Any]:
     """A class's own public methods and properties, those of our bases included: name -> as it stands in the class."""
     found: dict[str, Any] = {}
+    internal = {name.split(".")[1] for base in cls.__mro__ for name in INTERNAL if name.startswith(f"{base.__name__}.")}
     for base in reversed(cls.__mro__):
         if not base.__module__.startswith("shmload") or f"{base.__module__}.{base.__name__}" in MADE_OF:
             continue
@@ -94,7 +97,7 @@ def members(cls: type) -> dict[str, Any]:
             is_member = inspect.isroutine(value) or isinstance(
                 value, property | functools.cached_property | classmethod
             )
-            if is_member and not name.startswith("_") and f"{cls.__name__}.{name}" not in INTERNAL:
+            if is_member and not name.startswith("_") and name not in internal:
                 found[name] = value
     return {} if issubclass(cls, BaseException) else found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,16 @@ def write_packed(folder: Path, counts: Sequence[int], generation: str = "0" * 16
     manifest = Manifest(generation, 0, number, sum(s.nbytes for s in shards), ("cls", "npy"), tuple(shards))
     (folder / MANIFEST_NAME).write_bytes(manifest.dump())
     return manifest
+
+
+def uploaded(server: Any, files: Path) -> tuple[str, str]:
+    """A folder's files in a store: bucket and folder."""
+    bucket, folder = server.bucket("reading"), os.urandom(6).hex()
+    store = server.store(bucket, folder)
+    for path in sorted(files.rglob("*")):
+        if path.is_file():
+            store.put_file(str(path.relative_to(files)), path)
+    return bucket, folder
 
 
 def label(item: Any) -> int:

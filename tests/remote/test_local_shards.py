@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from shmload.remote.local_shards import LocalShards
 from shmload.remote.prefetch import Fetched, Prefetcher
 from shmload.remote.private_folder import PrivateFolder, remove_abandoned
 from shmload.remote.shards import shards_in
+from shmload.storage.folder import BudgetedFolder
 from shmload.storage.local import LocalStore
 
 
@@ -270,3 +273,35 @@ def test_a_shard_that_is_no_tar_is_an_error_that_names_it(tmp_path: Path) -> Non
     with pytest.raises(ShardCorrupt, match=r"x.tar: at byte 0: "):
         len(dataset)
     dataset.close()
+
+
+def test_waiting_for_another_fetch_keeps_no_hold_on_what_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "files").mkdir()
+    write_packed(tmp_path / "files", [5])
+    asked: list[float] = []
+    obtain, folder_obtain = LocalShards._obtain, BudgetedFolder.obtain
+
+    def noted(self: LocalShards, number: int, timeout_s: float) -> Any:
+        asked.append(timeout_s)
+        return obtain(self, number, timeout_s)
+
+    def busy_first(self: BudgetedFolder, name: str, nbytes: int, **options: Any) -> Any:
+        if len(asked) > 1:
+            return folder_obtain(self, name, nbytes, **options)
+        with folder_obtain(self, name, nbytes, timeout_s=0):  # by another, as far as the folder can tell
+            return folder_obtain(self, name, nbytes, **options)
+
+    monkeypatch.setattr(LocalShards, "_obtain", noted)
+    monkeypatch.setattr(BudgetedFolder, "obtain", busy_first)
+    local = LocalShards(shards_in(LocalStore(tmp_path / "files")), tmp_path / "cache", 1 << 20)
+    gc.disable()
+    try:
+        held = weakref.ref(local)
+        assert local.copy(0) is not None
+        assert asked == [0.0, 5.0]
+        del local
+        assert held() is None, "an error's frames hold the shards until a collection"
+    finally:
+        gc.enable()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import re
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -415,3 +417,26 @@ def test_a_network_file_system_is_told_of(
 
 def test_the_kind_of_a_file_system_is_the_kernels_word() -> None:
     assert (session_module.kind_of("/proc/self"), session_module.kind_of("/dev/shm")) == ("proc", "tmpfs")
+
+
+class _Caller:
+    """Somebody whose frame is in an error's traceback."""
+
+    def ask(self, folder: BudgetedFolder) -> None:
+        with pytest.raises(CacheFull, match="no room for 90 bytes more"):
+            folder.reserve(90)
+
+
+def test_the_error_about_room_keeps_nobody_alive(place: str) -> None:
+    folder = BudgetedFolder(place, 100)
+    put(folder, "kept", 50)
+    caller = _Caller()
+    gone = weakref.ref(caller)
+    gc.disable()  # references alone
+    try:
+        with folder.lease("kept"):
+            caller.ask(folder)
+        del caller
+        assert gone() is None
+    finally:
+        gc.enable()

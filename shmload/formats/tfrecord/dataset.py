@@ -109,7 +109,7 @@ class TFRecordDataset:
         if self._reader is None:
             with self._lock:
                 if self._reader is None:
-                    files = [RecordFile(path, self.compression, self.max_inflated_bytes) for path in self.paths]
+                    files = self._files()
                     self._recognise([file.nbytes for file in files])
                     offsets = [file.offsets() for file in files]
                     ends = np.cumsum([len(o) - 1 for o in offsets], dtype=np.int64)
@@ -125,6 +125,9 @@ class TFRecordDataset:
                         LEVELS.index(self.verify),
                     )
         return self._reader
+
+    def _files(self) -> list[RecordFile]:
+        return [RecordFile(path, self.compression, self.max_inflated_bytes) for path in self.paths]
 
     def _recognise(self, file_nbytes: list[int]) -> None:
         for path, was, now in zip(self.paths, self._file_nbytes, file_nbytes, strict=False):

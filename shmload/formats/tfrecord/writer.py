@@ -62,13 +62,29 @@ class TFRecordWriter:
         self._starts = [0] if index else None
         self._compression = compression
         self._buffer = RecordBuffer()
-        descriptor, self._name = tempfile.mkstemp(prefix=".shmload-", dir=os.path.dirname(self.path) or ".")
-        os.fchmod(descriptor, 0o666 & ~_umask())
-        self._file: Any = os.fdopen(descriptor, "wb", buffering=0)
+        self._file: Any = os.fdopen(self._created(), "wb", buffering=0)
         self._deflate = zlib.compressobj() if compression == "zlib" else None
-        self._sink: Any = _Whole(self._file)
+        self._sink: Any = self._whole(self._file)
         if compression == "gzip":
             self._sink = gzip.GzipFile("", "wb", fileobj=self._sink, mtime=0)
+
+    def _created(self) -> int:
+        """A descriptor of the file that is written."""
+        descriptor, self._name = tempfile.mkstemp(prefix=".shmload-", dir=os.path.dirname(self.path) or ".")
+        os.fchmod(descriptor, 0o666 & ~_umask())
+        return descriptor
+
+    def _whole(self, file: Any) -> Any:
+        """What bytes are written to, all that are given."""
+        return _Whole(file)
+
+    def _published(self) -> None:
+        """Gives the file its name, when all is written."""
+        os.replace(self._name, self.path)
+
+    def _removed(self) -> None:
+        """Leaves nothing of the file."""
+        os.unlink(self._name)
 
     def write(self, record: Any) -> None:
         """Writes one record: bytes as they are, or a dict as a tf.train.Example with its keys sorted.
@@ -157,7 +173,7 @@ class TFRecordWriter:
             if self._compression == "gzip":
                 self._sink.close()
             status = os.fstat(self._file.fileno())
-            os.replace(self._name, self.path)
+            self._published()
         except BaseException:
             self.abandon()
             raise
@@ -172,7 +188,7 @@ class TFRecordWriter:
         if self._file is not None:
             self._file.close()
             self._file = None
-            os.unlink(self._name)
+            self._removed()
 
     def __enter__(self) -> TFRecordWriter:
         return self

@@ -181,7 +181,7 @@ def _read_header(log: AuditLog, content: memoryview) -> int:
         log.is_torn = True  # killed while it began
         return 0
     magic, version, crc, text = (*line[: max(end, 0)].split(b" ", 3), b"", b"", b"", b"")[:4]
-    if magic + b" " != _MAGIC or not (version.isdigit() and len(version) < 10):
+    if magic + b" " != _MAGIC or not (version.isdigit() and len(version) < 10 and int(version)):
         log.damage.append("offset 0: this is no audit file: it begins with no 'shmaudit' line")
     elif int(version) > FORMAT_VERSION:
         log.damage.append(

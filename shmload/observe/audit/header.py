@@ -178,6 +178,8 @@ def _order_name(loader: ShmLoader[Any], batches: Any, sampler: Any) -> str | Non
     """None for torch's own orders that deliver each sample once."""
     if isinstance(loader.dataset, IterableDataset):
         return ITERABLE
+    if hasattr(loader.dataset, "epoch_schedule"):  # whose epochs differ
+        return type(loader.dataset).__qualname__
     if batches is not sampler and type(batches) is not BatchSampler:
         return type(batches).__qualname__
     if isinstance(sampler, DistributedSampler):

@@ -139,7 +139,7 @@ def _speed(loader: Report, width: int) -> Text:
 def _slots(loader: Report, width: int) -> Text:
     counts = loader["slots"]
     text = _line().append("slots ")
-    _bar(text, [(counts[name] / loader["num_slots"], colour) for name, _, colour in SLOTS], width)
+    append_bar(text, [(counts[name] / loader["num_slots"], colour) for name, _, colour in SLOTS], width)
     for name, words, colour in SLOTS:
         if counts[name]:
             text.append(f" {counts[name]} {words}", style=colour)
@@ -160,7 +160,7 @@ def _slots(loader: Report, width: int) -> Text:
 def _time(loader: Report, width: int) -> Text:
     time = loader["time"]
     text = _line().append("time  ")
-    _bar(text, [(time[name] / 100, colour) for name, _, colour in TIMES], width)
+    append_bar(text, [(time[name] / 100, colour) for name, _, colour in TIMES], width)
     words, style = LIMITS[loader["limit"]]
     text.append(f" {words}:", style=style)
     for name, words, colour in TIMES:
@@ -221,7 +221,7 @@ def _cells(index: int, worker: Report) -> dict[str, str]:
 # ------------------------------------------------------------ small things
 
 
-def _bar(text: Text, parts: list[tuple[float, str]], width: int) -> None:
+def append_bar(text: Text, parts: list[tuple[float, str]], width: int) -> None:
     """Cells in proportion: each boundary is rounded, so that the whole is always as long."""
     at, done, cells = 0.0, 0, BAR if width >= WIDE else BAR // 2
     for share, colour in parts:

@@ -1,0 +1,14 @@
+"""A local cache that grows while you train: samplers write into it, each epoch reads what has been collected so far.
+
+    samplers ──writer()──▶ g000000000042-64-67109888.tfrecord ──census──▶ snapshot of epoch e ──schedule──▶ workers ──▶ batches
+    (any number of processes)   (the folder, within a budget)      (one file for all ranks)
+
+The folder is the manifest: a file's name says which generation it is, how many records it holds and how many bytes, so that to know
+what there is takes one listing and no file is opened. docs/growing.md says how to use it.
+"""
+
+from shmload.growing.cache import SampleCache
+from shmload.growing.dataset import GrowingDataset
+from shmload.growing.writer import CacheWriter
+
+__all__ = ["CacheWriter", "GrowingDataset", "SampleCache"]

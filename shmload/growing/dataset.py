@@ -1,0 +1,231 @@
+"""What ShmLoader reads of a growing cache: samples by (snapshot, record), in whatever process.
+
+A worker opens a snapshot when it meets the first order of its epoch: it reads the frozen list, maps the files it has not mapped yet
+and lets go of those that are no longer in it. So an epoch's start costs a worker its new files only.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.errors import ShardCorrupt
+from shmload.formats.tfrecord.dataset import TFRecordDataset
+from shmload.growing.damage import tell_bad
+from shmload.growing.epochs import Epochs
+from shmload.growing.intake import MAX_INFLATED_BYTES, WalkedFile
+from shmload.growing.names import CacheFile
+from shmload.growing.run import read_snapshot
+from shmload.growing.schedule import SnapshotSchedule
+from shmload.growing.snapshot import EPOCH_SHIFT, Snapshot
+from shmload.schedule.schedule import Uneven
+
+
+class GrowingDataset:
+    """The samples of a `SampleCache`, another set in each epoch; made by `SampleCache.dataset`, for ShmLoader with a `seed`.
+
+    It belongs to one training run: all of the run's loaders and ranks read the same samples in the same epoch. An index is that of
+    an epoch's sample, `where` says what it stands for. It has no length, as each epoch has its own:
+    `len(loader)` is the next one's.
+
+    Args:
+        folder: of the cache.
+        epochs: the trainer's side of it.
+        records: reads records of any files by a schema.
+    """
+
+    def __init__(self, folder: Path, epochs: Epochs, records: TFRecordDataset) -> None:
+        self.folder = folder
+        self.epochs: Epochs | None = epochs
+        self.schema: Mapping[str, Any] = records.schema
+        self._records = records
+        self._run_path: Path | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = Lock()
+        self._files: dict[str, _Opened] = {}
+        self._opened: dict[int, tuple[Snapshot, TFRecordDataset]] = {}  # the newest two epochs
+
+    def __getstate__(self) -> dict[str, Any]:
+        left = {"_lock": None, "_files": None, "_opened": None, "epochs": None}
+        return {**vars(self), **left, "_run_path": self.run_path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    @property
+    def run_path(self) -> Path:
+        """Where this run's snapshots lie."""
+        if self.epochs is not None:
+            return self.epochs.run.path
+        assert self._run_path is not None
+        return self._run_path
+
+    def epoch_schedule(
+        self, *, seed: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven
+    ) -> SnapshotSchedule:
+        """Which samples each rank reads at each step of each epoch: what ShmLoader asks in place of a length.
+
+        Args:
+            seed, world_size, batch_size, shuffle, uneven: as of ShmLoader.
+        Raises:
+            RuntimeError: this copy of the dataset came from another process.
+        """
+        if self.epochs is None:
+            raise RuntimeError(
+                "this is a copy of a growing dataset that came from another process: make one here, SampleCache(folder, "
+                'capacity_bytes).dataset(..., run="name"), with the same name in all ranks'
+            )
+        self.epochs.world_size = world_size
+        self.epochs.smallest = batch_size * world_size if uneven == "drop" else 1
+        return SnapshotSchedule(
+            self.epochs,
+            seed=seed,
+            uneven=uneven,
+            world_size=world_size,
+            batch_size=batch_size,
+            is_shuffled=shuffle,
+        )
+
+    def __len__(self) -> int:
+        raise TypeError(
+            "a growing dataset has another length in each epoch: read it with ShmLoader(dataset, seed=...), whose len() is the "
+            "next epoch's, without a sampler of your own"
+        )
+
+    def where(self, index: int) -> tuple[str, int]:
+        """What an index stands for: the name of a file in the folder, and which of its records.
+
+        Args:
+            index: of `loader.last_indices`, an audit or an error.
+        """
+        snapshot, _ = self._at(index >> EPOCH_SHIFT)
+        return snapshot.place(index & ((1 << EPOCH_SHIFT) - 1))
+
+    # ------------------------------------------------------------ reading
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample: dict[str, Any] = self._read(int(index), lambda records, local: records[int(local[0])])
+        return sample
+
+    @property
+    def read_batch_into(self) -> Callable[[Any, Any], None] | None:
+        """Reads samples of one epoch into rows; None where a decoder does part of that."""
+        return None if self._records.read_batch_into is None else self._read_batch_into
+
+    def _read_batch_into(self, indices: Any, out: Any) -> None:
+        def read(records: TFRecordDataset, local: NDArray[np.int64]) -> None:
+            assert records.read_batch_into is not None
+            records.read_batch_into(local, out)
+
+        self._read(indices, read)
+
+    def read_into(self, index: int, out: Any) -> None:
+        """Reads one sample into its row.
+
+        Args:
+            index: of the sample.
+            out: the row.
+        """
+        self._read(index, lambda records, local: records.read_into(int(local[0]), out))
+
+    def _read(self, indices: Any, read: Callable[[TFRecordDataset, NDArray[np.int64]], Any]) -> Any:
+        keys = np.atleast_1d(np.asarray(indices, np.int64))
+        epoch = int(keys[0]) >> EPOCH_SHIFT
+        snapshot, records = self._at(epoch)
+        local = keys - (epoch << EPOCH_SHIFT)
+        try:
+            return read(records, local)
+        except ShardCorrupt as error:
+            self._tell_bad(snapshot, local, str(error))
+            raise
+
+    def _tell_bad(self, snapshot: Snapshot, records: NDArray[np.int64], text: str) -> None:
+        """Keeps a damaged file out of later epochs."""
+        for name in {snapshot.place(int(record))[0] for record in records}:
+            path = self.folder / name
+            if text.startswith(f"{path}:"):
+                tell_bad(self.folder, name, text)
+
+    def _at(self, epoch: int) -> tuple[Snapshot, TFRecordDataset]:
+        found = self._opened.get(epoch)
+        if found is None:
+            with self._lock:
+                found = self._opened.get(epoch)
+                if found is None:
+                    found = self._open(epoch)
+                    self._opened = dict([*self._opened.items(), (epoch, found)][-2:])
+        return found
+
+    def _open(self, epoch: int) -> tuple[Snapshot, TFRecordDataset]:
+        path = self.run_path / f"epoch-{epoch}.json"
+        try:
+            snapshot = read_snapshot(path)
+        except FileNotFoundError as error:
+            raise IndexError(
+                f"epoch {epoch} has no snapshot at {path}: indices of a growing dataset are given by its own order, so read it "
+                "with ShmLoader(dataset, seed=...), without a sampler of your own"
+            ) from error
+        files = {file.name: self._files.get(file.name) or _Opened(self.folder, file) for file in snapshot.files}
+        self._files = files
+        records = copy.copy(self._records)
+        assert isinstance(records, SnapshotRecords)
+        records.take(list(files.values()))
+        return snapshot, records
+
+    def __repr__(self) -> str:
+        return f"GrowingDataset({os.fspath(self.folder)!r}, {', '.join(self.schema)})"
+
+
+class _Opened:
+    """A cached file, mapped at the first look and kept while a snapshot names it. None of it can be read if it is gone or torn."""
+
+    def __init__(self, folder: Path, expected: CacheFile) -> None:
+        self.path = os.fspath(folder / expected.name)
+        self.nbytes = 0
+        self.data: Any = b""
+        self.state: tuple[Any, ...] | None = None
+        self._offsets = np.zeros(expected.num_records + 1, np.int64)
+        try:
+            file = WalkedFile(self.path, "auto", MAX_INFLATED_BYTES)
+            self._check(expected, file.nbytes, len(file.offsets()) - 1)
+        except FileNotFoundError:  # evicted before a resume: the order has nothing of it
+            return
+        except ShardCorrupt as error:
+            tell_bad(folder, expected.name, str(error))
+            return
+        self.nbytes, self.data, self.state, self._offsets = file.nbytes, file.data, file.state, file.offsets()
+
+    def _check(self, expected: CacheFile, nbytes: int, num_records: int) -> None:
+        if (nbytes, num_records) != (expected.nbytes, expected.num_records):
+            raise ShardCorrupt(
+                f"{self.path}: has {num_records} records in {nbytes} bytes, and had {expected.num_records} in {expected.nbytes} "
+                "when the epoch was frozen"
+            )
+
+    def offsets(self) -> NDArray[np.int64]:
+        """Where records begin; of a file that cannot be read, as many of them."""
+        return self._offsets
+
+
+class SnapshotRecords(TFRecordDataset):
+    """Records of files that are open already."""
+
+    def take(self, opened: list[_Opened]) -> None:
+        """Makes these the files."""
+        self._taken = opened
+        self.paths = [one.path for one in opened]
+        self._file_nbytes = []
+        self._begin()
+
+    def _files(self) -> Any:
+        return self._taken

@@ -1,0 +1,225 @@
+"""Writing samples into a growing cache: TFRecord files of a bounded size, each with its room reserved before a byte is written.
+
+A file is seen by nobody until it is published, which is one rename. A writer that is killed leaves a reservation that nobody holds:
+the next one that needs room removes it. Where the budget is full of files that epochs are reading, writing waits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from shmload.errors import CacheFull
+from shmload.formats.tfrecord.writer import TFRecordWriter
+from shmload.growing.names import CONTROL, next_generation, own_name
+from shmload.growing.told import WriterTold
+from shmload.storage.folder import BudgetedFolder
+from shmload.storage.reservation import Reservation
+
+
+class CacheWriter:
+    """Writes samples into a cache; made by `SampleCache.writer`. A context manager.
+
+    A file is published when it has `file_nbytes`, or when a sample comes `publish_s` after its first, and the last one by `close`.
+    If the block raises, what is not published yet is dropped.
+
+    Args:
+        folder: the cache's.
+        file_nbytes: how large a file becomes, about.
+        publish_s: the longest that a sample waits for others before it can be seen.
+        raw, compression: as of TFRecordWriter.
+        timeout_s: seconds to wait for room; None: as long as it takes.
+        role: what `stats()` calls this writer.
+    Raises:
+        ValueError: `compression` is none of these.
+    Cost: one copy of each value, and its checksum; per file one reservation and one rename.
+    Thread/process safety: one thread at a time; any number of writers.
+    """
+
+    def __init__(
+        self,
+        folder: BudgetedFolder,
+        *,
+        file_nbytes: int,
+        publish_s: float,
+        raw: Iterable[str] = (),
+        compression: str | None = None,
+        timeout_s: float | None = None,
+        role: str = "writer",
+    ) -> None:
+        if compression not in (None, "gzip", "zlib"):
+            raise ValueError(f'compression is None, "gzip" or "zlib"; got {compression!r}')
+        self._folder = folder
+        self._control = Path(folder.path) / CONTROL
+        self._file_nbytes, self._publish_s, self._timeout_s = file_nbytes, publish_s, timeout_s
+        self._raw, self._compression = frozenset(raw), compression
+        self._file: _Reserved | None = None
+        self._began = 0.0  # when the file's first sample came
+        self._slack = 0  # the most that a record has gone beyond the end of its file
+        self._is_closed = False
+        self._told = WriterTold(self._control, role)
+        self.num_records = 0
+        self.num_files = 0
+
+    def write(self, record: Any) -> None:
+        """Writes one sample: a dict of arrays and texts, as a tf.train.Example, or bytes, as they are.
+
+        Waits while the budget is full of samples that epochs are reading.
+
+        Args:
+            record: as of TFRecordWriter.write; the memory of a numpy array makes a raw record without a copy of its own.
+        Raises:
+            CacheFull: there was no room within `timeout_s`, or the sample alone is larger than the cache.
+            TypeError, ValueError: as of TFRecordWriter.write.
+        """
+        file = self._opened()
+        file.write(record)
+        self._wrote(file)
+
+    def write_sequence(self, context: Mapping[str, Any], feature_lists: Mapping[str, Iterable[Any]]) -> None:
+        """Writes one tf.train.SequenceExample.
+
+        Args:
+            context, feature_lists: as of TFRecordWriter.write_sequence.
+        """
+        file = self._opened()
+        file.write_sequence(context, feature_lists)
+        self._wrote(file)
+
+    def _opened(self) -> _Reserved:
+        if self._is_closed:
+            raise ValueError(f"this writer into {self._folder.path} is closed")
+        if self._file is None:
+            nbytes = min(self._file_nbytes + self._slack, self._folder.capacity_bytes)
+            self._file = _Reserved(self, self._reserved(nbytes), self._raw, self._compression)
+            self._began = monotonic()
+        return self._file
+
+    def _reserved(self, nbytes: int) -> Reservation:
+        try:
+            return self._folder.reserve(nbytes)
+        except CacheFull:
+            with self._told.waiting():
+                return self._folder.reserve(nbytes, timeout_s=self._timeout_s)
+
+    def grow(self, reservation: Reservation, nbytes: int) -> None:
+        """Makes room for a record that goes beyond the end of its file.
+
+        Args:
+            reservation: of the file.
+            nbytes: how many bytes more it needs.
+        """
+        self._slack = max(self._slack, reservation.nbytes + nbytes - self._file_nbytes)
+        try:
+            reservation.grow(nbytes)
+        except CacheFull:
+            with self._told.waiting():
+                reservation.grow(nbytes, timeout_s=self._timeout_s)
+
+    def _wrote(self, file: _Reserved) -> None:
+        self.num_records += 1
+        if file.nbytes >= self._file_nbytes or monotonic() - self._began >= self._publish_s:
+            self.publish()
+
+    def publish(self) -> None:
+        """Makes what has been written so far part of the next epoch."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        if not file.num_records:  # its one sample could not be encoded
+            file.abandon()
+            return
+        file.close()
+        self.num_files += 1
+        self._told.published(file.num_records, file.written_nbytes)
+
+    def close(self) -> None:
+        """Publishes what is left. Twice is no error."""
+        if not self._is_closed:
+            self._is_closed = True
+            try:
+                self.publish()
+            finally:
+                self._told.close()
+
+    def abandon(self) -> None:
+        """Drops what is not published, and closes."""
+        self._is_closed = True
+        file, self._file = self._file, None
+        if file is not None:
+            file.abandon()
+        self._told.close()
+
+    def __enter__(self) -> CacheWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def __repr__(self) -> str:
+        return f"<CacheWriter into {self._folder.path}: {self.num_records} samples in {self.num_files} files>"
+
+
+class _Reserved(TFRecordWriter):
+    """A TFRecord file that is written into a reservation."""
+
+    def __init__(
+        self, owner: CacheWriter, reservation: Reservation, raw: Iterable[str], compression: str | None
+    ) -> None:
+        self._owner, self._reservation, self._compressed = owner, reservation, compression
+        self.nbytes = (
+            0  # of the records so far: as they are before they are compressed, which tells its size only when it ends
+        )
+        super().__init__(reservation.path, compression=compression, raw=raw)
+
+    def _appended(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+        super()._appended(nbytes)
+
+    @property
+    def written_nbytes(self) -> int:
+        """Of the file."""
+        return self._room.at
+
+    def _created(self) -> int:
+        return os.open(self._reservation.path, os.O_RDWR | os.O_CLOEXEC)
+
+    def _whole(self, file: Any) -> Any:
+        self._room = _Room(self._owner, self._reservation, file)
+        return self._room
+
+    def _published(self) -> None:
+        control = Path(self._owner._control)
+        name = own_name(next_generation(control), self.num_records, self._room.at, self._compressed)
+        self._file.close()  # a mapping or a writer must not outlive the reservation
+        self._reservation.publish(name, nbytes=self._room.at)
+
+    def _removed(self) -> None:
+        self._reservation.abandon()
+
+
+class _Room:
+    """A reservation as a file: writes all it is given, and reserves more before it would go beyond the end."""
+
+    def __init__(self, owner: CacheWriter, reservation: Reservation, file: Any) -> None:
+        self._owner, self._reservation, self._file = owner, reservation, file
+        self.at = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        beyond = self.at + view.nbytes - self._reservation.nbytes
+        if beyond > 0:
+            self._owner.grow(self._reservation, beyond)
+        done = 0
+        while done < view.nbytes:
+            done += self._file.write(view[done:])
+        self.at += done
+        return done
+
+    def flush(self) -> None: ...

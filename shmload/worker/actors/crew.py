@@ -1,0 +1,140 @@
+"""The crew whose workers are Ray actors: to the trainer, one process that is all of its workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import subprocess
+import sys
+import weakref
+from typing import Any
+
+from shmload import faults
+from shmload.shm import reaper
+from shmload.worker.actors.agent import Briefing
+from shmload.worker.crew import Death
+from shmload.worker.spec import Job, Post
+
+
+class RayCrew:
+    """The agent's process. If it ends, all of its workers have ended; a new one starts when the rows of all have been taken back.
+
+    Args:
+        posts: one per worker.
+        address: of the cluster's head, or "auto".
+    """
+
+    reads_samples = False
+
+    def __init__(self, posts: list[Post], address: str, *, is_seeded: bool) -> None:
+        self._posts = posts
+        self._briefing = Briefing(tuple(posts), address, tuple(path or os.getcwd() for path in sys.path), is_seeded)
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._dead: set[int] = set()  # workers of an agent that has ended, whose rows are still to be taken back
+        self._pid = os.getpid()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers now: the agent's, for each of them."""
+        return [] if self._agent is None else [self._agent.pid] * len(self._posts)
+
+    @property
+    def processes(self) -> list[Any]:
+        """None of multiprocessing's."""
+        return []
+
+    def start(self, num_workers: int) -> None:
+        """Starts the agent, which is not waited for."""
+        faults.hit("starting")
+        self._launch(self._briefing)
+
+    def _launch(self, briefing: Briefing) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(briefing.paths), "RAY_USAGE_STATS_ENABLED": "0"}
+        command = [sys.executable, "-m", "shmload.worker.actors.agent"]
+        agent = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+        reaper.hire(agent.pid)
+        weakref.finalize(self, _end, agent, os.getpid())
+        self._agent = agent
+        assert agent.stdin is not None
+        try:
+            agent.stdin.write(pickle.dumps(briefing))
+            agent.stdin.close()
+        except BrokenPipeError:  # it has ended already; `deaths` will tell
+            pass
+
+    def hire(self, worker_id: int) -> None:
+        """Not possible: the loader refuses a crew of changing size."""
+        raise NotImplementedError("a crew of Ray actors keeps its size")
+
+    def bury(self, worker_id: int) -> None:
+        """Not possible, as `hire`."""
+        raise NotImplementedError("a crew of Ray actors keeps its size")
+
+    def deaths(self) -> list[Death]:
+        """All workers whose agent has ended, until they are replaced. Cost: one waitpid."""
+        agent = self._agent
+        if agent is None or agent.poll() is None:
+            return []
+        if not self._dead:
+            self._dead = set(range(len(self._posts)))
+        return [Death(worker, agent.pid, agent.returncode) for worker in sorted(self._dead)]
+
+    def replace(self, worker_id: int) -> None:
+        """Starts a new agent once every dead worker's rows have been taken back: before that it would claim for them."""
+        self._dead.discard(worker_id)
+        if self._dead or self._agent is None:
+            return
+        reaper.dismiss(self._agent.pid)
+        posts = tuple(dataclasses.replace(post, resume=b"") for post in self._posts)
+        self._launch(dataclasses.replace(self._briefing, posts=posts))
+
+    def stack(self, worker_id: int) -> str:
+        """Not known."""
+        return "(unknown: it is decoded on another machine)"
+
+    def kill(self, worker_id: int) -> Death:
+        """Ends the agent at once."""
+        assert self._agent is not None
+        self._agent.kill()
+        return Death(worker_id, self._agent.pid, self._agent.wait())
+
+    def stop(self, grace_s: float) -> None:
+        """Gives the agent that long to leave, then kills it; Ray ends its actors either way. Safe to call twice."""
+        agent = self._agent
+        if agent is None or os.getpid() != self._pid:
+            return
+        try:
+            faults.hit("closing")
+            agent.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            _end(agent, self._pid)
+            reaper.dismiss(agent.pid)
+            self._agent = None
+
+
+def _end(agent: subprocess.Popen[bytes], pid: int) -> None:
+    """Kills an agent that is still there: of a loader that was not closed, at the end of its process."""
+    if os.getpid() == pid and agent.poll() is None:
+        agent.kill()
+        agent.wait()
+
+
+def pickled_by_value(job: Job) -> bytes:
+    """The job as bytes for actors, with what the trainer's own program defines: they do not have it.
+
+    Raises:
+        TypeError: that is not possible; names the cause.
+    """
+    from ray import cloudpickle
+
+    try:
+        dumped: bytes = cloudpickle.dumps(job, protocol=5)
+    except Exception as error:
+        raise TypeError(
+            'crew="ray" sends the dataset, collate_fn and worker_init_fn to other machines, and they cannot be pickled: '
+            f"{type(error).__name__}: {error}. Open files, locks and connections at first use in the worker"
+        ) from error
+    return dumped

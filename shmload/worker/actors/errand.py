@@ -1,0 +1,52 @@
+"""What travels between the agent and an actor: the claim as an errand, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.worker.spec import Post
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an actor is made with: its post, and the sizes of the real ring's areas, so that what fits the actor's fits it."""
+
+    post: Post
+    paths: Sequence[str]  # the trainer's sys.path
+    text_capacity: int
+    layout_capacity: int
+
+
+class Errand(NamedTuple):
+    """One claim: rows `first` to `end` of an order."""
+
+    epoch: int
+    step: int
+    first: int
+    end: int
+    nrows: int  # of the whole order
+    order: bytes  # the whole order's, as it stands in the ring
+    is_pickled: bool
+    is_packed: bool
+
+
+class Outcome(NamedTuple):
+    """What an actor has made of an errand.
+
+    `own` is DONE or ERROR. `row_nbytes` has the bytes of one row for each field where the payload holds rows, and is None where it
+    holds a packed batch (or, empty, nothing). `layout` is the text of the actor's own layout, b"" if its samples have no fixed
+    rows, None if it does not know yet. `note` is a worker's snapshot and whether its iterator has ended.
+    """
+
+    own: int
+    payload: NDArray[np.uint8]
+    row_nbytes: tuple[int, ...] | None
+    layout: bytes | None
+    note: tuple[bytes, bool] | None
+    error: bytes
+    num_foreign: int

@@ -1,0 +1,74 @@
+"""A real Ray cluster of two nodes for all tests of this folder.
+
+Ray wants the machine's own address; where that is of no use, run these tests in a network of their own:
+
+    unshare -rn sh -c 'ip link set lo up; python -m pytest tests/cluster'
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START_S = 60
+sys.path.insert(0, os.path.dirname(__file__))
+
+
+class Cluster:
+    """The tests' end of `ray_host.py`."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.address: str = connection.recv()
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """What a command of the host gives."""
+        self._connection.send((name, arguments))
+        return self._connection.recv()
+
+
+@pytest.fixture(scope="session")
+def running_cluster() -> Iterator[Cluster]:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip('Ray is not installed: pip install "shmload[ray]"')
+    folder = tempfile.mkdtemp(
+        prefix="ray", dir="/tmp"
+    )  # sockets lie in it: a longer path would not fit their addresses
+    host = str(Path(__file__).with_name("ray_host.py"))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([path for path in sys.path if path]),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    try:
+        with Listener(f"{folder}/host", "AF_UNIX") as listener, open(f"{folder}/log", "wb") as log:
+            command = ["setsid", "--fork", sys.executable, host, f"{folder}/host", folder]
+            subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
+            listener._listener._socket.settimeout(START_S)  # type: ignore[attr-defined]  # it has no timeout of its own
+            try:
+                connection = listener.accept()
+            except TimeoutError:
+                pytest.fail(f"the Ray cluster has not started: {Path(folder, 'log').read_text()[-2000:]}")
+        with connection:
+            assert connection.poll(START_S), Path(folder, "log").read_text()[-2000:]
+            yield Cluster(connection)
+            connection.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def cluster(running_cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, in which a test leaves no actor."""
+    yield running_cluster
+    assert running_cluster.ask("wait_for_none", 10.0) == []

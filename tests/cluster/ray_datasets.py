@@ -1,0 +1,74 @@
+"""Datasets for tests of a crew of Ray actors: importable by the actors, and without torch, so that these start quickly."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+
+from shmload import sample_rng
+
+
+class Rows:
+    """Fixed rows whose values are drawn for the sample."""
+
+    def __init__(self, n: int = 61) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": np.full((3, 2), index, np.float32), "drawn": sample_rng().standard_normal(3), "index": index}
+
+
+class Texts(Rows):
+    """Samples without fixed rows."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"text": "a" * index, "ragged": np.arange(index, dtype=np.int32), "drawn": sample_rng().random()}
+
+
+class InPlace(Rows):
+    """Decodes into rows."""
+
+    schema = {"image": (np.uint8, (5, 4)), "label": (np.int64, ())}
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["image"][:] = index
+        out["label"] = sample_rng().integers(1 << 30)
+
+
+class Changing(Rows):
+    """Rows of two dtypes: batches that hold both are packed, whoever has settled the layout."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": np.full(3, index, np.float32 if index % 7 else np.float64)}
+
+
+class Failing(Rows):
+    """One sample cannot be read."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 7:
+            raise KeyError("the seventh")
+        return super().__getitem__(index)
+
+
+class Deadly(Rows):
+    """Some samples end their process with SIGKILL the first so many times; a file keeps count for all processes."""
+
+    def __init__(self, folder: str, deadly: dict[int, int], n: int = 61) -> None:
+        super().__init__(n)
+        self.folder, self.deadly = folder, deadly
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        for number in range(self.deadly.get(index, 0)):
+            try:
+                os.close(os.open(f"{self.folder}/{index}-{number}", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)

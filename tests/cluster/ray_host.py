@@ -1,0 +1,75 @@
+"""A Ray cluster of several nodes on this machine, for tests: a process that is nobody's child, driven over a socket.
+
+    python ray_host.py SOCKET FOLDER
+
+Apart from the tests' own process, because a crew of actors must not need a Ray that runs there, and because the processes that Ray
+keeps for later use are no leftovers of a test. It ends when its connection does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from multiprocessing.connection import Client
+from time import monotonic
+from typing import Any
+
+import ray
+from ray._private.state import actors
+from ray.cluster_utils import Cluster
+
+QUICK = {  # a killed node is noticed in about two seconds
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 5000,  # a node that is only slow, on a busy machine, is not dead
+    "health_check_failure_threshold": 3,
+}
+STORE_NBYTES = 80 << 20
+
+
+def main(socket: str, folder: str) -> None:
+    connection = Client(socket, "AF_UNIX")
+    node = {"include_dashboard": False, "object_store_memory": STORE_NBYTES}
+    head = {**node, "num_cpus": 1, "_system_config": QUICK, "temp_dir": folder}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    nodes = [cluster.add_node(num_cpus=1, object_store_memory=STORE_NBYTES)]
+    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+    connection.send(cluster.address)
+
+    def alive() -> list[tuple[str, int]]:
+        return [(a["Address"]["NodeID"], a["Pid"]) for a in actors().values() if a["State"] != "DEAD"]
+
+    def wait_for_none(timeout_s: float) -> list[tuple[str, int]]:
+        deadline, pause = monotonic() + timeout_s, threading.Event()
+        while (left := alive()) and monotonic() < deadline:
+            pause.wait(0.05)
+        return left
+
+    def kill_node() -> str:
+        node = nodes.pop()
+        node_id = node.node_id
+        cluster.remove_node(node, allow_graceful=False)
+        return node_id
+
+    def add_node() -> None:
+        nodes.append(cluster.add_node(num_cpus=1, object_store_memory=STORE_NBYTES))
+
+    commands: dict[str, Any] = {
+        "actors": alive,
+        "wait_for_none": wait_for_none,
+        "kill_node": kill_node,
+        "add_node": add_node,
+    }
+    try:
+        while True:
+            name, arguments = connection.recv()
+            connection.send(commands[name](*arguments))
+    except EOFError:
+        ray.shutdown()
+        cluster.shutdown()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

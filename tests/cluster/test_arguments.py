@@ -1,0 +1,42 @@
+"""What a crew of Ray actors asks for, said before anything starts; none of these needs Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from shmload import ShmLoader
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"crew": "threads"}, 'crew is "auto" or "ray"; got \'threads\''),
+        ({"address": "head:6379"}, "address='head:6379' is a Ray cluster's and needs crew=\"ray\""),
+        (
+            {"crew": "ray"},
+            'crew="ray" needs num_workers, the number of its actors, as a number above 0; got 0',
+        ),
+        (
+            {"crew": "ray", "num_workers": "auto", "seed": 1},
+            "crew=\"ray\" needs num_workers, the number of its actors, as a number above 0; got 'auto'",
+        ),
+        (
+            {"crew": "ray", "num_workers": 1, "sample_timeout_s": 1.0},
+            'sample_timeout_s needs crew="auto": a sample is not watched on another machine',
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        ShmLoader([1, 2, 3], **keywords)
+    assert message == str(caught.value)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError) as caught:
+        ShmLoader([1, 2, 3], num_workers=1, crew="ray")
+    assert str(caught.value) == 'crew="ray" needs Ray, which is not installed: pip install "shmload[ray]"'

@@ -1,0 +1,136 @@
+"""Actors, nodes, agents and trainers that are killed: nothing is lost or comes twice, and nothing stays in the cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_kit import assert_same, kept
+from conftest import Cluster
+from ray_datasets import Deadly, Failing, Rows
+
+from shmload import ClusterUnreachable, ShmLoader, WorkerDied
+
+SEEDED = {"batch_size": 4, "shuffle": True, "seed": 3, "num_workers": 2}
+
+
+def on(cluster: Cluster) -> dict[str, Any]:
+    return {"crew": "ray", "address": cluster.address}
+
+
+def expected() -> list[Any]:
+    with ShmLoader(Rows(), **SEEDED) as local:
+        return kept(local)
+
+
+@pytest.mark.slow
+def test_actors_killed_over_a_sample_are_replaced_and_nothing_is_lost(cluster: Cluster, tmp_path: Path) -> None:
+    with ShmLoader(Deadly(str(tmp_path), {5: 1, 40: 2}), **SEEDED, **on(cluster)) as far:
+        assert_same(expected(), kept(far))
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.slow
+def test_a_sample_that_ends_every_actor_is_an_error_and_the_rest_comes(cluster: Cluster, tmp_path: Path) -> None:
+    wanted = {**SEEDED, "shuffle": False, "num_workers": 1}
+    with ShmLoader(Deadly(str(tmp_path), {5: 99}, 12), **wanted, **on(cluster)) as far:
+        batches = iter(far)
+        assert next(batches)["index"].tolist() == [0, 1, 2, 3]
+        with pytest.raises(WorkerDied, match=r"3 Ray actors of DataLoader worker \d died over the same rows"):
+            next(batches)
+        assert next(batches)["index"].tolist() == [8, 9, 10, 11]
+
+
+@pytest.mark.slow
+def test_in_torch_mode_the_death_of_an_actor_is_the_loaders(cluster: Cluster, tmp_path: Path) -> None:
+    with ShmLoader(Deadly(str(tmp_path), {5: 1}), 4, num_workers=1, **on(cluster)) as far:
+        batches = iter(far)
+        next(batches)
+        for _ in range(2):
+            with pytest.raises(WorkerDied, match="the Ray actor of DataLoader worker 0 has died, and with it"):
+                next(batches)
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_loses_nothing_and_one_that_joins_takes_over(cluster: Cluster) -> None:
+    with ShmLoader(Rows(), **SEEDED, **on(cluster)) as far:
+        batches = iter(far)
+        begun = kept(next(batches) for _ in range(3))
+        assert len({node for node, _ in cluster.ask("actors")}) == 2
+        dead = cluster.ask("kill_node")
+        cluster.ask("add_node")
+        assert_same(expected(), begun + kept(batches))
+        assert dead not in {node for node, _ in cluster.ask("actors")}
+
+
+@pytest.mark.slow
+def test_an_agent_that_is_killed_is_replaced_and_its_actors_go(cluster: Cluster) -> None:
+    with ShmLoader(Rows(), **SEEDED, **on(cluster)) as far:
+        batches = iter(far)
+        begun = kept(next(batches) for _ in range(3))
+        before = set(cluster.ask("actors"))
+        os.kill(far._last_engine.crew.pids[0], signal.SIGKILL)  # type: ignore[union-attr]  # it has begun
+        assert_same(expected(), begun + kept(batches))
+        assert not before & set(cluster.ask("actors"))
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_killed_leaves_nothing_in_the_cluster(cluster: Cluster) -> None:
+    code = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+from shmload import ShmLoader
+from ray_datasets import Rows
+batches = iter(ShmLoader(Rows(), 4, seed=1, num_workers=2, crew="ray", address={cluster.address!r}))
+next(batches)
+print("begun", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "begun\n"
+        assert len(cluster.ask("actors")) == 2
+        trainer.kill()
+    assert cluster.ask("wait_for_none", 10.0) == []
+
+
+@pytest.mark.slow
+def test_a_sample_that_cannot_be_read_is_its_own_error_or_is_skipped(cluster: Cluster) -> None:
+    wanted = {**SEEDED, "shuffle": False, "num_workers": 1}
+    with ShmLoader(Failing(16), **wanted, **on(cluster)) as far:
+        batches = iter(far)
+        next(batches)
+        with pytest.raises(KeyError, match="the seventh") as caught:
+            next(batches)
+        assert caught.value.__notes__ == ["shmload: sample 7, epoch 0, batch 1"]
+    with ShmLoader(Failing(16), **wanted, **on(cluster), on_error="skip") as far:
+        assert [batch["index"].tolist() for batch in far][1] == [4, 5, 6]
+
+
+@pytest.mark.slow
+def test_a_head_that_is_not_there_is_an_error_that_says_what_to_do(running_cluster: Cluster) -> None:
+    with ShmLoader(Rows(), **SEEDED, crew="ray", address="127.0.0.1:1") as far:
+        for _ in range(2):
+            with pytest.raises(
+                ClusterUnreachable, match=r"there is no Ray cluster at address='127.0.0.1:1' .*ray start --head"
+            ):
+                next(iter(far))
+
+
+@pytest.mark.slow
+def test_a_dataset_that_does_not_pickle_is_refused_with_its_reason(running_cluster: Cluster) -> None:
+    dataset = Rows()
+    dataset.lock = threading.Lock()  # type: ignore[attr-defined]  # what should not be there
+    with (
+        ShmLoader(dataset, **SEEDED, **on(running_cluster)) as far,
+        pytest.raises(TypeError, match=r"crew=\"ray\" sends the dataset.*cannot pickle '_thread.lock' object"),
+    ):
+        next(iter(far))

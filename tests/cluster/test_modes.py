@@ -1,0 +1,80 @@
+"""Batches that a Ray cluster decodes are the local ones: map and iterable datasets, both modes, all forms, and across a resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cluster_kit import assert_same, generator, kept
+from conftest import Cluster
+from ray_datasets import Changing, InPlace, Rows, Texts
+from torch.utils.data import DistributedSampler
+from torch_datasets import Counting, Drawing, listed, seed_worker
+
+from shmload import ShmLoader
+
+pytestmark = pytest.mark.slow
+SEEDED = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2}
+
+
+def on(cluster: Cluster) -> dict[str, Any]:
+    return {"crew": "ray", "address": cluster.address}
+
+
+def test_two_loaders_read_rows_and_text_on_both_nodes_as_locally(cluster: Cluster) -> None:
+    with (
+        ShmLoader(Rows(), **SEEDED) as local,
+        ShmLoader(Texts(), **SEEDED) as local_texts,
+        ShmLoader(Rows(), **SEEDED, **on(cluster)) as far,
+        ShmLoader(Texts(), **SEEDED, **on(cluster)) as far_texts,
+    ):
+        assert_same(kept(zip(local, local_texts, strict=True)), kept(zip(far, far_texts, strict=True)))
+        assert len({node for node, _ in cluster.ask("actors")}) == 2
+        assert_same(kept(local), kept(far))  # the next epoch
+
+
+def test_datasets_that_decode_in_place_or_change_their_rows_come_as_locally(cluster: Cluster) -> None:
+    for dataset in (InPlace(), Changing()):
+        with ShmLoader(dataset, **SEEDED) as local, ShmLoader(dataset, **SEEDED, **on(cluster)) as far:
+            assert_same(kept(local), kept(far))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "keywords"),
+    [
+        (Drawing(), {"shuffle": True}),
+        (
+            Drawing(),
+            {
+                "sampler": DistributedSampler(range(31), 2, 1, seed=4),
+                "worker_init_fn": seed_worker,
+                "collate_fn": listed,
+            },
+        ),
+        (Counting(), {}),
+    ],
+    ids=["map", "sampler", "iterable"],
+)
+def test_torch_mode_keeps_torchs_order_and_each_workers_streams(
+    cluster: Cluster, dataset: Any, keywords: dict[str, Any]
+) -> None:
+    def make(**crew: Any) -> ShmLoader[Any]:
+        return ShmLoader(dataset, 4, num_workers=2, generator=generator(), **keywords, **crew)
+
+    with make() as local, make(**on(cluster)) as far:
+        assert_same(kept(local), kept(far))
+
+
+@pytest.mark.parametrize("begins_far", [False, True])
+def test_a_state_goes_on_in_the_other_kind_of_crew(cluster: Cluster, begins_far: bool) -> None:
+    crews: list[dict[str, Any]] = [{}, on(cluster)]
+    for dataset, keywords in ((Rows(), SEEDED), (Counting(), {"batch_size": 4, "num_workers": 2})):
+        made = [ShmLoader(dataset, **keywords, **crews[far]) for far in (False, begins_far, not begins_far)]
+        if dataset.__class__ is Counting:
+            for loader in made:
+                loader.generator = generator()
+        with made[0], made[1], made[2]:
+            batches = iter(made[1])
+            begun = kept(next(batches) for _ in range(3))
+            made[2].load_state_dict(made[1].state_dict())
+            assert_same(kept(made[0]), begun + kept(made[2]))

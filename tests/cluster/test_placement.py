@@ -1,0 +1,45 @@
+"""Which node decodes for which worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shmload.worker.actors.placement import Node, alive_nodes, place
+
+NODES = st.lists(
+    st.builds(Node, st.uuids().map(str), st.integers(0, 5), st.booleans()), min_size=1, unique_by=lambda n: n.node_id
+)
+
+
+def test_nodes_without_a_gpu_fill_first_by_turns_and_then_it_goes_round() -> None:
+    nodes = [Node("a", 2, False), Node("b", 1, False), Node("gpu", 2, True)]
+    assert place(nodes, 7) == ["a", "b", "a", "gpu", "gpu", "a", "b"]
+    assert place(nodes, 2, first=1) == ["b", "a"]
+
+
+def test_a_cluster_that_offers_no_cpu_is_used_all_the_same() -> None:
+    assert place([Node("head", 0, False)], 2) == ["head", "head"]
+
+
+def test_dead_nodes_are_left_out_and_no_node_is_an_error() -> None:
+    described = [
+        {"NodeID": "dead", "Alive": False, "Resources": {}},
+        {"NodeID": "b", "Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}},
+        {"NodeID": "a", "Alive": True, "Resources": {}},
+    ]
+    assert alive_nodes(described) == [Node("a", 0, False), Node("b", 2, True)]
+    with pytest.raises(ValueError, match="the cluster has no node that is alive"):
+        place([], 1)
+
+
+@given(NODES, st.integers(0, 40), st.integers(0, 100))
+def test_no_node_is_crowded_while_another_of_its_kind_is_free(nodes: list[Node], num_workers: int, first: int) -> None:
+    placed = Counter(place(nodes, num_workers, first))
+    assert placed.total() == num_workers
+    cpus = {node.node_id: node.num_cpus for node in nodes}
+    if 0 < num_workers <= sum(cpus.values()):
+        assert all(placed[node_id] <= cpus[node_id] for node_id in cpus)

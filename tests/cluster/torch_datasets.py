@@ -1,0 +1,63 @@
+"""Datasets for tests of a crew of Ray actors, in torch's way: what is drawn is the worker's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+
+class Drawing(Dataset[Any]):
+    """torch's way: what is drawn is the worker's, which says who it is."""
+
+    def __init__(self, n: int = 31) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        info = get_worker_info()
+        assert info is not None
+        return torch.full((3,), float(index)), torch.rand(2), np.random.rand(), info.id, info.num_workers, info.seed
+
+
+class Counting(IterableDataset[Any]):
+    """An iterable dataset that divides its samples by get_worker_info, and says where its iterator stands."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Counter()
+
+
+class _Counter:
+    def __init__(self) -> None:
+        info = get_worker_info()
+        self.at, self.step = (0, 1) if info is None else (info.id, info.num_workers)
+
+    def __iter__(self) -> _Counter:
+        return self
+
+    def __next__(self) -> Any:
+        if self.at >= 29:
+            raise StopIteration
+        self.at += self.step
+        return torch.tensor([self.at]), torch.rand(1)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def seed_worker(worker: int) -> None:
+    """A worker_init_fn whose doing is seen in what is drawn."""
+    torch.manual_seed(1000 + worker)
+
+
+def listed(samples: list[Any]) -> dict[str, Any]:
+    """A collate_fn."""
+    return {"number": len(samples), "x": torch.stack([sample[0] for sample in samples])}

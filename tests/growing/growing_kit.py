@@ -1,0 +1,119 @@
+"""Samples that say who they are, in files of known sizes; samplers; waiting for what another process does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from shmload import ShmLoader
+from shmload.formats import TFRecordWriter
+from shmload.growing import GrowingDataset, SampleCache
+
+WIDTH = 8
+SCHEMA = {"x": ("float32", (WIDTH,))}
+RECORD_NBYTES = 4 * WIDTH + 16
+DEADLINE_S = 30.0
+
+
+def sample(value: int) -> np.ndarray[Any, Any]:
+    return np.full(WIDTH, value, np.float32)
+
+
+def put(cache: SampleCache, values: Any, **options: Any) -> str:
+    """Publishes these samples; the name of their file, or of the last one of them."""
+    before = {file.name for file in cache.files()}
+    with cache.writer(publish_s=1e9, **options) as writer:
+        for value in values:
+            writer.write(sample(value))
+    return max({file.name for file in cache.files()} - before)
+
+
+def put_foreign(path: Path, values: Any, compression: str | None = None) -> Path:
+    """A file as another program would put it there."""
+    with TFRecordWriter(path, compression=compression) as writer:
+        for value in values:
+            writer.write(sample(value))
+    return path
+
+
+def dataset_of(cache: SampleCache, **options: Any) -> GrowingDataset:
+    return cache.dataset(SCHEMA, records="raw", **{"timeout_s": 0.0, **options})
+
+
+def loader_of(dataset: GrowingDataset, **options: Any) -> ShmLoader[Any]:
+    return ShmLoader(dataset, **{"batch_size": 4, "seed": 7, "uneven": "exact", **options})
+
+
+def values_of(batch: Any) -> list[int]:
+    return [int(value) for value in batch["x"][:, 0]]
+
+
+def epoch_of(loader: ShmLoader[Any]) -> list[int]:
+    """The samples of the next epoch, as they come."""
+    return [value for batch in loader for value in values_of(batch)]
+
+
+def wait_until(is_so: Callable[[], Any], what: str) -> Any:
+    """Waits for another process, without a word from it."""
+    deadline, pause = monotonic() + DEADLINE_S, threading.Event()
+    while not (found := is_so()):
+        assert monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
+        pause.wait(0.01)
+    return found
+
+
+def flip(path: Path, at: int) -> None:
+    """Damages one byte of a file, which keeps its size."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 0xFF]))
+
+
+# ------------------------------------------------------------ samplers, found by name where processes are spawned
+
+
+def endless(worker_id: int, num_workers: int) -> Iterator[Any]:
+    number = worker_id
+    while True:
+        yield sample(number)
+        number += num_workers
+
+
+def ten(worker_id: int, num_workers: int) -> Iterator[Any]:
+    for number in range(worker_id, 10 * num_workers, num_workers):
+        yield sample(number)
+
+
+def broken(worker_id: int, num_workers: int) -> Iterator[Any]:
+    yield sample(1)
+    raise ConnectionError("the far store is gone")
+
+
+def stuck_at_once(worker_id: int, num_workers: int) -> Iterator[Any]:
+    raise ConnectionError("the far store was never there")
+    yield
+
+
+def dies_once(folder: Path, worker_id: int, num_workers: int) -> Iterator[Any]:
+    """Is killed behind three samples, the first time; goes on with the fourth."""
+    mark = folder / f"was-here-{worker_id}"
+    if not mark.exists():
+        mark.touch()
+        for number in range(3):
+            yield sample(number)
+        os.kill(os.getpid(), signal.SIGKILL)
+    for number in range(3, 6):
+        yield sample(number)
+
+
+def draws(worker_id: int, num_workers: int) -> Iterator[Any]:
+    yield sample(int(np.random.randint(1 << 20)))

@@ -1,0 +1,70 @@
+"""What `shmload inspect` and `shmload top` say of a growing cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from growing_kit import endless, flip, put, put_foreign, wait_until
+from typer.testing import CliRunner
+
+from shmload.cli import app
+from shmload.growing import SampleCache
+
+
+def inspected(cache: SampleCache) -> list[str]:
+    result = CliRunner().invoke(app, ["inspect", "--json", str(cache.path)])
+    assert result.exit_code == 0, result.output
+    (summary,) = json.loads(result.output)
+    assert summary["format"] == "growing cache"
+    return [f"{summary['num_samples']} samples", *summary["notes"]]
+
+
+def test_a_cache_says_how_full_it_is_how_far_and_what_is_left_out(make_cache: Callable[..., SampleCache]) -> None:
+    cache = make_cache(4096)
+    for number in range(6):
+        put(cache, range(20 * number, 20 * number + 20))
+    bad = put_foreign(cache.path / "bad.tfrecord", range(4))
+    flip(bad, 20)
+    told = inspected(cache)
+    assert told[:3] == [
+        "80 samples",
+        "98% of its budget of 4,096 bytes: 4 files, 0 being written, 0 read by epochs under way",
+        "generation 6: so many files were published, 2 of them are gone",
+    ]
+    assert told[3].endswith("samples/s were published")
+    assert told[4].startswith(f"left out: bad.tfrecord: {bad}: record 0")
+
+
+@pytest.mark.slow
+def test_samplers_and_writers_are_told_with_what_they_do(make_cache: Callable[..., SampleCache]) -> None:
+    cache = make_cache(4096)
+    samplers = cache.start(endless, 1)
+    wait_until(lambda: cache.stats().generation >= 2, "files")
+    told = inspected(cache)
+    assert any("sampler 0 of process" in line and "running, 0 restarts" in line for line in told)
+    assert any("(sampler 0 of 1) " in line for line in told)
+    samplers.stop()
+    assert not any("sampler" in line for line in inspected(cache))
+
+
+def test_top_shows_a_cache_beside_the_loaders(make_cache: Callable[..., SampleCache]) -> None:
+    cache = make_cache(4096)
+    for number in range(3):
+        put(cache, range(20 * number, 20 * number + 20))
+    nobody = ["top", "--once", "--pid", "4194305", "--cache", str(cache.path)]
+    drawn = CliRunner().invoke(app, nobody, env={"COLUMNS": "120"})
+    assert drawn.exit_code == 0, drawn.output
+    assert "growing cache" in drawn.output
+    assert "70% of its budget of 4,096 bytes: 3 files" in drawn.output
+    assert "budget  " + 17 * "\u2588" + 7 * "\u00b7" in drawn.output
+    told = json.loads(CliRunner().invoke(app, [*nobody, "--json"]).output)["caches"][str(cache.path)]
+    assert (told["num_samples"], told["generation"], told["num_evicted"]) == (60, 3, 0)
+
+
+def test_top_refuses_a_folder_that_is_no_cache(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(app, ["top", "--once", "--cache", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "not a growing cache" in refused.output

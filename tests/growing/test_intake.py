@@ -1,0 +1,145 @@
+"""Files that others drop into the folder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from growing_kit import RECORD_NBYTES, dataset_of, epoch_of, flip, loader_of, put_foreign
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmload.errors import ShardCorrupt
+from shmload.formats import TFRecordWriter
+from shmload.growing import SampleCache
+from shmload.growing import library as library_module
+from shmload.growing.intake import Intake, count_records
+
+
+@pytest.fixture
+def folder(cache: SampleCache) -> Path:
+    return cache.path
+
+
+def test_a_file_that_is_still_being_written_waits_for_the_next_epoch(cache: SampleCache, folder: Path) -> None:
+    put_foreign(folder / "whole.tfrecord", range(2))
+    with (folder / "growing.tfrecord").open("wb") as file:
+        file.write(put_foreign(folder / ".hidden", range(2, 4)).read_bytes())
+        file.flush()  # it ends with a record, and yet is not whole
+        with loader_of(dataset_of(cache)) as loader:
+            assert sorted(epoch_of(loader)) == [0, 1]
+            file.write(put_foreign(folder / ".hidden", range(4, 6)).read_bytes())
+            file.close()
+            assert list(range(6)) == sorted(epoch_of(loader))
+    assert cache.stats().bad == {}
+
+
+def test_where_nobody_can_say_who_writes_a_file_must_have_been_left_alone(
+    make_cache: Callable[..., SampleCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, command: int, argument: int = 0) -> int:
+        raise OSError(errno.EINVAL, "no leases here")
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    cache = make_cache(settle_s=60.0)
+    path = put_foreign(cache.path / "fresh.tfrecord", range(3))
+    assert cache.files() == []
+    os.utime(path, (0, 0))
+    assert [file.name for file in cache.files()] == ["fresh.tfrecord"]
+
+
+def test_a_bad_file_is_looked_at_once_and_again_when_it_changes(
+    make_cache: Callable[..., SampleCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = make_cache()
+    path = put_foreign(cache.path / "bad.tfrecord", range(3))
+    whole = path.read_bytes()
+    flip(path, 2 * RECORD_NBYTES + 20)
+    looks: list[Path] = []
+    look = Intake.look
+
+    def counted(self: Intake, path: Path, status: os.stat_result) -> Any:
+        looks.append(path)
+        return look(self, path, status)
+
+    monkeypatch.setattr(Intake, "look", counted)
+    assert [] == cache.files() == cache.files() == make_cache().files()  # the last is another process's, which is told
+    assert [path] == looks
+    assert (
+        "record 2, which starts at byte 96: corrupted: the checksum of the record's 32 bytes differs"
+        in cache.stats().bad[path.name]
+    )
+    path.write_bytes(whole + whole)
+    assert [file.num_records for file in cache.files()] == [6]
+    assert cache.stats().bad == {}
+
+
+def test_what_is_not_named_as_samples_is_neither_read_nor_evicted(make_cache: Callable[..., SampleCache]) -> None:
+    cache = make_cache(4096, file_nbytes=512)
+    (cache.path / "README.txt").write_text("of the project")
+    put_foreign(cache.path / "a.tfrecord", range(10))
+    with cache.writer() as writer:
+        for _ in range(300):
+            writer.write(bytes(100))
+    assert (cache.path / "README.txt").exists()
+    assert not (cache.path / "a.tfrecord").exists()
+    assert all(file.generation > 0 for file in cache.files())
+
+
+def test_an_epoch_waits_for_few_foreign_files_and_takes_the_rest_later(
+    cache: SampleCache, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_foreign(folder / "0.tfrecord", [0])
+    with loader_of(dataset_of(cache)) as loader:
+        assert epoch_of(loader) == [0]
+        monkeypatch.setattr(library_module, "EXAMINE_S", -1.0)
+        for value in range(1, 4):
+            put_foreign(folder / f"{value}.tfrecord", [value])
+        assert [len(epoch_of(loader)) for _ in range(3)] == [2, 3, 4]
+
+
+def test_a_file_damaged_behind_the_intake_is_bad_from_the_next_epoch_on(cache: SampleCache, folder: Path) -> None:
+    put_foreign(folder / "good.tfrecord", range(4))
+    path = put_foreign(folder / "later_bad.tfrecord", range(4, 8))
+    with loader_of(dataset_of(cache), on_error="skip") as loader:
+        assert list(range(8)) == sorted(epoch_of(loader))
+        before = path.stat()
+        flip(path, 20)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # a disk's mistake, which tells nobody
+        assert sorted(epoch_of(loader)) == [0, 1, 2, 3, 5, 6, 7]
+        assert list(range(4)) == sorted(epoch_of(loader))
+    assert "later_bad.tfrecord: record 4, which starts at byte 0: corrupted" in cache.stats().bad["later_bad.tfrecord"]
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "holds no record"),
+        (b"no such format, but long enough", "this is no TFRecord file"),
+        (b"\x1f\x8bnot really", "the gzip stream is"),
+    ],
+)
+def test_what_is_no_tfrecord_file_is_told_with_its_name(tmp_path: Path, data: bytes, text: str) -> None:
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(data)
+    with pytest.raises(ShardCorrupt, match=f"{path}: .*{text}"):
+        count_records(str(path))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([0, 1, 100, 16383, 16384, 40000]), min_size=1, max_size=6), st.data())
+def test_any_flipped_byte_is_found(tmp_path_factory: Any, sizes: list[int], data: Any) -> None:
+    path = tmp_path_factory.mktemp("flip") / "x.tfrecord"
+    with TFRecordWriter(path) as writer:
+        for size in sizes:
+            writer.write(np.random.default_rng(size).bytes(size))
+    assert len(sizes) == count_records(str(path))
+    flip(path, data.draw(st.integers(0, path.stat().st_size - 1)))
+    with pytest.raises(ShardCorrupt, match=str(path)):
+        count_records(str(path))

@@ -1,0 +1,187 @@
+"""Resuming an epoch of a growing cache: nothing twice, nothing lost; and what is done where samples are gone."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from growing_kit import dataset_of, epoch_of, loader_of, put, values_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmload.errors import StateMismatch
+from shmload.growing import SampleCache
+from shmload.growing.names import CacheFile
+from shmload.growing.snapshot import Gone, Snapshot
+
+
+def taken(loader: Any, num_batches: int) -> list[int]:
+    batches = iter(loader)
+    return [value for _ in range(num_batches) for value in values_of(next(batches))]
+
+
+@pytest.mark.parametrize("num_batches", [0, 1, 4, 5])
+def test_a_resume_anywhere_repeats_nothing_and_loses_nothing(cache: SampleCache, num_batches: int) -> None:
+    put(cache, range(18))
+    with loader_of(dataset_of(cache), shuffle=True) as loader:
+        whole = epoch_of(loader)
+        loader.set_epoch(0)
+        seen = taken(loader, num_batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert len(json.dumps(state)) <= 1024
+    put(cache, range(18, 20))  # what comes later is no part of that epoch
+    with loader_of(dataset_of(cache), shuffle=True) as loader:
+        loader.load_state_dict(state)
+        rest = epoch_of(loader)
+    if num_batches < 5:
+        assert whole == seen + rest
+    else:
+        assert list(range(20)) == sorted(rest)  # the next epoch, which had not been frozen
+
+
+def test_a_resume_goes_on_with_other_ranks_if_the_global_batch_is_the_same(
+    make_cache: Callable[..., SampleCache],
+) -> None:
+    first, second = make_cache(), make_cache()
+    put(first, range(19))
+    with loader_of(dataset_of(first)) as loader:
+        seen = taken(loader, 2)
+        state = loader.state_dict()
+    loaders = [
+        loader_of(dataset_of(cache), rank=rank, world_size=2, batch_size=2)
+        for rank, cache in enumerate((first, second))
+    ]
+    for loader in loaders:
+        loader.load_state_dict(state)
+        seen += epoch_of(loader)
+        loader.close()
+    assert list(range(19)) == sorted(seen)
+    with (
+        loader_of(dataset_of(first), batch_size=3) as loader,
+        pytest.raises(StateMismatch, match="global_batch: saved 4, now 3"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_what_a_broken_epoch_still_had_to_read_stays_until_it_is_given_up(cache: SampleCache) -> None:
+    first = put(cache, range(8))
+    with loader_of(dataset_of(cache)) as loader:
+        next(iter(loader))
+        assert cache.stats().num_leased == 1
+        epoch_of(loader)
+    assert cache.stats().num_leased == 0
+    for number in range(1, 80):
+        put(cache, range(20 * number, 20 * number + 20))
+    assert first not in [file.name for file in cache.files()]
+
+
+def resumed(cache: SampleCache, state: Any, missing: str) -> Any:
+    loader = loader_of(dataset_of(cache, missing=missing), shuffle=True)
+    loader.load_state_dict(state)
+    return loader
+
+
+@pytest.fixture
+def interrupted(cache: SampleCache, tmp_path: Path) -> tuple[Any, list[int], list[int]]:
+    """A state behind two of six batches; what these and what the others would have held. Samples 0 to 5 of 24 are gone since."""
+    gone = put(cache, range(6))
+    put(cache, range(6, 12))
+    put(cache, range(12, 24))
+    with loader_of(dataset_of(cache), shuffle=True) as loader:
+        batches = iter(loader)
+        seen = values_of(next(batches)) + values_of(next(batches))
+        state = loader.state_dict()
+        rest = [value for batch in batches for value in values_of(batch)]
+    (tmp_path / "cache" / gone).unlink()
+    return state, seen, rest
+
+
+def test_by_default_samples_that_are_gone_are_an_error_that_names_them(cache: SampleCache, interrupted: Any) -> None:
+    with pytest.raises(StateMismatch) as caught:
+        resumed(cache, interrupted[0], "error")
+    text = str(caught.value)
+    assert "epoch 0: 6 of its 24 samples are gone, evicted since: g000000000001-6-288.tfrecord (6). Remedy:" in text
+    assert 'missing="skip"' in text
+
+
+def test_skip_leaves_them_out(cache: SampleCache, interrupted: Any, caplog: pytest.LogCaptureFixture) -> None:
+    state, _, rest = interrupted
+    with caplog.at_level(logging.WARNING, "shmload"), resumed(cache, state, "skip") as loader:
+        assert cache.stats().num_gone == {0: 6}
+        batches = list(map(values_of, loader))
+    assert "6 of its 24 samples are gone" in caplog.text
+    assert "they are left out" in caplog.text
+    kept = [value for value in rest if value >= 6]
+    assert kept == [value for batch in batches for value in batch if value in kept]
+    assert len(batches) == 4  # as many as other ranks have
+
+
+def test_substitute_reads_others_of_that_epoch_in_their_place(cache: SampleCache, interrupted: Any) -> None:
+    state, _, rest = interrupted
+    with resumed(cache, state, "substitute") as loader:
+        values = epoch_of(loader)
+        again = resumed(cache, loader.state_dict() | state, "substitute")
+    assert len(rest) == len(values)
+    for was, now in zip(rest, values, strict=True):
+        assert now == was if was >= 6 else now in range(6, 24)
+    assert values == epoch_of(again)
+    again.close()
+
+
+def test_an_epoch_of_which_nothing_is_left_cannot_be_resumed(
+    cache: SampleCache, interrupted: Any, tmp_path: Path
+) -> None:
+    for path in (tmp_path / "cache").glob("*tfrecord*"):
+        path.unlink()
+    with pytest.raises(StateMismatch, match="begin the next epoch with set_epoch: nothing of this one is left to read"):
+        resumed(cache, interrupted[0], "skip")
+
+
+def test_a_state_of_another_folder_is_refused(make_cache: Callable[..., SampleCache], tmp_path: Path) -> None:
+    cache = make_cache()
+    put(cache, range(8))
+    with loader_of(dataset_of(cache)) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with (
+        SampleCache(tmp_path / "other", 1 << 16) as other,
+        loader_of(dataset_of(other)) as loader,
+        pytest.raises(StateMismatch, match="of epoch 0, which is not there in"),
+    ):
+        loader.load_state_dict(state)
+
+
+FILES = st.lists(st.tuples(st.integers(1, 7), st.booleans()), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(FILES)
+def test_stand_ins_are_there_and_as_evenly_used_as_can_be(drawn: list[tuple[int, bool]]) -> None:
+    files = tuple(CacheFile(f"{number}", n, 1, number) for number, (n, _) in enumerate(drawn))
+    snapshot = Snapshot(3, files)
+    gone = Gone(snapshot, tuple(is_gone for _, is_gone in drawn))
+    there = {number for number, (_, is_gone) in enumerate(drawn) if not is_gone}
+    records = np.arange(snapshot.n)
+    owner = np.repeat(np.arange(len(files)), [n for n, _ in drawn])
+    assert [owner[record] not in there for record in records] == gone.mask(records).tolist()
+    assert sum(gone.mask(records)) == gone.num_samples
+    if there:
+        substituted = gone.substituted(records)
+        assert (substituted[~gone.mask(records)] == records[~gone.mask(records)]).all()
+        assert set(owner[substituted].tolist()) <= there
+        uses = np.bincount(substituted[gone.mask(records)], minlength=snapshot.n)[~gone.mask(records)]
+        assert uses.max() - uses.min() <= 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(FILES)
+def test_a_snapshot_is_as_it_was_written_and_places_every_record(drawn: list[tuple[int, bool]]) -> None:
+    snapshot = Snapshot(5, tuple(CacheFile(f"f{number}", n, 10 * n, number) for number, (n, _) in enumerate(drawn)))
+    assert snapshot == Snapshot.loads(snapshot.dumps(), "here")
+    places = [snapshot.place(record) for record in range(snapshot.n)]
+    assert [(file.name, local) for file in snapshot.files for local in range(file.num_records)] == places

@@ -1,0 +1,150 @@
+"""A run's snapshots: one for all ranks, whoever comes first; kept for resumes, and not for ever."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from growing_kit import dataset_of, epoch_of, loader_of, put
+
+from shmload.errors import ShardCorrupt, StateMismatch
+from shmload.growing import SampleCache
+from shmload.growing.names import CacheFile, next_generation
+from shmload.growing.run import KEPT_SNAPSHOTS, Run, forget_runs, read_snapshot, run_name
+from shmload.growing.snapshot import Snapshot
+
+
+def snapshot(epoch: int, name: str = "a") -> Snapshot:
+    return Snapshot(epoch, (CacheFile(name, 1, 1, 1),))
+
+
+def _freeze(folder: Path, rank: int, start: Any, answers: Any) -> None:
+    run = Run(folder, "job", None)
+    start.wait()  # all attend
+    is_ours = run.freeze(snapshot(0, f"rank {rank}"))
+    answers.put((is_ours, run.read(0).files[0].name))  # type: ignore[union-attr]  # it is there
+    start.wait()  # nobody leaves before all have come
+
+
+@pytest.mark.slow
+def test_of_ranks_that_freeze_at_once_one_wins_and_all_read_its_snapshot(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    start, answers = context.Barrier(6), context.Queue()
+    ranks = [context.Process(target=_freeze, args=(tmp_path, rank, start, answers)) for rank in range(6)]
+    for rank in ranks:
+        rank.start()
+    found = [answers.get(timeout=30) for _ in ranks]
+    for rank in ranks:
+        rank.join()
+    answers.close()
+    answers.join_thread()
+    assert sum(is_ours for is_ours, _ in found) == 1
+    assert len({name for _, name in found}) == 1
+
+
+def test_a_new_run_of_an_old_name_forgets_and_a_resumed_one_keeps(tmp_path: Path) -> None:
+    run = Run(tmp_path, "job", None)
+    for epoch in range(4):
+        assert run.freeze(snapshot(epoch))
+    joined = Run(tmp_path, "job", None)  # another rank: the run is attended
+    assert joined.read(3) is not None
+    joined.leave()
+    run.leave()
+    resumed = Run(tmp_path, "job", 2)
+    assert [resumed.read(epoch) is not None for epoch in range(4)] == [True, True, True, False]
+    resumed.leave()
+    anew = Run(tmp_path, "job", None)
+    assert [anew.read(epoch) for epoch in range(4)] == [None] * 4
+
+
+def test_a_frozen_snapshot_stays_as_it_is(tmp_path: Path) -> None:
+    run = Run(tmp_path, "job", None)
+    assert run.freeze(snapshot(0, "a"))
+    assert not run.freeze(snapshot(0, "b"))
+    assert snapshot(0, "a") == run.read(0)
+    assert [run.file(0)] == [path for path in run.path.iterdir() if "epoch" in path.name]  # no partial one stays
+
+
+def test_only_so_many_snapshots_are_kept(tmp_path: Path) -> None:
+    run = Run(tmp_path, "job", None)
+    for epoch in range(KEPT_SNAPSHOTS + 3):
+        run.freeze(snapshot(epoch))
+    kept = [epoch for epoch in range(KEPT_SNAPSHOTS + 3) if run.read(epoch) is not None]
+    assert list(range(3, KEPT_SNAPSHOTS + 3)) == kept
+
+
+def test_a_run_of_whose_samples_nothing_is_left_is_forgotten(tmp_path: Path) -> None:
+    for name, file in (("gone", "a"), ("there", "b"), ("attended", "a")):
+        run = Run(tmp_path, name, None)
+        run.freeze(snapshot(0, file))
+        if name != "attended":
+            run.leave()
+    forget_runs(tmp_path, lambda file: file == "b")
+    assert {"there", "attended"} == {path.name for path in (tmp_path / ".growing" / "runs").iterdir()}
+    run.leave()
+
+
+def test_a_damaged_snapshot_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "epoch-0.json"
+    path.write_bytes(b'{"version": 1')
+    with pytest.raises(ShardCorrupt, match=f"{path}: is no snapshot of a growing cache: "):
+        read_snapshot(path)
+    path.write_bytes(b'{"version": 9}')
+    with pytest.raises(ShardCorrupt, match="it has version 9, this shmload reads 1"):
+        read_snapshot(path)
+
+
+def test_ranks_of_a_job_find_the_same_name_and_other_jobs_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_name(None, 1) != run_name(None, 1)
+    assert run_name("mine", 1) == run_name("mine", 8) != run_name("yours", 8)
+    assert run_name(None, 2) == run_name(None, 2)  # the same parent
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    of_a = run_name(None, 2)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
+    assert of_a != run_name(None, 2)
+
+
+def test_generations_are_never_given_twice(tmp_path: Path) -> None:
+    assert [next_generation(tmp_path) for _ in range(3)] == [1, 2, 3]
+
+
+def test_two_datasets_are_two_runs_unless_they_are_named(make_cache: Callable[..., SampleCache]) -> None:
+    cache = make_cache()
+    put(cache, range(4))
+    with loader_of(dataset_of(cache)) as one, loader_of(dataset_of(cache, run="r")) as two:
+        assert epoch_of(one) == epoch_of(two) == list(range(4))
+        put(cache, range(4, 8))
+        with loader_of(dataset_of(cache)) as other, loader_of(dataset_of(cache, run="r")) as joined:
+            assert list(range(8)) == sorted(epoch_of(other))
+            assert list(range(4)) == epoch_of(joined)  # its epoch 0
+
+
+def test_a_snapshot_that_nobody_began_and_nobody_holds_any_more_is_frozen_anew(
+    make_cache: Callable[..., SampleCache],
+) -> None:
+    first, second = make_cache(), make_cache()
+    put(first, range(8))
+    one = loader_of(dataset_of(first, run="r"), rank=0, world_size=2)
+    two = loader_of(dataset_of(second, run="r"), rank=1, world_size=2)
+    assert epoch_of(one) == [0, 1, 2, 3]
+    assert epoch_of(two) == [4, 5, 6, 7]
+    assert len(one) == 1  # the first rank freezes epoch 1, ahead of the second, and is killed
+    first.close()
+    (file,) = second.files()
+    (second.path / file.name).unlink()
+    put(second, range(10, 18))
+    assert epoch_of(two) == [14, 15, 16, 17]
+    with loader_of(dataset_of(make_cache(), run="r"), rank=0, world_size=2) as again:
+        again.set_epoch(1)
+        assert epoch_of(again) == [10, 11, 12, 13]
+        (file,) = second.files()
+        (second.path / file.name).unlink()  # now it is what they have read
+        with loader_of(dataset_of(second, run="r"), rank=1, world_size=2) as third:
+            third.set_epoch(1)
+            with pytest.raises(StateMismatch, match="8 of its 8 samples are gone"):
+                epoch_of(third)
+    one.close()
+    two.close()

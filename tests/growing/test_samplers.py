@@ -1,0 +1,184 @@
+"""Samplers under supervision: whatever befalls one of them, their keeper or the trainer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from growing_kit import (
+    broken,
+    dataset_of,
+    dies_once,
+    draws,
+    endless,
+    epoch_of,
+    loader_of,
+    put,
+    stuck_at_once,
+    ten,
+    values_of,
+    wait_until,
+)
+
+from shmload.errors import WorkerDied
+from shmload.growing import SampleCache, keeper
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "PAUSE_S", 0.001)
+
+
+def test_one_that_is_killed_goes_on_anew_and_loses_only_what_it_had_not_published(
+    cache: SampleCache, tmp_path: Path
+) -> None:
+    samplers = cache.start(partial(dies_once, tmp_path), 2, publish_s=0.0)
+    wait_until(lambda: samplers.are_done, "both to end")
+    assert [state["restarts"] for state in samplers.states] == [1, 1]
+    assert [state["state"] for state in samplers.states] == ["finished"] * 2
+    with loader_of(dataset_of(cache)) as loader:
+        assert sorted([*range(6), *range(6)]) == sorted(epoch_of(loader))
+
+
+def test_one_that_raises_is_told_with_its_traceback_and_what_it_had_is_kept(cache: SampleCache) -> None:
+    samplers = cache.start(broken, 1, max_restarts=10**6)
+    state = wait_until(lambda: (s := samplers.states) and s[0]["restarts"] >= 2 and s[0], "two restarts")
+    assert state["error"].startswith("sampler 0: Traceback (most recent call last)")
+    assert "ConnectionError: the far store is gone" in state["error"]
+    samplers.stop()
+    assert len(cache.files()) >= 2
+
+
+def test_when_all_are_given_up_the_next_epoch_raises_what_befell_them(cache: SampleCache) -> None:
+    samplers = cache.start(stuck_at_once, 2, max_restarts=2)
+    wait_until(lambda: samplers.are_done, "both to be given up")
+    assert [state["restarts"] for state in samplers.states] == [2, 2]
+    with (
+        loader_of(dataset_of(cache, timeout_s=30.0)) as loader,
+        pytest.raises(
+            WorkerDied, match="all 2 samplers have failed and are given up, so the cache does not grow"
+        ) as caught,
+    ):
+        iter(loader)
+    assert "ConnectionError: the far store was never there" in str(caught.value)
+
+
+def test_what_stands_in_the_next_epochs_way_does_not_disturb_this_one(cache: SampleCache) -> None:
+    put(cache, range(24))
+    with loader_of(dataset_of(cache), num_workers=1, prefetch_factor=2) as loader:
+        batches = iter(loader)
+        samplers = cache.start(stuck_at_once, 1, max_restarts=0)
+        wait_until(lambda: samplers.are_done, "it to be given up")
+        assert list(range(24)) == [value for batch in batches for value in values_of(batch)]
+        with pytest.raises(WorkerDied, match="all 1 samplers have failed"):
+            iter(loader)
+        samplers.stop()
+        assert list(range(24)) == epoch_of(loader)
+
+
+def test_that_all_have_come_to_their_end_is_said_where_samples_are_missing(cache: SampleCache) -> None:
+    samplers = cache.start(ten, 1)
+    wait_until(lambda: samplers.are_done, "it to end")
+    with (
+        loader_of(dataset_of(cache, min_samples=11)) as loader,
+        pytest.raises(TimeoutError, match=r"holds 10 samples .* needs 11\. Its samplers have come to their end"),
+    ):
+        iter(loader)
+
+
+def test_each_draws_numbers_of_its_own(cache: SampleCache) -> None:
+    samplers = cache.start(draws, 3)
+    wait_until(lambda: samplers.are_done, "all to end")
+    with loader_of(dataset_of(cache)) as loader:
+        assert len(set(epoch_of(loader))) == 3
+
+
+def test_stopped_samplers_publish_what_they_have(cache: SampleCache) -> None:
+    with cache.start(endless, 1, publish_s=1e9) as samplers:
+        wait_until(lambda: cache.stats().generation >= 2, "the first files")
+    names = [file.name for file in cache.files()]
+    samplers.stop()
+    assert names == [file.name for file in cache.files()]
+    with loader_of(dataset_of(cache)) as loader:
+        values = epoch_of(loader)
+    assert sorted(values) == list(range(min(values), max(values) + 1))
+    assert list((cache.path / ".growing" / "samplers").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_killed_keeper_takes_its_samplers_along_and_is_replaced(
+    cache: SampleCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    samplers = cache.start(endless, 2)
+    with loader_of(dataset_of(cache, timeout_s=30.0)) as loader:
+        epoch_of(loader)
+        pids = [state["pid"] for state in samplers.states]
+        samplers._process.kill()
+        wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "the samplers to end")
+        wait_until(lambda: samplers._process.exitcode is not None, "the keeper to be seen dead")
+        epoch_of(loader)
+        epoch_of(loader)
+        wait_until(lambda: all(s["pid"] not in (0, *pids) for s in samplers.states), "new ones")
+    assert "the samplers' keeper was killed by SIGKILL; a new one is started" in caplog.text
+
+
+@pytest.mark.slow
+def test_they_run_under_a_spawned_keeper(cache: SampleCache) -> None:
+    samplers = cache.start(ten, 2, multiprocessing_context="spawn")
+    wait_until(lambda: samplers.are_done, "both to end")
+    with loader_of(dataset_of(cache)) as loader:
+        assert list(range(20)) == sorted(epoch_of(loader))
+
+
+TRAINER = """
+import sys
+from growing_kit import dataset_of, endless, epoch_of, loader_of
+from shmload.growing import SampleCache
+
+cache = SampleCache(sys.argv[1], 1 << 16, file_nbytes=1024)
+samplers = cache.start(endless, 2, publish_s=0.0)
+loader = loader_of(dataset_of(cache, timeout_s=30.0), num_workers=1)
+epoch_of(loader)
+print(samplers._process.pid, *[state["pid"] for state in samplers.states], flush=True)
+if sys.argv[2] == "wait":
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["killed", "without a word"])
+def test_none_outlives_the_trainer(cache: SampleCache, end: str) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    arguments = [sys.executable, "-W", "error", "-c", TRAINER, str(cache.path), "wait" if end == "killed" else "end"]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as trainer:
+        assert trainer.stdout is not None
+        pids = [int(word) for word in trainer.stdout.readline().split()]
+        if end == "killed":
+            os.kill(trainer.pid, signal.SIGKILL)
+        trainer.wait()
+    assert (-signal.SIGKILL if end == "killed" else 0) == trainer.returncode
+    assert len(pids) == 3
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "all of them to end")
+    with cache.writer() as writer:  # room that they had reserved is swept by the next writer
+        writer.write(b"x")
+        stats = cache.stats()
+    assert stats.num_leased == 0
+    assert 1024 + sum(file.nbytes for file in cache.files()) >= stats.nbytes
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        ({"num_processes": 0}, "num_processes is at least 1; got 0"),
+        ({"max_restarts": -1}, "max_restarts is at least 0; got -1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(cache: SampleCache, number: dict[str, int], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        cache.start(ten, **number)

@@ -1,0 +1,69 @@
+"""The soak for a moment; and that its checks do see what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from growing_kit import RECORD_NBYTES, put
+from soak import CAPACITY_BYTES, KINDS, Tally, Watcher, differences
+
+from shmload.growing import SampleCache
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_a_moment_of_the_soak_finds_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.growing.soak", "--minutes", "0", "--min-kills", str(len(KINDS)), "--seed", "1"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["found"] == []
+    assert {"sampler", "trainer", "worker"} == {kind for kind, number in result["kills"].items() if number}
+    assert result["epochs"] >= 1
+    assert 0 < result["most_nbytes"] <= CAPACITY_BYTES
+
+
+def batch(epoch: int, position: int, *ids: int, n: int = 4) -> dict[str, Any]:
+    return {"at": [epoch, position], "n": n, "ids": list(ids)}
+
+
+def test_what_a_resume_took_back_does_not_count() -> None:
+    log = [batch(0, 0, 1, 2), batch(0, 2, 3, 4), {"resumed": [0, 2]}, batch(0, 2, 3, 4)]
+    assert differences([log], 1) == []
+
+
+def test_samples_delivered_twice_lost_or_of_two_snapshots_are_found() -> None:
+    assert differences([[batch(0, 0, 1)] * 2], 1) == ["batch (0, 0) was delivered twice without a resume between"]
+    assert differences([[batch(0, 0, 1, 2)], [batch(0, 0, 2, 3)]], 1) == [
+        "epoch 0: 1 samples were delivered twice",
+        "epoch 0: 3 samples of 4 were delivered",
+    ]
+    assert differences([[batch(0, 0, 1)], [batch(0, 0, 2, n=5)]], 1) == ["epoch 0 promised 4 samples and 5"]
+
+
+def test_the_watcher_sees_bytes_and_files_that_are_not_whole(cache: SampleCache) -> None:
+    names = [put(cache, range(4)) for _ in range(3)]
+    with (cache.path / names[0]).open("r+b") as file:
+        file.truncate(3 * RECORD_NBYTES)
+    with (cache.path / names[1]).open("r+b") as file:
+        file.seek(20)
+        file.write(b"!")
+    tally = Tally(0)
+    Watcher(cache.path, tally).look()
+    assert tally.most_nbytes == 11 * RECORD_NBYTES
+    assert f"{names[0]} has 144 bytes" in tally.found
+    assert len(tally.found) == 3  # that one's records, too
+    assert "corrupted" in tally.found[-1] or "corrupted" in tally.found[0]

@@ -1,0 +1,194 @@
+"""Writing into a growing cache: whole files, in time, within what was reserved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from growing_kit import RECORD_NBYTES, dataset_of, epoch_of, loader_of, put, sample
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shmload.errors import CacheFull
+from shmload.formats import TFRecordDataset
+from shmload.growing import SampleCache, writer
+
+
+def reserved(cache: SampleCache) -> int:
+    return cache.stats().nbytes
+
+
+def test_a_file_counts_with_all_it_may_become_while_it_is_written(cache: SampleCache) -> None:
+    with cache.writer() as one:
+        one.write(sample(0))
+        assert reserved(cache) == 1024
+        assert cache.files() == []
+        one.publish()
+        assert reserved(cache) == RECORD_NBYTES
+        assert [file.name for file in cache.files()] == ["g000000000001-1-48.tfrecord"]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=40), compression=st.sampled_from([None, "gzip", "zlib"])
+)
+def test_any_records_come_back_and_the_budget_holds(tmp_path_factory: Any, sizes: list[int], compression: Any) -> None:
+    folder = tmp_path_factory.mktemp("cache")
+    rng = np.random.default_rng(1)
+    records = [rng.bytes(size) for size in sizes]
+    with SampleCache(folder, 20_000, file_nbytes=2048) as cache:
+        with cache.writer(publish_s=1e9, compression=compression) as one:
+            for record in records:
+                one.write(record)
+                assert reserved(cache) <= 20_000
+        names = [file.name for file in cache.files()]
+        data = [bytes(s["bytes"]) for s in (TFRecordDataset([folder / name for name in names]) if names else [])]
+        assert records[len(records) - len(data) :] == data
+        assert sum(map(len, records)) > 15_000 or len(data) == len(records)
+
+
+def test_a_record_larger_than_a_file_is_a_file_of_its_own(cache: SampleCache) -> None:
+    with cache.writer() as one:
+        one.write(bytes(10_000))
+    assert [(file.num_records, file.nbytes) for file in cache.files()] == [(1, 10_016)]
+
+
+def test_a_record_larger_than_the_cache_is_refused(cache: SampleCache) -> None:
+    with pytest.raises(CacheFull, match="can never lie in"), cache.writer() as one:
+        one.write(bytes(1 << 17))
+        one.publish()
+    assert reserved(cache) == 0
+
+
+def test_samples_are_published_when_they_have_waited_long_enough(
+    cache: SampleCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(writer, "monotonic", lambda: now[0])
+    with cache.writer(publish_s=10.0) as one:
+        for at, expected in ((0.0, 0), (9.0, 0), (10.0, 1), (19.0, 1), (21.0, 1), (29.0, 2)):
+            now[0] = at
+            one.write(sample(0))
+            assert expected == len(cache.files()), at
+
+
+def test_room_that_does_not_come_in_time_is_an_error_with_figures(make_cache: Callable[..., SampleCache]) -> None:
+    cache = make_cache(4096)
+    for number in range(4):
+        put(cache, range(20 * number, 20 * number + 20))
+    held = cache._library.hold([file.name for file in cache.files()])
+    with (
+        pytest.raises(CacheFull, match="3840 of its budget of 4096 bytes are in use") as caught,
+        cache.writer(timeout_s=0.0) as one,
+    ):
+        one.write(sample(1))
+    assert "3840 of them are leased, 3840 by this process, and 0 may be evicted" in str(caught.value)
+    held.release()
+    put(cache, [7])
+
+
+def test_what_a_block_that_raises_has_not_published_is_dropped(cache: SampleCache) -> None:
+    with pytest.raises(KeyError), cache.writer() as one:
+        one.write(sample(0))
+        one.publish()
+        one.write(sample(1))
+        raise KeyError
+    with loader_of(dataset_of(cache)) as loader:
+        assert epoch_of(loader) == [0]
+    assert reserved(cache) == 48
+
+
+def test_a_sample_that_cannot_be_written_leaves_the_writer_usable(cache: SampleCache) -> None:
+    with cache.writer() as one:
+        with pytest.raises(TypeError, match="name it in raw="):
+            one.write({"x": np.array([1 + 2j])})
+        one.write(sample(3))
+    assert [file.num_records for file in cache.files()] == [1]
+    with cache.writer() as one, pytest.raises(TypeError, match="name it in raw="):
+        one.write({"x": np.array([1 + 2j])})
+    assert len(cache.files()) == 1
+
+
+def test_a_closed_writer_says_so(cache: SampleCache) -> None:
+    one = cache.writer()
+    one.close()
+    one.close()
+    with pytest.raises(ValueError, match=f"this writer into {cache.path} is closed"):
+        one.write(sample(0))
+    with pytest.raises(ValueError, match='compression is None, "gzip" or "zlib"; got \'bz2\''):
+        cache.writer(compression="bz2")
+
+
+def test_sequences_are_written(cache: SampleCache) -> None:
+    with cache.writer() as one:
+        one.write_sequence({"id": 3}, {"steps": [[1, 2], [3, 4]]})
+    schema = {"id": ("int64", ()), "steps": ("int64", (None, 2))}
+    dataset = cache.dataset(schema, records="sequence")
+    with loader_of(dataset, batch_size=1) as loader:
+        (batch,) = loader
+    assert batch["id"].tolist() == [3]
+    assert [steps.tolist() for steps in batch["steps"]] == [[[1, 2], [3, 4]]]
+
+
+def test_a_writer_tells_what_it_does(cache: SampleCache) -> None:
+    with cache.writer() as one:
+        one.write(sample(0))
+        one.publish()
+        (told,) = cache.stats().writers
+        assert (told.role, told.num_files, told.num_records, told.nbytes, told.is_waiting) == (
+            "writer",
+            1,
+            1,
+            RECORD_NBYTES,
+            False,
+        )
+        assert set(told.as_dict()) >= {"pid", "waited_s"}
+    assert tuple(cache.stats().writers) == ()
+
+
+def test_what_is_too_old_is_neither_read_nor_kept(
+    make_cache: Callable[..., SampleCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shmload.growing import library
+
+    cache = make_cache(max_age_s=100.0)
+    old = put(cache, range(3))
+    monkeypatch.setattr(library, "time", lambda: (cache.path / old).stat().st_mtime + 101)
+    assert cache.files() == []
+    assert not (cache.path / old).exists()
+
+
+def test_a_cache_holds_so_many_files_at_most(make_cache: Callable[..., SampleCache]) -> None:
+    cache = make_cache(max_files=3)
+    for number in range(5):
+        put(cache, [number])
+    assert [file.generation - 1 for file in cache.files()] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"headroom": 1.0}, "headroom is a share of the budget, between 0 and 1; got 1.0"),
+        ({"max_age_s": 0}, "max_age_s is above 0, or None for any age; got 0"),
+        ({"file_nbytes": 300}, "file_nbytes is at most a quarter of capacity_bytes=1000"),
+    ],
+)
+def test_a_cache_that_cannot_work_is_refused(tmp_path: Path, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        SampleCache(tmp_path / "cache", 1000, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"min_samples": 0}, "min_samples is at least 1; got 0"),
+        ({"timeout_s": -1.0}, "timeout_s is at least 0; got -1.0"),
+        ({"missing": "ignore"}, 'missing is one of "error", "skip", "substitute"; got \'ignore\''),
+    ],
+)
+def test_a_dataset_that_cannot_work_is_refused(cache: SampleCache, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        cache.dataset(**options)

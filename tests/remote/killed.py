@@ -1,0 +1,155 @@
+"""A reader that is killed while it downloads, and begun again over the same folder, until it ends.
+
+    python -m tests.remote.killed --kills 50 [--seed N]
+
+A process reads an epoch of packed shards from a real store through a cache with room for some of them, and is killed with SIGKILL: at
+a named point of the storage, which its prefetcher or its reader comes to, or when a random sample has been read. Behind each kill the
+folder is looked at by nothing of the cache's own: every file is a whole shard, and all together are within the budget. After every
+few kills the reader is left alone: it gives exactly the epoch, and nothing half written stays. The last line is the result as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "storage"))
+
+from remote_kit import labels, uploaded, write_packed
+from store_kit import Server, s3_server
+
+from shmload import faults
+from shmload.faults import STORAGE_POINTS
+from shmload.remote import RemoteDataset
+from shmload.storage.cache import Cache
+from shmload.storage.ledger import NEW
+
+COUNTS = (9, 14, 5, 12, 11, 8)
+NUM_SAMPLES = sum(COUNTS)
+RUNS_OF_KILLS = 4  # until the reader is left alone
+DEADLINE_S = 60
+
+
+def read(server: Server, place: tuple[str, str], cache: Path, capacity: int, epoch: int, out: int) -> None:
+    """The reader: says every label as it comes."""
+    dataset = RemoteDataset(server.client(), *place, cache_folder=cache, cache_bytes=capacity, window=1, seed=5)
+    dataset.set_epoch(epoch)
+    for sample in dataset:
+        os.write(out, int(sample["cls"]).to_bytes(2, "little"))
+
+
+class Readers:
+    """Readers over one folder.
+
+    Args:
+        server: with the shards.
+        folder: for files and cache.
+        seed: of the moments.
+    """
+
+    def __init__(self, server: Server, folder: Path, seed: int) -> None:
+        self.rng = random.Random(seed)
+        files = folder / "files"
+        files.mkdir()
+        write_packed(files, COUNTS, nbytes=4000)
+        self.shards = {hashlib.sha256(path.read_bytes()).digest() for path in files.rglob("*.tar")}
+        self.capacity = 3 * max(path.stat().st_size for path in files.rglob("*.tar"))
+        self.server, self.place = server, uploaded(server, files)
+        self.cache, self.charges = folder / "cache", folder / "charges"
+        self.charges.mkdir()
+        self.expected = [self.epoch(epoch) for epoch in range(2)]
+        self.kills: dict[str, int] = {}
+
+    def epoch(self, number: int) -> list[int]:
+        """The labels of an epoch that nobody disturbs."""
+        dataset = RemoteDataset(self.server.client(), *self.place, window=1, seed=5)
+        dataset.set_epoch(number)
+        return labels(dataset)
+
+    def run(self, epoch: int, point: str, after: int) -> tuple[list[int], bool]:
+        """A reader, killed at a point, or when it has read so many samples: what it read, and whether it ended by itself."""
+        for left in self.charges.iterdir():
+            left.unlink()
+        if point:
+            (self.charges / f"{point}.1").write_text("")
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(DEADLINE_S)
+            status = 1
+            try:
+                os.close(reading)
+                faults._folder, faults.armed = str(self.charges), True
+                read(self.server, self.place, self.cache, self.capacity, epoch, writing)
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(writing)
+        data = b""
+        while part := os.read(reading, 2):
+            data += part
+            if len(data) == 2 * after:
+                os.kill(pid, signal.SIGKILL)
+        os.close(reading)
+        status = os.waitpid(pid, 0)[1]
+        assert status == 0 or os.WTERMSIG(status) == signal.SIGKILL, f"the reader ended with {status}"
+        if status:
+            name = point or "a sample"
+            self.kills[name] = self.kills.get(name, 0) + 1
+        return [int.from_bytes(data[at : at + 2], "little") for at in range(0, len(data), 2)], status == 0
+
+    def look(self) -> None:
+        """What lies in the folder, after a kill."""
+        published = [path for path in (self.cache / "shards").glob("*") if path.is_file() and path.name[0] != "."]
+        assert all(hashlib.sha256(path.read_bytes()).digest() in self.shards for path in published), "a file is damaged"
+        assert sum(path.stat().st_size for path in published) <= self.capacity
+
+    def left_behind(self) -> list[Path]:
+        """Files of shards that are not published, after the folder was opened anew: whoever does that removes the dead's."""
+        Cache(self.cache / "shards", self.capacity).close()
+        return self.being_written()
+
+    def being_written(self) -> list[Path]:
+        """Files of shards that are not published."""
+        return list((self.cache / "shards" / NEW).iterdir())
+
+    def once(self) -> None:
+        """Some kills, and a run that ends."""
+        epoch = self.rng.randrange(2)
+        for _ in range(RUNS_OF_KILLS):
+            point = self.rng.choice((*STORAGE_POINTS, "", ""))
+            found, ended = self.run(epoch, point, 0 if point else self.rng.randrange(1, NUM_SAMPLES))
+            assert found == self.expected[epoch][: len(found)]
+            assert not ended or found == self.expected[epoch]
+            self.look()
+        found, ended = self.run(epoch, "", 0)
+        assert ended
+        assert found == self.expected[epoch]
+        self.look()
+        left = self.left_behind()
+        assert left == [], f"half files stay: {left}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        readers = Readers(s3_server(), Path(folder), given.seed)
+        while sum(readers.kills.values()) < given.kills:
+            readers.once()
+        print(json.dumps({"seed": given.seed, "kills": readers.kills, "shards": len(COUNTS)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -22,6 +22,7 @@ from benchmarks import (
     remote,
     resume,
     shared_index,
+    stats,
     store,
     tar,
     text,
@@ -60,6 +61,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "tokens": tokens.measure,
     "cache": cache.measure,
     "store": store.measure,
+    "stats": stats.measure,
     "remote": remote.measure,
 }
 

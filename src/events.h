@@ -58,11 +58,13 @@ static inline uint64_t shml_recorder_nbytes(uint32_t capacity) {
 
 /* Appends an event. Its owner only. `capacity` is a power of two, here and below. */
 static inline void shml_record(shml_recorder *recorder, uint32_t capacity, const uint64_t words[8]) {
+#ifndef SHML_WITHOUT_STATS /* benchmarks/stats.py measures what they cost */
     uint64_t head = atomic_load_explicit(&recorder->head, memory_order_relaxed);
     shml_u64 *event = (shml_u64 *)((shml_event *)(recorder + 1) + (head & (capacity - 1)));
     atomic_thread_fence(memory_order_release);
     for (int i = 0; i < 8; i++) atomic_store_explicit(&event[i], words[i], memory_order_relaxed);
     atomic_store_explicit(&recorder->head, head + 1, memory_order_release);
+#endif
 }
 
 /* Copies the events from number `since` on that are still there to `out`, which has room for `capacity` of them.

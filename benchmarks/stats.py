@@ -7,7 +7,7 @@ batch, of words that one process alone writes) and read the clock, which deadlin
 How to read: CPU of trainer and workers per batch, with the recorder less without, within a round. 1 us is 1 % of what there is
 at 10,000 batches a second. A round can be trusted to 1 us on a shared machine, the median of twenty to a few tenths.
 
-Result (2 cores, 2 workers, 24 rounds, nothing else running): -2.3 us, mean -1.8 with a standard error of 0.7, and 1.06x the batches/s,
+Result (2 cores, 2 workers, 24 rounds, nothing else running): -2.3 us (standard error of the mean 0.7), 1.06x the batches/s,
 41,000 of them. Expected were +0.06 us: six events of a cache line each. That a build is faster *with* it comes of the order of
 its instructions and of who wakes whom, so what the recorder costs is less than what two builds differ by anyway.
 """

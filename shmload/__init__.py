@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from shmload.batch.delivered import Jagged, Padded
     from shmload.errors import (
         CacheFull,
-        CopyFailed,
         ClusterUnreachable,
+        CopyFailed,
         ObjectExists,
         ObjectMissing,
         RankFailed,
@@ -67,8 +67,8 @@ _ERRORS = "shmload.errors"
 __all__ = [
     "BlockShuffle",
     "CacheFull",
-    "CopyFailed",
     "ClusterUnreachable",
+    "CopyFailed",
     "Jagged",
     "LengthBuckets",
     "Mix",

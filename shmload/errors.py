@@ -20,8 +20,8 @@ Each class is also the fitting builtin, so that code written for torch's loader 
 
 __all__ = [
     "CacheFull",
-    "CopyFailed",
     "ClusterUnreachable",
+    "CopyFailed",
     "ObjectExists",
     "ObjectMissing",
     "RankFailed",
@@ -58,6 +58,8 @@ class RankFailed(ShmloadError, RuntimeError):
 
 class CopyFailed(ShmloadError, RuntimeError):
     """A batch could not be copied to a device. The text says which batch, if that is known, and what the device said."""
+
+
 class ClusterUnreachable(ShmloadError, ConnectionError):
     """There is no Ray cluster at the address given. The text says where it was looked for, and how one is started and joined."""
 

@@ -145,8 +145,7 @@ def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_lea
     if is_plain_record(batch):
         record = copy.copy(batch)
         for name in vars(batch):
-            object.__setattr__(
-                record, name, mapped(getattr(batch, name), of_tensor, of_leaf)
-            )  # also where it is frozen
+            leaf = mapped(getattr(batch, name), of_tensor, of_leaf)
+            object.__setattr__(record, name, leaf)  # also where it is frozen
         return record
     return of_leaf(batch)

@@ -93,9 +93,7 @@ class FeedingEngine(Engine):
         if arrival.event is not None:
             stream = self._calls.current_stream()
             self._calls.wait_on_stream(stream, arrival.event)
-            for (
-                tensor
-            ) in arrival.made:  # it is of the side stream's memory, which would use it again without asking this one
+            for tensor in arrival.made:  # of the side stream's memory, which would use it again without asking this one
                 self._calls.keep_for(tensor, stream)
         return arrival.order, arrival.batch, arrival.note
 
@@ -119,9 +117,8 @@ class FeedingEngine(Engine):
         calls = self._calls
         try:
             with calls.using(self._side or self._new_side()):
-                batch, made = sent(
-                    batch, calls, is_slot=True
-                )  # the host's own is gone here: the side stream is still current
+                # the host's own batch is gone after this, while the side stream is still current
+                batch, made = sent(batch, calls, is_slot=True)
                 return _Arrival(order, batch, note, made, event=calls.record(self._side))
         except RuntimeError as error:
             if (

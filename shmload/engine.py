@@ -12,18 +12,14 @@ calls instead, `TrainerRing.post` and `TrainerRing.take`: a trainer of small bat
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from torch.autograd import profiler
 
 from shmload import faults
-from shmload._core.mapping import Mapping
-from shmload._core.onlooker import Onlooker
 from shmload._core.trainer import (
     ANY_SLOT,
     FAILED,
@@ -33,30 +29,16 @@ from shmload._core.trainer import (
     READY,
     REPACK,
     Lease,
-    TrainerRing,
-    control_nbytes,
 )
-from shmload.autotune.roster import Roster
-from shmload.autotune.size import Size, num_slots
 from shmload.bad_samples import BadSamples
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows
 from shmload.batch.layout import Layout
 from shmload.batch.unpacked import unpack
-from shmload.device.calls import Calls
-from shmload.device.cooling import Cooling, Releases
-from shmload.hoarding import Hoarding
-from shmload.observe.live.label import introduce
-from shmload.observe.live.meaning import describe
-from shmload.observe.live.processes import add_memory
-from shmload.order_writer import OrderWriter
+from shmload.machinery import EngineOptions, Machinery
 from shmload.orders import NOTHING, Delivery, Order
-from shmload.ring_memory import RingMemory
 from shmload.shm import forks
-from shmload.shm.group import Group
-from shmload.supervision import Supervisor, Verdict
-from shmload.worker.crew import STOP_GRACE_S, interrupts_held
+from shmload.worker.crew import interrupts_held
 from shmload.worker.failure import Failure
-from shmload.worker.muster import muster
 from shmload.worker.notes import END, NO_NEWS, Note, load_note
 from shmload.worker.spec import Job
 
@@ -64,45 +46,10 @@ log = logging.getLogger("shmload")
 
 WAIT_S = 0.02  # the longest sleep between looks at deaths and lost bells
 DEATH_LOOK_S = 0.01  # how often deaths are looked for while batches keep coming
-TEXT_CAPACITY = 16384
-LAYOUT_CAPACITY = 65536
-ORDER_CAPACITY = 4096
 
 
-@dataclass(frozen=True)
-class EngineOptions:
-    """How an engine is built; the loader derives it from its own arguments.
-
-    `max_rows` is the largest batch expected (0: unknown), `num_ordered` how many batches may be under way at once. It begins with
-    `first_workers` of its workers and slots for `first_ordered` batches; 0: all, and that never changes. With `calls` the ring is
-    pinned for that device, and `num_cooling` slots more are there for batches whose copies are under way; `num_sent` batches are
-    copied ahead, None: they are not sent there at all.
-    """
-
-    num_workers: int
-    num_ordered: int
-    max_rows: int
-    is_static: bool
-    ring_bytes: int | None
-    timeout_s: float
-    max_restarts: int | None
-    multiprocessing_context: Any
-    base_seed: int
-    layout: Layout | None
-    resume: Sequence[bytes] = ()
-    sample_timeout_s: float | None = None
-    first_workers: int = 0
-    first_ordered: int = 0
-    rank: int | None = None
-    world_size: int | None = None
-    calls: Calls | None = None
-    num_cooling: int = 0
-    num_sent: int | None = None
-    address: str | None = None  # of the Ray cluster whose actors are the workers; None: processes of this machine are
-
-
-class Engine:
-    """One ring, its memory, its bells and its crew.
+class Engine(Machinery):
+    """What passes through one ring and its crew.
 
     Args:
         job: what workers do with an order.
@@ -110,90 +57,13 @@ class Engine:
     """
 
     def __init__(self, job: Job, options: EngineOptions, bad_samples: BadSamples) -> None:
-        self._job = job
         self._bad_samples = bad_samples
-        self._options = options
         self._queue: deque[Order] = deque()  # submitted and not delivered
         self._backlog: deque[Order] = deque()  # its tail: not published
         self._lost: Order | None = None
-        self._broken: Verdict | None = None
-        self._pid = os.getpid()
-        self._is_closed = False
-        self._cooling: Cooling | None = None
         self._death_look = 0.0
         self.on_delivery: Callable[[], None] | None = None  # called after each batch; nobody looks: None
-        self.num_slots = num_slots(options.num_ordered) + options.num_cooling
-        self._group = Group()
-        try:
-            self._build()
-        except BaseException:
-            self.close()
-            raise
-
-    def _build(self) -> None:
-        options, group = self._options, self._group
-        sizes = {
-            "order_capacity": max(8 * options.max_rows, ORDER_CAPACITY),
-            "text_capacity": TEXT_CAPACITY,
-            "layout_capacity": LAYOUT_CAPACITY,
-        }
-        nbytes = control_nbytes(self.num_slots, options.num_workers, **sizes)
-        control = group.segment("control", nbytes)
-        self.control = Mapping(control.fd, nbytes)
-        self._ring = TrainerRing(
-            self.control,
-            num_slots=self.num_slots,
-            num_workers=options.num_workers,
-            is_static=options.is_static,
-            threads_per_worker=self._job.num_threads,
-            num_usable=num_slots(options.first_ordered) + options.num_cooling if options.first_ordered else 0,
-            **sizes,
-        )
-        introduce(self._ring, self._job, options.rank, options.world_size)
-        self._onlooker = Onlooker(self.control)
-        self._hoarding = Hoarding(self._ring)
-        self._cooling = None if options.calls is None else Cooling(self._ring, options.calls)
-        pins = None if self._cooling is None else self._cooling.pins
-        self._memory = RingMemory(group, self._ring, options.ring_bytes, may_park=options.first_ordered > 0, pins=pins)
-        self._ready = group.doorbell("ready")
-        self._grants = group.doorbell("grants")
-        num_order_bells = options.num_workers if options.is_static else 1
-        self._orders = [group.doorbell(f"orders-{i}") for i in range(num_order_bells)]
-        job = self._job
-        is_packed = (
-            job.collate_fn is not None
-            or not job.auto_collation
-            or (options.layout is None and job.ragged is not None and job.ragged.is_certain)
-        )
-        self._writer = OrderWriter(self._ring, self._memory, self._orders, is_packed=is_packed)
-        self._has_layout = options.layout is not None or is_packed
-        if self._has_layout:
-            self._writer.settle(options.layout, options.max_rows)
-        self._has_notes = self._job.seed is None
-        self.crew = muster(
-            self._job,
-            group,
-            control,
-            num_workers=options.num_workers,
-            multiprocessing_context=options.multiprocessing_context,
-            base_seed=options.base_seed,
-            ready=self._ready,
-            orders=self._orders,
-            grants=self._grants,
-            resume=options.resume,
-            keeps_stacks=options.sample_timeout_s is not None,
-            address=options.address,
-        )
-        limit = options.max_restarts
-        if limit is None and self._job.seed is None:
-            limit = 0
-        self.roster = Roster(self._ring, self.crew)
-        self.size = Size(self._memory, self.roster, options.num_cooling)
-        self._supervisor = Supervisor(
-            self._ring, self.crew, self.roster, limit, self._order_in, sample_timeout_s=options.sample_timeout_s
-        )
-        with interrupts_held():
-            self.roster.start(options.first_workers or options.num_workers)
+        super().__init__(job, options)
 
     # ------------------------------------------------------------ orders
 
@@ -219,6 +89,10 @@ class Engine:
     def front(self) -> Order | None:
         """The order that `next` will deliver."""
         return self._queue[0] if self._queue else None
+
+    def counters(self) -> dict[str, Any]:
+        """What the machinery counts, and how many orders are submitted and not delivered."""
+        return {**super().counters(), "num_queued": len(self._queue)}
 
     def _publish(self) -> None:
         while self._backlog:
@@ -496,72 +370,3 @@ class Engine:
             self._backlog.clear()
             self._ring.void()
         self._ring.drain()
-
-    # ------------------------------------------------------------ looking at it
-
-    def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
-        """Tells onlookers how long the pass is that begins (0: that is not known), and how its orders count."""
-        self._ring.begin_pass(num_steps, step_stride=step_stride, epoch_base=epoch_base)
-
-    def counters(self) -> dict[str, Any]:
-        """What `shmload top` shows of this ring (docs/top.md), over its whole life, and what only the trainer knows."""
-        self._ring.state(0)  # takes in what leases have given back, and refuses a forked child
-        report = describe(self._onlooker.snapshot())
-        pids = self.crew.pids
-        for worker, pid in zip(report["workers"], pids, strict=False):  # none is left when it is closed
-            worker["pid"] = worker["pid"] or pid
-        add_memory(report)
-        return {
-            **report,
-            "num_queued": len(self._queue),
-            "num_repacked": self._writer.num_repacked,
-            "num_taken_back": self._supervisor.num_taken_back,
-        }
-
-    def totals(self) -> dict[str, float]:
-        """What the ring has counted since it began, and `busy_s` of all workers."""
-        workers = (self._ring.worker(w) for w in range(self._options.num_workers))
-        return {**self._ring.counters(), "busy_s": sum(worker["busy_s"] for worker in workers)}
-
-    def pace(self) -> tuple[float, float, int]:
-        """So far: seconds that the trainer has waited, seconds that workers have worked, and workers that were replaced."""
-        totals = self.totals()
-        return totals["wait_s"], totals["busy_s"], int(totals["num_restarts"])
-
-    @property
-    def layout(self) -> Layout | None:
-        """Where fields lie, once it is known."""
-        return self._writer.layout
-
-    def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
-        """Ends the workers and gives up the names; live batches stay valid. Safe to call twice, and in a forked child.
-
-        Args:
-            grace_s: how long a worker may take over what it has claimed before it is killed.
-        """
-        if self._is_closed or os.getpid() != self._pid:
-            return
-        self._is_closed = True
-        try:
-            if hasattr(self, "crew"):
-                self._ring.set_closing()
-                for bell in (*self._orders, self._grants):
-                    for _ in range(self._options.num_workers):
-                        bell.post()
-                self.crew.stop(grace_s)
-        finally:
-            try:
-                if self._cooling is not None:
-                    self._cooling.close()
-            finally:
-                self._group.close()
-
-    @property
-    def wants_pinned(self) -> bool:
-        """Whether a batch that is not pinned is to be copied to pinned memory: not where the ring could not be, nor on a device."""
-        return self._options.num_sent is None and (self._cooling is None or not self._cooling.pins.has_failed)
-
-    @property
-    def releases(self) -> Releases | None:
-        """What ends of leases leave behind; None where nothing is pinned."""
-        return None if self._cooling is None else self._cooling.releases

@@ -28,8 +28,9 @@ from shmload.batch.ragged import AS_TORCH_OR_LIST, ragged_of
 from shmload.debug import WatchedEngine, is_enabled
 from shmload.device.choice import NUM_SENT, calls_of
 from shmload.device.feed import FeedingEngine, WatchedFeedingEngine
-from shmload.engine import Engine, EngineOptions
+from shmload.engine import Engine
 from shmload.generators import Origin, replayed
+from shmload.machinery import EngineOptions
 from shmload.metrics import callbacks_of_environment
 from shmload.observe.audit.recorder import Recorder
 from shmload.observed import ObservedLoader, T

@@ -26,6 +26,7 @@ FLOORS = {
     "formats": 3,
     "worker": 3,
     "engine": 4,
+    "machinery": 4,
     "ring_memory": 4,
     "supervision": 4,
     "inline": 4,

@@ -380,7 +380,7 @@ class ShmLoader(ObservedLoader[T]):
     def _substitute(self, order: Order, row: int, tries: int) -> Any:
         """The index that takes a bad sample's place at a try."""
         if self._stream is not None and not self._has_own_order:
-            return self._stream.substitute(order, row, tries)
+            return self._stream.epochs.substitute(order, row, tries)
         ordered = order.indices[row]
         if not isinstance(ordered, int | np.integer):
             raise TypeError(f'on_error="substitute" needs integer indices: the sampler gave {ordered!r}. Use "skip"')

@@ -31,6 +31,7 @@ FLOORS = {
     "supervision": 4,
     "inline": 4,
     "seed_mode": 4,
+    "seed_epochs": 4,
     "torch_mode": 4,
     "torch_order": 4,
     "torch_state": 4,

@@ -35,7 +35,7 @@ DEFECTS = [
     Defect(
         "R2",
         "a resume begins its epoch anew",
-        "shmload/seed_mode.py",
+        "shmload/seed_epochs.py",
         "            epoch, step = resume(state, schedule)\n",
         "            epoch, step = resume(state, schedule)[0], 0\n",
         (
@@ -55,9 +55,9 @@ DEFECTS = [
         "R2",
         "a state waits for workers",
         "shmload/seed_mode.py",
-        "        return dict(make_state",
+        "        return self.epochs.state_dict(",
         "        while self._engine and not self._engine._is_done(self._engine._queue[-1]):\n"
-        "            self._engine._round()\n        return dict(make_state",
+        "            self._engine._round()\n        return self.epochs.state_dict(",
         (f"{PROMISES}test_a_state_is_told_without_asking_any_worker",),
     ),
     Defect(

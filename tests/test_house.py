@@ -15,6 +15,7 @@ import shmload
 PACKAGE = Path(shmload.__file__).parent
 FLOORS = {
     "errors": 0,
+    "lazy_names": 0,
     "_core": 0,
     "world": 0,
     "faults": 0,

@@ -7,6 +7,7 @@ from benchmarks import (
     audit,
     autotune,
     cache,
+    cluster,
     columnar,
     first_batch,
     gil,
@@ -61,6 +62,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "cache": cache.measure,
     "store": store.measure,
     "remote": remote.measure,
+    "cluster": cluster.measure,
 }
 
 

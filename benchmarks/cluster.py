@@ -1,0 +1,134 @@
+"""What does a crew of Ray actors bring, beside plain Ray, Ray Data, and workers of this machine?
+
+Method: batches of 8 records of 1 MiB; every case in a fresh process, cases in turn, forwards and backwards by rounds, over a real
+Ray cluster of this machine: of one node, and of two where all actors are on the node that is not the trainer's. `ray.get` is
+plain Ray with as many actors, four calls under way at each, whose batches stay in Ray's read-only memory. The seed's way
+is an actor a worker, two calls under way, tensors by pickle. Waiting: samples of 10 ms that cost no CPU. Where Ray cannot use
+this machine's own address, run it in a network of its own: `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.cluster'`.
+
+How to read: both nodes, all actors and the trainer share this machine's cores, so compare within a round; CPU seconds a GB say more
+than rates. The trainer's CPU is its whole process's, without the agent's; the whole CPU is the cluster's too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+from benchmarks.common import Result, Row, Settings, main
+
+NUMS_WORKERS = (1, 2, 4)
+NODES = {"one node": ("4",), "two nodes": ("0", "4")}
+CASES: dict[str, list[tuple[str, int]]] = {
+    "one node": [
+        *((name, count) for name in ("shmload", "ray.get", "waiting") for count in NUMS_WORKERS),
+        *((name, 2) for name in ("Ray Data", "seed's way", "torch, local", "shmload, local")),
+    ],
+    "two nodes": [
+        *((name, count) for name in ("shmload", "ray.get") for count in NUMS_WORKERS),
+        *((name, 2) for name in ("Ray Data", "seed's way")),
+    ],
+}
+Found = dict[str, list[dict[str, float]]]  # what was measured, a round each, by case
+
+
+@contextmanager
+def cluster(nodes: str) -> Iterator[tuple[str, int]]:
+    """Address and process of a running cluster."""
+    command = [sys.executable, "-m", "benchmarks.cluster_host", *NODES[nodes]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        try:
+            address = host.stdout.readline().strip()
+            if not address:
+                raise SystemExit("the Ray cluster has not started: what it says stands above")
+            yield address, host.pid
+        finally:
+            host.communicate()
+
+
+def run(case: str, num_workers: int, seconds: float, address: str, host_pid: int) -> dict[str, float]:
+    """One case in a fresh process."""
+    given = [case, str(num_workers), str(seconds), address, str(host_pid)]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.cluster_cases", *given]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise SystemExit(f"{case}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
+    values: dict[str, float] = json.loads(done.stdout.strip().rpartition("\n")[2])
+    return values
+
+
+def in_turn(cases: dict[str, list[tuple[str, int]]], settings: Settings) -> Found:
+    """Every case of every cluster, round after round."""
+    found: Found = {}
+    for number in range(settings.rounds):
+        for nodes, wanted in cases.items():
+            with cluster(nodes) as (address, host_pid):
+                for case, num_workers in wanted[:: 1 if number % 2 == 0 else -1]:
+                    values = run(case, num_workers, settings.seconds, address, host_pid)
+                    found.setdefault(f"{case} x {num_workers}, {nodes}", []).append(values)
+                    print(f"{case} x {num_workers}, {nodes}: {_words(values)}", file=sys.stderr)
+    return found
+
+
+def _words(values: dict[str, float]) -> str:
+    return (
+        f"{values['mb_per_s']:.0f} MB/s, {values['trainer_s_per_gb']:.3f} s/GB in the trainer, "
+        f"{values['cpu_s_per_gb']:.2f} s/GB in all"
+    )
+
+
+def ratio(found: Found, metric: str, case: str, other: str) -> float:
+    """The median of the ratios within rounds."""
+    return median(mine[metric] / theirs[metric] for mine, theirs in zip(found[case], found[other], strict=True))
+
+
+def middle(found: Found, case: str) -> dict[str, float]:
+    return {metric: median(values[metric] for values in found[case]) for metric in found[case][0]}
+
+
+def rows_of(found: Found) -> list[Row]:
+    rows = []
+    seeds = ratio(found, "mb_per_s", "shmload x 2, one node", "seed's way x 2, one node")
+    beside = ", ".join(
+        f"{name} {middle(found, f'{name} x 2, one node')['mb_per_s']:.0f}"
+        for name in ("shmload", "seed's way", "Ray Data", "torch, local", "shmload, local")
+    )
+    rows.append(
+        Row("2 actors on one node: rate over the seed's way", seeds, "x", f"MB/s: {beside}", ">= 5x", seeds >= 5)
+    )
+    for nodes in NODES:
+        for count in NUMS_WORKERS:
+            mine, plain = (f"{name} x {count}, {nodes}" for name in ("shmload", "ray.get"))
+            share = ratio(found, "mb_per_s", mine, plain)
+            beside = f"{_words(middle(found, mine))}; ray.get {_words(middle(found, plain))}"
+            rows.append(Row(f"{count} actors, {nodes}: rate over ray.get", share, "x", beside, ">= 0.8x", share >= 0.8))
+    trainer = max(middle(found, f"shmload x 2, {nodes}")["trainer_s_per_gb"] for nodes in NODES)
+    beside = f"torch, local {middle(found, 'torch, local x 2, one node')['trainer_s_per_gb']:.3f}"
+    rows.append(Row("trainer's CPU, 2 actors", trainer, "s/GB", beside, "<= 0.02 s/GB", trainer <= 0.02))
+    for count in NUMS_WORKERS[1:]:
+        gain = ratio(found, "batches_per_s", f"waiting x {count}, one node", "waiting x 1, one node") / count
+        alone = middle(found, "waiting x 1, one node")["batches_per_s"]
+        beside = f"one actor {alone:.1f} batches/s"
+        rows.append(Row(f"{count} actors that wait: share of linear", gain, "", beside, ">= 0.9", gain >= 0.9))
+    return rows
+
+
+def measure(settings: Settings) -> Result:
+    """Measures every case; nothing where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        print('left out: Ray is not installed (pip install "shmload[ray]")', file=sys.stderr)
+        return Result([])
+    found = in_turn(CASES, settings)
+    measured: dict[str, Any] = {"cases": found}
+    return Result(rows_of(found), measured)
+
+
+if __name__ == "__main__":
+    main("cluster", __doc__, measure)

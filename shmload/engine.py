@@ -65,6 +65,7 @@ DEATH_LOOK_S = 0.01  # how often deaths are looked for while batches keep coming
 TEXT_CAPACITY = 16384
 LAYOUT_CAPACITY = 65536
 ORDER_CAPACITY = 4096
+WHOLE_BATCHES = 1 << 30  # rows that are claimed together where a claim is a call to another machine
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Engine:
             num_slots=self.num_slots,
             num_workers=options.num_workers,
             is_static=options.is_static,
-            threads_per_worker=self._job.num_threads,
+            threads_per_worker=self._job.num_threads if options.address is None else WHOLE_BATCHES,
             num_usable=num_slots(options.first_ordered) if options.first_ordered else 0,
             **sizes,
         )
@@ -173,6 +174,7 @@ class Engine:
             resume=options.resume,
             keeps_stacks=options.sample_timeout_s is not None,
             address=options.address,
+            num_ahead=options.num_ordered // options.num_workers,
         )
         limit = options.max_restarts
         if limit is None and self._job.seed is None:

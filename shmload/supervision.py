@@ -113,7 +113,7 @@ class Supervisor:
         is_deadly = held is not None and work is not None and self._kills[work] >= 2
         if is_deadly and held is not None:
             self._poisoned[held[0]] = FatalRow(f"{work} ended its worker twice: {death}", held[3])
-        if self._ring.recover(death.worker_id, poison=is_deadly) >= 0:
+        while self._ring.recover(death.worker_id, poison=is_deadly) >= 0:  # a Ray crew's worker holds several
             self.num_taken_back += 1
         fate = "when it was about to leave" if self._roster.was_told(death.worker_id) else "it is replaced"
         log.warning("%s%s; %s", death, "" if work is None else f" on {work}", fate)

@@ -37,6 +37,7 @@ def muster(
     resume: Sequence[bytes] = (),
     keeps_stacks: bool = False,
     address: str | None = None,
+    num_ahead: int = 1,
 ) -> ProcessCrew | RayCrew:
     """The crew of a ring, not started.
 
@@ -45,6 +46,7 @@ def muster(
         keeps_stacks: whether workers can be asked for their Python stacks.
         resume: one pickled snapshot for each worker to go on from, or none at all.
         address: of the Ray cluster that decodes; None: this machine does.
+        num_ahead: batches that are ordered ahead for each worker.
     """
     context = context_of(multiprocessing_context)
     travels = address is None and context.get_start_method() == "fork"
@@ -82,7 +84,7 @@ def muster(
     if address is not None:
         from shmload.worker.actors.crew import RayCrew
 
-        return RayCrew(posts, address, is_seeded=job.seed is not None)
+        return RayCrew(posts, address, is_seeded=job.seed is not None, num_ahead=num_ahead)
     return ProcessCrew(posts, job, context, travels=travels, stacks=stacks)
 
 

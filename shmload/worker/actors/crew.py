@@ -16,6 +16,8 @@ from shmload.worker.actors.agent import Briefing
 from shmload.worker.crew import Death
 from shmload.worker.spec import Job, Post
 
+MAX_AHEAD = 4  # errands of a worker: one is decoded, one travels, one is copied, and one comes early
+
 
 class RayCrew:
     """The agent's process. If it ends, all of its workers have ended; a new one starts when the rows of all have been taken back.
@@ -23,13 +25,15 @@ class RayCrew:
     Args:
         posts: one per worker.
         address: of the cluster's head, or "auto".
+        num_ahead: batches that the trainer orders ahead for each worker.
     """
 
     reads_samples = False
 
-    def __init__(self, posts: list[Post], address: str, *, is_seeded: bool) -> None:
+    def __init__(self, posts: list[Post], address: str, *, is_seeded: bool, num_ahead: int) -> None:
         self._posts = posts
-        self._briefing = Briefing(tuple(posts), address, tuple(path or os.getcwd() for path in sys.path), is_seeded)
+        paths = tuple(path or os.getcwd() for path in sys.path)
+        self._briefing = Briefing(tuple(posts), address, paths, is_seeded, max(1, min(num_ahead, MAX_AHEAD)))
         self._agent: subprocess.Popen[bytes] | None = None
         self._dead: set[int] = set()  # workers of an agent that has ended, whose rows are still to be taken back
         self._pid = os.getpid()

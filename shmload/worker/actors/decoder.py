@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from shmload._core.filler import DONE, ERROR
-from shmload.worker.actors.desk import Desk
+from shmload.batch.layout import Layout
+from shmload.batch.place import RowPlacer
+from shmload.worker.actors.desk import Desk, private
 from shmload.worker.actors.errand import Errand, Outcome, Setting
 from shmload.worker.body import Body
 from shmload.worker.failure import Failure
@@ -87,9 +89,13 @@ class Decoder:
             return self._outcome(DONE, nbytes=used, note=note, num_foreign=num_foreign)
         return self._outcome(DONE, nbytes=desk.rows_nbytes(), is_rows=True, note=note)
 
-    def pack_rows(self) -> Outcome:
-        """The rows of the errand done last, as a packed batch: the trainer's ring has no places for such rows."""
-        packed = self._body.packed(self._desk.samples())
+    def pack_rows(self, made: Outcome, nrows: int) -> Outcome:
+        """The rows of an outcome, an actor's of this worker, as a packed batch: the trainer's ring has no places for such rows."""
+        assert made.layout is not None
+        memory = private(made.payload.nbytes)
+        memoryview(memory)[:] = memoryview(made.payload)  # type: ignore[arg-type]  # a buffer
+        placer = RowPlacer(Layout.loads(made.layout), memory, 0, nrows)
+        packed = self._body.packed([placer.get(row) for row in range(nrows)])
         payload = np.empty(packed.nbytes, np.uint8)
         packed.write(payload)
         return self._outcome(DONE)._replace(payload=payload, num_foreign=packed.num_foreign)

@@ -7,7 +7,7 @@ room, the desk grants that before the bell's `post` returns.
 from __future__ import annotations
 
 import os
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import FAILED, ORDERED, Lease, TrainerRing, control_nbytes
 from shmload.batch.layout import Layout
-from shmload.batch.place import RowPlacer
 
 GROWTH = 1.25  # as ring_memory's
 ORDER_CAPACITY = 4096  # a larger order lies in memory of its own
@@ -39,7 +38,7 @@ class Desk:
 
     def __init__(self, worker_id: int, *, text_capacity: int, layout_capacity: int) -> None:
         sizes = _Sizes(order_capacity=ORDER_CAPACITY, text_capacity=text_capacity, layout_capacity=layout_capacity)
-        control = _private(control_nbytes(1, worker_id + 1, **sizes))
+        control = private(control_nbytes(1, worker_id + 1, **sizes))
         self._ring = TrainerRing(control, num_slots=1, num_workers=worker_id + 1, **sizes)
         self.ring = WorkerRing(control, worker_id)
         self._memory: dict[str, Mapping] = {}
@@ -94,7 +93,7 @@ class Desk:
             self._make_room(self._layout.nbytes(nrows))
         self._memory.pop(_ORDER, None)
         if len(raw) > ORDER_CAPACITY:
-            self._memory[_ORDER] = _private(len(raw))
+            self._memory[_ORDER] = private(len(raw))
             memoryview(self._memory[_ORDER])[:] = raw
         ring.publish(
             ring.hold(),
@@ -126,12 +125,6 @@ class Desk:
         self._lease = self._ring.lease(0)
         return self._lease.used_nbytes
 
-    def samples(self) -> list[Any]:
-        """The rows of the slot as samples like those they were placed from."""
-        assert self._layout is not None
-        placer = RowPlacer(self._layout, self._memory[self._payload], 0, self._nrows)
-        return [placer.get(row) for row in range(self._nrows)]
-
     @property
     def num_foreign(self) -> int:
         """Objects that the body has pickled, ever."""
@@ -156,7 +149,7 @@ class Desk:
     def _make_room(self, nbytes: int) -> None:
         if self._ring.payload_nbytes(0) >= nbytes:
             return
-        memory = _private(nbytes)
+        memory = private(nbytes)
         self._memory.pop(self._payload, None)
         self._num_made += 1
         self._payload = f"payload-{self._num_made}"
@@ -164,7 +157,8 @@ class Desk:
         self._ring.set_payload(0, memory, self._payload.encode(), 0, nbytes)
 
 
-def _private(nbytes: int) -> Mapping:
+def private(nbytes: int) -> Mapping:
+    """Memory that no other process sees."""
     fd = os.memfd_create("shmload-desk")
     try:
         os.ftruncate(fd, nbytes)

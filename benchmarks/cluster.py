@@ -7,7 +7,8 @@ is an actor a worker, two calls under way, tensors by pickle. Waiting: samples o
 this machine's own address, run it in a network of its own: `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.cluster'`.
 
 How to read: both nodes, all actors and the trainer share this machine's cores, so compare within a round; CPU seconds a GB say more
-than rates. The trainer's CPU is its whole process's, without the agent's; the whole CPU is the cluster's too.
+than rates. The trainer's CPU is its whole process's, less its own
+reading of the batch, and without the agent's; the whole CPU is the cluster's too.
 """
 
 from __future__ import annotations

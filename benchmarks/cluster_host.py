@@ -4,9 +4,12 @@ python -m benchmarks.cluster_host 4        one node of 4 CPUs, beside the traine
 python -m benchmarks.cluster_host 0 4      the trainer's node has none: whatever is decoded comes from the other node
 """
 
+import os
 import sys
 
+import ray
 from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 STORE_NBYTES = 1 << 30
 
@@ -18,6 +21,10 @@ def main(nums_cpus: list[int]) -> None:
     for num_cpus in nums_cpus[1:]:
         cluster.add_node(num_cpus=num_cpus, **node)
     cluster.wait_for_nodes()
+    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+    for node in ray.nodes():  # that GCS knows a node does not yet mean that it sends work there
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ray.get(ray.remote(os.getpid).options(num_cpus=0, scheduling_strategy=there).remote())
     print(cluster.address, flush=True)
     sys.stdin.read()
     cluster.shutdown()

@@ -172,9 +172,10 @@ class Engine:
             orders=self._orders,
             grants=self._grants,
             resume=options.resume,
-            keeps_stacks=options.sample_timeout_s is not None,
+            keeps_stacks=options.sample_timeout_s is not None and options.address is None,
             address=options.address,
             num_ahead=options.num_ordered // options.num_workers,
+            sample_timeout_s=options.sample_timeout_s,
         )
         limit = options.max_restarts
         if limit is None and self._job.seed is None:
@@ -182,7 +183,14 @@ class Engine:
         self.roster = Roster(self._ring, self.crew)
         self.size = Size(self._memory, self.roster)
         self._supervisor = Supervisor(
-            self._ring, self.crew, self.roster, limit, self._order_in, sample_timeout_s=options.sample_timeout_s
+            self._ring,
+            self.crew,
+            self.roster,
+            limit,
+            self._order_in,
+            sample_timeout_s=options.sample_timeout_s
+            if options.address is None
+            else None,  # actors are watched where they are
         )
         with interrupts_held():
             self.roster.start(options.first_workers or options.num_workers)

@@ -36,6 +36,7 @@ class Briefing:
     paths: tuple[str, ...]
     is_seeded: bool
     num_ahead: int  # errands that each worker may have under way
+    sample_timeout_s: float | None = None
 
 
 def main() -> None:
@@ -54,7 +55,7 @@ def main() -> None:
         os._exit(GONE)  # the loader has been closed before this process was up
     rings = [[WorkerRing(control, post.worker_id) for _ in range(briefing.num_ahead)] for post in posts]
     sizes = rings[0][0].text_capacity, rings[0][0].layout_capacity
-    settings = [Setting(post, briefing.paths, *sizes) for post in posts]
+    settings = [Setting(post, briefing.paths, *sizes, briefing.sample_timeout_s) for post in posts]
     cluster = Cluster(briefing.address, parcel, settings, is_seeded=briefing.is_seeded)
     del memory, parcel
     by_bell: dict[str, list[list[StandIn]]] = {name: [] for name in orders}

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload._core.filler import ERROR
 from shmload.errors import ClusterUnreachable, WorkerDied
 from shmload.worker.actors.decoder import Decoder
-from shmload.worker.actors.errand import Setting
+from shmload.worker.actors.errand import Errand, Outcome, Setting
+from shmload.worker.actors.lateness import failure_in, forget_word, take_word
 from shmload.worker.actors.placement import alive_nodes, place
 
 log = logging.getLogger("shmload")
@@ -64,10 +66,7 @@ class Cluster:
         try:
             self._connect()
         except Exception as error:
-            self._failure = ClusterUnreachable(
-                f"there is no Ray cluster at address={self._address!r} ({type(error).__name__}: {error}). Start one with "
-                "`ray start --head`, join it from this machine with `ray start --address=HEAD:6379`, or give the head's address"
-            )
+            self._failure = error if isinstance(error, ClusterUnreachable) else unreachable(self._address, error)
         finally:
             self._parcel = np.empty(0, np.uint8)
             self._is_connected.set()
@@ -75,13 +74,7 @@ class Cluster:
     def _connect(self) -> None:
         import ray
 
-        address = self._address
-        if address == "auto":
-            address = os.environ.get("RAY_ADDRESS") or address
-        host, colon, port = address.rpartition(":")
-        if colon and port.isdigit() and "/" not in host:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S / 2).close()
-        ray.init(address=address, logging_level=logging.WARNING, namespace="shmload")
+        join(self._address)
         self._job = ray.put(self._parcel)
         nodes = place(alive_nodes(ray.nodes()), len(self._settings), os.getpid())
         with self._lock:
@@ -150,6 +143,8 @@ class Cluster:
             return ray.get(call.ref)
         except died as error:
             reason: Exception = error
+        if self._settings[worker].sample_timeout_s is not None and (late := self._late(worker, call)) is not None:
+            return late
         with self._repeats[worker]:  # alone: what it had been asked for besides would be blamed, too
             num_deaths = 0  # the first may have been over another errand
             while True:
@@ -159,6 +154,22 @@ class Cluster:
                     return ray.get(call.ref)
                 except died as error:
                     reason, num_deaths = error, num_deaths + 1
+                if (
+                    self._settings[worker].sample_timeout_s is not None
+                    and (late := self._late(worker, call)) is not None
+                ):
+                    return late
+
+    def _late(self, worker: int, call: Call) -> Outcome | None:
+        """What came of an errand whose sample was too late: its failure, and another actor."""
+        word, errand = take_word(call.actor), call.argument[0]
+        failure = failure_in(word, errand) if isinstance(errand, Errand) else None
+        if failure is None:
+            return None
+        forget_word(call.actor)
+        self._replace(worker, call.actor, "a sample was too late")
+        dumped = failure.dumps(self._settings[worker].text_capacity)
+        return Outcome(ERROR, np.empty(0, np.uint8), None, None, None, dumped, 0)
 
     def _see_to(self, worker: int, actor: Any, error: Exception, num_deaths: int) -> None:
         how = " ".join(str(error).split())
@@ -186,3 +197,29 @@ class Cluster:
                 pass
             nodes = place(alive_nodes(ray.nodes()), len(self._settings), os.getpid())
             self._hire(worker, nodes[worker])
+
+
+def join(given: str) -> None:
+    """Makes this process a driver of a cluster.
+
+    Raises:
+        ClusterUnreachable: there is none at this address.
+    """
+    import ray
+
+    address = (os.environ.get("RAY_ADDRESS") or given) if given == "auto" else given
+    host, colon, port = address.rpartition(":")
+    try:
+        if colon and port.isdigit() and "/" not in host:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S / 2).close()
+        ray.init(address=address, logging_level=logging.WARNING, namespace="shmload")
+    except Exception as error:
+        raise unreachable(given, error) from error
+
+
+def unreachable(address: str, error: Exception) -> ClusterUnreachable:
+    """What is said of a cluster that cannot be joined."""
+    return ClusterUnreachable(
+        f"there is no Ray cluster at address={address!r} ({type(error).__name__}: {error}). Start one with "
+        "`ray start --head`, join it from this machine with `ray start --address=HEAD:6379`, or give the head's address"
+    )

@@ -26,14 +26,18 @@ class RayCrew:
         posts: one per worker.
         address: of the cluster's head, or "auto".
         num_ahead: batches that the trainer orders ahead for each worker.
+        sample_timeout_s: how long one sample may take before its actor is ended; None: for ever.
     """
 
     reads_samples = False
 
-    def __init__(self, posts: list[Post], address: str, *, is_seeded: bool, num_ahead: int) -> None:
+    def __init__(
+        self, posts: list[Post], address: str, *, is_seeded: bool, num_ahead: int, sample_timeout_s: float | None = None
+    ) -> None:
         self._posts = posts
         paths = tuple(path or os.getcwd() for path in sys.path)
-        self._briefing = Briefing(tuple(posts), address, paths, is_seeded, max(1, min(num_ahead, MAX_AHEAD)))
+        num_ahead = max(1, min(num_ahead, MAX_AHEAD))
+        self._briefing = Briefing(tuple(posts), address, paths, is_seeded, num_ahead, sample_timeout_s)
         self._agent: subprocess.Popen[bytes] | None = None
         self._dead: set[int] = set()  # workers of an agent that has ended, whose rows are still to be taken back
         self._pid = os.getpid()

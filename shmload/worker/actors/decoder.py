@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from shmload.batch.layout import Layout
 from shmload.batch.place import RowPlacer
 from shmload.worker.actors.desk import Desk, private
 from shmload.worker.actors.errand import Errand, Outcome, Setting
+from shmload.worker.actors.lateness import Lateness, leave_word
 from shmload.worker.body import Body
 from shmload.worker.failure import Failure
 from shmload.worker.notes import END, load_note
@@ -53,6 +55,10 @@ class Decoder:
         )
         self._job = job
         self._settle_schema()
+        self._lateness: Lateness | None = None
+        if setting.sample_timeout_s is not None:
+            self._lateness = Lateness(self._desk.trainer, post.worker_id, setting.sample_timeout_s, leave_word)
+            threading.Thread(target=self._lateness.watch, daemon=True).start()
 
     def _settle_schema(self) -> None:
         """The layout that the dataset declares: the trainer has settled the same."""
@@ -68,6 +74,8 @@ class Decoder:
         desk = self._desk
         raw, is_pickled = _part(errand)
         num_foreign = desk.num_foreign
+        if self._lateness is not None:
+            self._lateness.begin(errand)
         desk.order(
             raw,
             epoch=errand.epoch,

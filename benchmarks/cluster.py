@@ -19,11 +19,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.common import Result, Row, Settings, main
 
+ROOT = Path(__file__).resolve().parents[1]
 NUMS_WORKERS = (1, 2, 4)
 NODES = {"one node": ("4",), "two nodes": ("0", "4")}
 CASES: dict[str, list[tuple[str, int]]] = {
@@ -43,7 +45,7 @@ Found = dict[str, list[dict[str, float]]]  # what was measured, a round each, by
 def cluster(nodes: str) -> Iterator[tuple[str, int]]:
     """Address and process of a running cluster."""
     command = [sys.executable, "-m", "benchmarks.cluster_host", *NODES[nodes]]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as host:
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as host:
         assert host.stdout is not None
         try:
             address = host.stdout.readline().strip()
@@ -58,7 +60,7 @@ def run(case: str, num_workers: int, seconds: float, address: str, host_pid: int
     """One case in a fresh process."""
     given = [case, str(num_workers), str(seconds), address, str(host_pid)]
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.cluster_cases", *given]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise SystemExit(f"{case}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
     values: dict[str, float] = json.loads(done.stdout.strip().rpartition("\n")[2])

@@ -5,7 +5,9 @@ python -m benchmarks.cluster_host 0 4      the trainer's node has none: whatever
 """
 
 import os
+import shutil
 import sys
+import tempfile
 
 import ray
 from ray.cluster_utils import Cluster
@@ -14,9 +16,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 STORE_NBYTES = 1 << 30
 
 
+def where() -> int:
+    return os.getpid()
+
+
 def main(nums_cpus: list[int]) -> None:
     node = {"object_store_memory": STORE_NBYTES}
-    head = {**node, "num_cpus": nums_cpus[0], "include_dashboard": False}
+    folder = tempfile.mkdtemp(
+        prefix="ray", dir="/tmp"
+    )  # sockets lie in it: a longer path would not fit their addresses
+    head = {**node, "num_cpus": nums_cpus[0], "include_dashboard": False, "temp_dir": folder}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     for num_cpus in nums_cpus[1:]:
         cluster.add_node(num_cpus=num_cpus, **node)
@@ -24,10 +33,12 @@ def main(nums_cpus: list[int]) -> None:
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
     for node in ray.nodes():  # that GCS knows a node does not yet mean that it sends work there
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ray.get(ray.remote(os.getpid).options(num_cpus=0, scheduling_strategy=there).remote())
+        ray.get(ray.remote(where).options(num_cpus=0, scheduling_strategy=there).remote())
     print(cluster.address, flush=True)
     sys.stdin.read()
+    ray.shutdown()
     cluster.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -57,23 +57,12 @@ class DpexDataLoader(ShmLoader[T]):
         *,
         prefetch_factor: int | None = 2,
     ) -> None:
-        self.distribute_mode, self.head_address = distribute_mode, head_address
+        if num_workers == 0 and prefetch_factor == 2:
+            prefetch_factor = None  # torch refuses a number without workers, even Dpex's own default
         is_distributed = bool(distribute_mode) and num_workers > 0
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=None if num_workers == 0 and prefetch_factor == 2 else prefetch_factor,
-            crew="ray" if is_distributed else "auto",
-            address=head_address if is_distributed else None,
-        )
+        crew, address = ("ray", head_address) if is_distributed else ("auto", None)
+        given = dict(locals())
+        for name in ("self", "__class__", "is_distributed"):
+            del given[name]
+        self.distribute_mode, self.head_address = given.pop("distribute_mode"), given.pop("head_address")
+        super().__init__(**given)

@@ -19,9 +19,9 @@ notes, errors) is the local one, and batches cannot differ. `errand.py` is what 
 * In seed mode an actor or node that dies costs a retry on another actor: what an errand gives depends on nothing else. In torch
   mode its random streams and its iterator die with it; that is an error, as for any worker of torch's.
 * An actor has as many errands under way as the trainer orders ahead, four at most, so that it decodes one while another travels
-  and a third is copied. `dispatch.py` claims, for the worker with the least under way, and sends in the order of claims, on which torch
-  mode's streams depend. A batch is not divided: a part would be a call of its own. What an actor died of is not known where
-  it had several errands: its successor does each of them alone, and only deaths of those count against an errand.
+  and a third is copied. The dispatcher claims for the worker with the least under way, and sends in the order of claims, on
+  which torch mode's streams depend. A batch is not divided: a part would be a call of its own. What an actor died of is not known
+  where it had several errands: its successor does each of them alone, and only deaths of those count against an errand.
 * Back-pressure is the ring's: an errand has a slot that is there already. A batch is waited for without a limit, because Ray begins
   the transfer of an object anew that was given up.
 * A sample that takes too long is seen on the actor (`lateness.py`), as only there it is known which one is read.

@@ -86,8 +86,8 @@ class Cluster:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         setting = self._settings[worker]
-        # soft: a node that has gone since then is no reason not to decode
-        strategy = NodeAffinitySchedulingStrategy(node_id, soft=True)
+        # not soft: an actor that asks for no CPU is then put anywhere
+        strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
         made = ray.remote(Decoder).options(num_cpus=0, scheduling_strategy=strategy, max_restarts=0)
         self._actors[worker] = made.remote(setting, self._job)
 

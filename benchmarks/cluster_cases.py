@@ -3,7 +3,7 @@
     python -m benchmarks.cluster_cases CASE NUM_WORKERS SECONDS ADDRESS HOST_PID        prints what it measured as JSON
 
 The consumer reads one number of each record: what is measured is the way to the trainer, not the trainer's own reading. Time and
-CPU are those between two moments in the middle of a stream, after `WARM_UP` batches.
+CPU are those between two moments in the middle of a stream, after `WARM_UP` batches and twice the time that is measured.
 """
 
 from __future__ import annotations
@@ -158,7 +158,10 @@ def all_cpu_s(host_pid: int) -> float:
 
 def measure(batches: Iterator[Any], seconds: float, host_pid: int) -> dict[str, float]:
     """Consumes a stream for so long, each batch held until the next is there."""
+    batch, began = next(batches), time.perf_counter()
     for _ in range(WARM_UP):
+        batch = next(batches)
+    while time.perf_counter() - began < 2 * seconds:  # the last actor may come later than the first batch
         batch = next(batches)
     num_batches, nbytes, reading_s = 0, 0, 0.0
     cpu_s, trainer_s, began = all_cpu_s(host_pid), time.process_time(), time.perf_counter()

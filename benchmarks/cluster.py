@@ -10,8 +10,7 @@ How to read: both nodes, all actors and the trainer share this machine's cores, 
 than rates. The trainer's CPU is its whole process's, less its own
 reading of the batch, and without the agent's; the whole CPU is the cluster's too.
 
-Result (2 cores, others' work beside it: load 3 to 12 on one node, falling from 178 to 34 over two; single rounds of 1.5 s; the trainer's
-own reading left out):
+Result (2 cores, others' work beside it: load 3 to 12 on one node, falling from 178 to 34 over two; single rounds of 1.5 s):
 | | actors | one node: MB/s | trainer s/GB | all s/GB | two nodes: MB/s | trainer s/GB | all s/GB |
 |---|---|---|---|---|---|---|---|
 | shmload | 1 | 858 | 0.022 | 1.34 | 283-429 | 0.039-0.046 | 3.54-3.75 |
@@ -24,7 +23,7 @@ own reading left out):
 | Ray Data | 2 | 100-198 | 1.7-2.3 | 6.2-8.0 | 143 | 2.2 | 9.9 |
 | torch, local | 2 | 839-1,500 | 0.06-0.07 | 0.87-1.10 | | | |
 | shmload, local | 2 | 8,612-8,741 | 0.007 | 0.12 | | | |
-Over `ray.get`: two actors over two nodes 0.96 and 1.01 (four 0.58 and 0.89), one node 0.44 to 0.70 with two, 1.03 to 1.22 with four: on
+Over `ray.get`: two actors over two nodes 0.96 and 1.01 (four 0.58 and 0.89), on one node two 0.44 and 0.64, four 1.03 and 1.22: on
 two cores that are always busy, the agent's copy costs what it costs in CPU. Over the seed's way 1.8 and 3.7 on one node. Two and
 four actors that wait: 1.01 and 1.06 of linear (10.8 batches/s with one). Before several errands were under way and batches went
 whole (same method, but the reading counted): one actor 401 MB/s, 2.60 s/GB in all.

@@ -7,6 +7,7 @@ from benchmarks import (
     audit,
     autotune,
     cache,
+    cluster,
     columnar,
     first_batch,
     gil,
@@ -63,6 +64,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "store": store.measure,
     "stats": stats.measure,
     "remote": remote.measure,
+    "cluster": cluster.measure,
 }
 
 

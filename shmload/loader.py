@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, default_collate, default_convert
 
 from shmload.arguments import NOT_BUILT, as_keyed, check_arguments
+from shmload.autotune.numbers import is_auto
 from shmload.autotune.tuner import Autotuner, first_numbers, tuner_of
 from shmload.bad_samples import BadSamples, OnError
 from shmload.batch.deliver import mapped
@@ -40,6 +41,7 @@ from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.seed_mode import SeedIterator, SeedStream
 from shmload.torch_mode import TorchInlineIterator, TorchIterator
 from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
+from shmload.worker.muster import num_actors
 from shmload.worker.own_generators import own_generators
 from shmload.worker.reader import in_place_of, read_path
 from shmload.worker.sources import DecodesBatches, DecodesSamples, Samples
@@ -107,6 +109,7 @@ class ShmLoader(ObservedLoader[T]):
             Readers of whole batches and of ragged fields in place take one thread.
         crew: "auto": workers are processes of this machine. "ray": they are actors on the nodes of a Ray cluster that this machine
             belongs to, which needs the extra `shmload[ray]`; batches are the same. An actor that dies is replaced in seed mode.
+            num_workers="auto" is then the number of CPUs of the cluster's other nodes; `sample_timeout_s` needs a seed.
         address: of the cluster's head, with crew="ray"; None: "auto", the cluster that runs on this machine.
         share: not built yet; anything but the default raises NotImplementedError.
         device: "cuda", "cuda:1" or such a torch.device: batches' tensors arrive there, copied from the pinned ring on a stream of
@@ -172,6 +175,8 @@ class ShmLoader(ObservedLoader[T]):
         for name in NOT_BUILT:
             setattr(self, name, given[name])
         self.crew, self.address = crew, address
+        if crew == "ray" and is_auto(num_workers):
+            num_workers = num_actors(address)
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch reads more than it names
@@ -244,6 +249,11 @@ class ShmLoader(ObservedLoader[T]):
         if self._stream is not None:
             return SeedIterator(self, self._stream)
         return super().__iter__()
+
+    def check_worker_number_rationality(self) -> None:
+        """Warns, as torch does, of more workers than this machine has cores; actors have the cluster's."""
+        if self.crew != "ray":
+            super().check_worker_number_rationality()
 
     def _get_iterator(self) -> Any:
         state, self._loaded = self._loaded, None

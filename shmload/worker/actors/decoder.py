@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import threading
 from typing import Any
 
 import numpy as np
 
 from shmload._core.filler import DONE, ERROR
-from shmload.worker.actors.desk import Desk
+from shmload.batch.layout import Layout
+from shmload.batch.place import RowPlacer
+from shmload.worker.actors.desk import Desk, private
 from shmload.worker.actors.errand import Errand, Outcome, Setting
+from shmload.worker.actors.lateness import Lateness, leave_word
 from shmload.worker.body import Body
 from shmload.worker.failure import Failure
 from shmload.worker.notes import END, load_note
@@ -51,6 +55,10 @@ class Decoder:
         )
         self._job = job
         self._settle_schema()
+        self._lateness: Lateness | None = None
+        if setting.sample_timeout_s is not None:
+            self._lateness = Lateness(self._desk.trainer, post.worker_id, setting.sample_timeout_s, leave_word)
+            threading.Thread(target=self._lateness.watch, daemon=True).start()
 
     def _settle_schema(self) -> None:
         """The layout that the dataset declares: the trainer has settled the same."""
@@ -66,6 +74,8 @@ class Decoder:
         desk = self._desk
         raw, is_pickled = _part(errand)
         num_foreign = desk.num_foreign
+        if self._lateness is not None:
+            self._lateness.begin(errand)
         desk.order(
             raw,
             epoch=errand.epoch,
@@ -87,9 +97,13 @@ class Decoder:
             return self._outcome(DONE, nbytes=used, note=note, num_foreign=num_foreign)
         return self._outcome(DONE, nbytes=desk.rows_nbytes(), is_rows=True, note=note)
 
-    def pack_rows(self) -> Outcome:
-        """The rows of the errand done last, as a packed batch: the trainer's ring has no places for such rows."""
-        packed = self._body.packed(self._desk.samples())
+    def pack_rows(self, made: Outcome, nrows: int) -> Outcome:
+        """The rows of an outcome, an actor's of this worker, as a packed batch: the trainer's ring has no places for such rows."""
+        assert made.layout is not None
+        memory = private(made.payload.nbytes)
+        memoryview(memory)[:] = memoryview(made.payload)  # type: ignore[arg-type]  # a buffer
+        placer = RowPlacer(Layout.loads(made.layout), memory, 0, nrows)
+        packed = self._body.packed([placer.get(row) for row in range(nrows)])
         payload = np.empty(packed.nbytes, np.uint8)
         packed.write(payload)
         return self._outcome(DONE)._replace(payload=payload, num_foreign=packed.num_foreign)

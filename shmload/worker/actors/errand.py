@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ class Setting:
     paths: Sequence[str]  # the trainer's sys.path
     text_capacity: int
     layout_capacity: int
+    sample_timeout_s: float | None = None
 
 
 class Errand(NamedTuple):
@@ -33,6 +36,12 @@ class Errand(NamedTuple):
     order: bytes  # the whole order's, as it stands in the ring
     is_pickled: bool
     is_packed: bool
+
+    def key(self, row: int) -> Any:
+        """What the order asks for in a row of the whole batch."""
+        if self.is_pickled:
+            return list(pickle.loads(self.order))[row]  # the trainer's own
+        return int.from_bytes(self.order[8 * row : 8 * row + 8], sys.byteorder, signed=True)
 
 
 class Outcome(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shmload._core.filler import DONE, ERROR
+from shmload.shm import travel
 from shmload.worker.actors.desk import Desk
 from shmload.worker.actors.errand import Errand, Outcome, Setting
 from shmload.worker.body import Body
@@ -33,7 +34,7 @@ class Decoder:
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
         try:
-            job = pickle.loads(memoryview(parcel))
+            job = travel.loads(parcel)
             _name_classes_of_main()
             job, source, snapshots = prepare(job, post)
         except Exception as error:

@@ -416,6 +416,11 @@ class ShmLoader(ObservedLoader[T]):
             f"read by {path}, {ring})"
         )
 
+    def check_worker_number_rationality(self) -> None:
+        """Warns, as torch does, of more workers than this machine has CPUs; actors are on other machines."""
+        if self.crew != "ray":
+            super().check_worker_number_rationality()
+
     # ------------------------------------------------------------ copies
 
     def __getstate__(self) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class SharedIndex(PackedRows, Sequence[Any]):
     @property
     def nbytes(self) -> int:
         """Bytes of the shared memory, of which a slice shows a part."""
-        return self._memory.mapping.nbytes
+        return int(self._memory.mapping.nbytes)
 
     def column(self, name: str | int) -> Any:
         """One column: an array over the shared memory (read-only, not copied), or an index of its str or bytes.

@@ -74,6 +74,20 @@ class Deadly(Rows):
         return super().__getitem__(index)
 
 
+class Gated(Rows):
+    """One sample takes as long as nobody writes to a named pipe."""
+
+    def __init__(self, gate: str, n: int) -> None:
+        super().__init__(n)
+        self.gate = gate
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 9:
+            with open(self.gate, "rb") as gate:
+                gate.read(1)
+        return super().__getitem__(index)
+
+
 class Numbers(Rows):
     """As many rows, from another member of a mixture."""
 

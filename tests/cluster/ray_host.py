@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Client
 from time import monotonic
 from typing import Any
 
 import ray
+from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
@@ -40,14 +42,25 @@ def main(socket: str, folder: str) -> None:
     def alive() -> list[tuple[str, int]]:
         return [(a["Address"]["NodeID"], a["Pid"]) for a in actors().values() if a["State"] != "DEAD"]
 
-    def wait_for_none(timeout_s: float) -> list[tuple[str, int]]:
+    def until(found: Callable[[], Any], is_done: Callable[[Any], bool], timeout_s: float) -> Any:
         deadline, pause = monotonic() + timeout_s, threading.Event()
-        while (left := alive()) and monotonic() < deadline:
+        while not is_done(left := found()) and monotonic() < deadline:
             pause.wait(0.05)
         return left
 
+    def wait_for_none(timeout_s: float) -> list[tuple[str, int]]:
+        left: list[tuple[str, int]] = until(alive, lambda left: not left, timeout_s)
+        return left
+
+    def wait_for_objects(most: int, timeout_s: float) -> int:
+        return int(until(num_objects, lambda left: left <= most, timeout_s))
+
+    def num_objects() -> int:
+        state = get_state_from_address(cluster.address)
+        return int(get_memory_info_reply(state).store_stats.num_local_objects)
+
     def kill_node() -> str:
-        node = nodes.pop()
+        node = nodes.pop(0)
         node_id = node.node_id
         cluster.remove_node(node, allow_graceful=False)
         return node_id
@@ -58,6 +71,8 @@ def main(socket: str, folder: str) -> None:
     commands: dict[str, Any] = {
         "actors": alive,
         "wait_for_none": wait_for_none,
+        "num_objects": num_objects,
+        "wait_for_objects": wait_for_objects,
         "kill_node": kill_node,
         "add_node": add_node,
     }

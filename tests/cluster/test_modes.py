@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -78,3 +83,19 @@ def test_a_state_goes_on_in_the_other_kind_of_crew(cluster: Cluster, begins_far:
             begun = kept(next(batches) for _ in range(3))
             made[2].load_state_dict(made[1].state_dict())
             assert_same(kept(made[0]), begun + kept(made[2]))
+
+
+def test_stats_and_top_say_where_the_actors_are_and_what_came_over_the_network(cluster: Cluster) -> None:
+    with ShmLoader(Rows(), **SEEDED, **on(cluster)) as far:
+        kept(far)
+        inside = far.stats()
+        command = [sys.executable, "-m", "shmload.cli", "top", "--pid", str(os.getpid()), "--once", "--json"]
+        shown = json.loads(subprocess.run([*command, "--interval", "0.01"], stdout=subprocess.PIPE, check=True).stdout)
+        nodes = Counter(node[:11] for node, _ in cluster.ask("actors"))
+    assert [loader["cluster"]["nodes"] for loader in shown["loaders"]] == [nodes]
+    told = inside["cluster"]
+    print(inside["workers"], told)
+    assert (told["nodes"], told["num_actors"], told["num_replaced"]) == (nodes, 2, 0)
+    assert told["nbytes_fetched"] >= 61 * 56  # rows, and the gaps between a batch's fields
+    assert 0 < told["nbytes_remote"] < told["nbytes_fetched"]  # the agent is on one of the two nodes
+    assert inside["num_restarts"] == 0

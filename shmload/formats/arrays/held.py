@@ -160,7 +160,7 @@ class HeldArrays:
                 array, self._files[name] = mapped(place)
             else:
                 assert self._memory is not None
-                array = np.ndarray(place.shape, place.numpy, self._memory.mapping, place.offset, place.strides)  # type: ignore[arg-type]  # a buffer
+                array = np.ndarray(place.shape, place.numpy, self._memory.mapping, place.offset, place.strides)
             self.arrays[name] = TypedArray(array, place.dtype)
 
     def __getstate__(self) -> tuple[Any, dict[str, Place]]:

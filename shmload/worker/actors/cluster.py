@@ -49,6 +49,7 @@ class Cluster:
         self._lock = threading.Lock()
         self._actors: dict[int, Any] = {}
         self._ended: dict[int, str] = {}  # torch mode: workers whose actor has died, and how
+        self.node_id = ""  # of this machine
         self._job: Any = None  # the dataset in Ray's object store
 
     def connect(self) -> None:
@@ -74,6 +75,7 @@ class Cluster:
         if colon and port.isdigit() and "/" not in host:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_S / 2).close()
         ray.init(address=address, logging_level=logging.WARNING, namespace="shmload")
+        self.node_id = str(ray.get_runtime_context().get_node_id())
         self._job = ray.put(self._parcel)
         nodes = place(alive_nodes(ray.nodes()), len(self._settings), os.getpid())
         with self._lock:

@@ -51,6 +51,7 @@ class Decoder:
             init_failure=failure,
         )
         self._job = job
+        self._place = (_node_id(), os.getpid())
         self._settle_schema()
 
     def _settle_schema(self) -> None:
@@ -107,7 +108,7 @@ class Decoder:
     ) -> Outcome:
         desk = self._desk
         row_nbytes = desk.row_nbytes() if is_rows else None
-        return Outcome(own, desk.payload(nbytes), row_nbytes, desk.layout_text, note, error, num_foreign)
+        return Outcome(own, desk.payload(nbytes), row_nbytes, desk.layout_text, note, error, num_foreign, self._place)
 
 
 def _part(errand: Errand) -> tuple[bytes, bool]:
@@ -131,6 +132,11 @@ def _shifted(text: bytes, first: int, capacity: int) -> bytes:
     if not first or not failure.rows:
         return text
     return failure._replace(rows=tuple(first + row for row in failure.rows)).dumps(capacity)
+
+
+def _node_id() -> str:
+    ray: Any = sys.modules.get("ray")  # an actor has it
+    return str(ray.get_runtime_context().get_node_id()) if ray is not None and ray.is_initialized() else ""
 
 
 def _name_classes_of_main() -> None:

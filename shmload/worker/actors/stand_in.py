@@ -44,6 +44,7 @@ class StandIn:
         self._ready, self._orders = ready, orders
         self._memory = SlotMemory(ring, ready, grants, open_memory)
         self._num_foreign = 0
+        self._actor, self._num_actors = ("", 0), 0  # of the actor that did the newest errand; how many there have been
         self._equal: set[bytes] = set()  # texts of layouts that are the ring's
 
     def run(self) -> None:
@@ -99,6 +100,15 @@ class StandIn:
 
     def _ask(self, method: str, *argument: Errand) -> Outcome:
         outcome: Outcome = self._cluster.do(self._ring.worker_id, method, argument, self._is_wanted)
+        if outcome.place != self._actor:
+            self._actor, self._num_actors = outcome.place, self._num_actors + 1
+        node_id = outcome.place[0]
+        self._ring.count_fetch(
+            outcome.payload.nbytes,
+            is_remote=node_id != self._cluster.node_id,
+            node=node_id.encode(),
+            num_actors=self._num_actors,
+        )
         return outcome
 
     def _errand(self) -> Errand:

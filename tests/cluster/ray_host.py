@@ -20,6 +20,8 @@ import ray
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
+from ray.exceptions import TaskUnschedulableError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 QUICK = {  # a killed node is noticed in about two seconds
     "health_check_initial_delay_ms": 0,
@@ -30,6 +32,18 @@ QUICK = {  # a killed node is noticed in about two seconds
 STORE_NBYTES = 80 << 20
 
 
+def reach(node_id: str) -> None:
+    """Waits until the head places work on a node: before it has heard of it, it takes another where it may."""
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    probe, pause = ray.remote(os.getpid).options(num_cpus=0, scheduling_strategy=there), threading.Event()
+    while True:
+        try:
+            ray.get(probe.remote())
+            return
+        except TaskUnschedulableError:
+            pause.wait(0.05)
+
+
 def main(socket: str, folder: str) -> None:
     connection = Client(socket, "AF_UNIX")
     node = {"include_dashboard": False, "object_store_memory": STORE_NBYTES}
@@ -37,6 +51,7 @@ def main(socket: str, folder: str) -> None:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = [cluster.add_node(num_cpus=1, object_store_memory=STORE_NBYTES)]
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+    reach(nodes[0].node_id)
     connection.send(cluster.address)
 
     def alive() -> list[tuple[str, int]]:
@@ -67,6 +82,7 @@ def main(socket: str, folder: str) -> None:
 
     def add_node() -> None:
         nodes.append(cluster.add_node(num_cpus=1, object_store_memory=STORE_NBYTES))
+        reach(nodes[-1].node_id)
 
     commands: dict[str, Any] = {
         "actors": alive,

@@ -94,7 +94,6 @@ def test_stats_and_top_say_where_the_actors_are_and_what_came_over_the_network(c
         nodes = Counter(node[:11] for node, _ in cluster.ask("actors"))
     assert [loader["cluster"]["nodes"] for loader in shown["loaders"]] == [nodes]
     told = inside["cluster"]
-    print(inside["workers"], told)
     assert (told["nodes"], told["num_actors"], told["num_replaced"]) == (nodes, 2, 0)
     assert told["nbytes_fetched"] >= 61 * 56  # rows, and the gaps between a batch's fields
     assert 0 < told["nbytes_remote"] < told["nbytes_fetched"]  # the agent is on one of the two nodes

@@ -73,7 +73,11 @@ def running_cluster() -> Iterator[Cluster]:
                 pytest.fail(f"the Ray cluster has not started: {Path(folder, 'log').read_text()[-2000:]}")
         with connection:
             assert connection.poll(START_S), Path(folder, "log").read_text()[-2000:]
-            yield Cluster(connection)
+            try:
+                running = Cluster(connection)
+            except EOFError:
+                pytest.fail(f"the Ray cluster has ended: {Path(folder, 'log').read_text()[-2000:]}")
+            yield running
             connection.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

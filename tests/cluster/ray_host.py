@@ -35,7 +35,7 @@ STORE_NBYTES = 80 << 20
 def reach(node_id: str) -> None:
     """Waits until the head places work on a node: before it has heard of it, it takes another where it may."""
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    probe, pause = ray.remote(os.getpid).options(num_cpus=0, scheduling_strategy=there), threading.Event()
+    probe, pause = ray.remote(lambda: None).options(num_cpus=0, scheduling_strategy=there), threading.Event()
     while True:
         try:
             ray.get(probe.remote())

@@ -113,6 +113,7 @@ class Cluster:
             exceptions.ObjectLostError,
             exceptions.NodeDiedError,
             exceptions.WorkerCrashedError,
+            exceptions.OutOfMemoryError,  # Ray has killed it because its node ran short
         )
         num_deaths = 0
         while True:

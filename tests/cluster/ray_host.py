@@ -68,12 +68,12 @@ def main(socket: str, folder: str) -> None:
         left: list[tuple[str, int]] = until(alive, lambda left: not left, timeout_s)
         return left
 
-    def wait_for_objects(most: int, timeout_s: float) -> int:
-        return int(until(num_objects, lambda left: left <= most, timeout_s))
+    def wait_for_stored(most: int, timeout_s: float) -> int:
+        return int(until(stored_nbytes, lambda left: left < most, timeout_s))
 
-    def num_objects() -> int:
+    def stored_nbytes() -> int:
         state = get_state_from_address(cluster.address)
-        return int(get_memory_info_reply(state).store_stats.num_local_objects)
+        return int(get_memory_info_reply(state).store_stats.object_store_bytes_used)
 
     def kill_node() -> str:
         node = nodes.pop(0)
@@ -88,8 +88,8 @@ def main(socket: str, folder: str) -> None:
     commands: dict[str, Any] = {
         "actors": alive,
         "wait_for_none": wait_for_none,
-        "num_objects": num_objects,
-        "wait_for_objects": wait_for_objects,
+        "stored_nbytes": stored_nbytes,
+        "wait_for_stored": wait_for_stored,
         "kill_node": kill_node,
         "add_node": add_node,
     }

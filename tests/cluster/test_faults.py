@@ -107,15 +107,16 @@ def test_a_batch_may_take_long(cluster: Cluster, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_loader_that_is_deleted_leaves_no_actor_and_no_object(cluster: Cluster) -> None:
     dataset = ArrayDataset(np.zeros((64, 4096), np.float32))
-    before = cluster.ask("num_objects")
+    nbytes = 64 * 4096 * 4
     far = ShmLoader(dataset, **SEEDED, **on(cluster))
     assert len(kept(far)) == 16
-    assert len(cluster.ask("actors")) == 2
-    assert cluster.ask("num_objects") > before
+    actors, stored = cluster.ask("actors"), cluster.ask("stored_nbytes")
     del far
     gc.collect()
+    assert len(actors) == 2
+    assert stored >= nbytes
     assert cluster.ask("wait_for_none", 10.0) == []
-    assert cluster.ask("wait_for_objects", before, 10.0) <= before
+    assert cluster.ask("wait_for_stored", nbytes, 10.0) < nbytes
 
 
 @pytest.mark.slow

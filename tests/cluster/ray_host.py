@@ -68,6 +68,13 @@ def main(socket: str, folder: str) -> None:
         left: list[tuple[str, int]] = until(alive, lambda left: not left, timeout_s)
         return left
 
+    def wait_for_nodes(count: int, timeout_s: float) -> list[tuple[str, int]]:
+        """The actors, when there are some on so many nodes: one that is not needed yet may still be starting."""
+        found: list[tuple[str, int]] = until(
+            alive, lambda found: len({node for node, pid in found if pid}) == count, timeout_s
+        )
+        return found
+
     def wait_for_stored(most: int, timeout_s: float) -> int:
         return int(until(stored_nbytes, lambda left: left < most, timeout_s))
 
@@ -88,6 +95,7 @@ def main(socket: str, folder: str) -> None:
     commands: dict[str, Any] = {
         "actors": alive,
         "wait_for_none": wait_for_none,
+        "wait_for_nodes": wait_for_nodes,
         "stored_nbytes": stored_nbytes,
         "wait_for_stored": wait_for_stored,
         "kill_node": kill_node,

@@ -87,6 +87,8 @@ def test_in_torch_mode_a_state_goes_on_in_the_other_kind_of_crew(cluster: Cluste
 def test_stats_and_top_say_where_the_actors_are_and_what_came_over_the_network(cluster: Cluster) -> None:
     with ShmLoader(Rows(), **SEEDED, **on(cluster)) as far:
         kept(far)
+        cluster.ask("wait_for_nodes", 2, 20.0)
+        kept(far)
         inside = far.stats()
         command = [sys.executable, "-m", "shmload.cli", "top", "--pid", str(os.getpid()), "--once", "--json"]
         shown = json.loads(subprocess.run([*command, "--interval", "0.01"], stdout=subprocess.PIPE, check=True).stdout)

@@ -250,11 +250,6 @@ class ShmLoader(ObservedLoader[T]):
             return SeedIterator(self, self._stream)
         return super().__iter__()
 
-    def check_worker_number_rationality(self) -> None:
-        """Warns, as torch does, of more workers than this machine has cores; actors have the cluster's."""
-        if self.crew != "ray":
-            super().check_worker_number_rationality()
-
     def _get_iterator(self) -> Any:
         state, self._loaded = self._loaded, None
         if self.num_workers:
@@ -471,6 +466,11 @@ class ShmLoader(ObservedLoader[T]):
             f"ShmLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, num_workers={self.num_workers}, {mode}, "
             f"read by {path}, {ring})"
         )
+
+    def check_worker_number_rationality(self) -> None:
+        """Warns, as torch does, of more workers than this machine has cores; actors have the cluster's."""
+        if self.crew != "ray":
+            super().check_worker_number_rationality()
 
     # ------------------------------------------------------------ copies
 

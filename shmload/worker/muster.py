@@ -55,7 +55,7 @@ def muster(
     if travels:
         warn_of_fork()
     else:
-        parcel = pickled_once(job) if address is None else _by_value(job)
+        parcel: bytes | bytearray | None = pickled_once(job) if address is None else _by_value(job)
         if parcel is None:
             travels = True
         else:
@@ -101,7 +101,7 @@ def num_actors(address: str | None) -> int:
     return census.num_actors(address or "auto")
 
 
-def _by_value(job: Job) -> bytes:
+def _by_value(job: Job) -> bytearray:
     from shmload.worker.actors.crew import pickled_by_value  # a kind of crew is imported when it is asked for
 
     return pickled_by_value(job)

@@ -55,10 +55,13 @@ class Cluster:
         self._failure: Exception | None = None
         self._lock = threading.Lock()
         self._actors: dict[int, Any] = {}
-        self._repeats = [
-            threading.Lock() for _ in settings
-        ]  # held while a worker's new actor does one errand again, alone
+        # held while a worker's new actor does one errand again, alone
+        self._repeats = [threading.Lock() for _ in settings]
+        self._newest: dict[
+            int, tuple[Any, int]
+        ] = {}  # by worker, where its newest answer came from, and how many places before
         self._ended: dict[int, str] = {}  # torch mode: workers whose actor has died, and how
+        self.node_id = ""  # of this machine
         self._job: Any = None  # the dataset in Ray's object store
 
     def connect(self) -> None:
@@ -75,6 +78,7 @@ class Cluster:
         import ray
 
         join(self._address)
+        self.node_id = str(ray.get_runtime_context().get_node_id())
         self._job = ray.put(self._parcel)
         nodes = place(alive_nodes(ray.nodes()), len(self._settings), os.getpid())
         with self._lock:
@@ -138,12 +142,13 @@ class Cluster:
             exceptions.ObjectLostError,
             exceptions.NodeDiedError,
             exceptions.WorkerCrashedError,
+            exceptions.OutOfMemoryError,  # Ray has killed it because its node ran short
         )
         try:
             return ray.get(call.ref)
         except died as error:
             reason: Exception = error
-        if self._settings[worker].sample_timeout_s is not None and (late := self._late(worker, call)) is not None:
+        if (late := self._late(worker, call)) is not None:
             return late
         with self._repeats[worker]:  # alone: what it had been asked for besides would be blamed, too
             num_deaths = 0  # the first may have been over another errand
@@ -154,14 +159,21 @@ class Cluster:
                     return ray.get(call.ref)
                 except died as error:
                     reason, num_deaths = error, num_deaths + 1
-                if (
-                    self._settings[worker].sample_timeout_s is not None
-                    and (late := self._late(worker, call)) is not None
-                ):
+                if (late := self._late(worker, call)) is not None:
                     return late
+
+    def num_actors(self, worker: int, place: tuple[str, int]) -> int:
+        """How many actors the worker has had, when the newest answer came from there."""
+        with self._lock:
+            newest, number = self._newest.get(worker, (None, 0))
+            if newest != place:
+                self._newest[worker] = place, number + 1
+            return self._newest[worker][1]
 
     def _late(self, worker: int, call: Call) -> Outcome | None:
         """What came of an errand whose sample was too late: its failure, and another actor."""
+        if self._settings[worker].sample_timeout_s is None:
+            return None
         word, errand = take_word(call.actor), call.argument[0]
         failure = failure_in(word, errand) if isinstance(errand, Errand) else None
         if failure is None:

@@ -12,7 +12,7 @@ import weakref
 from typing import Any
 
 from shmload import faults
-from shmload.shm import reaper
+from shmload.shm import reaper, travel
 from shmload.worker.actors.agent import Briefing
 from shmload.worker.crew import Death
 from shmload.worker.spec import Job, Post
@@ -139,7 +139,7 @@ def _end(agent: subprocess.Popen[bytes], pid: int, pidfd: int) -> None:
         agent.wait()
 
 
-def pickled_by_value(job: Job) -> bytes:
+def pickled_by_value(job: Job) -> bytearray:
     """The job as bytes for actors, with what the trainer's own program defines: they do not have it.
 
     Raises:
@@ -148,10 +148,9 @@ def pickled_by_value(job: Job) -> bytes:
     from ray import cloudpickle
 
     try:
-        dumped: bytes = cloudpickle.dumps(job, protocol=5)
+        return travel.dumps(job, lambda value, take: cloudpickle.dumps(value, protocol=5, buffer_callback=take))
     except Exception as error:
         raise TypeError(
             'crew="ray" sends the dataset, collate_fn and worker_init_fn to other machines, and they cannot be pickled: '
             f"{type(error).__name__}: {error}. Open files, locks and connections at first use in the worker"
         ) from error
-    return dumped

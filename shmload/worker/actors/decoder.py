@@ -13,6 +13,7 @@ import numpy as np
 from shmload._core.filler import DONE, ERROR
 from shmload.batch.layout import Layout
 from shmload.batch.place import RowPlacer
+from shmload.shm import travel
 from shmload.worker.actors.desk import Desk, private
 from shmload.worker.actors.errand import Errand, Outcome, Setting
 from shmload.worker.actors.lateness import Lateness, leave_word
@@ -37,7 +38,7 @@ class Decoder:
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
         try:
-            job = pickle.loads(memoryview(parcel))
+            job = travel.loads(parcel)
             _name_classes_of_main()
             job, source, snapshots = prepare(job, post)
         except Exception as error:
@@ -54,6 +55,7 @@ class Decoder:
             init_failure=failure,
         )
         self._job = job
+        self._place = (_node_id(), os.getpid())
         self._settle_schema()
         self._lateness: Lateness | None = None
         if setting.sample_timeout_s is not None:
@@ -120,7 +122,7 @@ class Decoder:
     ) -> Outcome:
         desk = self._desk
         row_nbytes = desk.row_nbytes() if is_rows else None
-        return Outcome(own, desk.payload(nbytes), row_nbytes, desk.layout_text, note, error, num_foreign)
+        return Outcome(own, desk.payload(nbytes), row_nbytes, desk.layout_text, note, error, num_foreign, self._place)
 
 
 def _part(errand: Errand) -> tuple[bytes, bool]:
@@ -144,6 +146,11 @@ def _shifted(text: bytes, first: int, capacity: int) -> bytes:
     if not first or not failure.rows:
         return text
     return failure._replace(rows=tuple(first + row for row in failure.rows)).dumps(capacity)
+
+
+def _node_id() -> str:
+    ray: Any = sys.modules.get("ray")  # an actor has it
+    return str(ray.get_runtime_context().get_node_id()) if ray is not None and ray.is_initialized() else ""
 
 
 def _name_classes_of_main() -> None:

@@ -49,7 +49,8 @@ class Outcome(NamedTuple):
 
     `own` is DONE or ERROR. `row_nbytes` has the bytes of one row for each field where the payload holds rows, and is None where it
     holds a packed batch (or, empty, nothing). `layout` is the text of the actor's own layout, b"" if its samples have no fixed
-    rows, None if it does not know yet. `note` is a worker's snapshot and whether its iterator has ended.
+    rows, None if it does not know yet. `note` is a worker's snapshot and whether its iterator has ended. `place` is the actor's:
+    Ray's id of its node, and its pid there; None: no actor has answered.
     """
 
     own: int
@@ -59,3 +60,4 @@ class Outcome(NamedTuple):
     note: tuple[bytes, bool] | None
     error: bytes
     num_foreign: int
+    place: tuple[str, int] | None = None

@@ -90,7 +90,15 @@ class StandIn:
         return self._send_note(outcome.note) if own == DONE and outcome.note is not None else own
 
     def _result(self, call: Call) -> Outcome:
-        outcome: Outcome = self._cluster.result(self.ring.worker_id, call)
+        ring, cluster = self.ring, self._cluster
+        outcome: Outcome = cluster.result(ring.worker_id, call)
+        if outcome.place is not None:
+            ring.count_fetch(
+                outcome.payload.nbytes,
+                is_remote=outcome.place[0] != cluster.node_id,
+                node=outcome.place[0].encode(),
+                num_actors=cluster.num_actors(ring.worker_id, outcome.place),
+            )
         return outcome
 
     def _errand(self) -> Errand:

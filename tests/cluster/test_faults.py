@@ -66,13 +66,16 @@ def test_a_node_that_joins_is_the_next_loaders_and_one_that_dies_loses_nothing(c
     with ShmLoader(Rows(), **SEEDED, **on(cluster)) as far:
         batches = iter(far)
         begun = kept(next(batches) for _ in range(3))
-        before = cluster.ask("wait_for_actors", 2, 20.0)
+        before = cluster.ask("wait_for_nodes", 2, 20.0)
+        assert len({node for node, _ in before}) == 2
         cluster.ask("add_node")
         with ShmLoader(Rows(), **{**SEEDED, "num_workers": 3}, **on(cluster)) as wider:
             begun_wider = kept(next(iter(wider)) for _ in range(1))
-            after = cluster.ask("wait_for_actors", 5, 20.0)
+            after = cluster.ask("wait_for_nodes", 3, 20.0)
             assert set(before) < set(after)  # those that run stay where they are
-            cluster.ask("kill_node")
+            assert len({node for node, _ in after}) == 3
+            dead = cluster.ask("kill_node")
+            assert dead in {node for node, _ in before}
             whole = expected()
             assert_same(whole, begun + kept(batches))
             wider.load_state_dict(wider.state_dict())

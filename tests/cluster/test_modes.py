@@ -87,7 +87,7 @@ def test_in_torch_mode_a_state_goes_on_in_the_other_kind_of_crew(cluster: Cluste
 def test_stats_and_top_say_where_the_actors_are_and_what_came_over_the_network(cluster: Cluster) -> None:
     with ShmLoader(Rows(), **SEEDED, **on(cluster)) as far:
         kept(far)
-        cluster.ask("wait_for_actors", 2, 20.0)
+        cluster.ask("wait_for_nodes", 2, 20.0)
         kept(far)
         inside = far.stats()
         command = [sys.executable, "-m", "shmload.cli", "top", "--pid", str(os.getpid()), "--once", "--json"]
@@ -100,4 +100,5 @@ def test_stats_and_top_say_where_the_actors_are_and_what_came_over_the_network(c
     near, far_off = ({w["node"] for w in inside["workers"] if (w["nbytes_remote"] > 0) is far} for far in (False, True))
     assert near | far_off == set(nodes)
     assert not near & far_off
+    assert len(far_off) == len(nodes) - 1  # the agent is on one of them
     assert inside["num_restarts"] == 0

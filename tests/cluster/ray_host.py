@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from itertools import product
 from multiprocessing.connection import Client
 from time import monotonic
 from typing import Any
@@ -20,7 +21,7 @@ import ray
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
-from ray.exceptions import TaskUnschedulableError
+from ray.exceptions import RayTaskError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 QUICK = {  # a killed node is noticed in about two seconds
@@ -33,16 +34,24 @@ QUICK = {  # a killed node is noticed in about two seconds
 STORE_NBYTES = 80 << 20
 
 
-def reach(node_id: str) -> None:
-    """Waits until the head places work on a node: before it has heard of it, it takes another where it may."""
-    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    probe, pause = ray.remote(lambda: None).options(num_cpus=0, scheduling_strategy=there), threading.Event()
-    while True:
-        try:
-            ray.get(probe.remote())
-            return
-        except TaskUnschedulableError:
-            pause.wait(0.05)
+def there(node_id: str) -> dict[str, Any]:
+    """Options of what runs on a node and nowhere else."""
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+
+
+def meet() -> None:
+    """Waits until every node knows every other: Ray lets any of them place an actor, and one that is not known is passed over."""
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    nothing = ray.remote(lambda: None)
+    look = ray.remote(lambda other: ray.get(nothing.options(**there(other)).remote()))
+    pause = threading.Event()
+    for one, other in product(nodes, nodes):
+        while True:
+            try:
+                ray.get(look.options(**there(one)).remote(other))
+                break
+            except (TaskUnschedulableError, RayTaskError):
+                pause.wait(0.05)
 
 
 def main(socket: str, folder: str) -> None:
@@ -52,7 +61,7 @@ def main(socket: str, folder: str) -> None:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = [cluster.add_node(num_cpus=1, object_store_memory=STORE_NBYTES)]
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-    reach(nodes[0].node_id)
+    meet()
     connection.send(cluster.address)
 
     def alive() -> list[tuple[str, int]]:
@@ -90,7 +99,7 @@ def main(socket: str, folder: str) -> None:
 
     def add_node() -> None:
         nodes.append(cluster.add_node(num_cpus=1, object_store_memory=STORE_NBYTES))
-        reach(nodes[-1].node_id)
+        meet()
 
     commands: dict[str, Any] = {
         "actors": alive,

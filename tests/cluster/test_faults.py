@@ -55,10 +55,9 @@ def test_a_sample_that_ends_every_actor_is_an_error_and_the_rest_comes(cluster: 
 def test_in_torch_mode_the_death_of_an_actor_is_the_loaders(cluster: Cluster, tmp_path: Path) -> None:
     with ShmLoader(Deadly(str(tmp_path), {5: 1}), 4, num_workers=1, **on(cluster)) as far:
         batches = iter(far)
-        next(batches)
-        for _ in range(2):
+        for _ in range(2):  # also of a batch that was on its way while its actor began the deadly one
             with pytest.raises(WorkerDied, match="the Ray actor of DataLoader worker 0 has died, and with it"):
-                next(batches)
+                assert len([next(batches), next(batches)]) < 2
 
 
 @pytest.mark.slow

@@ -93,9 +93,22 @@ class StandIn:
         while self.step(self._choose(max(sum(stream.can_step for stream in self.streams), 1))):
             pass
 
-    def read(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """A list into which the current stream puts what it finds in a tensor, when it comes to it."""
+    def read(self, tensor: torch.Tensor, *, by_address: bool = False) -> list[torch.Tensor]:
+        """A list into which the current stream puts what it finds in a tensor, when it comes to it.
+
+        Args:
+            by_address: the tensor may die before, as under a kernel; its memory may not.
+        """
         found: list[torch.Tensor] = []
+        if by_address:
+            address, like = tensor.data_ptr(), torch.empty_like(tensor)
+
+            def look() -> None:
+                ctypes.memmove(like.data_ptr(), address, like.nbytes)
+                found.append(like)
+
+            self.current_stream().give(look)
+            return found
         self.current_stream().give(lambda: found.append(tensor.clone()))
         return found
 

@@ -41,6 +41,7 @@ INTERNAL = {  # public to the rest of the package only
     "ShmLoader.make_engine",
     "ShmLoader.make_job",
     "ShmLoader.reads_inline",
+    "ShmLoader.sender",
     "Mix.keyed_order",
     "PreparedLoader.begin",
     "PreparedLoader.end",

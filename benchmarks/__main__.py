@@ -10,6 +10,7 @@ from benchmarks import (
     columnar,
     first_batch,
     gil,
+    gpu,
     growing,
     high_latency,
     huggingface,
@@ -63,6 +64,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "store": store.measure,
     "stats": stats.measure,
     "remote": remote.measure,
+    "gpu": gpu.measure,
 }
 
 

@@ -1,7 +1,7 @@
 """Images of bytes made floating-point numbers on the device, so that a quarter of the bytes cross the bus.
 
-The arithmetic is torchvision's ToTensor and Normalize: `(x / 255 - mean) / std` in float32, one rounding an operation, and for a
-narrower type one more at the end.
+The arithmetic is that of torchvision's ToTensor and Normalize: `(x / 255 - mean) / std` in float32, one rounding an operation, and
+for a narrower type one more at the end.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Normalise:
     def made_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The numbers, by the current stream of the tensor's device."""
         turned = self._turned(tensor)
-        mean, std = _constants(self.mean, self.std, self.target, turned.device)
+        scale, mean, std = _constants(self.mean, self.std, self.target, turned.device)
         values = turned.to(torch.float32, memory_format=torch.contiguous_format)
-        return values.div_(255).sub_(mean).div_(std).to(self.dtype)
+        return values.div_(scale).sub_(mean).div_(std).to(self.dtype)
 
     def _turned(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.source == self.target:
@@ -85,7 +85,9 @@ class Normalise:
 @lru_cache
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], target: str, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both on the device, made once: that waits for its stream."""
+) -> tuple[torch.Tensor, ...]:
+    """255, mean and std on the device, made once: that waits for its stream."""
+    # 255 as a tensor there: by a number of the host CUDA multiplies with the reciprocal, which rounds twice
+    # (pytorch: aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu)
     shape = (-1, 1, 1) if target == "CHW" else (-1,)
-    return torch.tensor(mean, device=device).view(shape), torch.tensor(std, device=device).view(shape)
+    return tuple(torch.tensor(values, dtype=torch.float32, device=device).view(shape) for values in ((255,), mean, std))

@@ -11,6 +11,7 @@ stays done, and what was recorded before it on its stream is done with it.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -95,7 +96,9 @@ class _Replay:
                 self.say(f"stream {stream} waits for what never comes")
             elif not bool((found[0] == byte).all()):
                 self.say(f"stream {stream} reads another batch's bytes, or reads before they have come")
-        self.found += self._device.violations
+        self.found += [
+            re.sub(r" at \d+", " from a piece", text) for text in self._device.violations
+        ]  # addresses are our own
 
     def _stream(self, number: int) -> Stream:
         if number not in self._streams:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -82,9 +81,9 @@ def test_a_slot_that_is_used_again_while_it_is_copied_from_is_found() -> None:
 
 
 def test_memory_that_is_unregistered_under_a_copy_is_found() -> None:
-    texts = [re.sub(r"at \d+", "at ...", text) for text in replay(without(("wait_on_host", 6)))]
-    end = "bytes at ... ran when they were registered no longer"
-    assert texts[-2:] == [f"a copy of 128 {end}", f"a copy of 16 {end}"]
+    end = "bytes from a piece ran when they were registered no longer"
+    found = [text for text in replay(without(("wait_on_host", 6))) if not text.startswith("entry")]
+    assert found == [f"a copy of 128 {end}", f"a copy of 16 {end}"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from benchmarks import (
     audit,
     autotune,
     cache,
+    cluster,
     columnar,
     first_batch,
     gil,
@@ -65,6 +66,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "stats": stats.measure,
     "remote": remote.measure,
     "gpu": gpu.measure,
+    "cluster": cluster.measure,
 }
 
 

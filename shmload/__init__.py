@@ -6,13 +6,13 @@ torch.utils.data.DataLoader. Names are imported at first use: `import shmload` a
 
 from __future__ import annotations
 
-import gc
-import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if sys.platform != "linux":
     raise ImportError(f"shmload needs Linux (memfd, pidfd, POSIX shared memory); this is {sys.platform}")
+
+from shmload.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from shmload.batch.delivered import Jagged, Padded
@@ -102,19 +102,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'shmload' has no attribute {name!r}")
-    collects = gc.isenabled()
-    gc.disable()  # what modules make is for good, and a collection meanwhile would go over all that torch has made: 50 ms
-    try:
-        value = getattr(importlib.import_module(_PLACES.get(name, _ERRORS)), name)
-    finally:
-        if collects:
-            gc.enable()
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_names(__name__, {name: _PLACES.get(name, _ERRORS) for name in __all__})

@@ -65,12 +65,12 @@ def _check_crew(given: Mapping[str, Any]) -> None:
         if address is not None:
             raise ValueError(f'address={address!r} is a Ray cluster\'s and needs crew="ray"')
         return
-    if is_auto(given["num_workers"]) or given["num_workers"] == 0:
+    if given["num_workers"] == 0:
+        raise ValueError('crew="ray" needs num_workers, the number of its actors, above 0 or "auto"; got 0')
+    if given["sample_timeout_s"] is not None and given["seed"] is None:
         raise ValueError(
-            f'crew="ray" needs num_workers, the number of its actors, as a number above 0; got {given["num_workers"]!r}'
+            'sample_timeout_s with crew="ray" needs a seed: in torch mode the random streams of an actor end with it'
         )
-    if given["sample_timeout_s"] is not None:
-        raise ValueError('sample_timeout_s needs crew="auto": a sample is not watched on another machine')
     if importlib.util.find_spec("ray") is None:
         raise ImportError('crew="ray" needs Ray, which is not installed: pip install "shmload[ray]"')
 

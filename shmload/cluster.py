@@ -27,7 +27,8 @@ class DpexDataLoader(ShmLoader[T]):
         head_address: of the cluster's head; "auto": the cluster that runs on this machine.
         num_workers: actors, or processes of this machine; 0: the trainer reads.
         batch_size, shuffle, sampler, batch_sampler, collate_fn, pin_memory, drop_last: as torch's DataLoader.
-        timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor: as torch's DataLoader.
+        timeout, worker_init_fn, multiprocessing_context, generator: as torch's DataLoader.
+        prefetch_factor: as torch's DataLoader; without workers 2 means nothing.
     Raises:
         ImportError: `distribute_mode` without Ray.
     Example:
@@ -54,25 +55,14 @@ class DpexDataLoader(ShmLoader[T]):
         multiprocessing_context: Any = None,
         generator: Any = None,
         *,
-        prefetch_factor: int | None = None,
+        prefetch_factor: int | None = 2,
     ) -> None:
-        self.distribute_mode, self.head_address = distribute_mode, head_address
+        if num_workers == 0 and prefetch_factor == 2:
+            prefetch_factor = None  # torch refuses a number without workers, even Dpex's own default
         is_distributed = bool(distribute_mode) and num_workers > 0
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=prefetch_factor,
-            crew="ray" if is_distributed else "auto",
-            address=head_address if is_distributed else None,
-        )
+        crew, address = ("ray", head_address) if is_distributed else ("auto", None)
+        given = dict(locals())
+        for name in ("self", "__class__", "is_distributed"):
+            del given[name]
+        self.distribute_mode, self.head_address = given.pop("distribute_mode"), given.pop("head_address")
+        super().__init__(**given)

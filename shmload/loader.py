@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, default_collate, default_convert
 
 from shmload.arguments import NOT_BUILT, as_keyed, check_arguments
+from shmload.autotune.numbers import is_auto
 from shmload.autotune.tuner import Autotuner, first_numbers, tuner_of
 from shmload.bad_samples import BadSamples, OnError
 from shmload.batch.deliver import mapped
@@ -41,6 +42,7 @@ from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.seed_mode import SeedIterator, SeedStream
 from shmload.torch_mode import TorchInlineIterator, TorchIterator
 from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
+from shmload.worker.muster import num_actors
 from shmload.worker.own_generators import own_generators
 from shmload.worker.reader import in_place_of, read_path
 from shmload.worker.sources import DecodesBatches, DecodesSamples, Samples
@@ -108,6 +110,7 @@ class ShmLoader(ObservedLoader[T]):
             Readers of whole batches and of ragged fields in place take one thread.
         crew: "auto": workers are processes of this machine. "ray": they are actors on the nodes of a Ray cluster that this machine
             belongs to, which needs the extra `shmload[ray]`; batches are the same. An actor that dies is replaced in seed mode.
+            num_workers="auto" is then the number of CPUs of the cluster's other nodes; `sample_timeout_s` needs a seed.
         address: of the cluster's head, with crew="ray"; None: "auto", the cluster that runs on this machine.
         share: not built yet; anything but the default raises NotImplementedError.
         device: "cuda", "cuda:1" or such a torch.device: batches' tensors arrive there, copied from the pinned ring on a stream of
@@ -173,6 +176,8 @@ class ShmLoader(ObservedLoader[T]):
         for name in NOT_BUILT:
             setattr(self, name, given[name])
         self.crew, self.address = crew, address
+        if crew == "ray" and is_auto(num_workers):
+            num_workers = num_actors(address)
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch reads more than it names
@@ -391,7 +396,7 @@ class ShmLoader(ObservedLoader[T]):
     def _substitute(self, order: Order, row: int, tries: int) -> Any:
         """The index that takes a bad sample's place at a try."""
         if self._stream is not None and not self._has_own_order:
-            return self._stream.substitute(order, row, tries)
+            return self._stream.epochs.substitute(order, row, tries)
         ordered = order.indices[row]
         if not isinstance(ordered, int | np.integer):
             raise TypeError(f'on_error="substitute" needs integer indices: the sampler gave {ordered!r}. Use "skip"')
@@ -472,6 +477,11 @@ class ShmLoader(ObservedLoader[T]):
             f"ShmLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, num_workers={self.num_workers}, {mode}, "
             f"read by {path}, {ring})"
         )
+
+    def check_worker_number_rationality(self) -> None:
+        """Warns, as torch does, of more workers than this machine has cores; actors have the cluster's."""
+        if self.crew != "ray":
+            super().check_worker_number_rationality()
 
     # ------------------------------------------------------------ copies
 

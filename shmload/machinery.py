@@ -35,6 +35,7 @@ from shmload.worker.spec import Job
 TEXT_CAPACITY = 16384
 LAYOUT_CAPACITY = 65536
 ORDER_CAPACITY = 4096
+WHOLE_BATCHES = 1 << 30  # rows that are claimed together where a claim is a call to another machine
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Machinery:
             num_slots=self.num_slots,
             num_workers=options.num_workers,
             is_static=options.is_static,
-            threads_per_worker=self._job.num_threads,
+            threads_per_worker=self._job.num_threads if options.address is None else WHOLE_BATCHES,
             num_usable=num_slots(options.first_ordered) + options.num_cooling if options.first_ordered else 0,
             **sizes,
         )
@@ -132,6 +133,7 @@ class Machinery:
         if self._has_layout:
             self._writer.settle(options.layout, options.max_rows)
         self._has_notes = self._job.seed is None
+        watched_s = options.sample_timeout_s if options.address is None else None  # actors are watched where they are
         self.crew = muster(
             self._job,
             group,
@@ -143,8 +145,10 @@ class Machinery:
             orders=self._orders,
             grants=self._grants,
             resume=options.resume,
-            keeps_stacks=options.sample_timeout_s is not None,
+            keeps_stacks=watched_s is not None,
             address=options.address,
+            num_ahead=options.num_ordered // options.num_workers,
+            sample_timeout_s=options.sample_timeout_s,
         )
         limit = options.max_restarts
         if limit is None and self._job.seed is None:
@@ -152,7 +156,7 @@ class Machinery:
         self.roster = Roster(self._ring, self.crew)
         self.size = Size(self._memory, self.roster, options.num_cooling)
         self._supervisor = Supervisor(
-            self._ring, self.crew, self.roster, limit, self._order_in, sample_timeout_s=options.sample_timeout_s
+            self._ring, self.crew, self.roster, limit, self._order_in, sample_timeout_s=watched_s
         )
         with interrupts_held():
             self.roster.start(options.first_workers or options.num_workers)

@@ -18,6 +18,7 @@ from shmload._core.trainer import TrainerRing
 from shmload.autotune.roster import Roster
 from shmload.errors import SampleTimeout, ShmloadError, WorkerDied
 from shmload.worker.crew import Crew, Death
+from shmload.worker.late import REMEDY, late_text, sample_at
 
 if TYPE_CHECKING:
     from shmload.orders import Order
@@ -113,7 +114,7 @@ class Supervisor:
         is_deadly = held is not None and work is not None and self._kills[work] >= 2
         if is_deadly and held is not None:
             self._poisoned[held[0]] = FatalRow(f"{work} ended its worker twice: {death}", held[3])
-        if self._ring.recover(death.worker_id, poison=is_deadly) >= 0:
+        while self._ring.recover(death.worker_id, poison=is_deadly) >= 0:  # a Ray crew's worker holds several
             self.num_taken_back += 1
         fate = "when it was about to leave" if self._roster.was_told(death.worker_id) else "it is replaced"
         log.warning("%s%s; %s", death, "" if work is None else f" on {work}", fate)
@@ -142,15 +143,9 @@ class Supervisor:
         what = self._what_is_late(worker, slot, row)
         stack = self._crew.stack(worker)
         death = self._crew.kill(worker)
-        text = (
-            f"{what} sample_timeout_s={self._sample_timeout_s}: worker {worker} (pid {death.pid}) was ended and is replaced. "
-            f"Where it was:\n{stack}\n"
-        )
+        text = late_text(what, self._sample_timeout_s, worker, death.pid, stack)
         if row >= 0:  # else it stood still before its first sample, which says nothing of any
-            text += (
-                "Raise sample_timeout_s if such a sample is all right, or give "
-                'on_error="skip" or "substitute" to go on without it'
-            )
+            text += REMEDY
             self._poisoned[slot] = FatalRow(text, row, SampleTimeout)
         log.warning("%s", text)
         self._ring.recover(worker, poison=row >= 0)
@@ -189,7 +184,7 @@ class Supervisor:
 def _work_of(order: Order, row: int) -> str:
     if row < 0:
         return f"batch {order.step} of epoch {order.epoch}"
-    return f"sample {order.indices[row]} of epoch {order.epoch} (row {row} of batch {order.step})"
+    return sample_at(order.indices[row], order.epoch, row, order.step)
 
 
 def _verdict(text: str, death: Death, work: str | None) -> Verdict:

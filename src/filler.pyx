@@ -248,6 +248,11 @@ cdef class WorkerRing:
         self._is_claimed = False
         return all_final == 1 and shml_is_awaited(&self._ring, self._claim.slot) == 1
 
+    def count_fetch(self, uint64_t nbytes, *, bint is_remote, bytes node, uint32_t num_actors):
+        """Tells onlookers of bytes that a Ray actor has sent: from another node or not, where it is, how many there
+        have been."""
+        shml_count_fetch(&self._ring.workers[self.worker_id], nbytes, is_remote, node[:11], num_actors)
+
     # ------------------------------------------------------------ layout
 
     @property

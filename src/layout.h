@@ -109,7 +109,10 @@ typedef struct {
     shml_u64 num_chunks;    /* finished; that worker */
     shml_u64 num_samples;   /* written; that worker */
     shml_u64 num_foreign;   /* objects it had to pickle; that worker */
-    uint8_t reserved[32];   /* to 112 */
+    shml_u64 nbytes_fetched; /* that its Ray actor has sent, out of the object store; that worker. So the next ones; 0 without Ray */
+    shml_u64 nbytes_remote; /* of these from another node, over the network */
+    shml_u32 num_actors;    /* that have decoded for it, one after the other */
+    char node[12];          /* begin of the id of the node where the last one is, NUL-terminated */
     shml_u64 num_restarts;  /* processes that have taken the place of a dead one here; trainer */
     shml_u64 claimed_ns;    /* CLOCK_MONOTONIC when it claimed what it fills now, 0: it holds no claim; that worker. Ends at 128: two
                                cache lines, so workers do not share one */

@@ -288,6 +288,14 @@ static inline void shml_count_finish(shml_worker *me, uint64_t busy_ns, uint64_t
     shml_count(&me->num_foreign, num_foreign);
 }
 
+/* What onlookers are told of bytes that the worker's Ray actor has sent; `node` has 11 characters at most. */
+static inline void shml_count_fetch(shml_worker *me, uint64_t nbytes, int is_remote, const char *node, uint32_t num_actors) {
+    shml_count(&me->nbytes_fetched, nbytes);
+    shml_count(&me->nbytes_remote, is_remote ? nbytes : 0);
+    atomic_store_explicit(&me->num_actors, num_actors, memory_order_relaxed);
+    strncpy(me->node, node, sizeof me->node);
+}
+
 /* Claims the oldest chunk open to worker w. Returns 1 and fills `claim`, or 0 if there is nothing to do now.
  * In a static ring orders newer than `last_order` are ignored: a scan overtaken by two publications would otherwise take the
  * later batch first and break per-worker random streams. */

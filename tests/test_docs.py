@@ -13,13 +13,14 @@ from urllib.parse import unquote
 import pytest
 
 WITHOUT_OUTPUT = ("frameworks.md",)  # fragments of other programs
+ON_A_CLUSTER = ("cluster.md",)  # runs in tests/cluster
 ROOT = next(p for p in Path(__file__).parents if (p / "docs").exists())
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.rglob("*.md")), *(path for path in sorted(ROOT.glob("*.md")))]
 WITH_EXAMPLES = [
     path.name
     for path in sorted(DOCS.glob("*.md"))
-    if path.name not in WITHOUT_OUTPUT and "```python\n" in path.read_text()
+    if path.name not in WITHOUT_OUTPUT + ON_A_CLUSTER and "```python\n" in path.read_text()
 ]
 _LINK = re.compile(r"(?<!`)\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"#+ +(.+)")

@@ -15,6 +15,7 @@ import shmload
 PACKAGE = Path(shmload.__file__).parent
 FLOORS = {
     "errors": 0,
+    "lazy_names": 0,
     "_core": 0,
     "world": 0,
     "faults": 0,
@@ -31,6 +32,7 @@ FLOORS = {
     "supervision": 4,
     "inline": 4,
     "seed_mode": 4,
+    "seed_epochs": 4,
     "torch_mode": 4,
     "torch_order": 4,
     "torch_state": 4,

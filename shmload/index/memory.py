@@ -2,7 +2,7 @@
 
 The maker owns a segment (shm/segment.py) in a group of its own, so the reaper and the janitor see to its name. What travels to
 another process is a Reference: the way to the segment and its inode. A way may have led elsewhere since (a descriptor's number is
-used again), an inode has not.
+used again), an inode has not. To another machine the bytes themselves travel (shm/travel.py).
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from shmload._core.mapping import Mapping
 from shmload.errors import RingTooSmall
 from shmload.index.pack import Packed
-from shmload.shm import owner
+from shmload.shm import owner, travel
 from shmload.shm.group import Group
 from shmload.shm.names import proc_self
 from shmload.shm.preflight import available_bytes
@@ -30,16 +32,25 @@ class Reference(NamedTuple):
     nbytes: int
 
 
+class Sent(np.ndarray[Any, Any]):
+    """Bytes that have come from another machine, with a Mapping's attributes."""
+
+    @property
+    def address(self) -> int:
+        """Of the first byte."""
+        return self.ctypes.data
+
+
 class Memory:
     """One mapping of an index, in this process.
 
     Attributes:
         mapping: the bytes, read-only.
-        reference: how other processes come to them.
+        reference: how other processes of this machine come to them; None: not at all, they have come from another machine.
     """
 
-    def __init__(self, mapping: Mapping, reference: Reference) -> None:
-        self.mapping = mapping
+    def __init__(self, mapping: Mapping | Sent, reference: Reference | None) -> None:
+        self.mapping: Any = mapping  # what takes a Mapping takes either
         self.reference = reference
 
     @classmethod
@@ -79,15 +90,22 @@ class Memory:
         weakref.finalize(memory, group.close)
         return memory
 
+    def ticket(self) -> Any:
+        """What a pickle says of the memory, for `attach`."""
+        return travel.carried(self.mapping) if self.reference is None or travel.is_abroad() else self.reference
+
     @classmethod
-    def attach(cls, reference: Reference, *, keeps_open: bool = False) -> Memory:
+    def attach(cls, reference: Any, *, keeps_open: bool = False) -> Memory:
         """Maps another process's index.
 
         Args:
+            reference: its Reference, or the bytes themselves, which came from another machine.
             keeps_open: hold a descriptor, so that others can come to the memory through this process, too.
         Raises:
             FileNotFoundError: its owner has let it go.
         """
+        if not isinstance(reference, Reference):
+            return cls(np.frombuffer(reference, np.uint8).view(Sent), None)
         try:
             fd = open_segment(reference.path)
         except OSError as error:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shmload._core.index_reader import PackedRows
 from shmload.index.layout import Layout
-from shmload.index.memory import Memory, Reference
+from shmload.index.memory import Memory
 from shmload.index.pack import Packed, pack_columns, pack_entries
 from shmload.index.sharing import Fingerprint, share
 from shmload.index.sources import Types, pack_dataframe, pack_manifest
@@ -125,7 +125,7 @@ class SharedIndex(PackedRows, Sequence[Any]):
     @property
     def nbytes(self) -> int:
         """Bytes of the shared memory, of which a slice shows a part."""
-        return self._memory.reference.nbytes
+        return int(self._memory.mapping.nbytes)
 
     def column(self, name: str | int) -> Any:
         """One column: an array over the shared memory (read-only, not copied), or an index of its str or bytes.
@@ -182,7 +182,7 @@ class SharedIndex(PackedRows, Sequence[Any]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _attached, (type(self), self._memory.reference, self._layout, self._rows)
+        return _attached, (type(self), self._memory.ticket(), self._layout, self._rows)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}: {kind}" for name, kind in self.columns.items())
@@ -191,7 +191,7 @@ class SharedIndex(PackedRows, Sequence[Any]):
         return f"<{type(self).__name__} of {len(self)} entries, {kind}, {self.nbytes} bytes shared>"
 
 
-def _attached(cls: type[SharedIndex], reference: Reference, layout: Layout, rows: range) -> SharedIndex:
+def _attached(cls: type[SharedIndex], reference: Any, layout: Layout, rows: range) -> SharedIndex:
     return cls.__new__(cls)._show(Memory.attach(reference), layout, rows)
 
 

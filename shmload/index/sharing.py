@@ -58,6 +58,7 @@ def share(name: str, pack: Callable[[], Packed], fingerprint: Fingerprint, *, is
             elif is_packed:
                 digest = pack().digest()
                 _check(name, board.digest, digest, board.digest == digest)
+            assert memory.reference is not None  # it was made here
             meeting.write(pickle.dumps(board._replace(ways=(*board.ways, memory.reference))))
     except BaseException as error:
         _leave(meeting, group)

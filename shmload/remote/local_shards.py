@@ -62,12 +62,15 @@ class LocalShards:
         self.shards = shards
         self._private = PrivateFolder() if folder is None else None
         place = self._private.path if self._private is not None else os.path.abspath(os.fspath(folder or ""))
-        self._indexes_folder = f"{place}/indexes"
-        os.makedirs(self._indexes_folder, exist_ok=True)
-        self.cache = Cache(f"{place}/shards", capacity_bytes, durable=self._private is None)
+        self._use(place, capacity_bytes)
         self.keeps_all = shards.nbytes <= capacity_bytes
         self._counts: NDArray[np.int64] | None = None
         self._begin()
+
+    def _use(self, place: str, capacity_bytes: int) -> None:
+        self._indexes_folder = f"{place}/indexes"
+        os.makedirs(self._indexes_folder, exist_ok=True)
+        self.cache = Cache(f"{place}/shards", capacity_bytes, durable=self._private is None)
 
     def _begin(self) -> None:
         self._pid = os.getpid()
@@ -245,4 +248,7 @@ class LocalShards:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        if self._private is not None and not os.path.isdir(self._private.path):  # it is on another machine
+            self._private = PrivateFolder()
+            self._use(self._private.path, self.cache.capacity_bytes)
         self._begin()

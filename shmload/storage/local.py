@@ -1,8 +1,9 @@
 """A folder as a store.
 
 An object is written beside its place under a name that no listing shows, brought to the disk, and renamed: readers see the old
-bytes or the new ones. What a killed writer leaves are such names, which count for nothing. A version is (time, size, inode) of
-the file, which a rename always changes; every read compares it before and after.
+bytes or the new ones. What a killed writer leaves are such names, which count for nothing and go when a process first writes into
+that folder again (halves.py). A version is (time, size, inode) of the file, which a rename always changes; every read compares it
+before and after.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import errno
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,12 +21,13 @@ from typing import BinaryIO
 from typing_extensions import Buffer
 
 from shmload.errors import ObjectExists, ObjectMissing, StoreError
+from shmload.storage.halves import HALF, make_half, remove_abandoned
 from shmload.storage.keys import checked_key, checked_prefix, is_key
 from shmload.storage.store import StoredObject
 
 __all__ = ["LocalStore"]
 
-_HALF = ".half-"  # begins the names of files that are being written
+_tidied: set[str] = set()  # folders in which this process has looked for what killed writers have left
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,9 @@ class LocalStore:
 
     def _path(self, key: str) -> Path:
         path = self.root / checked_key(key, self.url)
-        if path.name.startswith(_HALF):
+        if path.name.startswith(HALF):
             raise StoreError(
-                f"{key!r} cannot be a key of {self.url}: names that begin with {_HALF!r} are of files being written"
+                f"{key!r} cannot be a key of {self.url}: names that begin with {HALF!r} are of files being written"
             )
         return path
 
@@ -140,17 +141,20 @@ class LocalStore:
         half = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            number, half = tempfile.mkstemp(prefix=_HALF, dir=path.parent)
+            if str(path.parent) not in _tidied:
+                _tidied.add(str(path.parent))
+                remove_abandoned(path.parent)
+            number, half = make_half(path.parent)
             with open(number, "wb", buffering=0) as file:
                 write(file)
                 os.fchmod(number, 0o666 & ~_umask())  # mkstemp's 0600 would hide it from other users of the folder
                 os.fsync(number)
                 made = _describe(key, os.fstat(number))
-            if only_if_absent:
-                self._link(half, path)
-            else:
-                os.replace(half, path)
-                half = None
+                if only_if_absent:
+                    self._link(half, path)
+                else:  # while it is locked: else it would be an abandoned one for a moment
+                    os.replace(half, path)
+                    half = None
             _sync_folder(path.parent)
         except StoreError:
             raise
@@ -178,7 +182,7 @@ class LocalStore:
         except OSError as error:
             raise _failed("list", folder, error) from error
         for name, path in found:
-            if name.startswith(_HALF) or not is_key(name.removesuffix("/")):
+            if name.startswith(HALF) or not is_key(name.removesuffix("/")):
                 continue
             if name.endswith("/"):
                 yield from self._walk(Path(path), prefix + name)

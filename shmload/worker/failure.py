@@ -16,7 +16,7 @@ class Failure(NamedTuple):
 
     kind: type[BaseException]
     text: str
-    where: str
+    where: str  # empty: the text says all
     note: str
     rows: tuple[int, ...] = ()  # of the batch, which could not be read; empty: unknown, or the batch as a whole failed
 
@@ -50,7 +50,7 @@ class Failure(NamedTuple):
 
     def exception(self) -> BaseException:
         """The exception to raise in the trainer: of the original type, with torch's text."""
-        message = f"Caught {self.kind.__name__} {self.where}.\nOriginal {self.text}"
+        message = f"Caught {self.kind.__name__} {self.where}.\nOriginal {self.text}" if self.where else self.text
         error: BaseException
         try:
             if self.kind is KeyError:

@@ -37,6 +37,8 @@ def muster(
     resume: Sequence[bytes] = (),
     keeps_stacks: bool = False,
     address: str | None = None,
+    num_ahead: int = 1,
+    sample_timeout_s: float | None = None,
 ) -> ProcessCrew | RayCrew:
     """The crew of a ring, not started.
 
@@ -45,6 +47,7 @@ def muster(
         keeps_stacks: whether workers can be asked for their Python stacks.
         resume: one pickled snapshot for each worker to go on from, or none at all.
         address: of the Ray cluster that decodes; None: this machine does.
+        num_ahead: batches that are ordered ahead for each worker; it and `sample_timeout_s` matter to a Ray cluster alone.
     """
     context = context_of(multiprocessing_context)
     travels = address is None and context.get_start_method() == "fork"
@@ -52,7 +55,7 @@ def muster(
     if travels:
         warn_of_fork()
     else:
-        parcel = pickled_once(job) if address is None else _by_value(job)
+        parcel: bytes | bytearray | None = pickled_once(job) if address is None else _by_value(job)
         if parcel is None:
             travels = True
         else:
@@ -82,11 +85,23 @@ def muster(
     if address is not None:
         from shmload.worker.actors.crew import RayCrew
 
-        return RayCrew(posts, address, is_seeded=job.seed is not None)
+        is_seeded = job.seed is not None
+        return RayCrew(posts, address, is_seeded=is_seeded, num_ahead=num_ahead, sample_timeout_s=sample_timeout_s)
     return ProcessCrew(posts, job, context, travels=travels, stacks=stacks)
 
 
-def _by_value(job: Job) -> bytes:
+def num_actors(address: str | None) -> int:
+    """How many actors a Ray cluster is asked for where it is to be found out.
+
+    Raises:
+        ClusterUnreachable: there is none.
+    """
+    from shmload.worker.actors import census  # as _by_value
+
+    return census.num_actors(address or "auto")
+
+
+def _by_value(job: Job) -> bytearray:
     from shmload.worker.actors.crew import pickled_by_value  # a kind of crew is imported when it is asked for
 
     return pickled_by_value(job)

@@ -3,6 +3,9 @@
 Ray wants the machine's own address; where that is of no use, run these tests in a network of their own:
 
     unshare -rn sh -c 'ip link set lo up; python -m pytest tests/cluster'
+
+Where it may be, the nodes have a /dev/shm and a /proc of their own, as another machine has: what was only shared here is not found
+there.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from typing import Any
 import pytest
 
 START_S = 60
+ELSEWHERE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+OWN_MEMORY = 'mount -t tmpfs -o mode=1777 shm /dev/shm && exec "$@"'
 sys.path.insert(0, os.path.dirname(__file__))
 
 
@@ -35,6 +40,13 @@ class Cluster:
         """What a command of the host gives."""
         self._connection.send((name, arguments))
         return self._connection.recv()
+
+
+def elsewhere() -> list[str]:
+    """What a command begins with to run as on another machine; nothing where that is not permitted."""
+    begin = [*ELSEWHERE, "sh", "-c", OWN_MEMORY, "sh"]
+    is_permitted = subprocess.run([*begin, "true"], capture_output=True).returncode == 0
+    return begin if is_permitted else []
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +64,7 @@ def running_cluster() -> Iterator[Cluster]:
     }
     try:
         with Listener(f"{folder}/host", "AF_UNIX") as listener, open(f"{folder}/log", "wb") as log:
-            command = ["setsid", "--fork", sys.executable, host, f"{folder}/host", folder]
+            command = ["setsid", "--fork", *elsewhere(), sys.executable, host, f"{folder}/host", folder]
             subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
             listener._listener._socket.settimeout(START_S)  # type: ignore[attr-defined]  # it has no timeout of its own
             try:
@@ -61,7 +73,11 @@ def running_cluster() -> Iterator[Cluster]:
                 pytest.fail(f"the Ray cluster has not started: {Path(folder, 'log').read_text()[-2000:]}")
         with connection:
             assert connection.poll(START_S), Path(folder, "log").read_text()[-2000:]
-            yield Cluster(connection)
+            try:
+                running = Cluster(connection)
+            except EOFError:
+                pytest.fail(f"the Ray cluster has ended: {Path(folder, 'log').read_text()[-2000:]}")
+            yield running
             connection.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -72,3 +72,43 @@ class Deadly(Rows):
                 continue
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
+
+
+class Gated(Rows):
+    """One sample takes as long as nobody writes to a named pipe."""
+
+    def __init__(self, gate: str, n: int) -> None:
+        super().__init__(n)
+        self.gate = gate
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 9:
+            with open(self.gate, "rb") as gate:
+                gate.read(1)
+        return super().__getitem__(index)
+
+
+class Numbers(Rows):
+    """As many rows, from another member of a mixture."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**super().__getitem__(index), "index": -index}
+
+
+class Labelled:
+    """Names and labels out of an index."""
+
+    def __init__(self, entries: Any) -> None:
+        self.entries = entries
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        name, label = self.entries[index]
+        return {"name": name, "label": label}
+
+
+def drawn(item: Any) -> dict[str, Any]:
+    """A stage of a pipeline."""
+    return {"item": np.array(item), "drawn": sample_rng().random()}

@@ -11,21 +11,47 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
+from itertools import product
 from multiprocessing.connection import Client
 from time import monotonic
 from typing import Any
 
 import ray
+from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
+from ray.exceptions import RayTaskError, TaskUnschedulableError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 QUICK = {  # a killed node is noticed in about two seconds
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 5000,  # a node that is only slow, on a busy machine, is not dead
     "health_check_failure_threshold": 3,
+    "memory_monitor_refresh_ms": 0,  # it kills actors for what other programs of this machine take
 }
 STORE_NBYTES = 80 << 20
+
+
+def there(node_id: str) -> dict[str, Any]:
+    """Options of what runs on a node and nowhere else."""
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+
+
+def meet() -> None:
+    """Waits until every node knows every other: Ray lets any of them place an actor, and one that is not known is passed over."""
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    nothing = ray.remote(lambda: None)
+    look = ray.remote(lambda other: ray.get(nothing.options(**there(other)).remote()))
+    pause = threading.Event()
+    for one, other in product(nodes, nodes):
+        while True:
+            try:
+                ray.get(look.options(**there(one)).remote(other))
+                break
+            except (TaskUnschedulableError, RayTaskError):
+                pause.wait(0.05)
 
 
 def main(socket: str, folder: str) -> None:
@@ -35,29 +61,50 @@ def main(socket: str, folder: str) -> None:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = [cluster.add_node(num_cpus=1, object_store_memory=STORE_NBYTES)]
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+    meet()
     connection.send(cluster.address)
 
     def alive() -> list[tuple[str, int]]:
         return [(a["Address"]["NodeID"], a["Pid"]) for a in actors().values() if a["State"] != "DEAD"]
 
-    def wait_for_none(timeout_s: float) -> list[tuple[str, int]]:
+    def until(found: Callable[[], Any], is_done: Callable[[Any], bool], timeout_s: float) -> Any:
         deadline, pause = monotonic() + timeout_s, threading.Event()
-        while (left := alive()) and monotonic() < deadline:
+        while not is_done(left := found()) and monotonic() < deadline:
             pause.wait(0.05)
         return left
 
+    def wait_for_none(timeout_s: float) -> list[tuple[str, int]]:
+        left: list[tuple[str, int]] = until(alive, lambda left: not left, timeout_s)
+        return left
+
+    def wait_for_actors(count: int, timeout_s: float) -> list[tuple[str, int]]:
+        """The actors, when so many are up: one that is not needed yet may still be starting."""
+        found: list[tuple[str, int]] = until(alive, lambda found: sum(pid > 0 for _, pid in found) == count, timeout_s)
+        return found
+
+    def wait_for_stored(most: int, timeout_s: float) -> int:
+        return int(until(stored_nbytes, lambda left: left < most, timeout_s))
+
+    def stored_nbytes() -> int:
+        state = get_state_from_address(cluster.address)
+        return int(get_memory_info_reply(state).store_stats.object_store_bytes_used)
+
     def kill_node() -> str:
-        node = nodes.pop()
+        node = nodes.pop(0)
         node_id = node.node_id
         cluster.remove_node(node, allow_graceful=False)
         return node_id
 
     def add_node() -> None:
         nodes.append(cluster.add_node(num_cpus=1, object_store_memory=STORE_NBYTES))
+        meet()
 
     commands: dict[str, Any] = {
         "actors": alive,
         "wait_for_none": wait_for_none,
+        "wait_for_actors": wait_for_actors,
+        "stored_nbytes": stored_nbytes,
+        "wait_for_stored": wait_for_stored,
         "kill_node": kill_node,
         "add_node": add_node,
     }

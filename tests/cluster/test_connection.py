@@ -1,31 +1,33 @@
-"""Waiting for a cluster that does not answer ends in a stated time, or when nobody wants the batch any more. Without Ray."""
+"""What an errand waits for before there are actors, without Ray."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from shmload import ClusterUnreachable
-from shmload.worker.actors import cluster
-from shmload.worker.actors.cluster import Cluster, Unwanted
+from shmload.errors import ClusterUnreachable
+from shmload.worker.actors import cluster as module
+from shmload.worker.actors.cluster import Cluster
 
 
-@pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(cluster, "LOOK_S", 0.0)
+def unconnected(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setattr(module, "LOOK_S", 0.0)
     return Cluster("head:6379", np.empty(0, np.uint8), [], is_seeded=True)
 
 
-def test_a_head_that_does_not_answer_is_an_error_in_time(silent: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "CONNECT_S", 0.0)
+def test_without_an_answer_in_time_an_errand_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CONNECT_S", 0.0)
+    cluster = unconnected(monkeypatch)
+    cluster.wait(lambda: True)
     with pytest.raises(ClusterUnreachable) as caught:
-        silent.do(0, "work", (), lambda: True)
+        cluster.begin(0, "work")
     assert str(caught.value) == (
         "the Ray cluster at address='head:6379' did not answer within 0 s. Is its head running, and does this machine belong to it "
         "(`ray status`)?"
     )
 
 
-def test_nobody_waits_for_a_batch_that_is_not_wanted(silent: Cluster) -> None:
-    with pytest.raises(Unwanted):
-        silent.do(0, "work", (), lambda: False)
+def test_a_connection_that_nobody_waits_for_any_more_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = iter([True, False])
+    unconnected(monkeypatch).wait(lambda: next(asked))
+    assert next(asked, None) is None

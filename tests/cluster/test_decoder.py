@@ -14,6 +14,7 @@ from ray_datasets import Failing, InPlace, Rows, Texts
 
 from shmload._core.filler import DONE, ERROR
 from shmload.batch.ragged import ragged_of
+from shmload.shm import travel
 from shmload.worker.actors.decoder import Decoder
 from shmload.worker.actors.errand import Errand, Setting
 from shmload.worker.failure import Failure
@@ -29,7 +30,11 @@ def decoder(dataset: Any, **of_job: Any) -> Decoder:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shmload.worker.actors.decoder._name_classes_of_main", lambda: None)
         patch.setattr("shmload.worker.actors.decoder.prepare", lambda job, post: (job, None, None))
-        return Decoder(Setting(POST, (), AREA, 4 * AREA), np.frombuffer(pickle.dumps(job), np.uint8))
+        return Decoder(Setting(POST, (), AREA, 4 * AREA), np.frombuffer(sent(job), np.uint8))
+
+
+def sent(value: Any) -> bytearray:
+    return travel.dumps(value, lambda value, take: pickle.dumps(value, protocol=5, buffer_callback=take))
 
 
 def part(keys: list[int], first: int, end: int, *, is_pickled: bool = False) -> Errand:

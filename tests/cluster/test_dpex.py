@@ -41,8 +41,8 @@ def batches(distribute_mode):
     torch.manual_seed(3)
     return [batch for _ in range({epochs}) for batch in loader]
 
-model = {model}
-losses = [[model(batch).square().mean().item() for batch in batches(mode)] for mode in (True, False)]
+models = {models}
+losses = [[[model(b).square().mean().item() for model in models] for b in batches(mode)] for mode in (True, False)]
 assert losses[0] == losses[1], losses
 print(len(losses[0]))
 {end}
@@ -59,13 +59,11 @@ def started(code: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "epochs"), [("torch.nn.Linear(5, 2)", 2), ("torch.nn.DataParallel(torch.nn.Linear(5, 2))", 1)]
-)
-def test_a_single_card_and_data_parallel(cluster: Cluster, model: str, epochs: int) -> None:
-    code = example(cluster, epochs=epochs, model=model, arguments="batch_size=4, shuffle=True, num_workers=1")
+def test_a_single_card_and_data_parallel(cluster: Cluster) -> None:
+    models = "[torch.nn.Linear(5, 2), torch.nn.DataParallel(torch.nn.Linear(5, 2))]"
+    code = example(cluster, epochs=2, models=models, arguments="batch_size=4, shuffle=True, num_workers=1")
     with started(code) as program:
-        assert program.communicate(timeout=110)[0] == f"{6 * epochs}\n"
+        assert program.communicate(timeout=110)[0] == "12\n"
 
 
 @pytest.mark.slow
@@ -75,7 +73,7 @@ def test_distributed_data_parallel(cluster: Cluster, tmp_path: Path) -> None:
             cluster,
             begin=DDP_BEGIN.format(folder=tmp_path, rank=rank),
             end="torch.distributed.destroy_process_group()",
-            model="torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(5, 2))",
+            models="[torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(5, 2))]",
             arguments="batch_size=1, sampler=DistributedSampler(dataset), num_workers=1",
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -10,13 +11,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cluster_kit import assert_same, kept
 from conftest import Cluster
-from ray_datasets import Deadly, Failing, Rows
+from ray_datasets import Deadly, Failing, Gated, Rows
 
 from shmload import ClusterUnreachable, ShmLoader, WorkerDied
+from shmload.formats import ArrayDataset
 
+SLOW_S = float(os.environ.get("SHMLOAD_SLOW_BATCH_S", "1"))  # longer by hand: what Ray itself times out would show
 SEEDED = {"batch_size": 4, "shuffle": True, "seed": 3, "num_workers": 2}
 
 
@@ -58,15 +62,59 @@ def test_in_torch_mode_the_death_of_an_actor_is_the_loaders(cluster: Cluster, tm
 
 
 @pytest.mark.slow
-def test_a_node_that_dies_loses_nothing_and_one_that_joins_takes_over(cluster: Cluster) -> None:
+def test_a_node_that_joins_is_the_next_loaders_and_one_that_dies_loses_nothing(cluster: Cluster) -> None:
     with ShmLoader(Rows(), **SEEDED, **on(cluster)) as far:
         batches = iter(far)
         begun = kept(next(batches) for _ in range(3))
-        assert len({node for node, _ in cluster.ask("actors")}) == 2
-        dead = cluster.ask("kill_node")
+        before = cluster.ask("wait_for_actors", 2, 20.0)
         cluster.ask("add_node")
-        assert_same(expected(), begun + kept(batches))
-        assert dead not in {node for node, _ in cluster.ask("actors")}
+        with ShmLoader(Rows(), **{**SEEDED, "num_workers": 3}, **on(cluster)) as wider:
+            begun_wider = kept(next(iter(wider)) for _ in range(1))
+            after = cluster.ask("wait_for_actors", 5, 20.0)
+            assert set(before) < set(after)  # those that run stay where they are
+            cluster.ask("kill_node")
+            whole = expected()
+            assert_same(whole, begun + kept(batches))
+            wider.load_state_dict(wider.state_dict())
+            assert_same(whole, begun_wider + kept(wider))
+
+
+@pytest.mark.slow
+def test_a_batch_may_take_long(cluster: Cluster, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    wanted = {**SEEDED, "shuffle": False, "num_workers": 1}
+    opened: list[float] = []
+
+    def open_gate() -> None:
+        pause = threading.Event()
+        while (waits := far.stats()["waits_for"]) is None or waits["for_s"] < SLOW_S:
+            pause.wait(0.05)
+        opened.append(waits["for_s"])
+        (tmp_path / "gate").write_bytes(b"\n")
+
+    with ShmLoader(Gated(str(tmp_path / "gate"), 16), **wanted, **on(cluster)) as far:
+        batches = iter(far)
+        begun = kept(next(batches) for _ in range(1))
+        opener = threading.Thread(target=open_gate, daemon=True)
+        opener.start()
+        assert [int(batch["index"][0]) for batch in begun + kept(batches)] == [0, 4, 8, 12]
+        opener.join()
+        assert opened[0] >= SLOW_S
+
+
+@pytest.mark.slow
+def test_a_loader_that_is_deleted_leaves_no_actor_and_no_object(cluster: Cluster) -> None:
+    dataset = ArrayDataset(np.zeros((64, 4096), np.float32))
+    nbytes = 64 * 4096 * 4
+    far = ShmLoader(dataset, **SEEDED, **on(cluster))
+    assert len(kept(far)) == 16
+    actors, stored = cluster.ask("actors"), cluster.ask("stored_nbytes")
+    del far
+    gc.collect()
+    assert len(actors) == 2
+    assert stored >= nbytes
+    assert cluster.ask("wait_for_none", 10.0) == []
+    assert cluster.ask("wait_for_stored", nbytes, 10.0) < nbytes
 
 
 @pytest.mark.slow

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -66,15 +71,33 @@ def test_torch_mode_keeps_torchs_order_and_each_workers_streams(
 
 
 @pytest.mark.parametrize("begins_far", [False, True])
-def test_a_state_goes_on_in_the_other_kind_of_crew(cluster: Cluster, begins_far: bool) -> None:
+def test_in_torch_mode_a_state_goes_on_in_the_other_kind_of_crew(cluster: Cluster, begins_far: bool) -> None:
     crews: list[dict[str, Any]] = [{}, on(cluster)]
-    for dataset, keywords in ((Rows(), SEEDED), (Counting(), {"batch_size": 4, "num_workers": 2})):
-        made = [ShmLoader(dataset, **keywords, **crews[far]) for far in (False, begins_far, not begins_far)]
-        if dataset.__class__ is Counting:
-            for loader in made:
-                loader.generator = generator()
-        with made[0], made[1], made[2]:
-            batches = iter(made[1])
-            begun = kept(next(batches) for _ in range(3))
-            made[2].load_state_dict(made[1].state_dict())
-            assert_same(kept(made[0]), begun + kept(made[2]))
+    whole, begins, goes_on = (
+        ShmLoader(Counting(), 4, num_workers=2, generator=generator(), **crews[far])
+        for far in (False, begins_far, not begins_far)
+    )
+    with whole, begins, goes_on:
+        batches = iter(begins)
+        begun = kept(next(batches) for _ in range(3))
+        goes_on.load_state_dict(begins.state_dict())
+        assert_same(kept(whole), begun + kept(goes_on))
+
+
+def test_stats_and_top_say_where_the_actors_are_and_what_came_over_the_network(cluster: Cluster) -> None:
+    with ShmLoader(Rows(), **SEEDED, **on(cluster)) as far:
+        kept(far)
+        cluster.ask("wait_for_actors", 2, 20.0)
+        kept(far)
+        inside = far.stats()
+        command = [sys.executable, "-m", "shmload.cli", "top", "--pid", str(os.getpid()), "--once", "--json"]
+        shown = json.loads(subprocess.run([*command, "--interval", "0.01"], stdout=subprocess.PIPE, check=True).stdout)
+        nodes = Counter(node[:11] for node, _ in cluster.ask("actors"))
+    assert [loader["cluster"]["nodes"] for loader in shown["loaders"]] == [nodes]
+    told = inside["cluster"]
+    assert (told["nodes"], told["num_actors"], told["num_replaced"]) == (nodes, 2, 0)
+    assert told["nbytes_fetched"] >= 61 * 56  # rows, and the gaps between a batch's fields
+    near, far_off = ({w["node"] for w in inside["workers"] if (w["nbytes_remote"] > 0) is far} for far in (False, True))
+    assert near | far_off == set(nodes)
+    assert not near & far_off
+    assert inside["num_restarts"] == 0

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+import shmload
+from shmload.formats import CenterCrop, ImageDecoder, ImageFolder
 
 
 class Drawing(Dataset[Any]):
@@ -61,3 +65,25 @@ def seed_worker(worker: int) -> None:
 def listed(samples: list[Any]) -> dict[str, Any]:
     """A collate_fn."""
     return {"number": len(samples), "x": torch.stack([sample[0] for sample in samples])}
+
+
+class Crops(Dataset[Any]):
+    """Crops of the photographs that come with the package, and which photograph each is of."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.photographs: list[torch.Tensor] = []
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if not self.photographs:  # decoded by each worker, where it is
+            paths = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
+            folder = ImageFolder(paths, ImageDecoder(CenterCrop(224)))
+            self.photographs = [
+                torch.from_numpy(folder[number]["image"] / np.float32(255)) for number in range(len(paths))
+            ]
+        label = index % len(self.photographs)
+        top, left = torch.randint(224 - 32, (2,)).tolist()
+        return self.photographs[label][:, top : top + 32, left : left + 32], label

@@ -61,8 +61,11 @@ def worker(**words: Any) -> dict[str, Any]:
         "num_samples",
         "num_foreign",
         "num_restarts",
+        "nbytes_fetched",
+        "nbytes_remote",
+        "num_actors",
     )
-    return {**dict.fromkeys(zeros, 0), "pid": 43, "started_ns": SECOND, "is_waiting": False, **words}
+    return {**dict.fromkeys(zeros, 0), "pid": 43, "started_ns": SECOND, "is_waiting": False, "node": "", **words}
 
 
 def slot(**words: Any) -> dict[str, Any]:

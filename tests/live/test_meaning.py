@@ -182,3 +182,24 @@ def test_modes_and_names_are_told() -> None:
         >= {"mode": "torch", "dataset": "Rows", "read_by": "read_into"}.items()
     )
     assert describe(made_up())["mode"] == "seed"
+
+
+def test_of_a_crew_on_a_cluster_it_says_where_the_actors_are_and_what_came_from_where() -> None:
+    def far(node: str, fetched: int, remote: int, num_actors: int = 1) -> dict[str, Any]:
+        return worker(node=node, nbytes_fetched=fetched, nbytes_remote=remote, num_actors=num_actors)
+
+    before = made_up(10, workers=[far("aa", 100, 0), far("bb", 50, 50), worker()])
+    seen = made_up(12, workers=[far("aa", 300, 0), far("bb", 150, 150, num_actors=3), worker()])
+    report = describe(seen, before)
+    assert report["cluster"] == {
+        "nodes": {"aa": 1, "bb": 1},
+        "num_actors": 2,
+        "num_replaced": 2,
+        "nbytes_fetched": 450,
+        "nbytes_remote": 150,
+        "nbytes_fetched_per_s": 150.0,
+        "nbytes_remote_per_s": 50.0,
+    }
+    assert describe(seen)["cluster"]["nbytes_fetched_per_s"] == 450 / 12
+    assert [one["node"] for one in report["workers"]] == ["aa", "bb", None]
+    assert describe(made_up())["cluster"] is None

@@ -173,3 +173,15 @@ def test_times_and_numbers_have_the_digits_people_read() -> None:
 def test_a_sparkline_has_a_character_a_value() -> None:
     assert sparkline([0, 1, 8]) == "▁▂█"
     assert (sparkline([0, 0]), sparkline([])) == ("▁▁", "")
+
+
+def test_a_crew_on_a_cluster_has_a_line_and_a_column() -> None:
+    far = [worker(node="0123456789a", nbytes_fetched=3_000_000, nbytes_remote=1_000_000, num_actors=2), worker()]
+    text = drawn(look(loader(workers=far)))
+    assert (
+        "ray   1 actor on 1 node  3 MB/s from the object store, of these 1 MB/s over the network  1 actor replaced"
+        in text
+    )
+    assert "node" in text
+    assert "0123456789a" in text
+    assert "node" not in drawn(look(loader()))

@@ -35,7 +35,7 @@ DEFECTS = [
     Defect(
         "R2",
         "a resume begins its epoch anew",
-        "shmload/seed_mode.py",
+        "shmload/seed_epochs.py",
         "            epoch, step = resume(state, schedule)\n",
         "            epoch, step = resume(state, schedule)[0], 0\n",
         (
@@ -55,9 +55,9 @@ DEFECTS = [
         "R2",
         "a state waits for workers",
         "shmload/seed_mode.py",
-        "        return dict(make_state",
+        "        return self.epochs.state_dict(",
         "        while self._engine and not self._engine._is_done(self._engine._queue[-1]):\n"
-        "            self._engine._round()\n        return dict(make_state",
+        "            self._engine._round()\n        return self.epochs.state_dict(",
         (f"{PROMISES}test_a_state_is_told_without_asking_any_worker",),
     ),
     Defect(
@@ -134,9 +134,9 @@ DEFECTS = [
     Defect(
         "R6",
         "a deadly sample is told without its epoch",
-        "shmload/supervision.py",
-        "of epoch {order.epoch} (row {row} of batch {order.step})",
-        "(row {row} of batch {order.step})",
+        "shmload/worker/late.py",
+        "of epoch {epoch} (row {row} of batch {step})",
+        "(row {row} of batch {step})",
         ("tests/faults/test_deadly_samples.py::test_the_epoch_is_named_and_counts_for_itself",),
     ),
     # ------------------------------------------------ R7: nothing stays
@@ -312,7 +312,7 @@ DEFECTS = [
     Defect(
         "R15",
         "the stack of the stuck worker is left out",
-        "shmload/supervision.py",
+        "shmload/worker/late.py",
         r"Where it was:\n{stack}\n",
         r"",
         ("tests/loader/test_policies.py::test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker",),

@@ -16,34 +16,9 @@ import pytest
 sys.path.insert(0, os.path.dirname(__file__))  # in workers of every start method too
 sys.path.insert(0, str(Path(__file__).parents[1] / "storage"))
 
-import store_kit  # the path comes first
-from fault_proxy import FaultProxy, fault_proxy
+from store_fixtures import pauses, proxy, server  # the path comes first
 
-from shmload.storage import retry
-
-
-@pytest.fixture(scope="session")
-def server() -> store_kit.Server:
-    """An S3-compatible server."""
-    try:
-        return store_kit.s3_server()
-    except LookupError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="session")
-def proxy(server: store_kit.Server) -> Iterator[FaultProxy]:
-    """A proxy before it; a test gives it its script."""
-    with fault_proxy(server.endpoint) as made:
-        yield made
-
-
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Nobody waits between tries; the pauses that would have been made."""
-    made: list[float] = []
-    monkeypatch.setattr(retry, "_wait", made.append)
-    return made
+__all__ = ["pauses", "private_folders_go", "proxy", "server"]
 
 
 @pytest.fixture(autouse=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from shmload.errors import ObjectMissing, StoreError
-from shmload.storage import local
+from shmload.storage.halves import HALF, make_half, remove_abandoned
 from shmload.storage.local import LocalStore
 
 
@@ -57,13 +62,72 @@ def test_a_write_that_fails_leaves_nothing(
 
 def test_what_a_killed_writer_left_is_not_listed_and_cannot_be_named(store: LocalStore) -> None:
     store.put("folder/x", b"")
-    (store.root / "folder" / f"{local._HALF}abc").write_bytes(b"half")
+    (store.root / "folder" / f"{HALF}abc").write_bytes(b"half")
     (store.root / "new\nline").write_bytes(b"")
     os.mkfifo(store.root / "pipe")
     (store.root / "dangling").symlink_to("nothing")
     assert [each.key for each in store.list_objects()] == ["folder/x"]
     with pytest.raises(StoreError, match=r"names that begin with '\.half-' are of files being written"):
-        store.get(f"folder/{local._HALF}abc")
+        store.get(f"folder/{HALF}abc")
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_write_into_the_folder(store: LocalStore) -> None:
+    code = f"""
+        import os, signal, sys
+        from pathlib import Path
+        from shmload.storage.local import LocalStore
+        os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)
+        LocalStore(Path({str(store.root)!r})).put("x", b"half of it")
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = files(store)
+    assert left.startswith(HALF)
+    store.put("y", b"whole")
+    assert files(store) == ["y"]
+
+
+def test_what_is_being_written_stays_as_long_as_its_writer_lives(store: LocalStore) -> None:
+    store.put("x", b"")
+    fd, path = make_half(store.root)
+    assert remove_abandoned(store.root) == []
+    os.close(fd)
+    assert remove_abandoned(store.root) == [os.path.basename(path)]
+
+
+def test_a_whole_file_is_not_taken_for_an_abandoned_one_before_it_has_its_name(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("x", b"")
+    replace = os.replace
+
+    def looked_at(half: str, path: Path) -> None:
+        assert remove_abandoned(store.root) == []
+        replace(half, path)
+
+    monkeypatch.setattr(os, "replace", looked_at)
+    store.put("y", b"whole")
+    assert files(store) == ["x", "y"]
+
+
+def test_a_file_that_is_found_before_it_is_locked_is_made_again(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("x", b"")
+    lock, removed = fcntl.flock, []
+
+    def found_first(fd: int, kind: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        removed.extend(remove_abandoned(store.root))
+        lock(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", found_first)
+    fd, path = make_half(store.root)
+    os.close(fd)
+    assert len(removed) == 1
+    assert os.path.basename(path) not in removed
+    assert os.path.exists(path)
 
 
 def test_a_file_that_is_written_to_while_it_is_read_is_an_error(

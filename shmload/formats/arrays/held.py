@@ -16,7 +16,7 @@ import numpy as np
 
 from shmload.batch.array_rows import TypedArray, typed_array
 from shmload.errors import ShardCorrupt
-from shmload.index.memory import Memory, Reference
+from shmload.index.memory import Memory
 
 _ALIGNMENT = 64
 
@@ -160,16 +160,16 @@ class HeldArrays:
                 array, self._files[name] = mapped(place)
             else:
                 assert self._memory is not None
-                array = np.ndarray(place.shape, place.numpy, self._memory.mapping, place.offset, place.strides)  # type: ignore[arg-type]  # a buffer
+                array = np.ndarray(place.shape, place.numpy, self._memory.mapping, place.offset, place.strides)
             self.arrays[name] = TypedArray(array, place.dtype)
 
-    def __getstate__(self) -> tuple[Reference | None, dict[str, Place]]:
+    def __getstate__(self) -> tuple[Any, dict[str, Place]]:
         self.share()
-        return self._memory.reference if self._memory is not None else None, {
+        return self._memory.ticket() if self._memory is not None else None, {
             name: self._places[name] for name in self.arrays
         }
 
-    def __setstate__(self, state: tuple[Reference | None, dict[str, Place]]) -> None:
+    def __setstate__(self, state: tuple[Any, dict[str, Place]]) -> None:
         reference, self._places = state
         self._memory = Memory.attach(reference) if reference is not None else None
         self.arrays, self._files = {}, {}

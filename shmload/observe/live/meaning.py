@@ -49,6 +49,7 @@ def describe(seen: Snapshot, before: Snapshot | None = None) -> Report:
         "waits_for": _waits_for(seen, workers),
         "is_hung": _is_hung(seen),
         "workers": workers,
+        "cluster": _cluster(before, seen, interval_s),
         "memory": {"ring_nbytes": ring_nbytes(seen)},
     }
 
@@ -166,6 +167,10 @@ def _workers(before: Snapshot, seen: Snapshot) -> list[Report]:
                 "num_chunks": worker["num_chunks"],
                 "num_samples": worker["num_samples"],
                 "num_foreign": worker["num_foreign"],
+                "node": worker["node"] or None,
+                "num_actors": worker["num_actors"],
+                "nbytes_fetched": worker["nbytes_fetched"],
+                "nbytes_remote": worker["nbytes_remote"],
                 "num_restarts": worker["num_restarts"],
                 "is_waiting": worker["is_waiting"],
                 "started_ns": worker["started_ns"],
@@ -187,6 +192,23 @@ def _doing(seen: Snapshot, number: int, claim: tuple[dict[str, Any], int, int] |
     if order == slot["order"] and first + ((row - first) & 0xFFFF) < end:  # else of a chunk that it had done before
         return "decoding", worker["since_ns"]
     return "filling", worker["claimed_ns"]
+
+
+def _cluster(before: Snapshot, seen: Snapshot, interval_s: float) -> Report | None:
+    """What Ray actors have sent, and from which nodes; None before they have sent anything, and without Ray."""
+    far = [worker for worker in seen["workers"] if worker["node"]]
+    if not far:
+        return None
+    counters = ("nbytes_fetched", "nbytes_remote")
+    total = {name: sum(worker[name] for worker in seen["workers"]) for name in counters}
+    last = {name: sum(worker[name] for worker in before["workers"]) for name in counters}
+    return {
+        "nodes": dict(sorted(Counter(worker["node"] for worker in far).items())),
+        "num_actors": len(far),
+        "num_replaced": sum(worker["num_actors"] - 1 for worker in far),
+        **total,
+        **{f"{name}_per_s": _rate(total[name] - last[name], interval_s) for name in counters},
+    }
 
 
 # ------------------------------------------------------------ waiting

@@ -38,7 +38,17 @@ def busy_ns(worker: dict[str, Any], time_ns: int) -> int:
 
 def beginning(seen: Snapshot) -> Snapshot:
     """The snapshot that the trainer could have taken when it made the ring: nothing had been counted."""
-    nothing = dict.fromkeys(("busy_ns", "claimed_ns", "started_ns", "num_samples", "num_chunks", "num_foreign"), 0)
+    counted = (
+        "busy_ns",
+        "claimed_ns",
+        "started_ns",
+        "num_samples",
+        "num_chunks",
+        "num_foreign",
+        "nbytes_fetched",
+        "nbytes_remote",
+    )
+    nothing = dict.fromkeys(counted, 0)
     counters = (
         "batches",
         "samples",

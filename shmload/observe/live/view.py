@@ -33,7 +33,7 @@ LIMITS = {
 }
 # columns of the workers' table: heading, the least width of the terminal that shows it
 COLUMNS = (("worker", 0), ("pid", 0), ("state", 0), ("sample", 0), ("for", 0), ("busy", 0), ("samples/s", 70), ("restarts", 76),
-           ("batch", 90), ("foreign", 100), ("RSS", 110))  # fmt: skip
+           ("batch", 90), ("foreign", 100), ("RSS", 110), ("node", 0))  # fmt: skip
 
 
 def picture(look: Report, width: int) -> RenderableType:
@@ -93,6 +93,8 @@ def _panel(loader: Report, width: int) -> Panel:
     parts: list[RenderableType] = [_speed(loader, width), _slots(loader, width), _time(loader, width)]
     if loader["is_hung"]:
         parts.append(_hung(loader))
+    if loader["cluster"] is not None:
+        parts.append(_cluster(loader["cluster"]))
     parts.append(_workers(loader, width))
     return Panel(
         Group(*parts),
@@ -184,11 +186,23 @@ def _hung(loader: Report) -> Text:
     return text
 
 
+def _cluster(cluster: Report) -> Text:
+    text = _line().append("ray   ")
+    count, nodes = cluster["num_actors"], len(cluster["nodes"])
+    text.append(f"{count} actor{'s' * (count != 1)} on {nodes} node{'s' * (nodes != 1)}", style="bold")
+    text.append(f"  {nbytes_text(cluster['nbytes_fetched_per_s'])}/s from the object store, of these")
+    text.append(f" {nbytes_text(cluster['nbytes_remote_per_s'])}/s over the network")
+    if replaced := cluster["num_replaced"]:
+        text.append(f"  {replaced} actor{'s' * (replaced != 1)} replaced", style="bold red")
+    return text
+
+
 def _workers(loader: Report, width: int) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
-    columns = [name for name, least in COLUMNS if width >= least]
+    is_far = loader["cluster"] is not None
+    columns = [name for name, least in COLUMNS if width >= least and (is_far or name != "node")]
     for name in columns:
-        table.add_column(name, justify="left" if name in ("state", "batch") else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in ("state", "batch", "node") else "right", no_wrap=True)
     numbered = list(enumerate(loader["workers"]))
     if len(numbered) > WORKERS_MAX:
         numbered = sorted(sorted(numbered, key=lambda one: -(one[1]["for_s"] or 0.0))[:WORKERS_MAX])
@@ -215,6 +229,7 @@ def _cells(index: int, worker: Report) -> dict[str, str]:
         "batch": "-" if worker["step"] is None else f"{worker['epoch']}:{worker['step']}",
         "foreign": str(worker["num_foreign"] or "-"),
         "RSS": "-" if rss is None else nbytes_text(rss),
+        "node": worker["node"] or "-",
     }
 
 

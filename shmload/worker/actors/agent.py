@@ -1,4 +1,4 @@
-"""The agent's process: a thread for each worker of the ring, and one connection to Ray for all.
+"""The agent's process: its dispatchers and stand-ins, and one connection to Ray for all.
 
 It is started as `python -m`, and told by its standard input who it is: so the user's program is not imported again.
 """
@@ -20,6 +20,7 @@ from shmload._core.filler import WorkerRing
 from shmload._core.watch import die_with
 from shmload.shm.doorbell import Doorbell
 from shmload.worker.actors.cluster import Cluster
+from shmload.worker.actors.dispatch import Dispatcher
 from shmload.worker.actors.errand import Setting
 from shmload.worker.actors.stand_in import StandIn
 from shmload.worker.process import GONE, open_memory
@@ -34,6 +35,8 @@ class Briefing:
     address: str
     paths: tuple[str, ...]
     is_seeded: bool
+    num_ahead: int  # errands that each worker may have under way
+    sample_timeout_s: float | None = None
 
 
 def main() -> None:
@@ -43,47 +46,38 @@ def main() -> None:
     die_with(posts[0].trainer_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a worker's
     try:
-        rings = [WorkerRing(open_memory(post.control_path), post.worker_id) for post in posts]
-        bells = [
-            [Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell)] for post in posts
-        ]
+        control = open_memory(posts[0].control_path)
+        ready, grants = (Doorbell.attach(name) for name in (posts[0].ready_bell, posts[0].grants_bell))
+        orders = {post.orders_bell: Doorbell.attach(post.orders_bell) for post in posts}
         memory = open_memory(posts[0].parcel_path)
         parcel: NDArray[np.uint8] = np.ndarray(posts[0].parcel_nbytes, np.uint8, memory)  # type: ignore[arg-type]  # a buffer
     except FileNotFoundError:
         os._exit(GONE)  # the loader has been closed before this process was up
-    settings = [
-        Setting(post, briefing.paths, ring.text_capacity, ring.layout_capacity)
-        for post, ring in zip(posts, rings, strict=True)
-    ]
+    rings = [[WorkerRing(control, post.worker_id) for _ in range(briefing.num_ahead)] for post in posts]
+    sizes = rings[0][0].text_capacity, rings[0][0].layout_capacity
+    settings = [Setting(post, briefing.paths, *sizes, briefing.sample_timeout_s) for post in posts]
     cluster = Cluster(briefing.address, parcel, settings, is_seeded=briefing.is_seeded)
     del memory, parcel
-    threads = [
-        threading.Thread(target=_run, args=(ring, cluster, briefing, *bells_of), daemon=True)
-        for ring, bells_of in zip(rings, bells, strict=True)
-    ]
+    by_bell: dict[str, list[list[StandIn]]] = {name: [] for name in orders}
+    for post, of_worker in zip(posts, rings, strict=True):
+        by_bell[post.orders_bell].append(
+            [StandIn(ring, cluster, ready=ready, grants=grants, open_memory=open_memory) for ring in of_worker]
+        )
+    dispatchers = [Dispatcher(cluster, stand_ins, orders[name]) for name, stand_ins in by_bell.items()]
+    threading.Thread(target=cluster.connect, daemon=True).start()
+    cluster.wait(lambda: not rings[0][0].is_closing)
+    threads = [threading.Thread(target=_run, args=(dispatcher,), daemon=True) for dispatcher in dispatchers]
     for thread in threads:
         thread.start()
-    cluster.connect()
     for thread in threads:
         thread.join()
     os._exit(0)  # Ray ends what a driver leaves: an orderly farewell would only take longer
 
 
-def _run(
-    ring: WorkerRing, cluster: Cluster, briefing: Briefing, ready: Doorbell, orders: Doorbell, grants: Doorbell
-) -> None:
-    stand_in = StandIn(
-        ring,
-        cluster,
-        is_seeded=briefing.is_seeded,
-        ready=ready,
-        orders=orders,
-        grants=grants,
-        open_memory=open_memory,
-    )
+def _run(dispatcher: Dispatcher) -> None:
     try:
-        stand_in.run()
-    except BaseException:  # its claim would stay open for ever: the trainer must see a death
+        dispatcher.run()
+    except BaseException:  # nobody would claim any more: the trainer must see a death
         traceback.print_exc()
         os._exit(1)
 

@@ -8,25 +8,32 @@ import socket
 import threading
 from collections.abc import Callable
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload._core.filler import ERROR
 from shmload.errors import ClusterUnreachable, WorkerDied
 from shmload.worker.actors.decoder import Decoder
-from shmload.worker.actors.errand import Setting
+from shmload.worker.actors.errand import Errand, Outcome, Setting
+from shmload.worker.actors.lateness import failure_in, forget_word, take_word
 from shmload.worker.actors.placement import alive_nodes, place
 
 log = logging.getLogger("shmload")
 
 CONNECT_S = 20.0  # Ray itself tries for two minutes
-LOOK_S = 0.1  # how often a thread that waits for an actor looks whether it still should
-MAX_DEATHS = 3  # of actors over one errand: then it is the errand
+LOOK_S = 0.1  # how often who waits for the connection looks whether it still should
+MAX_DEATHS = 3  # of actors over one errand alone: then it is the errand
 
 
-class Unwanted(Exception):
-    """Nobody wants the errand's outcome any more."""
+class Call(NamedTuple):
+    """An errand that an actor has been asked for."""
+
+    actor: Any
+    ref: Any
+    method: str
+    argument: tuple[Any, ...]
 
 
 class Cluster:
@@ -48,18 +55,21 @@ class Cluster:
         self._failure: Exception | None = None
         self._lock = threading.Lock()
         self._actors: dict[int, Any] = {}
+        # held while a worker's new actor does one errand again, alone
+        self._repeats = [threading.Lock() for _ in settings]
+        self._newest: dict[
+            int, tuple[Any, int]
+        ] = {}  # by worker, where its newest answer came from, and how many places before
         self._ended: dict[int, str] = {}  # torch mode: workers whose actor has died, and how
+        self.node_id = ""  # of this machine
         self._job: Any = None  # the dataset in Ray's object store
 
     def connect(self) -> None:
-        """Joins the cluster, puts the dataset and asks for the actors; those that call `do` wait for it."""
+        """Joins the cluster, puts the dataset and asks for the actors."""
         try:
             self._connect()
         except Exception as error:
-            self._failure = ClusterUnreachable(
-                f"there is no Ray cluster at address={self._address!r} ({type(error).__name__}: {error}). Start one with "
-                "`ray start --head`, join it from this machine with `ray start --address=HEAD:6379`, or give the head's address"
-            )
+            self._failure = error if isinstance(error, ClusterUnreachable) else unreachable(self._address, error)
         finally:
             self._parcel = np.empty(0, np.uint8)
             self._is_connected.set()
@@ -67,13 +77,8 @@ class Cluster:
     def _connect(self) -> None:
         import ray
 
-        address = self._address
-        if address == "auto":
-            address = os.environ.get("RAY_ADDRESS") or address
-        host, colon, port = address.rpartition(":")
-        if colon and port.isdigit() and "/" not in host:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S / 2).close()
-        ray.init(address=address, logging_level=logging.WARNING, namespace="shmload")
+        join(self._address)
+        self.node_id = str(ray.get_runtime_context().get_node_id())
         self._job = ray.put(self._parcel)
         nodes = place(alive_nodes(ray.nodes()), len(self._settings), os.getpid())
         with self._lock:
@@ -85,24 +90,50 @@ class Cluster:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         setting = self._settings[worker]
-        # soft: a node that has gone since then is no reason not to decode
-        strategy = NodeAffinitySchedulingStrategy(node_id, soft=True)
+        # not soft: an actor that asks for no CPU is then put anywhere
+        strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
         made = ray.remote(Decoder).options(num_cpus=0, scheduling_strategy=strategy, max_restarts=0)
         self._actors[worker] = made.remote(setting, self._job)
 
+    def wait(self, is_wanted: Callable[[], bool]) -> None:
+        """Returns once the connection stands or has failed, after `CONNECT_S` at the latest, or as soon as nobody wants it."""
+        while not self._is_connected.wait(LOOK_S):
+            if not is_wanted() or monotonic() - self._began > CONNECT_S:
+                return
+
     # ------------------------------------------------------------ errands
 
-    def do(self, worker: int, method: str, argument: tuple[Any, ...], is_wanted: Callable[[], bool]) -> Any:
-        """Has a worker's actor do something, or in seed mode another in its place.
+    def begin(self, worker: int, method: str, *argument: Any) -> Call:
+        """Asks a worker's actor for something, behind all it has been asked for; nothing is waited for.
 
-        Args:
-            is_wanted: asked every now and then.
         Raises:
-            Unwanted: it said no.
-            ClusterUnreachable: there is no connection, `CONNECT_S` after the start at the latest.
-            WorkerDied: the actor is dead and may not be replaced, or `MAX_DEATHS` died over it.
+            ClusterUnreachable: there is no connection, or none yet.
+            WorkerDied: the actor is dead and may not be replaced.
         """
-        self._wait_for_connection(is_wanted)
+        if not self._is_connected.is_set():
+            raise ClusterUnreachable(
+                f"the Ray cluster at address={self._address!r} did not answer within {CONNECT_S:.0f} s. Is its head "
+                "running, and does this machine belong to it (`ray status`)?"
+            )
+        if self._failure is not None:
+            raise self._failure
+        if worker in self._ended:
+            raise WorkerDied(self._ended[worker])
+        actor = self._actors[worker]
+        return Call(actor, getattr(actor, method).remote(*argument), method, argument)
+
+    def is_repeating(self, worker: int) -> bool:
+        """Whether the worker's actor has taken a dead one's place and should be left alone with what that one may have died of."""
+        return self._repeats[worker].locked()
+
+    def result(self, worker: int, call: Call) -> Any:
+        """What came of a call; in seed mode, if its actor has died, from another in its place.
+
+        It is waited for without a limit: to give up an object that is on its way would mean to begin its transfer again.
+
+        Raises:
+            WorkerDied: the actor is dead and may not be replaced, or `MAX_DEATHS` died over it alone.
+        """
         import ray
         from ray import exceptions
 
@@ -111,51 +142,96 @@ class Cluster:
             exceptions.ObjectLostError,
             exceptions.NodeDiedError,
             exceptions.WorkerCrashedError,
+            exceptions.OutOfMemoryError,  # Ray has killed it because its node ran short
         )
-        num_deaths = 0
-        while True:
-            if worker in self._ended:
-                raise WorkerDied(self._ended[worker])
-            actor = self._actors[worker]
-            try:
-                ref = getattr(actor, method).remote(*argument)
-                while not ray.wait([ref], timeout=LOOK_S)[0]:
-                    if not is_wanted():
-                        raise Unwanted
-                return ray.get(ref)
-            except died as error:
-                num_deaths += 1
-                self._see_to(worker, actor, error, num_deaths)
+        try:
+            return ray.get(call.ref)
+        except died as error:
+            reason: Exception = error
+        if (late := self._late(worker, call)) is not None:
+            return late
+        with self._repeats[worker]:  # alone: what it had been asked for besides would be blamed, too
+            num_deaths = 0  # the first may have been over another errand
+            while True:
+                self._see_to(worker, call.actor, reason, num_deaths)
+                call = self.begin(worker, call.method, *call.argument)
+                try:
+                    return ray.get(call.ref)
+                except died as error:
+                    reason, num_deaths = error, num_deaths + 1
+                if (late := self._late(worker, call)) is not None:
+                    return late
 
-    def _wait_for_connection(self, is_wanted: Callable[[], bool]) -> None:
-        while not self._is_connected.wait(LOOK_S):
-            if not is_wanted():
-                raise Unwanted
-            if monotonic() - self._began > CONNECT_S:
-                raise ClusterUnreachable(
-                    f"the Ray cluster at address={self._address!r} did not answer within {CONNECT_S:.0f} s. Is its head "
-                    "running, and does this machine belong to it (`ray status`)?"
-                )
-        if self._failure is not None:
-            raise self._failure
+    def num_actors(self, worker: int, place: tuple[str, int]) -> int:
+        """How many actors the worker has had, when the newest answer came from there."""
+        with self._lock:
+            newest, number = self._newest.get(worker, (None, 0))
+            if newest != place:
+                self._newest[worker] = place, number + 1
+            return self._newest[worker][1]
+
+    def _late(self, worker: int, call: Call) -> Outcome | None:
+        """What came of an errand whose sample was too late: its failure, and another actor."""
+        if self._settings[worker].sample_timeout_s is None:
+            return None
+        word, errand = take_word(call.actor), call.argument[0]
+        failure = failure_in(word, errand) if isinstance(errand, Errand) else None
+        if failure is None:
+            return None
+        forget_word(call.actor)
+        self._replace(worker, call.actor, "a sample was too late")
+        dumped = failure.dumps(self._settings[worker].text_capacity)
+        return Outcome(ERROR, np.empty(0, np.uint8), None, None, None, dumped, 0)
 
     def _see_to(self, worker: int, actor: Any, error: Exception, num_deaths: int) -> None:
-        import ray
-
         how = " ".join(str(error).split())
         if not self._is_seeded:
-            self._ended[worker] = (
+            self._ended.setdefault(
+                worker,
                 f"the Ray actor of DataLoader worker {worker} has died, and with it the worker's random streams, which torch mode "
-                f"cannot go on without: {how}. Resume from a state_dict, or give a seed: then another actor takes its place"
+                f"cannot go on without: {how}. Resume from a state_dict, or give a seed: then another actor takes its place",
             )
-            return
+            raise WorkerDied(self._ended[worker])
+        self._replace(worker, actor, how)
         if num_deaths >= MAX_DEATHS:
             raise WorkerDied(f"{num_deaths} Ray actors of DataLoader worker {worker} died over the same rows: {how}")
-        log.warning("the Ray actor of worker %d has died (%s); another takes its place", worker, how)
+
+    def _replace(self, worker: int, actor: Any, how: str) -> None:
+        import ray
+
         with self._lock:
+            if self._actors[worker] is not actor:  # its place has been taken already, after another errand
+                return
+            log.warning("the Ray actor of worker %d has died (%s); another takes its place", worker, how)
             try:
                 ray.kill(actor)  # one that only could not be reached would go on
             except Exception:
                 pass
             nodes = place(alive_nodes(ray.nodes()), len(self._settings), os.getpid())
             self._hire(worker, nodes[worker])
+
+
+def join(given: str) -> None:
+    """Makes this process a driver of a cluster.
+
+    Raises:
+        ClusterUnreachable: there is none at this address.
+    """
+    import ray
+
+    address = (os.environ.get("RAY_ADDRESS") or given) if given == "auto" else given
+    host, colon, port = address.rpartition(":")
+    try:
+        if colon and port.isdigit() and "/" not in host:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S / 2).close()
+        ray.init(address=address, logging_level=logging.WARNING, namespace="shmload")
+    except Exception as error:
+        raise unreachable(given, error) from error
+
+
+def unreachable(address: str, error: Exception) -> ClusterUnreachable:
+    """What is said of a cluster that cannot be joined."""
+    return ClusterUnreachable(
+        f"there is no Ray cluster at address={address!r} ({type(error).__name__}: {error}). Start one with "
+        "`ray start --head`, join it from this machine with `ray start --address=HEAD:6379`, or give the head's address"
+    )

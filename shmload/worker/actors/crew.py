@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+import select
 import subprocess
 import sys
 import weakref
 from typing import Any
 
 from shmload import faults
-from shmload.shm import reaper
+from shmload.shm import reaper, travel
 from shmload.worker.actors.agent import Briefing
 from shmload.worker.crew import Death
 from shmload.worker.spec import Job, Post
+
+MAX_AHEAD = 4  # errands of a worker: one is decoded, one travels, one is copied, and one comes early
 
 
 class RayCrew:
@@ -23,14 +26,22 @@ class RayCrew:
     Args:
         posts: one per worker.
         address: of the cluster's head, or "auto".
+        num_ahead: batches that the trainer orders ahead for each worker.
+        sample_timeout_s: how long one sample may take before its actor is ended; None: for ever.
     """
 
     reads_samples = False
 
-    def __init__(self, posts: list[Post], address: str, *, is_seeded: bool) -> None:
+    def __init__(
+        self, posts: list[Post], address: str, *, is_seeded: bool, num_ahead: int, sample_timeout_s: float | None = None
+    ) -> None:
         self._posts = posts
-        self._briefing = Briefing(tuple(posts), address, tuple(path or os.getcwd() for path in sys.path), is_seeded)
+        paths = tuple(path or os.getcwd() for path in sys.path)
+        num_ahead = max(1, min(num_ahead, MAX_AHEAD))
+        self._briefing = Briefing(tuple(posts), address, paths, is_seeded, num_ahead, sample_timeout_s)
         self._agent: subprocess.Popen[bytes] | None = None
+        self._watch = select.poll()  # readable once the agent has ended: cheaper to ask than Popen
+        self._ending: Any = None  # the finalizer of the agent
         self._dead: set[int] = set()  # workers of an agent that has ended, whose rows are still to be taken back
         self._pid = os.getpid()
 
@@ -54,8 +65,11 @@ class RayCrew:
         command = [sys.executable, "-m", "shmload.worker.actors.agent"]
         agent = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         reaper.hire(agent.pid)
-        weakref.finalize(self, _end, agent, os.getpid())
         self._agent = agent
+        pidfd = os.pidfd_open(agent.pid)
+        self._watch = select.poll()
+        self._watch.register(pidfd, select.POLLIN)
+        self._ending = weakref.finalize(self, _end, agent, os.getpid(), pidfd)
         assert agent.stdin is not None
         try:
             agent.stdin.write(pickle.dumps(briefing))
@@ -72,10 +86,11 @@ class RayCrew:
         raise NotImplementedError("a crew of Ray actors keeps its size")
 
     def deaths(self) -> list[Death]:
-        """All workers whose agent has ended, until they are replaced. Cost: one waitpid."""
+        """All workers whose agent has ended, until they are replaced. Cost: one poll."""
         agent = self._agent
-        if agent is None or agent.poll() is None:
+        if agent is None or not self._watch.poll(0):
             return []
+        agent.wait()
         if not self._dead:
             self._dead = set(range(len(self._posts)))
         return [Death(worker, agent.pid, agent.returncode) for worker in sorted(self._dead)]
@@ -85,6 +100,7 @@ class RayCrew:
         self._dead.discard(worker_id)
         if self._dead or self._agent is None:
             return
+        self._ending()
         reaper.dismiss(self._agent.pid)
         posts = tuple(dataclasses.replace(post, resume=b"") for post in self._posts)
         self._launch(dataclasses.replace(self._briefing, posts=posts))
@@ -110,19 +126,20 @@ class RayCrew:
         except subprocess.TimeoutExpired:
             pass
         finally:
-            _end(agent, self._pid)
+            self._ending()
             reaper.dismiss(agent.pid)
             self._agent = None
 
 
-def _end(agent: subprocess.Popen[bytes], pid: int) -> None:
+def _end(agent: subprocess.Popen[bytes], pid: int, pidfd: int) -> None:
     """Kills an agent that is still there: of a loader that was not closed, at the end of its process."""
+    os.close(pidfd)
     if os.getpid() == pid and agent.poll() is None:
         agent.kill()
         agent.wait()
 
 
-def pickled_by_value(job: Job) -> bytes:
+def pickled_by_value(job: Job) -> bytearray:
     """The job as bytes for actors, with what the trainer's own program defines: they do not have it.
 
     Raises:
@@ -131,10 +148,9 @@ def pickled_by_value(job: Job) -> bytes:
     from ray import cloudpickle
 
     try:
-        dumped: bytes = cloudpickle.dumps(job, protocol=5)
+        return travel.dumps(job, lambda value, take: cloudpickle.dumps(value, protocol=5, buffer_callback=take))
     except Exception as error:
         raise TypeError(
             'crew="ray" sends the dataset, collate_fn and worker_init_fn to other machines, and they cannot be pickled: '
             f"{type(error).__name__}: {error}. Open files, locks and connections at first use in the worker"
         ) from error
-    return dumped

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import threading
 from typing import Any
 
 import numpy as np
 
 from shmload._core.filler import DONE, ERROR
-from shmload.worker.actors.desk import Desk
+from shmload.batch.layout import Layout
+from shmload.batch.place import RowPlacer
+from shmload.shm import travel
+from shmload.worker.actors.desk import Desk, private
 from shmload.worker.actors.errand import Errand, Outcome, Setting
+from shmload.worker.actors.lateness import Lateness, leave_word
 from shmload.worker.body import Body
 from shmload.worker.failure import Failure
 from shmload.worker.notes import END, load_note
@@ -33,7 +38,7 @@ class Decoder:
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
         try:
-            job = pickle.loads(memoryview(parcel))
+            job = travel.loads(parcel)
             _name_classes_of_main()
             job, source, snapshots = prepare(job, post)
         except Exception as error:
@@ -50,7 +55,12 @@ class Decoder:
             init_failure=failure,
         )
         self._job = job
+        self._place = (_node_id(), os.getpid())
         self._settle_schema()
+        self._lateness: Lateness | None = None
+        if setting.sample_timeout_s is not None:
+            self._lateness = Lateness(self._desk.trainer, post.worker_id, setting.sample_timeout_s, leave_word)
+            threading.Thread(target=self._lateness.watch, daemon=True).start()
 
     def _settle_schema(self) -> None:
         """The layout that the dataset declares: the trainer has settled the same."""
@@ -66,6 +76,8 @@ class Decoder:
         desk = self._desk
         raw, is_pickled = _part(errand)
         num_foreign = desk.num_foreign
+        if self._lateness is not None:
+            self._lateness.begin(errand)
         desk.order(
             raw,
             epoch=errand.epoch,
@@ -87,9 +99,13 @@ class Decoder:
             return self._outcome(DONE, nbytes=used, note=note, num_foreign=num_foreign)
         return self._outcome(DONE, nbytes=desk.rows_nbytes(), is_rows=True, note=note)
 
-    def pack_rows(self) -> Outcome:
-        """The rows of the errand done last, as a packed batch: the trainer's ring has no places for such rows."""
-        packed = self._body.packed(self._desk.samples())
+    def pack_rows(self, made: Outcome, nrows: int) -> Outcome:
+        """The rows of an outcome, an actor's of this worker, as a packed batch: the trainer's ring has no places for such rows."""
+        assert made.layout is not None
+        memory = private(made.payload.nbytes)
+        memoryview(memory)[:] = memoryview(made.payload)  # type: ignore[arg-type]  # a buffer
+        placer = RowPlacer(Layout.loads(made.layout), memory, 0, nrows)
+        packed = self._body.packed([placer.get(row) for row in range(nrows)])
         payload = np.empty(packed.nbytes, np.uint8)
         packed.write(payload)
         return self._outcome(DONE)._replace(payload=payload, num_foreign=packed.num_foreign)
@@ -106,7 +122,7 @@ class Decoder:
     ) -> Outcome:
         desk = self._desk
         row_nbytes = desk.row_nbytes() if is_rows else None
-        return Outcome(own, desk.payload(nbytes), row_nbytes, desk.layout_text, note, error, num_foreign)
+        return Outcome(own, desk.payload(nbytes), row_nbytes, desk.layout_text, note, error, num_foreign, self._place)
 
 
 def _part(errand: Errand) -> tuple[bytes, bool]:
@@ -130,6 +146,11 @@ def _shifted(text: bytes, first: int, capacity: int) -> bytes:
     if not first or not failure.rows:
         return text
     return failure._replace(rows=tuple(first + row for row in failure.rows)).dumps(capacity)
+
+
+def _node_id() -> str:
+    ray: Any = sys.modules.get("ray")  # an actor has it
+    return str(ray.get_runtime_context().get_node_id()) if ray is not None and ray.is_initialized() else ""
 
 
 def _name_classes_of_main() -> None:

@@ -7,7 +7,7 @@ room, the desk grants that before the bell's `post` returns.
 from __future__ import annotations
 
 import os
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import FAILED, ORDERED, Lease, TrainerRing, control_nbytes
 from shmload.batch.layout import Layout
-from shmload.batch.place import RowPlacer
 
 GROWTH = 1.25  # as ring_memory's
 ORDER_CAPACITY = 4096  # a larger order lies in memory of its own
@@ -32,6 +31,9 @@ class _Sizes(TypedDict):
 class Desk:
     """The ring, its memory, and all of its bells in one.
 
+    Attributes:
+        ring: the worker's end.
+        trainer: the trainer's end.
     Args:
         worker_id: as the body and what it tells users name the worker.
         text_capacity, layout_capacity: of the real ring.
@@ -39,8 +41,8 @@ class Desk:
 
     def __init__(self, worker_id: int, *, text_capacity: int, layout_capacity: int) -> None:
         sizes = _Sizes(order_capacity=ORDER_CAPACITY, text_capacity=text_capacity, layout_capacity=layout_capacity)
-        control = _private(control_nbytes(1, worker_id + 1, **sizes))
-        self._ring = TrainerRing(control, num_slots=1, num_workers=worker_id + 1, **sizes)
+        control = private(control_nbytes(1, worker_id + 1, **sizes))
+        self.trainer = TrainerRing(control, num_slots=1, num_workers=worker_id + 1, **sizes)
         self.ring = WorkerRing(control, worker_id)
         self._memory: dict[str, Mapping] = {}
         self._payload = ""
@@ -57,7 +59,7 @@ class Desk:
 
     def post(self) -> None:
         """Grants what the body waits for."""
-        ring = self._ring
+        ring = self.trainer
         text = ring.proposal
         if text is not None:
             self.settle(text)
@@ -76,16 +78,16 @@ class Desk:
         self._layout = Layout.loads(text) if text else None
         if self._layout is not None:
             self._make_room(self._layout.nbytes(self._nrows))
-        self._ring.accept_layout(text, is_packed=not text)
+        self.trainer.accept_layout(text, is_packed=not text)
 
     @property
     def layout_text(self) -> bytes | None:
         """The settled layout; None before that."""
-        return self.ring.layout_text if self._ring.has_layout else None
+        return self.ring.layout_text if self.trainer.has_layout else None
 
     def order(self, raw: bytes, *, epoch: int, step: int, nrows: int, is_pickled: bool, is_packed: bool) -> None:
         """Publishes an order in the slot, where the one before is of no use any more, and claims it."""
-        ring = self._ring
+        ring = self.trainer
         self._lease = None
         if ring.state(0) == ORDERED:
             ring.free(0)
@@ -94,7 +96,7 @@ class Desk:
             self._make_room(self._layout.nbytes(nrows))
         self._memory.pop(_ORDER, None)
         if len(raw) > ORDER_CAPACITY:
-            self._memory[_ORDER] = _private(len(raw))
+            self._memory[_ORDER] = private(len(raw))
             memoryview(self._memory[_ORDER])[:] = raw
         ring.publish(
             ring.hold(),
@@ -112,30 +114,24 @@ class Desk:
     @property
     def error(self) -> bytes:
         """What the body has left of an order that failed; empty: it did not."""
-        if self._ring.look(0) != FAILED:
+        if self.trainer.look(0) != FAILED:
             return b""
-        return self._ring.failure(0)[1] or b""
+        return self.trainer.failure(0)[1] or b""
 
     @property
     def note(self) -> bytes:
         """What the body has sent along."""
-        return self._ring.note(0)
+        return self.trainer.note(0)
 
     def lease(self) -> int:
         """Keeps the batch that the body has made until the next order. Returns its bytes if it is packed; 0: it is rows."""
-        self._lease = self._ring.lease(0)
+        self._lease = self.trainer.lease(0)
         return self._lease.used_nbytes
-
-    def samples(self) -> list[Any]:
-        """The rows of the slot as samples like those they were placed from."""
-        assert self._layout is not None
-        placer = RowPlacer(self._layout, self._memory[self._payload], 0, self._nrows)
-        return [placer.get(row) for row in range(self._nrows)]
 
     @property
     def num_foreign(self) -> int:
         """Objects that the body has pickled, ever."""
-        return int(self._ring.worker(self.ring.worker_id)["num_foreign"])
+        return int(self.trainer.worker(self.ring.worker_id)["num_foreign"])
 
     def payload(self, nbytes: int, at: int = 0) -> NDArray[np.uint8]:
         """Bytes of the slot, valid until the next order."""
@@ -154,17 +150,18 @@ class Desk:
         return self._layout.nbytes(self._nrows)
 
     def _make_room(self, nbytes: int) -> None:
-        if self._ring.payload_nbytes(0) >= nbytes:
+        if self.trainer.payload_nbytes(0) >= nbytes:
             return
-        memory = _private(nbytes)
+        memory = private(nbytes)
         self._memory.pop(self._payload, None)
         self._num_made += 1
         self._payload = f"payload-{self._num_made}"
         self._memory[self._payload] = memory
-        self._ring.set_payload(0, memory, self._payload.encode(), 0, nbytes)
+        self.trainer.set_payload(0, memory, self._payload.encode(), 0, nbytes)
 
 
-def _private(nbytes: int) -> Mapping:
+def private(nbytes: int) -> Mapping:
+    """Memory that no other process sees."""
     fd = os.memfd_create("shmload-desk")
     try:
         os.ftruncate(fd, nbytes)

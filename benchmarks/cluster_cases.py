@@ -1,0 +1,193 @@
+"""The contenders of `benchmarks.cluster`, each run in a process of its own: batches of 8 records of 1 MiB from a cluster.
+
+    python -m benchmarks.cluster_cases CASE NUM_WORKERS SECONDS ADDRESS HOST_PID        prints what it measured as JSON
+
+The consumer reads one number of each record: what is measured is the way to the trainer, not the trainer's own reading. Time and
+CPU are those between two moments in the middle of a stream, after `WARM_UP` batches and twice the time that is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, default_collate
+
+from shmload import ShmLoader
+from shmload.observe.bench.procfs import clock_s, descendants
+
+BATCH_SIZE = 8
+NUM_VALUES = 1 << 18  # of float32, a record
+NUM_SAMPLES = 1 << 17
+NUM_AHEAD = 4  # calls under way for each actor of plain Ray; the seed's loader has torch's two
+WARM_UP = 12
+WAIT_S = 0.010
+
+
+class Records:
+    """1 MiB a sample, out of 16 that lie in memory: reading one costs only its copy into the batch."""
+
+    def __init__(self) -> None:
+        self.pool: list[NDArray[np.float32]] = []  # made where it is read, so that it is not what travels
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> NDArray[np.float32]:
+        if not self.pool:
+            self.pool = list(np.random.default_rng(6).random((16, NUM_VALUES), np.float32))
+        return self.pool[index % 16]
+
+
+class Waiting(Records):
+    """Samples that take 10 ms each to arrive, and no CPU."""
+
+    def __getitem__(self, index: int) -> NDArray[np.float32]:
+        time.sleep(WAIT_S)
+        return np.full(64, index, np.float32)
+
+
+def indices() -> Iterator[list[int]]:
+    order = np.random.default_rng(1).permutation(NUM_SAMPLES).tolist()
+    for at in range(0, NUM_SAMPLES, BATCH_SIZE):
+        yield order[at : at + BATCH_SIZE]
+
+
+# ---------------------------------------------------------------- the ways to the trainer
+
+
+def on_the_cluster(dataset: Records, num_workers: int, address: str) -> Any:
+    return ShmLoader(dataset, BATCH_SIZE, shuffle=True, seed=1, num_workers=num_workers, crew="ray", address=address)
+
+
+def locally(dataset: Records, num_workers: int, address: str) -> Any:
+    return ShmLoader(dataset, BATCH_SIZE, shuffle=True, seed=1, num_workers=num_workers)
+
+
+def torchs(dataset: Records, num_workers: int, address: str) -> Any:
+    return DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=num_workers)  # type: ignore[arg-type]  # no Dataset
+
+
+def stacked(dataset: Records, batch: list[int]) -> NDArray[np.float32]:
+    return np.stack([dataset[index] for index in batch])
+
+
+def collated(dataset: Records, batch: list[int]) -> Any:
+    return default_collate([dataset[index] for index in batch])
+
+
+class Reader:
+    """What an actor of plain Ray is."""
+
+    def __init__(self, dataset: Records, read: Callable[[Records, list[int]], Any]) -> None:
+        self.dataset, self.read = dataset, read
+
+    def get(self, batch: list[int]) -> Any:
+        return self.read(self.dataset, batch)
+
+
+def by_ray_get(
+    dataset: Records,
+    num_workers: int,
+    address: str,
+    read: Callable[[Records, list[int]], Any] = stacked,
+    num_ahead: int = NUM_AHEAD,
+) -> Iterator[Any]:
+    """Batches in order, each from the next actor, so many calls under way at each; nothing is copied out of Ray's memory."""
+    import ray
+
+    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    made = ray.remote(Reader).options(num_cpus=1)
+    actors = [made.remote(dataset, read) for _ in range(num_workers)]
+    under_way: deque[Any] = deque()
+    for number, batch in enumerate(indices()):
+        under_way.append(actors[number % num_workers].get.remote(batch))
+        if len(under_way) >= num_ahead * num_workers:
+            yield ray.get(under_way.popleft())
+
+
+def by_ray_data(dataset: Records, num_workers: int, address: str) -> Any:
+    import ray
+    import ray.data
+
+    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+
+    def read(rows: dict[str, Any]) -> dict[str, Any]:
+        return {"x": stacked(dataset, rows["id"].tolist())}
+
+    numbers = ray.data.range(NUM_SAMPLES // 16, override_num_blocks=NUM_SAMPLES // 16 // BATCH_SIZE)
+    batches = numbers.map_batches(read, batch_size=BATCH_SIZE, concurrency=num_workers)
+    return (batch["x"] for batch in batches.iter_torch_batches(batch_size=BATCH_SIZE, prefetch_batches=NUM_AHEAD))
+
+
+CASES: dict[str, Callable[[int, str], Any]] = {
+    "shmload": partial(on_the_cluster, Records()),
+    "ray.get": partial(by_ray_get, Records()),
+    "Ray Data": partial(by_ray_data, Records()),
+    "seed's way": partial(by_ray_get, Records(), read=collated, num_ahead=2),
+    "torch, local": partial(torchs, Records()),
+    "shmload, local": partial(locally, Records()),
+    "waiting": partial(on_the_cluster, Waiting()),
+}
+
+
+# ---------------------------------------------------------------- the stop-watch
+
+
+def all_cpu_s(host_pid: int) -> float:
+    """CPU seconds so far of this process, the cluster, and all below them."""
+    total = 0.0
+    for root in (os.getpid(), host_pid):
+        for pid in [root, *descendants(root)]:
+            try:
+                total += clock_s(pid)
+            except OSError:
+                continue
+    return total
+
+
+def measure(batches: Iterator[Any], seconds: float, host_pid: int) -> dict[str, float]:
+    """Consumes a stream for so long, each batch held until the next is there."""
+    batch, began = next(batches), time.perf_counter()
+    for _ in range(WARM_UP):
+        batch = next(batches)
+    while time.perf_counter() - began < 2 * seconds:  # the last actor may come later than the first batch
+        batch = next(batches)
+    num_batches, nbytes, reading_s = 0, 0, 0.0
+    cpu_s, trainer_s, began = all_cpu_s(host_pid), time.process_time(), time.perf_counter()
+    while (wall_s := time.perf_counter() - began) < seconds or num_batches < 2:
+        batch = next(batches)
+        began_s = time.thread_time()
+        for row in batch:
+            float(row[0])
+        reading_s += time.thread_time() - began_s
+        num_batches, nbytes = num_batches + 1, nbytes + batch.nbytes
+    trainer_s, cpu_s = time.process_time() - trainer_s, all_cpu_s(host_pid) - cpu_s
+    return {
+        "mb_per_s": nbytes / wall_s / 1e6,
+        "batches_per_s": num_batches / wall_s,
+        "trainer_s_per_gb": (trainer_s - reading_s) / nbytes * 1e9,
+        "cpu_s_per_gb": cpu_s / nbytes * 1e9,
+    }
+
+
+def main(case: str, num_workers: str, seconds: str, address: str, host_pid: str) -> None:
+    loader = CASES[case](int(num_workers), address)
+    print(json.dumps(measure(iter(loader), float(seconds), int(host_pid))), flush=True)
+    close = getattr(loader, "close", None)
+    if close is not None:
+        close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,45 @@
+"""A Ray cluster on this machine for `benchmarks.cluster`: prints its address, and ends with its standard input.
+
+python -m benchmarks.cluster_host 4        one node of 4 CPUs, beside the trainer
+python -m benchmarks.cluster_host 0 4      the trainer's node has none: whatever is decoded comes from the other node
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+STORE_NBYTES = 1 << 30
+
+
+def where() -> int:
+    return os.getpid()
+
+
+def main(nums_cpus: list[int]) -> None:
+    node = {"object_store_memory": STORE_NBYTES}
+    folder = tempfile.mkdtemp(
+        prefix="ray", dir="/tmp"
+    )  # sockets lie in it: a longer path would not fit their addresses
+    head = {**node, "num_cpus": nums_cpus[0], "include_dashboard": False, "temp_dir": folder}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    for num_cpus in nums_cpus[1:]:
+        cluster.add_node(num_cpus=num_cpus, **node)
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+    for node in ray.nodes():  # that GCS knows a node does not yet mean that it sends work there
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ray.get(ray.remote(where).options(num_cpus=0, scheduling_strategy=there).remote())
+    print(cluster.address, flush=True)
+    sys.stdin.read()
+    ray.shutdown()
+    cluster.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main([int(number) for number in sys.argv[1:]])

@@ -1,0 +1,231 @@
+"""Seed mode's epochs: which samples a batch has, where an epoch ends, what a state says of it.
+
+Three kinds of order stand behind one class: the schedule's formula; a schedule whose epochs may differ in length (an order that
+makes the batches, a dataset that grows); and a sampler of the user's own, whose draws are kept.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shmload.orders import Order
+from shmload.schedule.batch_schedule import BatchSchedule
+from shmload.schedule.keyed import KeyedOrder
+from shmload.schedule.keyed_batches import KeyedBatches
+from shmload.schedule.schedule import Schedule
+from shmload.schedule.state import make_state, resume
+from shmload.seed_sampler import SampledOrder
+from shmload.world import rank_and_world_size
+
+if TYPE_CHECKING:
+    from shmload.loader import ShmLoader
+
+
+class Epochs:
+    """The epochs of one loader, for its dataset's length and its ranks as they are now.
+
+    A step is what the schedule counts: steps, or batches of all ranks where an order makes the batches.
+
+    Args:
+        loader: its arguments are read anew before each pass.
+
+    Attributes:
+        rank: of this process, as the schedule counts.
+        behind: the step that follows one.
+        stride: from one step to the next.
+        sampled: the draws of a sampler of the user's; None: there is a schedule.
+    """
+
+    def __init__(self, loader: ShmLoader[Any]) -> None:
+        self._loader_ref = weakref.ref(loader)
+        self.rank, self._world_size = 0, 1
+        self._schedule: Schedule | BatchSchedule | None = None
+        self._num_steps: int | None = 0  # of every epoch; None where they may differ
+        self.stride = 1
+        self.behind: Callable[[int], int] = _next_step
+        self.sampled = SampledOrder(loader._index_sampler, loader.seed or 0) if loader._has_own_order else None
+        self.refresh()
+
+    @property
+    def _loader(self) -> ShmLoader[Any]:
+        loader = self._loader_ref()
+        assert loader is not None, "an iterator keeps its loader alive"
+        return loader
+
+    # ------------------------------------------------------------ the schedule
+
+    def refresh(self) -> bool:
+        """Makes the schedule for the dataset's length and the ranks as they are now: both may have come up since the last pass.
+
+        Returns:
+            whether it is another one: what workers were sent is of another order then, and their dataset perhaps an older one.
+        """
+        if self.sampled is not None:
+            return False
+        loader = self._loader
+        if (make := self._of_batches()) is not None:
+            return self._refresh_batches(make)
+        ranks = rank_and_world_size(loader.rank, loader.world_size)
+        order = self._keyed_order((loader.batch_size or 1) * ranks[1])
+        n = len(loader.dataset) if order is None else order.n  # type: ignore[arg-type]  # map-style: the constructor has checked
+        made_for = None if self._schedule is None else (self._schedule.n, getattr(self._schedule, "order", None))
+        if made_for == (n, order) and ranks == (self.rank, self._world_size):
+            return False
+        self.rank, self._world_size = ranks
+        self._schedule = Schedule(
+            n,
+            batch_size=loader.batch_size or 1,
+            seed=loader.seed or 0,
+            shuffle=bool(loader.shuffle) and order is None,
+            drop_last=loader.drop_last,
+            uneven=loader.uneven,
+            world_size=self._world_size,
+            order=order,
+        )
+        self._num_steps = self._schedule.num_steps_of(self.rank)
+        return True
+
+    def _of_batches(self) -> Callable[..., BatchSchedule] | None:
+        """What makes the schedule where an order makes the batches, or the dataset has another length in each epoch."""
+        loader = self._loader
+        if isinstance(loader.batch_sampler, KeyedBatches):
+            return partial(loader.batch_sampler.schedule, uneven=loader.uneven)
+        growing = getattr(loader.dataset, "epoch_schedule", None)
+        uneven = "drop" if loader.drop_last else loader.uneven
+        return growing and partial(
+            growing, batch_size=loader.batch_size or 1, shuffle=bool(loader.shuffle), uneven=uneven
+        )
+
+    def _refresh_batches(self, make: Callable[..., BatchSchedule]) -> bool:
+        """The same for epochs whose lengths may differ."""
+        loader = self._loader
+        ranks = rank_and_world_size(loader.rank, loader.world_size)
+        if isinstance(self._schedule, BatchSchedule) and ranks == (self.rank, self._world_size):
+            return False
+        self.ended()
+        self.rank, self._world_size = ranks
+        self._schedule = make(seed=loader.seed or 0, world_size=self._world_size)
+        self._num_steps, self.stride, self.behind = None, self._schedule.stride, self._schedule.behind
+        return True
+
+    def _keyed_order(self, global_batch: int) -> KeyedOrder | None:
+        """What the samples are taken in if not in the plain order: the sampler, or what the dataset says for itself."""
+        loader = self._loader
+        if isinstance(loader.sampler, KeyedOrder):
+            return loader.sampler
+        of_dataset = getattr(loader.dataset, "keyed_order", None)
+        return of_dataset and of_dataset(shuffle=bool(loader.shuffle), global_batch=global_batch)
+
+    def begins(self, epoch: int) -> None:
+        """A pass over an epoch begins."""
+        if isinstance(self._schedule, BatchSchedule):
+            self._schedule.begins(epoch)
+
+    def ended(self) -> None:
+        """Nothing that was ordered ahead is wanted any more."""
+        if isinstance(self._schedule, BatchSchedule):
+            self._schedule.ended()
+
+    @property
+    def formula(self) -> Schedule | BatchSchedule | None:
+        """The schedule, where others can compute it from what its header says."""
+        schedule = self._schedule
+        return None if isinstance(schedule, BatchSchedule) and schedule.stream is None else schedule
+
+    # ------------------------------------------------------------ where an epoch ends
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether an epoch has no end."""
+        order = getattr(self._schedule, "order", None)
+        return isinstance(order, KeyedOrder) and order.is_endless
+
+    @property
+    def has_no_steps(self) -> bool:
+        """Whether every epoch is empty."""
+        return self._num_steps == 0
+
+    @property
+    def grows(self) -> bool:
+        """Whether the samples of an epoch are not to be settled before the one before it has been read."""
+        return isinstance(self._schedule, BatchSchedule) and self._schedule.grows
+
+    def end_of(self, epoch: int) -> int:
+        """The first step that the epoch does not have."""
+        if self.sampled is not None:
+            return len(self._loader._index_sampler)
+        if self._num_steps is not None:
+            return self._num_steps
+        assert isinstance(self._schedule, BatchSchedule)
+        return self._schedule.end_of(epoch, self.rank)
+
+    def _end_of_all(self, epoch: int) -> int:
+        """The first step that no rank has: where ranks differ, one that has none left passes through the epoch all the same."""
+        if isinstance(self._schedule, BatchSchedule):
+            return self._schedule.end_of(epoch, rank=0)
+        return self.end_of(epoch) if self._schedule is None else self._schedule.num_steps
+
+    def step_number(self, step: int) -> int:
+        """How a record of the epoch's steps counts them."""
+        return self._schedule.number(step) if isinstance(self._schedule, BatchSchedule) else step
+
+    # ------------------------------------------------------------ batches
+
+    def order(self, epoch: int, step: int) -> Order | None:
+        """The order for a batch; None beyond the epoch's last."""
+        if self.sampled is None:
+            assert self._schedule is not None
+            if step >= self.end_of(epoch):
+                return None
+            return Order(epoch, step, self._schedule.batch(epoch, step, self.rank))
+        keys = self.sampled.keys(epoch, step)
+        if keys is None:
+            return None
+        return Order(epoch, step, keys if self._loader._auto_collation else [keys])
+
+    def num_valid(self, order: Order) -> int:
+        """Rows that are no padding: of a short batch these come first, also behind skipped ones."""
+        if self.sampled is not None or self.behind(order.step) < self.end_of(order.epoch):
+            return order.nrows
+        if isinstance(schedule := self._schedule, BatchSchedule):
+            num_valid = schedule.num_valid(order.epoch, order.step, self.rank)
+        else:
+            assert schedule is not None
+            num_valid = schedule.num_valid(order.step, self.rank)
+        return num_valid if order.origins is None else sum(row < num_valid for row, _ in order.origins)
+
+    def substitute(self, order: Order, row: int, tries: int) -> int:
+        """The index so many places behind a row's own in the epoch's order."""
+        assert self._schedule is not None
+        return self._schedule.index_after(order.epoch, order.step, self.rank, row, tries)
+
+    # ------------------------------------------------------------ states
+
+    def state_dict(self, epoch: int, step: int) -> dict[str, Any]:
+        """The state of a batch that comes next."""
+        if self.sampled is not None:
+            return self.sampled.state_dict(epoch, step)
+        assert self._schedule is not None
+        children = self._schedule.children(epoch) if isinstance(self._schedule, BatchSchedule) else None
+        return dict(make_state(self._schedule, epoch=epoch, step=step, children=children))
+
+    def load_state_dict(self, state: dict[str, Any]) -> tuple[int, int]:
+        """(epoch, step) where a state was taken, or of the epoch behind it if that was its end."""
+        if self.sampled is not None:
+            epoch, step = self.sampled.load_state_dict(state)
+        else:
+            schedule = self._schedule
+            assert schedule is not None
+            epoch, step = resume(state, schedule)
+            if isinstance(schedule, BatchSchedule):
+                schedule.go_on_from(state.get("children", {}), epoch)
+        if step and step >= self._end_of_all(epoch) > 0:
+            return epoch + 1, 0
+        return epoch, step
+
+
+def _next_step(step: int) -> int:
+    return step + 1

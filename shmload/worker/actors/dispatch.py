@@ -1,0 +1,96 @@
+"""Who claims: one thread for the workers that share a bell, which gives each claim to the worker with the least under way.
+
+In seed mode all workers share one bell, and so one dispatcher; in torch mode each worker has its own of both. A claim is sent to
+its actor by the dispatcher, so that an actor is asked in the order of claims; a thread of the stand-in's own waits for what comes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from queue import Empty, SimpleQueue
+
+from shmload.worker.actors.cluster import Cluster
+from shmload.worker.actors.stand_in import StandIn
+from shmload.worker.birth import process_begin_ns
+from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell
+
+
+class Dispatcher:
+    """Claims for some workers.
+
+    Args:
+        stand_ins: of each worker.
+        orders: the bell that these workers share.
+    """
+
+    def __init__(self, cluster: Cluster, stand_ins: list[list[StandIn]], orders: Bell) -> None:
+        self._cluster = cluster
+        self._orders = orders
+        self._free = [list(of_worker) for of_worker in stand_ins]
+        self._num_each = len(stand_ins[0])
+        self._back: SimpleQueue[tuple[int, StandIn]] = SimpleQueue()  # that are free again
+        self._sent: dict[StandIn, SimpleQueue[None]] = {}
+        for place, of_worker in enumerate(stand_ins):
+            for stand_in in of_worker:
+                self._sent[stand_in] = SimpleQueue()
+                threading.Thread(target=self._serve, args=(place, stand_in), daemon=True).start()
+
+    def run(self) -> None:
+        """Claims until the trainer closes the ring."""
+        first = self._free[0][0].ring
+        for of_worker in self._free:
+            of_worker[0].ring.announce(process_begin_ns())
+        while first.is_wanted:
+            place = self._least_busy()
+            if place < 0:
+                self._take_back(LOOK_AGAIN_S)
+                continue
+            stand_in = self._free[place][-1]
+            if stand_in.ring.claim():
+                self._free[place].pop()
+                stand_in.begin()
+                self._sent[stand_in].put(None)
+                self._take_back(0)
+            else:
+                self._wait()
+        self._orders.post()  # as Body.run
+
+    def _least_busy(self) -> int:
+        """The worker to claim for; -1: none has a stand-in to spare."""
+        best, most = -1, 0
+        for place, free in enumerate(self._free):
+            if len(free) > most and not self._cluster.is_repeating(free[-1].ring.worker_id):
+                best, most = place, len(free)
+        return best
+
+    def _take_back(self, timeout_s: float) -> None:
+        """Takes back stand-ins that are free again; waits so long for the first."""
+        try:
+            place, stand_in = self._back.get(timeout_s > 0, timeout_s or None)
+            while True:
+                self._free[place].append(stand_in)
+                place, stand_in = self._back.get_nowait()
+        except Empty:
+            pass
+
+    def _wait(self) -> None:
+        """Waits for orders; says so of workers that have nothing under way."""
+        idle = [free[0].ring for free in self._free if len(free) == self._num_each]
+        for ring in idle:
+            ring.waiting(True)
+        self._orders.wait(LOOK_AGAIN_S)
+        for ring in idle:
+            ring.waiting(False)
+        self._take_back(0)
+
+    def _serve(self, place: int, stand_in: StandIn) -> None:
+        try:
+            while True:
+                self._sent[stand_in].get()
+                stand_in.end()
+                self._back.put((place, stand_in))
+        except BaseException:  # its claim would stay open for ever: the trainer must see a death
+            traceback.print_exc()
+            os._exit(1)

@@ -1,0 +1,122 @@
+"""Several errands under way at one actor: who claims, who is blamed for a death, what lasts from pass to pass."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_kit import assert_same, generator, kept
+from conftest import Cluster
+from ray_datasets import Deadly, Rows
+from torch_datasets import Drawing
+
+from shmload import ShmLoader
+from shmload.worker.actors.dispatch import Dispatcher
+
+
+class Ring:
+    """Orders that workers claim: so many, then the ring closes."""
+
+    def __init__(self, num_orders: int) -> None:
+        self.num_orders = num_orders
+        self.claims: list[int] = []
+        self.waiting: list[int] = []
+
+
+class View:
+    def __init__(self, ring: Ring, worker_id: int) -> None:
+        self.ring, self.worker_id = ring, worker_id
+
+    @property
+    def is_wanted(self) -> bool:
+        return not self.ring.waiting
+
+    def announce(self, begun_ns: int) -> None: ...
+
+    def claim(self) -> bool:
+        if len(self.ring.claims) == self.ring.num_orders:
+            return False
+        self.ring.claims.append(self.worker_id)
+        return True
+
+    def waiting(self, on: bool) -> None:
+        if on:
+            self.ring.waiting.append(self.worker_id)
+
+
+class Slot:
+    """A stand-in whose errand never ends."""
+
+    def __init__(self, ring: Ring, worker_id: int) -> None:
+        self.ring = View(ring, worker_id)
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None:
+        threading.Event().wait()
+
+
+class Bell:
+    def __init__(self, ring: Ring) -> None:
+        self.ring, self.num_rung = ring, 0
+
+    def post(self) -> None:
+        self.num_rung += 1
+
+    def wait(self, timeout_s: float) -> bool:
+        self.ring.waiting.append(-1)  # ends the ring
+        return False
+
+
+class Repeating:
+    def __init__(self, *workers: int) -> None:
+        self.workers = workers
+
+    def is_repeating(self, worker: int) -> bool:
+        return worker in self.workers
+
+
+def dispatched(num_orders: int, *repeating: int) -> Ring:
+    ring = Ring(num_orders)
+    slots: Any = [[Slot(ring, worker) for _ in range(3)] for worker in range(3)]
+    bell: Any = Bell(ring)
+    Dispatcher(Repeating(*repeating), slots, bell).run()  # type: ignore[arg-type]  # as much as it needs of a cluster
+    assert bell.num_rung == 1  # the ring that woke it may have been meant for another
+    return ring
+
+
+def test_a_claim_goes_to_the_worker_with_the_least_under_way() -> None:
+    assert dispatched(7).claims == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_a_worker_that_does_an_errand_again_gets_no_other_meanwhile() -> None:
+    assert dispatched(4, 1).claims == [0, 2, 0, 2]
+
+
+def test_only_workers_with_nothing_under_way_are_said_to_wait() -> None:
+    assert dispatched(1).waiting == [1, 2, -1]
+
+
+@pytest.mark.slow
+def test_errands_behind_a_deadly_one_are_not_blamed_for_it(cluster: Cluster, tmp_path: Path) -> None:
+    ordered: dict[str, Any] = {"batch_size": 4, "seed": 3, "num_workers": 1, "prefetch_factor": 4}
+    far = ShmLoader(Deadly(str(tmp_path), {5: 3}, 32), **ordered, crew="ray", address=cluster.address)
+    with far, ShmLoader(Rows(32), **ordered) as local:
+        assert_same(kept(local), kept(far))
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.slow
+def test_persistent_workers_keep_their_actors_and_streams_from_pass_to_pass(cluster: Cluster) -> None:
+    def make(**crew: Any) -> ShmLoader[Any]:
+        return ShmLoader(
+            Drawing(), 4, shuffle=True, num_workers=1, persistent_workers=True, generator=generator(), **crew
+        )
+
+    with make() as local, make(crew="ray", address=cluster.address) as far:
+        assert_same(kept(local), kept(far))
+        actors = cluster.ask("actors")
+        assert_same(kept(local), kept(far))
+        assert actors == cluster.ask("actors")

@@ -1,0 +1,78 @@
+"""What lies in the trainer's shared memory is sent to other machines, and read there without a copy. Without Ray."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shmload import SharedIndex
+from shmload.formats import ArrayDataset, TarWriter
+from shmload.remote import RemoteDataset
+from shmload.remote.passes import Passes
+from shmload.shm import travel
+
+
+def parcel_of(value: Any) -> Any:
+    packed = travel.dumps(value, lambda value, take: pickle.dumps(value, protocol=5, buffer_callback=take))
+    return np.frombuffer(bytes(packed), np.uint8)
+
+
+def test_arrays_are_read_where_they_have_arrived() -> None:
+    parcel = parcel_of(ArrayDataset((np.arange(12).reshape(4, 3), torch.arange(4, dtype=torch.bfloat16))))
+    gc.collect()  # what it was made of has gone, as for another machine it was never there
+    first, second = travel.loads(parcel), travel.loads(parcel)
+    assert [row.tolist() for row in first[3]] == [[9, 10, 11], 3.0]
+    arrays = [held._held.arrays["0"].array for held in (first, second)]
+    assert np.shares_memory(arrays[0], arrays[1])
+    assert not arrays[0].flags.writeable
+    assert pickle.loads(pickle.dumps(first))[1][0].tolist() == [3, 4, 5]  # to a process of that machine it goes whole
+
+
+def test_an_index_and_a_view_of_it_are_read_where_they_have_arrived() -> None:
+    index = SharedIndex([(f"{n}.jpg", n) for n in range(9)])
+    parcel = parcel_of((index, index[::-2], index.column(1).nbytes))
+    nbytes = index.nbytes
+    del index
+    gc.collect()
+    whole, view, _ = travel.loads(parcel)
+    assert [whole[3], view[0], view[-1]] == [("3.jpg", 3), ("8.jpg", 8), ("0.jpg", 0)]
+    assert whole.nbytes == nbytes
+    assert whole.column(1).tolist() == list(range(9))
+    assert list(pickle.loads(pickle.dumps(view))) == list(view)
+
+
+def test_passes_that_are_counted_elsewhere_are_told_the_next_and_the_trainer_goes_on_behind_it() -> None:
+    here = Passes()
+    for number in range(3):
+        one, other = travel.loads(parcel_of(here)), travel.loads(parcel_of(here.__class__(number)))
+        assert [one.begin(11), other.begin(11)] == [number, number]
+    assert here.next == 3
+
+
+def test_shards_kept_in_a_folder_of_their_own_get_one_on_each_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TarWriter(tmp_path / "a-000000.tar") as writer:
+        writer.write({"__key__": "k", "cls": 3})
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    here = RemoteDataset.from_urls(str(tmp_path), shuffle=False)
+    parcel = parcel_of(here)
+    home = here._source.local._private
+    assert home is not None
+    there = travel.loads(parcel)
+    assert there._source.local._private.path == home.path  # this is its machine
+    shutil.rmtree(home.path)
+    there = travel.loads(parcel)
+    assert [sample["cls"] for sample in there] == [b"3"]
+    made = there._source.local._private.path
+    assert made != home.path
+    there.close()
+    here.close()
+    assert not Path(made).exists()

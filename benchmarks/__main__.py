@@ -11,6 +11,7 @@ from benchmarks import (
     columnar,
     first_batch,
     gil,
+    gpu,
     growing,
     high_latency,
     huggingface,
@@ -64,6 +65,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "store": store.measure,
     "stats": stats.measure,
     "remote": remote.measure,
+    "gpu": gpu.measure,
     "cluster": cluster.measure,
 }
 

@@ -1,126 +1,256 @@
 """With a GPU: how near do batches come to the limit of pinned copies, what does the trainer pay, and does a step ever wait?
 
+    python -m benchmarks.gpu --json gpu.json
+
 Method: batches of 16 records of 1 MiB. The limit is a copy of one resident pinned tensor of 16 MiB, again and again. Each loader
 runs in a fresh process, in turn, round after round: torch's DataLoader with pin_memory=True and `non_blocking` copies, ShmLoader
-likewise, and ShmLoader with device="cuda". Bytes/s are of what arrived, behind a synchronisation; trainer CPU is the process's own
-clock, all threads. Bubbles: a kernel of 20 ms is the step; what lies between the end of one and the beginning of the next, by
-CUDA's events, is what the step waited, the first 10 left out.
+likewise, and ShmLoader with device="cuda"; and ShmLoader without any copy, which says what the workers can do. Bytes/s are of what
+arrived, behind a synchronisation; trainer CPU is the process's own clock, all threads. Bubbles: a kernel of 20 ms is the step; what
+lies between the end of one and the beginning of the next, by CUDA's events, is what the step waited, the first 10 left out. Then
+once each: the time to register a GiB in pieces of 16 MiB; whether batches are pinned; whether images normalised on the device are
+those of the host, bit by bit; how many addresses three static buffers have; and what a pass asked of the device, written to
+gpu.log.jsonl and asked again of the stand-in.
 
 How to read: ratios within one round; the copy limit is the machine's. With few cores the workers are the limit, not the copies: the
-table says how many there were.
+row without copies says so. A gpu.log.jsonl belongs into tests/device, where it is replayed.
 
 Result: not measured yet.
 """
 
+import mmap
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.common import Result, Row, Settings, main
 from benchmarks.datasets import Blocks
-from shmload import ShmLoader
+from shmload import Device, Normalise, ShmLoader
+from shmload.device.calls import Calls
+from shmload.device.cuda import CudaCalls
+from shmload.testing.device_log import Logged, load_log
+from shmload.testing.device_replay import replay
 
 BATCH = 16
 BATCH_NBYTES = BATCH << 20
 STEP_S = 0.02
 NUM_WARM = 10
+NUM_LOGGED = 40  # batches of the pass that is written down
 KINDS = ("torch", "shmload pinned", "shmload device")
+HOST = "shmload without copies"
+BUCKETS_MS = (0.1, 0.3, 1.0, 3.0, 10.0)
+LOG = Path("gpu.log.jsonl")
 
 
-def _batches(kind: str) -> Iterator[torch.Tensor]:
-    """Batches on the device, epoch after epoch, as a training loop would have them."""
-    options: dict[str, Any] = {
-        "batch_size": BATCH,
-        "num_workers": max((os.cpu_count() or 2) - 1, 1),
-        "multiprocessing_context": "forkserver",
+class Cuda:
+    """What is measured. The benchmark's test puts a stand-in in its place."""
+
+    device: Any = "cuda"
+    batch_size = BATCH
+    num_workers = max((os.cpu_count() or 2) - 1, 1)
+    pin_torch = True
+    start_method = "forkserver"
+
+    def name(self) -> str:
+        """Of the device."""
+        return torch.cuda.get_device_name()
+
+    def calls(self) -> Calls:
+        """The device, as the ring sees it."""
+        return CudaCalls()
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As a training loop does."""
+        return tensor.to("cuda", non_blocking=True)
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Host memory for copies at the limit."""
+        return torch.zeros(nbytes, dtype=torch.uint8).pin_memory()
+
+    def synchronize(self) -> None:
+        """Waits for all that was asked."""
+        torch.cuda.synchronize()
+
+    def event(self) -> Any:
+        """Takes the device's time, now."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def spin(self, cycles: int) -> None:
+        """Has the device busy."""
+        torch.cuda._sleep(cycles)
+
+
+class Blocks16(Blocks):
+    """The same, made anew by each worker: no 64 MiB go through pipes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.num_samples,)
+
+
+class Images:
+    """Bytes as images; sample i is of i."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": np.random.default_rng(index).integers(0, 256, (32, 24, 3), np.uint8)}
+
+
+def _options(gpu: Cuda) -> dict[str, Any]:
+    return {
+        "batch_size": gpu.batch_size,
+        "num_workers": gpu.num_workers,
+        "multiprocessing_context": gpu.start_method,
         "persistent_workers": True,
     }
+
+
+def _batches(gpu: Cuda, kind: str) -> Iterator[torch.Tensor]:
+    """Batches on the device, epoch after epoch, as a training loop would have them."""
     if kind == "torch":
-        loader: Any = torch.utils.data.DataLoader(Blocks(), pin_memory=True, **options)
+        loader: Any = torch.utils.data.DataLoader(Blocks16(), pin_memory=gpu.pin_torch, **_options(gpu))
     elif kind == "shmload pinned":
-        loader = ShmLoader(Blocks(), pin_memory=True, seed=0, **options)
+        loader = ShmLoader(Blocks16(), pin_memory=True, seed=0, **_options(gpu))
     else:
-        loader = ShmLoader(Blocks(), device="cuda", seed=0, **options)
-    while True:
-        for batch in loader:
-            yield torch.as_tensor(next(iter(batch.values())) if isinstance(batch, dict) else batch).to(
-                "cuda", non_blocking=True
-            )
+        device = gpu.device if kind == "shmload device" else None
+        loader = ShmLoader(Blocks16(), device=device, seed=0, **_options(gpu))
+    try:
+        while True:
+            for batch in loader:
+                yield batch["x"] if kind in (HOST, "shmload device") else gpu.send(batch["x"])
+    finally:
+        if isinstance(loader, ShmLoader):
+            loader.close()
 
 
-def _through(kind: str, seconds: float) -> dict[str, float]:
+def through(gpu: Cuda, kind: str, seconds: float) -> dict[str, float]:
     """Bytes/s and trainer CPU of one loader."""
-    batches = _batches(kind)
+    batches = _batches(gpu, kind)
     for _ in range(NUM_WARM):
         next(batches)
-    torch.cuda.synchronize()
+    gpu.synchronize()
     began, cpu, num_batches = time.perf_counter(), time.process_time(), 0
     while time.perf_counter() - began < seconds:
         next(batches)
         num_batches += 1
-    torch.cuda.synchronize()
+    gpu.synchronize()
     took = time.perf_counter() - began
-    return {
-        "bytes_s": num_batches * BATCH_NBYTES / took,
-        "cpu_us": (time.process_time() - cpu) / num_batches * 1e6,
-    }
+    cpu_us = (time.process_time() - cpu) / num_batches * 1e6
+    batches.close()  # type: ignore[attr-defined]  # a generator
+    return {"bytes_s": num_batches * (gpu.batch_size << 20) / took, "cpu_us": cpu_us}
 
 
-def _limit(seconds: float) -> dict[str, float]:
-    source = torch.zeros(BATCH_NBYTES, dtype=torch.uint8).pin_memory()
-    target = torch.empty_like(source, device="cuda")
-    count = 0
-    torch.cuda.synchronize()
+def limit(gpu: Cuda, seconds: float) -> dict[str, float]:
+    """Bytes/s of copies of one pinned tensor."""
+    source, count = gpu.pinned(BATCH_NBYTES), 0
+    target = gpu.send(source)
+    gpu.synchronize()
     began = time.perf_counter()
     while time.perf_counter() - began < seconds:
         for _ in range(20):
             target.copy_(source, non_blocking=True)
-        torch.cuda.synchronize()
+        gpu.synchronize()
         count += 20
     return {"bytes_s": count * BATCH_NBYTES / (time.perf_counter() - began)}
 
 
-def _bubbles(kind: str, seconds: float) -> dict[str, float]:
-    """Milliseconds between steps: the worst and the median."""
-    cycles = _cycles_per_s() * STEP_S
-    batches, edges = _batches(kind), []
+def bubbles(gpu: Cuda, kind: str, seconds: float) -> dict[str, float]:
+    """Milliseconds between steps: the worst, the median, and how many up to each of BUCKETS_MS."""
+    batches = _batches(gpu, kind)
+    next(batches)  # the workers start before the device is asked for anything
+    cycles = int(_cycles_per_s(gpu) * STEP_S)
+    edges: list[tuple[Any, Any]] = []
     for _ in range(NUM_WARM + max(int(seconds / STEP_S), 20)):
-        batch = next(batches)
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        batch[:1].sum()  # the step needs it
-        begin.record()
-        torch.cuda._sleep(int(cycles))
-        end.record()
-        edges.append((begin, end))
+        next(batches)[:1].sum()  # the step needs it
+        begin = gpu.event()
+        gpu.spin(cycles)
+        edges.append((begin, gpu.event()))
         if len(edges) > 1:
             edges[-2][1].synchronize()  # no trainer runs further ahead
-    torch.cuda.synchronize()
+    gpu.synchronize()
+    batches.close()  # type: ignore[attr-defined]  # a generator
     gaps = [before[1].elapsed_time(after[0]) for before, after in pairwise(edges)][NUM_WARM:]
-    return {"worst_ms": max(gaps), "median_ms": median(gaps)}
+    steps = [begin.elapsed_time(end) for begin, end in edges]
+    counts = np.histogram(gaps, [-np.inf, *BUCKETS_MS, np.inf])[0].tolist()
+    buckets = {f"up to {edge} ms": count for edge, count in zip((*BUCKETS_MS, "more"), counts, strict=True)}
+    return {"worst_ms": max(gaps), "median_ms": median(gaps), "step_ms": median(steps), **buckets}
 
 
-def _cycles_per_s() -> float:
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(1000)
-    begin.record()
-    torch.cuda._sleep(50_000_000)
-    end.record()
+def _cycles_per_s(gpu: Cuda) -> float:
+    gpu.spin(1000)
+    begin = gpu.event()
+    gpu.spin(50_000_000)
+    end = gpu.event()
     end.synchronize()
     return float(50_000_000 / begin.elapsed_time(end) * 1000)
 
 
+def registering(gpu: Cuda, nbytes: int) -> dict[str, float]:
+    """Seconds a GiB to register memory in pieces of a batch, and to unregister it."""
+    calls, memory = gpu.calls(), mmap.mmap(-1, nbytes)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    whole.fill_(1)
+    gpu.synchronize()
+    pieces = range(whole.data_ptr(), whole.data_ptr() + nbytes, BATCH_NBYTES)
+    times = [time.perf_counter()]
+    for of in (lambda address: calls.register(address, BATCH_NBYTES), calls.unregister):
+        for address in pieces:
+            of(address)
+        times.append(time.perf_counter())
+    return {
+        name: (after - before) * (1 << 30) / nbytes
+        for name, (before, after) in zip(("register_s", "unregister_s"), pairwise(times), strict=True)
+    }
+
+
+def checks(gpu: Cuda) -> dict[str, float]:
+    """What is right or wrong, as numbers: pinned batches, normalised batches, addresses, findings in the log."""
+    few = {**_options(gpu), "num_workers": 1, "seed": 0}
+    with ShmLoader(Blocks16(8 * gpu.batch_size), pin_memory=True, **few) as loader:
+        pinned = [batch["x"].is_pinned() for batch in loader]
+    images, normalise = Images(4 * gpu.batch_size), Normalise((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    with ShmLoader(images, device=Device(gpu.device, normalise=normalise, static_buffers=3), **few) as loader:
+        equal, addresses = [], set()
+        for step, batch in enumerate(loader):
+            addresses.add(batch["image"].data_ptr())
+            gpu.synchronize()
+            rows = range(step * gpu.batch_size, (step + 1) * gpu.batch_size)
+            expected = normalise.made_of(torch.stack([torch.from_numpy(images[i]["image"]) for i in rows]))
+            equal.append(torch.equal(expected, batch["image"].cpu()))
+    logged = Logged(gpu.calls())
+    with ShmLoader(
+        Images(NUM_LOGGED * gpu.batch_size), device=logged, **few
+    ) as loader:  # small: it is replayed once a copy
+        for batch in loader:
+            batch["image"][:1].sum()
+    logged.save(LOG, origin="benchmarks/gpu.py", device_name=gpu.name(), torch=torch.__version__)
+    return {
+        "pinned": sum(pinned) / len(pinned),
+        "equal": sum(equal) / len(equal),
+        "addresses": len(addresses),
+        "findings": len(replay(load_log(LOG)[1])),
+    }
+
+
 def _case(connection: Any, name: str, arguments: tuple[Any, ...]) -> None:
-    connection.send(globals()[name](*arguments))
+    connection.send(globals()[name](Cuda(), *arguments))
 
 
-def _fresh(name: str, *arguments: Any) -> dict[str, float]:
+def fresh(name: str, *arguments: Any) -> dict[str, float]:
     """A case in a process of its own."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -143,48 +273,78 @@ def measure(settings: Settings) -> Result:
             "benchmarks.gpu: skipped, as torch.cuda.is_available() is False here: nothing was measured", file=sys.stderr
         )
         return Result([])
+    return measured(settings, fresh, Cuda())
+
+
+def measured(settings: Settings, run: Callable[..., dict[str, float]], gpu: Cuda) -> Result:
+    """All of it, each case by `run`."""
     rounds = [
         {
-            "limit": _fresh("_limit", settings.seconds),
-            **{kind: _fresh("_through", kind, settings.seconds) for kind in KINDS},
+            "limit": run("limit", settings.seconds),
+            **{kind: run("through", kind, settings.seconds) for kind in (*KINDS, HOST)},
         }
         for _ in range(settings.rounds)
     ]
-    bubbles = {kind: _fresh("_bubbles", kind, settings.seconds) for kind in KINDS}
+    waits = {kind: run("bubbles", kind, settings.seconds) for kind in KINDS}
+    registered, right = run("registering", 1 << 30), run("checks")
+    conditions = {
+        "device": gpu.name(),
+        "cores": os.cpu_count(),
+        "workers": gpu.num_workers,
+        "torch": torch.__version__,
+        "load": os.getloadavg(),
+    }
+    rows = [*_speeds(rounds), *_waits(waits), *_once(registered, right)]
+    everything = {"rounds": rounds, "bubbles": waits, "registering": registered, "checks": right}
+    return Result(rows, {**everything, "conditions": conditions})
 
+
+def _speeds(rounds: list[dict[str, dict[str, float]]]) -> Iterator[Row]:
     def ratio(metric: str, kind: str, other: str) -> float:
         return median(each[kind][metric] / each[other][metric] for each in rounds)
 
     def beside(kind: str) -> str:
-        speed, cpu = (median(each[kind][metric] for each in rounds) for metric in ("bytes_s", "cpu_us"))
-        return f"{speed / 1e9:.1f} GB/s, {cpu:.0f} us of trainer CPU a batch"
+        speed = median(each[kind]["bytes_s"] for each in rounds)
+        cpu = (
+            ""
+            if kind == "limit"
+            else f", {median(each[kind]['cpu_us'] for each in rounds):.0f} us of trainer CPU a batch"
+        )
+        return f"{kind} {speed / 1e9:.2f} GB/s{cpu}"
 
-    rows = []
     for kind in KINDS[1:]:
-        of_limit, faster, cheaper = (
-            ratio("bytes_s", kind, "limit"),
-            ratio("bytes_s", kind, "torch"),
-            ratio("cpu_us", "torch", kind),
+        of_limit, faster = ratio("bytes_s", kind, "limit"), ratio("bytes_s", kind, "torch")
+        cheaper = ratio("cpu_us", "torch", kind)
+        yield Row(
+            f"{kind}: bytes/s over the limit of pinned copies",
+            of_limit,
+            "x",
+            beside("limit"),
+            ">= 0.9x",
+            of_limit >= 0.9,
         )
-        rows += [
-            Row(
-                f"{kind}: bytes/s over the limit of pinned copies",
-                of_limit,
-                "x",
-                beside(kind),
-                ">= 0.9x",
-                of_limit >= 0.9,
-            ),
-            Row(f"{kind}: bytes/s over torch", faster, "x", f"torch {beside('torch')}", ">= 1.5x", faster >= 1.5),
-            Row(f"{kind}: trainer CPU below torch", cheaper, "x", beside(kind), ">= 20x", cheaper >= 20),
-        ]
-    for kind, found in bubbles.items():
-        text = f"median {found['median_ms']:.3f} ms"
-        rows.append(
-            Row(f"{kind}: worst bubble, 20 ms steps", found["worst_ms"], "ms", text, "<= 1 ms", found["worst_ms"] <= 1)
+        yield Row(f"{kind}: bytes/s over torch", faster, "x", beside(kind), ">= 1.5x", faster >= 1.5)
+        yield Row(f"{kind}: trainer CPU below torch", cheaper, "x", beside("torch"), ">= 20x", cheaper >= 20)
+    with_device = ratio("bytes_s", "shmload device", HOST)
+    yield Row("bytes/s with device= over those without", with_device, "x", beside(HOST), "-", True)
+
+
+def _waits(found: dict[str, dict[str, float]]) -> Iterator[Row]:
+    for kind, waits in found.items():
+        counts = ", ".join(f"{name}: {count:.0f}" for name, count in waits.items() if not name.endswith("_ms"))
+        text = f"median {waits['median_ms']:.3f} ms; {counts}; steps of {waits['step_ms']:.1f} ms"
+        yield Row(
+            f"{kind}: worst bubble, 20 ms steps", waits["worst_ms"], "ms", text, "<= 1 ms", waits["worst_ms"] <= 1
         )
-    conditions = {"device": torch.cuda.get_device_name(), "cores": os.cpu_count(), "torch": torch.__version__}
-    return Result(rows, {"rounds": rounds, "bubbles": bubbles, "conditions": conditions})
+
+
+def _once(registered: dict[str, float], right: dict[str, float]) -> Iterator[Row]:
+    undone = f"unregistering {registered['unregister_s']:.3f} s"
+    yield Row("registering a GiB in pieces of 16 MiB", registered["register_s"], "s", undone, "-", True)
+    yield Row("batches of a pinned ring that are pinned", right["pinned"], "of 1", "", "1", right["pinned"] == 1)
+    yield Row("normalised batches equal to the host's", right["equal"], "of 1", "", "1", right["equal"] == 1)
+    yield Row("addresses of 3 static buffers", right["addresses"], "", "", "3", right["addresses"] == 3)
+    yield Row("findings in the log of a pass", right["findings"], "", str(LOG), "0", right["findings"] == 0)
 
 
 if __name__ == "__main__":

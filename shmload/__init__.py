@@ -16,6 +16,8 @@ from shmload.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from shmload.batch.delivered import Jagged, Padded
+    from shmload.device.choice import Device
+    from shmload.device.normalise import Normalise
     from shmload.errors import (
         CacheFull,
         ClusterUnreachable,
@@ -48,9 +50,11 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "BlockShuffle": "shmload.schedule.block_shuffle",
+    "Device": "shmload.device.choice",
     "Jagged": "shmload.batch.delivered",
     "Mix": "shmload.mix",
     "LengthBuckets": "shmload.schedule.length_buckets",
+    "Normalise": "shmload.device.normalise",
     "Padded": "shmload.batch.delivered",
     "Permutation": "shmload.schedule.permutation",
     "Schedule": "shmload.schedule.schedule",
@@ -69,9 +73,11 @@ __all__ = [
     "CacheFull",
     "ClusterUnreachable",
     "CopyFailed",
+    "Device",
     "Jagged",
     "LengthBuckets",
     "Mix",
+    "Normalise",
     "ObjectExists",
     "ObjectMissing",
     "Padded",

@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from shmload.autotune.numbers import is_auto
-from shmload.device.choice import check_device
+from shmload.device.choice import Device, check_device
 
 NOT_BUILT: dict[str, Any] = {  # keyword -> the value that asks for nothing
     "share": None,
@@ -41,6 +41,8 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             "audit and device exclude each other: what is recorded is a digest of the bytes, and those are on the device. Audit a "
             "pass without device"
         )
+    if isinstance(given["device"], Device) and given["device"].static_buffers and given["num_workers"] == 0:
+        raise ValueError("static_buffers needs num_workers > 0: without workers each batch is sent when it is read")
     ring_bytes, every = given["ring_bytes"], given["snapshot_every_n_steps"]
     if ring_bytes is not None and ring_bytes <= 0:
         raise ValueError(f"ring_bytes is a positive number of bytes or None; got {ring_bytes}")

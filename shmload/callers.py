@@ -20,3 +20,9 @@ def users_frame() -> tuple[FrameType, int]:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         frame, level = frame.f_back, level + 1
     return frame, level
+
+
+def users_place() -> str:
+    """That frame's line, "file:line in function"."""
+    frame, _ = users_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"

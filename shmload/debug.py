@@ -5,24 +5,28 @@ nobody touched, this says why:
 
 * `loader.holders()`, the warning about batches still in use and `loader.stats()` name the line that called `next()` for each
   batch that still has its slot, its age and its size;
+* `watch_copies` names the copies to a device that nobody waits for;
 * a slot whose last alias has died is filled with 0xA5 at once. What looks at it then through a bare address (`data_ptr()`, ctypes,
   a copy to a device that was never waited for) reads the same everywhere, instead of what the next batch left there: 165 as
   uint8, -1515870811 as int32, -6510615555426900571 as int64, -2.87e-16 as float32, -2.5e-127 as float64. `is_poisoned` asks for it.
 
-Both are switched on by `enable()`, or SHMLOAD_DEBUG_BATCHES=1, for workers started from then on. Otherwise they cost nothing: a
+These are switched on by `enable()`, or SHMLOAD_DEBUG_BATCHES=1, for workers started from then on. Otherwise they cost nothing: a
 loader asks once, when it starts its workers, which kind of engine to make. On, they cost the overwriting and about 3 us a batch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from shmload.callers import users_frame
+from shmload.callers import users_place
+from shmload.device.watching import CopyWatch, Watched
 from shmload.engine import Engine
 from shmload.orders import Delivery
 
@@ -56,6 +60,45 @@ def is_poisoned(values: Any) -> bool:
         values = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     return len(raw) > 0 and bool((raw == POISON).all())
+
+
+@contextlib.contextmanager
+def watch_copies(loader: Any) -> Iterator[None]:
+    """Warns of copies from a pinned ring that may read too late: on a stream that nobody waits for, or captured in a graph.
+
+    Around a training loop, or any part of it; it switches `enable()` on as well, for workers started in the block. It sees what
+    torch is asked to copy in this thread. A copy is late if its slot is about to be used again and the copy is not done: what a
+    stream waited for, in whatever way, is not. One that was done in time by luck is not found, so let the watch run for a while.
+
+    Args:
+        loader: a ShmLoader with `pin_memory=True`, and no pass begun before the block.
+    Raises:
+        RuntimeError: a pass began before, unwatched.
+    Cost: an event a copy, and a Python call for everything that torch is asked for: for finding faults, not for every day.
+    Example:
+        >>> from shmload import ShmLoader, debug
+        >>> with ShmLoader([1, 2, 3]) as loader, debug.watch_copies(loader):
+        ...     [int(batch) for batch in loader]
+        [1, 2, 3]
+    """
+    if any(not isinstance(engine, WatchedEngine) and not engine._is_closed for engine in loader._engines):
+        raise RuntimeError(
+            "watch_copies needs a loader whose workers start in its block, and these run already: make the loader, or "
+            "begin its first pass, in the block, or set SHMLOAD_DEBUG_BATCHES=1"
+        )
+
+    def watched() -> Iterator[Watched]:
+        for engine in loader._engines:
+            if engine._cooling is not None:
+                yield Watched(engine._options.calls, engine._cooling, engine.batch_in)
+
+    was_enabled = _is_enabled
+    enable()
+    try:
+        with CopyWatch(watched):
+            yield
+    finally:
+        enable(was_enabled)
 
 
 class Holder(NamedTuple):
@@ -95,7 +138,7 @@ class WatchedEngine(Engine):
         """As of any engine; notes who asked."""
         delivery = super().next(in_order=in_order)
         order = delivery[0]
-        self._taken[order.slot] = (order.epoch, order.step, monotonic(), _caller())
+        self._taken[order.slot] = (order.epoch, order.step, monotonic(), users_place())
         return delivery
 
     def holders(self) -> list[Holder]:
@@ -108,16 +151,14 @@ class WatchedEngine(Engine):
         ]
         return sorted(found, key=lambda holder: -holder.age_s)
 
+    def batch_in(self, slot: int) -> str:
+        """Which batch lies in a leased slot."""
+        epoch, step, _, where = self._taken[slot]
+        return f"batch {step} of epoch {epoch}, taken at {where},"
+
     def counters(self) -> dict[str, Any]:
         """As of any engine; and the holders."""
         return {**super().counters(), "holders": [holder._asdict() for holder in self.holders()]}
 
     def _who_holds(self) -> str:
         return "".join(f"\n{holder}" for holder in self.holders())
-
-
-def _caller() -> str:
-    """The line that asked for a batch."""
-    frame, _ = users_frame()
-    code = frame.f_code
-    return f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"

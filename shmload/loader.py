@@ -27,8 +27,9 @@ from shmload.bad_samples import BadSamples, OnError
 from shmload.batch.deliver import mapped
 from shmload.batch.ragged import AS_TORCH_OR_LIST, ragged_of
 from shmload.debug import WatchedEngine, is_enabled
-from shmload.device.choice import NUM_SENT, calls_of
+from shmload.device.choice import NUM_SENT, calls_of, sender_of
 from shmload.device.feed import FeedingEngine, WatchedFeedingEngine
+from shmload.device.sending import Sender
 from shmload.engine import Engine
 from shmload.generators import Origin, replayed
 from shmload.machinery import EngineOptions
@@ -113,8 +114,8 @@ class ShmLoader(ObservedLoader[T]):
         address: of the cluster's head, with crew="ray"; None: "auto", the cluster that runs on this machine.
         share: not built yet; anything but the default raises NotImplementedError.
         device: "cuda", "cuda:1" or such a torch.device: batches' tensors arrive there, copied from the pinned ring on a stream of
-            their own, two batches ahead; the stream that is current in `next()` waits for them. What is no tensor stays as it is.
-            Not with `audit`.
+            their own, two batches ahead; the stream that is current in `next()` waits for them. What is no tensor stays as it is. A
+            `shmload.Device` says more: images normalised there, tensors at addresses that stay. Not with `audit`.
         audit: a folder where every rank records what it was delivered, batch by batch: `shmload verify` proves from it that each
             sample came exactly once. docs/audit.md says how, and what it costs.
     Raises:
@@ -201,6 +202,7 @@ class ShmLoader(ObservedLoader[T]):
         self.on_error: OnError = on_error
         self.max_bad = max_bad
         self.device = device
+        self._sender: Sender | None = None
         self.ragged = ragged
         asked = ragged_of(ragged, None, is_torch_mode=seed is None)
         schema = getattr(in_place_of(dataset, asked) or dataset, "schema", None)
@@ -332,6 +334,7 @@ class ShmLoader(ObservedLoader[T]):
                 calls=calls,
                 num_cooling=0 if calls is None else NUM_SENT,
                 num_sent=None if self.device is None else NUM_SENT,
+                sender=self.sender(),
                 address=(self.address or "auto") if self.crew == "ray" else None,
             ),
             self.bad_samples,
@@ -347,6 +350,14 @@ class ShmLoader(ObservedLoader[T]):
             return WatchedFeedingEngine if is_enabled() else FeedingEngine
         return WatchedEngine if is_enabled() else Engine
 
+    def sender(self) -> Sender | None:
+        """What sends batches to the device, in all passes, as their buffers are the same; None: they stay on the host."""
+        if self.device is None:
+            return None
+        if self._sender is None or self._sender.device is not self.device:  # it may be set between passes
+            self._sender = sender_of(self.device)
+        return self._sender
+
     def record_stream(self, batch: Any, stream: Any) -> None:
         """Has a batch's memory not be used again before what `stream` has been given, by the time the batch dies, is done.
 
@@ -357,13 +368,13 @@ class ShmLoader(ObservedLoader[T]):
             batch: what the loader yielded, or any part of it.
             stream: a `torch.cuda.Stream`.
         """
-        calls = calls_of(self.device, pin_memory=False)
+        sender = self.sender()
         all_releases = [engine.releases for engine in self._engines if engine.releases is not None]
         slots: set[int] = set()
 
         def name(tensor: torch.Tensor) -> torch.Tensor:
-            if calls is not None:
-                calls.keep_for(tensor, stream)
+            if sender is not None:
+                sender.name_stream(tensor, stream)
             elif tensor.device.type == "cpu":
                 for releases in all_releases:
                     slot = releases.pins.slot_at(tensor.data_ptr())
@@ -478,7 +489,16 @@ class ShmLoader(ObservedLoader[T]):
         """A copy has the arguments and the position; workers and batches stay here."""
         state = self.__dict__.copy()
         stream: SeedStream | None = state.pop("_stream")
-        for name in ("_engines", "_last_engine", "_progress", "_trace", "_watch", "_epoch_callbacks", "tuner"):
+        for name in (
+            "_engines",
+            "_last_engine",
+            "_progress",
+            "_trace",
+            "_watch",
+            "_epoch_callbacks",
+            "tuner",
+            "_sender",
+        ):
             del state[name]
         state["recorder"] = copy.copy(self.recorder)
         if stream is not None:
@@ -488,7 +508,7 @@ class ShmLoader(ObservedLoader[T]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         position = state.pop("position", None)
         self.__dict__.update(state)
-        self._engines, self._last_engine, self._progress = WeakSet(), None, None
+        self._engines, self._last_engine, self._progress, self._sender = WeakSet(), None, None, None
         self._trace, self._watch, self._epoch_callbacks = None, None, callbacks_of_environment()
         self.tuner = tuner_of(self)
         self._stream = None if self.seed is None else SeedStream(self)

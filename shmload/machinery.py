@@ -18,6 +18,7 @@ from shmload.autotune.size import Size, num_slots
 from shmload.batch.layout import Layout
 from shmload.device.calls import Calls
 from shmload.device.cooling import Cooling, Releases
+from shmload.device.sending import Sender
 from shmload.hoarding import Hoarding
 from shmload.observe.live.label import introduce
 from shmload.observe.live.meaning import describe
@@ -44,7 +45,7 @@ class EngineOptions:
     `max_rows` is the largest batch expected (0: unknown), `num_ordered` how many batches may be under way at once. It begins with
     `first_workers` of its workers and slots for `first_ordered` batches; 0: all, and that never changes. With `calls` the ring is
     pinned for that device, and `num_cooling` slots more are there for batches whose copies are under way; `num_sent` batches are
-    copied ahead, None: they are not sent there at all.
+    copied ahead by `sender`, None: they are not sent there at all.
     """
 
     num_workers: int
@@ -66,6 +67,7 @@ class EngineOptions:
     calls: Calls | None = None
     num_cooling: int = 0
     num_sent: int | None = None
+    sender: Sender | None = None
     address: str | None = None  # of the Ray cluster whose actors are the workers; None: processes of this machine are
 
 

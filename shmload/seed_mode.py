@@ -22,7 +22,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from shmload import faults
 from shmload.autotune.tuner import Autotuner
 from shmload.callers import users_frame
-from shmload.device.choice import NUM_SENT, calls_of
+from shmload.device.choice import NUM_SENT
 from shmload.device.sending import sent_now
 from shmload.engine import Engine
 from shmload.inline import InlineReader
@@ -233,7 +233,7 @@ class SeedStream:
         if self._pins:
             batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own
         if batch is not NOTHING:
-            batch = sent_now(batch, calls_of(self._loader.device, pin_memory=False))
+            batch = sent_now(batch, self._loader.sender())
         place.step = self.epochs.behind(place.step)
         return batch
 

@@ -25,7 +25,6 @@ from torch.utils.data.dataloader import (
 )
 
 from shmload import faults
-from shmload.device.choice import calls_of
 from shmload.device.sending import sent_now
 from shmload.engine import Engine
 from shmload.errors import WorkerDied
@@ -313,7 +312,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
 
     def __init__(self, loader: ShmLoader[Any], state: TorchState | None = None) -> None:
         origin = origin_of(loader.generator)
-        self._calls = calls_of(loader.device, pin_memory=False)
+        self._sender = loader.sender()
         resumed = ((state or {}).get("workers") or [{}])[0]
         if "dataset" in resumed:
             loader.dataset.load_state_dict(resumed["dataset"])  # type: ignore[attr-defined]  # it had a state_dict
@@ -365,7 +364,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         if self._reader is None:
-            return sent_now(_SingleProcessDataLoaderIter._next_data(self), self._calls)
+            return sent_now(_SingleProcessDataLoaderIter._next_data(self), self._sender)
         while True:
             keys = self._next_index()
             step = self._sampler_iter.num_taken - 1
@@ -373,7 +372,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
             batch = self._reader.read(order)
             if batch is not NOTHING:
                 self._order = order
-                return sent_now(batch, self._calls)
+                return sent_now(batch, self._sender)
             self._nothing_came(order)
 
 

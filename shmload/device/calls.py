@@ -6,7 +6,7 @@ Every call may raise RuntimeError; an error of work that was given earlier comes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -56,8 +56,23 @@ class Calls(Protocol):
     def synchronize(self) -> None:
         """Returns when all that any stream of any device has been given is done."""
 
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the device, filled from this one by the current stream, later. Host memory that is not pinned is read now."""
+    def copy(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+        """A tensor of the device, filled from this one by the current stream, later. Host memory that is not pinned is read now.
+
+        Args:
+            into: one that the device made before, to be filled again. None: a new one.
+        """
+
+    def apply(
+        self, function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor, into: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """What a function makes of a tensor of the device, by the current stream, later; `into` as above."""
+
+    def stream_for(self, tensor: torch.Tensor) -> Any | None:
+        """This thread's current stream of the device that a tensor lies on; None: it lies on none of this kind."""
+
+    def is_capturing(self) -> bool:
+        """Whether what the current stream is given now is kept for replays, and not done."""
 
     def keep_for(self, tensor: torch.Tensor, stream: Any) -> None:
         """Once the tensor dies, its memory is used again only when what the stream has been given by then is done."""

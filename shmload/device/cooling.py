@@ -12,8 +12,8 @@ no event; it is free once the whole device has been waited for, which is done wh
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from shmload._core.trainer import TrainerRing
 from shmload.callers import users_frame
@@ -87,13 +87,27 @@ class Releases:
         )
 
 
+class Reports(Protocol):
+    """Says what is wrong with a slot that is free now: watching.py does, where it is asked to."""
+
+    noted: dict[int, list[Any]]
+
+    def __call__(self, slot: int) -> Sequence[str]:
+        """Warnings."""
+
+
 class Cooling:
-    """The slots of one ring that copies may still read."""
+    """The slots of one ring that copies may still read.
+
+    Attributes:
+        late: is asked of every slot that has cooled; None: nobody looks.
+    """
 
     def __init__(self, ring: TrainerRing, calls: Calls) -> None:
         self._ring = ring
         self.releases = Releases(calls)
         self.pins = self.releases.pins
+        self.late: Reports | None = None
         ring.cool(self.releases.ended)
 
     def look(self) -> None:
@@ -106,10 +120,10 @@ class Cooling:
         pins.register()
         if pins.warning:
             text, pins.warning = pins.warning, ""
-            warnings.warn(text, stacklevel=users_frame()[1])
+            self.warn(text, UserWarning)
         for slot in self._ring.cooling:
             if self.releases.is_cool(slot):
-                self._ring.cooled(slot)
+                self._free(slot)
 
     def wait(self) -> bool:
         """Waits until a slot has cooled, the one that came back first if that is known. False: none cools."""
@@ -117,12 +131,23 @@ class Cooling:
         known = next((slot for slot in cooling if self.releases.has_events(slot)), -1)
         if known >= 0:
             self.releases.wait(known)
-            self._ring.cooled(known)
+            self._free(known)
         elif cooling:
             self.releases.wait_for_all()
             for slot in cooling:
-                self._ring.cooled(slot)
+                self._free(slot)
         return bool(cooling)
+
+    def _free(self, slot: int) -> None:
+        reports = () if self.late is None else self.late(slot)
+        self._ring.cooled(slot)
+        for text in reports:
+            self.warn(text)
+
+    @staticmethod
+    def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+        """Warns at the user's line."""
+        warnings.warn(text, category, stacklevel=users_frame()[1])
 
     def close(self) -> None:
         """Waits for all copies and unregisters what nobody holds; the rest goes with the batches that are left.
@@ -142,12 +167,15 @@ class Cooling:
             failure = _tried(releases.wait, slot) or failure
         if is_unknown or failure is not None:
             failure = _tried(releases.wait_for_all) or failure
+        reports = [] if self.late is None else [text for slot in cooling for text in self.late(slot)]
         for slot in cooling:
             ring.cooled(slot)
         for slot in range(ring.num_slots):
             if ring.state(slot) != LEASED or releases.has_events(slot):  # the latter has ended this moment
                 failure = _tried(releases.wait, slot) or failure
                 failure = _tried(self.pins.remove, slot) or failure
+        for text in reports:
+            self.warn(text)
         if failure is not None:
             raise failure
 

@@ -49,7 +49,7 @@ class CudaCalls:
 
     def current_streams(self) -> Sequence[Any]:
         """As of any device. Refused while a graph is captured: an event recorded then says nothing of copies."""
-        if torch.cuda.is_current_stream_capturing():
+        if self.is_capturing():
             raise RuntimeError("the current stream is capturing a graph")
         return [torch.cuda.current_stream(index) for index in _devices_in_use()]
 
@@ -86,9 +86,26 @@ class CudaCalls:
         for index in _devices_in_use():
             torch.cuda.synchronize(index)
 
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+    def copy(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         """As of any device."""
+        if into is not None:
+            return into.copy_(tensor, non_blocking=True)
         return tensor.to(self._device, non_blocking=True)
+
+    def apply(
+        self, function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor, into: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As of any device."""
+        made = function(tensor)
+        return made if into is None else into.copy_(made)
+
+    def stream_for(self, tensor: torch.Tensor) -> Any | None:
+        """As of any device."""
+        return torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
+
+    def is_capturing(self) -> bool:
+        """As of any device."""
+        return torch.cuda.is_current_stream_capturing()
 
     def keep_for(self, tensor: torch.Tensor, stream: Any) -> None:
         """As of any device."""

@@ -19,8 +19,8 @@ import torch
 
 from shmload._core.trainer import READY
 from shmload.debug import WatchedEngine
+from shmload.device.buffers import BufferSet
 from shmload.device.calls import Calls
-from shmload.device.sending import sent
 from shmload.engine import DEATH_LOOK_S, Engine
 from shmload.errors import CopyFailed
 from shmload.orders import NOTHING, Delivery, Order
@@ -50,6 +50,8 @@ class FeedingEngine(Engine):
         assert self._options.num_sent is not None
         self._calls: Calls = self._options.calls
         self._num_sent = self._options.num_sent
+        assert self._options.sender is not None
+        self._sender = self._options.sender
         self._side: Any = None  # made with the first batch: workers that are forked should find the device untouched
 
     @property
@@ -67,14 +69,21 @@ class FeedingEngine(Engine):
 
         Raises:
             CopyFailed: the batch could not be copied; it is lost, and the next call goes on behind it.
+            ValueError: it is none that the device's options are for; likewise.
+            RuntimeError: all static buffers are held; nothing is lost.
         """
         self._begin_next()
+        buffers = self._sender.buffers
+        if buffers is not None:
+            buffers.look()
         try:
             if self._ahead:
                 self._round()
                 if monotonic() - self._death_look > DEATH_LOOK_S:
                     self._see_to_deaths()
             else:
+                if buffers is not None:
+                    buffers.check_room()
                 order, is_ready = self._awaited(in_order)
                 if not is_ready:
                     return order, NOTHING, None
@@ -98,7 +107,8 @@ class FeedingEngine(Engine):
         return arrival.order, arrival.batch, arrival.note
 
     def _send_ahead(self, in_order: bool) -> None:
-        while len(self._ahead) <= self._num_sent and self._queue:
+        buffers = self._sender.buffers
+        while len(self._ahead) <= self._num_sent and self._queue and (buffers is None or buffers.has_room):
             order = self._queue[0] if in_order else self._first_done()
             if order.slot < 0 or self._ring.look(order.slot) != READY:
                 return
@@ -118,19 +128,25 @@ class FeedingEngine(Engine):
         try:
             with calls.using(self._side or self._new_side()):
                 # the host's own batch is gone after this, while the side stream is still current
-                batch, made = sent(batch, calls, is_slot=True)
+                batch, made = self._sender.send(batch, into=self._buffers_for(order), is_slot=True)
                 return _Arrival(order, batch, note, made, event=calls.record(self._side))
-        except RuntimeError as error:
-            if (
-                self.releases is not None
-            ):  # the batch dies with another stream current, and a part of it may be on its way
+        except (RuntimeError, ValueError) as error:
+            # the batch dies with another stream current, and a part of it may be on its way
+            if self.releases is not None:
                 self.releases.name_stream(order.slot, self._side)
+            error = error.with_traceback(None)  # whose frames hold the batch
+            if isinstance(error, ValueError):
+                return _Arrival(order, None, note, [], error=error)
             failure = CopyFailed(
                 f"batch {order.step} of epoch {order.epoch} could not be copied to {calls.name}: {error}. Where it has too little "
                 "memory, lower batch_size"
             )
-            failure.__cause__ = error.with_traceback(None)  # whose frames hold the batch
+            failure.__cause__ = error
             return _Arrival(order, None, note, [], error=failure)
+
+    def _buffers_for(self, order: Order) -> BufferSet | None:
+        buffers = self._sender.buffers
+        return None if buffers is None else buffers.take(f"batch {order.step} of epoch {order.epoch}", self._side)
 
     def _new_side(self) -> Any:
         self._side = self._calls.side_stream()

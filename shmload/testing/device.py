@@ -2,8 +2,7 @@
 
 `StandIn` answers `shmload.device.calls.Calls`. What a stream is given waits in it until `step` (or a wait on the host) has it done,
 so a copy reads its source at the last moment there is, by its bare address, as a device does. A copy from memory that is no longer
-registered by then is noted in `violations`; one from memory that never was is read at once, as CUDA reads pageable memory. `Logged`
-writes down what any device is asked, in words that can be compared between devices.
+registered by then is noted in `violations`; one from memory that never was is read at once, as CUDA reads pageable memory.
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
-
-from shmload.device.calls import Calls
+from torch.multiprocessing.reductions import StorageWeakRef
 
 UNFILLED = 0xC3  # what a copy's target holds before the copy
 
@@ -37,10 +33,19 @@ class Stream:
     def __init__(self) -> None:
         self.waiting: deque[tuple[Callable[[], bool], Callable[[], object]]] = deque()
         self.error: str | None = None  # of something it has done
+        self.is_eager = False  # does what it can at once, as an idle stream does
 
     def give(self, work: Callable[[], object], is_ready: Callable[[], bool] = lambda: True) -> None:
         """Adds something behind the rest."""
         self.waiting.append((is_ready, work))
+        while self.is_eager and self.can_step:
+            self.waiting.popleft()[1]()
+
+    def wait_stream(self, other: Stream) -> None:
+        """Begins nothing given from now on before what the other has been given is done, as torch's streams have it."""
+        event = Event()
+        other.give(lambda: setattr(event, "is_done", True))
+        self.give(lambda: None, lambda: event.is_done)
 
     @property
     def can_step(self) -> bool:
@@ -66,6 +71,8 @@ class StandIn:
         self.streams = [self.main]
         self.registered: dict[int, int] = {}  # address -> bytes
         self.violations: list[str] = []
+        self.is_graph = False  # the current stream is being captured
+        self._made: dict[int, StorageWeakRef] = {}  # address -> what the device made there
 
     # ------------------------------------------------------------ what a test does
 
@@ -86,9 +93,22 @@ class StandIn:
         while self.step(self._choose(max(sum(stream.can_step for stream in self.streams), 1))):
             pass
 
-    def read(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """A list into which the current stream puts what it finds in a tensor, when it comes to it."""
+    def read(self, tensor: torch.Tensor, *, by_address: bool = False) -> list[torch.Tensor]:
+        """A list into which the current stream puts what it finds in a tensor, when it comes to it.
+
+        Args:
+            by_address: the tensor may die before, as under a kernel; its memory may not.
+        """
         found: list[torch.Tensor] = []
+        if by_address:
+            address, like = tensor.data_ptr(), torch.empty_like(tensor)
+
+            def look() -> None:
+                ctypes.memmove(like.data_ptr(), address, like.nbytes)
+                found.append(like)
+
+            self.current_stream().give(look)
+            return found
         self.current_stream().give(lambda: found.append(tensor.clone()))
         return found
 
@@ -108,6 +128,8 @@ class StandIn:
 
     def current_streams(self) -> Sequence[Stream]:
         """As of any device."""
+        if self.is_graph:
+            raise RuntimeError("the current stream is capturing a graph")
         return [self.current_stream()]
 
     def current_stream(self) -> Stream:
@@ -167,14 +189,13 @@ class StandIn:
         self._may_fail("synchronize")
         self.run()
 
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+    def copy(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         """As of any device."""
         self._may_fail("copy")
         stream = self.current_stream()
         source = tensor.contiguous()
-        target = torch.empty_like(source)
+        target = self._new(source) if into is None else into
         address, nbytes = source.data_ptr(), source.nbytes
-        ctypes.memset(target.data_ptr(), UNFILLED, nbytes)
         if not self._is_registered(address, nbytes):
             taken = source.clone()
             stream.give(lambda: ctypes.memmove(target.data_ptr(), taken.data_ptr(), nbytes))
@@ -193,6 +214,31 @@ class StandIn:
             ctypes.memmove(target.data_ptr(), address, nbytes)
 
         stream.give(work)
+        return target
+
+    def apply(
+        self, function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor, into: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As of any device."""
+        target = self._new(function(tensor)) if into is None else into
+        self.current_stream().give(lambda: target.copy_(function(tensor)))
+        return target
+
+    def stream_for(self, tensor: torch.Tensor) -> Stream | None:
+        """As of any device."""
+        made = self._made.get(tensor.untyped_storage().data_ptr())
+        is_gone = made is None or made.expired()  # type: ignore[no-untyped-call]  # torch's own
+        return None if is_gone else self.current_stream()
+
+    def is_capturing(self) -> bool:
+        """As of any device."""
+        return self.is_graph
+
+    def _new(self, like: torch.Tensor) -> torch.Tensor:
+        target = torch.empty_like(like, memory_format=torch.contiguous_format)
+        ctypes.memset(target.data_ptr(), UNFILLED, target.nbytes)
+        weak = StorageWeakRef(target.untyped_storage())  # type: ignore[no-untyped-call]  # torch's own
+        self._made[target.data_ptr()] = weak
         return target
 
     def keep_for(self, tensor: torch.Tensor, stream: Stream) -> None:
@@ -217,88 +263,3 @@ class StandIn:
         if event.is_done and event.error is not None:
             text, event.error = event.error, None
             raise RuntimeError(text)
-
-
-class Logged:
-    """A device that writes down what it is asked: `log` holds a tuple a call, streams and events numbered as they come up.
-
-    Polls (`is_done`) are left out, as their number is a matter of time; so are addresses.
-    """
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-        self._numbers: dict[int, int] = {}
-        self._kept: list[Any] = []  # a number is of a living object
-        self._sizes: dict[int, int] = {}
-        self.name = calls.name
-        self.log: list[tuple[Any, ...]] = []
-
-    def _number(self, thing: Any) -> int:
-        identity = getattr(thing, "cuda_stream", id(thing))
-        if identity not in self._numbers:
-            self._kept.append(thing)
-        return self._numbers.setdefault(identity, len(self._numbers))
-
-    def register(self, address: int, nbytes: int) -> None:
-        """Asks the device."""
-        self._sizes[address] = nbytes
-        self.log.append(("register", nbytes))
-        self._calls.register(address, nbytes)
-
-    def unregister(self, address: int) -> None:
-        """Asks the device."""
-        self.log.append(("unregister", self._sizes.pop(address)))
-        self._calls.unregister(address)
-
-    def current_streams(self) -> Sequence[Any]:
-        """Asks the device."""
-        return self._calls.current_streams()
-
-    def current_stream(self) -> Any:
-        """Asks the device."""
-        return self._calls.current_stream()
-
-    def side_stream(self) -> Any:
-        """Asks the device."""
-        stream = self._calls.side_stream()
-        self.log.append(("side_stream", self._number(stream)))
-        return stream
-
-    def using(self, stream: Any) -> AbstractContextManager[Any]:
-        """Asks the device."""
-        return self._calls.using(stream)
-
-    def record(self, stream: Any) -> Any:
-        """Asks the device."""
-        event = self._calls.record(stream)
-        self.log.append(("record", self._number(stream), self._number(event)))
-        return event
-
-    def is_done(self, event: Any) -> bool:
-        """Asks the device."""
-        return self._calls.is_done(event)
-
-    def wait_on_host(self, event: Any) -> None:
-        """Asks the device."""
-        self.log.append(("wait_on_host", self._number(event)))
-        self._calls.wait_on_host(event)
-
-    def wait_on_stream(self, stream: Any, event: Any) -> None:
-        """Asks the device."""
-        self.log.append(("wait_on_stream", self._number(stream), self._number(event)))
-        self._calls.wait_on_stream(stream, event)
-
-    def synchronize(self) -> None:
-        """Asks the device."""
-        self.log.append(("synchronize",))
-        self._calls.synchronize()
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Asks the device."""
-        self.log.append(("copy", tuple(tensor.shape), str(tensor.dtype), self._number(self._calls.current_stream())))
-        return self._calls.copy(tensor)
-
-    def keep_for(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Asks the device."""
-        self.log.append(("keep_for", tuple(tensor.shape), self._number(stream)))
-        self._calls.keep_for(tensor, stream)

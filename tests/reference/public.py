@@ -41,6 +41,8 @@ INTERNAL = {  # public to the rest of the package only
     "ShmLoader.make_engine",
     "ShmLoader.make_job",
     "ShmLoader.reads_inline",
+    "ShmLoader.sender",
+    *(f"Normalise.{name}" for name in ("is_meant", "made_of", "shape_of")),
     "Mix.keyed_order",
     "PreparedLoader.begin",
     "PreparedLoader.end",

@@ -1,0 +1,92 @@
+"""Copies from a pinned ring that nobody waits for, found while a program runs.
+
+Each call in this thread that makes something on the device of what lies in a slot gets an event of its own, recorded behind it on
+the stream that it runs on. When the slot has cooled, and so is about to be used again, that event must be done as well. If it is
+not, nothing held the slot for that copy, and what the copy reads is a matter of luck.
+
+So there is no false alarm: a stream that another one was made to wait for has done its copies when that one's event is done. A
+copy that was in time by luck is not found. What C code does with an address is not seen; slots that are poisoned show that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from shmload.callers import users_place
+from shmload.device.calls import Calls
+from shmload.device.cooling import Cooling
+
+
+class Watched(NamedTuple):
+    """An engine as far as its copies go: its slots, and which batch lies in one, in words."""
+
+    calls: Calls
+    cooling: Cooling
+    batch_in: Callable[[int], str]
+
+
+class _Copy(NamedTuple):
+    event: Any
+    where: str
+    batch: str
+
+
+class CopyWatch(TorchFunctionMode):
+    """Watches this thread's copies from the slots of some engines.
+
+    Args:
+        engines: gives those there are, at each call.
+    """
+
+    def __init__(self, engines: Callable[[], Iterable[Watched]]) -> None:
+        super().__init__()
+        self._engines = engines
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            for source in (*args, *(kwargs or {}).values()):
+                if isinstance(source, torch.Tensor) and source is not made and source.layout is torch.strided:
+                    self._see(source, made)
+        return made
+
+    def _see(self, source: torch.Tensor, made: torch.Tensor) -> None:
+        for engine in self._engines():
+            stream = engine.calls.stream_for(made)
+            slot = -1 if stream is None else engine.cooling.pins.slot_at(source.data_ptr())
+            if slot < 0:
+                continue
+            if engine.cooling.late is None:
+                engine.cooling.late = Late(engine.calls)
+            where, batch = users_place(), engine.batch_in(slot)
+            if engine.calls.is_capturing():
+                engine.cooling.warn(
+                    f"the copy at {where} of {batch} is captured in a graph, which will read that address at each replay, "
+                    "whatever lies there then. Copy into a tensor of your own before, and capture what reads that"
+                )
+            else:
+                engine.cooling.late.noted.setdefault(slot, []).append(_Copy(engine.calls.record(stream), where, batch))
+
+
+class Late:
+    """Which copies from a slot are not done although it has cooled."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self.noted: dict[int, list[_Copy]] = {}
+
+    def __call__(self, slot: int) -> list[str]:
+        """What is to be said of a slot that is free now; its copies are forgotten."""
+        return [
+            f"the copy at {copy.where} of {copy.batch} is not done, and nothing waits for it: its slot is used again, and it may "
+            "read another batch's bytes. Call loader.record_stream(batch, stream) before the batch is dropped, or drop it while "
+            "that stream is current"
+            for copy in self.noted.pop(slot, ())
+            if not self._calls.is_done(copy.event)
+        ]

@@ -1,0 +1,64 @@
+"""Programs written for CUDA, over a device that stands in: what they ask torch for goes to it.
+
+Only what copies batches: `tensor.to("cuda")`, `tensor.cuda()`, `copy_` into what came of these, and the streams and graphs of
+`torch.cuda`. A graph is not replayed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from shmload.testing.device import StandIn
+
+
+class _Copies(TorchFunctionMode):
+    def __init__(self, device: StandIn) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        device = self._device
+        if func is torch.Tensor.cuda or (
+            func is torch.Tensor.to and str((*args[1:2], kwargs.get("device"))[0]).startswith("cuda")
+        ):
+            made = device.copy(args[0])
+        elif func is torch.Tensor.copy_ and device.stream_for(args[0]) is not None:
+            made = device.copy(args[1], args[0])
+        else:
+            return func(*args, **kwargs)
+        if not kwargs.get("non_blocking", False):
+            device.wait_on_host(device.record(device.current_stream()))
+        return made
+
+
+@contextlib.contextmanager
+def _capturing(device: StandIn, graph: object) -> Iterator[None]:
+    device.is_graph = True
+    try:
+        yield
+    finally:
+        device.is_graph = False
+
+
+@contextlib.contextmanager
+def as_cuda(device: StandIn) -> Iterator[None]:
+    """Has a device stand in for CUDA in this thread, as far as the block goes."""
+    with (
+        mock.patch.object(torch.cuda, "Stream", device.side_stream),
+        mock.patch.object(torch.cuda, "stream", device.using),
+        mock.patch.object(torch.cuda, "current_stream", device.current_stream),
+        mock.patch.object(torch.cuda, "CUDAGraph", object),
+        mock.patch.object(torch.cuda, "graph", functools.partial(_capturing, device)),
+        _Copies(device),
+    ):
+        yield

@@ -1,0 +1,175 @@
+"""What a device was asked, in words that can be kept in a file, compared between devices and replayed (device_replay.py).
+
+A file is JSON, a line an entry, behind a line that says where it comes from. An entry is a call's name and its arguments, where
+streams, events, pieces of pinned memory and tensors are numbers, given as they come up; a call's entry stands before those of
+the calls that come after it in any thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shmload.device.calls import Calls
+
+VERSION = 1
+Entry = tuple[Any, ...]
+
+
+class Logged:
+    """A device that writes down what it is asked: `log` holds a tuple a call.
+
+    Attributes:
+        log: ("register", nbytes, piece), ("unregister", nbytes, piece), ("side_stream", stream), ("record", stream, event),
+            ("is_done", event, answer), ("wait_on_host", event), ("wait_on_stream", stream, event), ("synchronize",),
+            ("copy", shape, dtype, stream, tensor, piece or -1, offset in it, into), ("apply", shape, dtype, stream, tensor, source,
+            into) and ("keep_for", shape, stream, tensor). A tensor that is filled again gets a new number; `into` is
+            its last, or -1.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._numbers: dict[Any, int] = {}
+        self._kept: list[Any] = []  # a number is of a living object
+        self._pieces: dict[int, tuple[int, int]] = {}  # address -> its number, bytes
+        self._num_pieces = self._num_tensors = 0
+        self._tensors: dict[int, int] = {}  # address -> number of what was made there last
+        self.name = calls.name
+        self.log: list[Entry] = []
+
+    def save(self, path: Path, **origin: Any) -> None:
+        """Writes the log to a file.
+
+        Args:
+            origin: where it comes from, for the file's first line.
+        """
+        lines = [{"version": VERSION, "device": self.name, **origin}, *self.log]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def _number(self, thing: Any) -> int:
+        identity = getattr(thing, "cuda_stream", None)
+        key = ("object", id(thing)) if identity is None else ("stream", identity)
+        if key not in self._numbers:
+            self._kept.append(thing)
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _made(self, tensor: torch.Tensor) -> int:
+        self._num_tensors += 1
+        self._tensors[tensor.data_ptr()] = self._num_tensors - 1
+        return self._num_tensors - 1
+
+    def _last(self, tensor: torch.Tensor | None) -> int:
+        return -1 if tensor is None else self._tensors.get(tensor.data_ptr(), -1)
+
+    def _place(self, address: int) -> tuple[int, int]:
+        for begin, (piece, nbytes) in self._pieces.items():
+            if begin <= address < begin + nbytes:
+                return piece, address - begin
+        return -1, 0
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Asks the device; what it refuses is not written down."""
+        self._calls.register(address, nbytes)
+        self._pieces[address] = (self._num_pieces, nbytes)
+        self.log.append(("register", nbytes, self._num_pieces))
+        self._num_pieces += 1
+
+    def unregister(self, address: int) -> None:
+        """Asks the device."""
+        piece, nbytes = self._pieces.pop(address)
+        self.log.append(("unregister", nbytes, piece))
+        self._calls.unregister(address)
+
+    def current_streams(self) -> Sequence[Any]:
+        """Asks the device."""
+        return self._calls.current_streams()
+
+    def current_stream(self) -> Any:
+        """Asks the device."""
+        return self._calls.current_stream()
+
+    def side_stream(self) -> Any:
+        """Asks the device."""
+        stream = self._calls.side_stream()
+        self.log.append(("side_stream", self._number(stream)))
+        return stream
+
+    def using(self, stream: Any) -> AbstractContextManager[Any]:
+        """Asks the device."""
+        return self._calls.using(stream)
+
+    def record(self, stream: Any) -> Any:
+        """Asks the device."""
+        event = self._calls.record(stream)
+        self.log.append(("record", self._number(stream), self._number(event)))
+        return event
+
+    def is_done(self, event: Any) -> bool:
+        """Asks the device."""
+        answer = self._calls.is_done(event)
+        self.log.append(("is_done", self._number(event), answer))
+        return answer
+
+    def wait_on_host(self, event: Any) -> None:
+        """Asks the device."""
+        self._calls.wait_on_host(event)
+        self.log.append(("wait_on_host", self._number(event)))
+
+    def wait_on_stream(self, stream: Any, event: Any) -> None:
+        """Asks the device."""
+        self.log.append(("wait_on_stream", self._number(stream), self._number(event)))
+        self._calls.wait_on_stream(stream, event)
+
+    def synchronize(self) -> None:
+        """Asks the device."""
+        self._calls.synchronize()
+        self.log.append(("synchronize",))
+
+    def copy(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+        """Asks the device."""
+        last = self._last(into)
+        made = self._calls.copy(tensor, into)
+        stream = self._number(self._calls.current_stream())
+        place = self._place(tensor.data_ptr())
+        self.log.append(("copy", tuple(tensor.shape), str(tensor.dtype), stream, self._made(made), *place, last))
+        return made
+
+    def apply(
+        self, function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor, into: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Asks the device."""
+        source, last = self._last(tensor), self._last(into)
+        made: torch.Tensor = self._calls.apply(function, tensor, into)
+        stream = self._number(self._calls.current_stream())
+        self.log.append(("apply", tuple(made.shape), str(made.dtype), stream, self._made(made), source, last))
+        return made
+
+    def stream_for(self, tensor: torch.Tensor) -> Any | None:
+        """Asks the device."""
+        return self._calls.stream_for(tensor)
+
+    def is_capturing(self) -> bool:
+        """Asks the device."""
+        return self._calls.is_capturing()
+
+    def keep_for(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Asks the device."""
+        self.log.append(("keep_for", tuple(tensor.shape), self._number(stream), self._last(tensor)))
+        self._calls.keep_for(tensor, stream)
+
+
+def load_log(path: Path) -> tuple[dict[str, Any], list[Entry]]:
+    """A file that `Logged.save` wrote: what its first line says, and the entries.
+
+    Raises:
+        ValueError: it is of another version.
+    """
+    origin, *entries = (json.loads(line) for line in path.read_text().splitlines())
+    if origin.get("version") != VERSION:
+        raise ValueError(f"{path} is a device log of version {origin.get('version')}; this reads version {VERSION}")
+    return origin, [tuple(entry) for entry in entries]

@@ -1,0 +1,190 @@
+"""A log of what a device was asked, asked again of the stand-in: were its answers possible, and was what it was asked safe?
+
+It is asked once for each copy, and every stream does at once what it can, but that copy is not done before the log proves it
+done: an event behind it was seen to be. Then once more, where only the streams that copy do what they can, and all others only what
+is proved. Pinned memory is written anew before each copy from it, as by a worker; what `keep_for` names is read on
+that stream. So a slot that was used again too early, memory that was unregistered under a copy, and a stream that did not wait all
+show as wrong bytes or as a copy from memory that is not registered. The answers are those of a device if an event that was done
+stays done, and what was recorded before it on its stream is done with it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from shmload.testing.device import Event, StandIn, Stream
+from shmload.testing.device_log import Entry
+
+
+def replay(entries: Iterable[Entry]) -> list[str]:
+    """What is wrong with a log, each with the number of its entry; nothing: it is that of a device that was used rightly."""
+    entries = list(entries)
+    found: dict[str, None] = {}
+    works = [number for number, entry in enumerate(entries) if entry[0] in ("copy", "apply")]
+    for held_back in (None, *works):
+        replaying = _Replay(held_back)
+        for number, (name, *arguments) in enumerate(entries):
+            replaying.at = number
+            try:
+                getattr(replaying, f"_{name}")(*arguments)
+            except KeyError as error:
+                replaying.say(f"{name} names {error.args[0]}, which nothing before has made")
+            replaying.go_on()
+        replaying.finish()
+        found.update(dict.fromkeys(replaying.found))
+    return list(found)
+
+
+class _Named(dict[Any, Any]):
+    """Says in words what is missing."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __missing__(self, number: int) -> Any:
+        raise KeyError(f"{self._kind} {number}")
+
+
+class _Replay:
+    def __init__(self, held_back: int | None) -> None:
+        self.at = 0
+        self._held_back = held_back  # the entry of a copy; None: all that is not on a stream that copies
+        self._held: object = None  # what its stream has of it
+        self._sides: set[int] = set()
+        self.found: list[str] = []
+        self._device = StandIn()
+        self._streams: dict[int, Stream] = {}
+        self._waits: dict[int, list[int]] = defaultdict(list)  # stream -> events that it was told to wait for
+        self._events: dict[int, tuple[int, int, Event]] = _Named("event")  # -> stream, place on it
+        self._recorded: dict[int, int] = defaultdict(int)  # stream -> events on it
+        self._done: dict[int, int] = defaultdict(lambda: -1)  # stream -> the last place that was seen to be done
+        self._pieces: dict[int, torch.Tensor] = _Named("piece")
+        self._tensors: dict[int, tuple[torch.Tensor, int]] = _Named("tensor")  # -> what every byte of it is to be
+        self._reads: list[tuple[int, int, list[torch.Tensor], int]] = []  # at, stream, what was found, what is to be
+
+    def say(self, text: str) -> None:
+        self.found.append(f"entry {self.at}: {text}")
+
+    def go_on(self) -> None:
+        """Has the streams that are not held back do what they can."""
+        for number, stream in self._streams.items():
+            while stream.can_step and self._goes_on(number):
+                stream.waiting.popleft()[1]()
+
+    def _goes_on(self, number: int) -> bool:
+        if self._held_back is None:
+            return number in self._sides
+        return self._streams[number].waiting[0] is not self._held
+
+    def _note_work(self, stream: int) -> None:
+        if self.at == self._held_back:
+            self._held = self._streams[stream].waiting[-1]
+
+    def finish(self) -> None:
+        """Has all that is left done, and looks at what was read."""
+        while self._device.step():
+            self.go_on()
+        for at, stream, found, byte in self._reads:
+            self.at = at
+            if not found:
+                self.say(f"stream {stream} waits for what never comes")
+            elif not bool((found[0] == byte).all()):
+                self.say(f"stream {stream} reads another batch's bytes, or reads before they have come")
+        self.found += [
+            re.sub(r" at \d+", " from a piece", text) for text in self._device.violations
+        ]  # addresses are our own
+
+    def _stream(self, number: int) -> Stream:
+        if number not in self._streams:
+            self._streams[number] = self._device.side_stream()
+        return self._streams[number]
+
+    def _reach(self, number: int) -> None:
+        """Has an event done, and only what it needs."""
+        number_of_stream, place, event = self._events[number]
+        stream = self._streams[number_of_stream]
+        while not event.is_done:
+            if stream.can_step:
+                stream.waiting.popleft()[1]()
+            else:
+                self._reach(
+                    next(other for other in self._waits[number_of_stream] if not self._events[other][2].is_done)
+                )
+        self._done[number_of_stream] = max(self._done[number_of_stream], place)
+
+    # ------------------------------------------------------------ the calls
+
+    def _register(self, nbytes: int, piece: int) -> None:
+        memory = self._pieces[piece] = torch.zeros(nbytes, dtype=torch.uint8)
+        self._device.register(memory.data_ptr(), nbytes)
+
+    def _unregister(self, nbytes: int, piece: int) -> None:
+        memory = self._pieces[piece]
+        if memory.nbytes != nbytes:
+            self.say(f"piece {piece} has {memory.nbytes} bytes, and {nbytes} are unregistered")
+        try:
+            self._device.unregister(memory.data_ptr())
+        except RuntimeError:
+            self.say(f"piece {piece} is unregistered twice")
+
+    def _side_stream(self, stream: int) -> None:
+        self._stream(stream)
+        self._sides.add(stream)
+
+    def _record(self, stream: int, event: int) -> None:
+        self._events[event] = (stream, self._recorded[stream], self._device.record(self._stream(stream)))
+        self._recorded[stream] += 1
+
+    def _is_done(self, event: int, answer: bool) -> None:
+        stream, place, _ = self._events[event]
+        if answer:
+            self._reach(event)
+        elif place <= self._done[stream]:
+            self.say(f"event {event} is not done, and was, or one behind it on its stream")
+
+    def _wait_on_host(self, event: int) -> None:
+        self._reach(event)
+
+    def _wait_on_stream(self, stream: int, event: int) -> None:
+        self._device.wait_on_stream(self._stream(stream), self._events[event][2])
+        self._waits[stream].append(event)
+
+    def _synchronize(self) -> None:
+        self._device.run()
+        for stream, count in self._recorded.items():
+            self._done[stream] = count - 1
+
+    def _copy(self, shape: list[int], dtype: str, stream: int, tensor: int, piece: int, offset: int, into: int) -> None:
+        nbytes, byte = _nbytes(shape, dtype), self.at % 251
+        memory = torch.zeros(nbytes, dtype=torch.uint8) if piece < 0 else self._pieces[piece][offset : offset + nbytes]
+        if memory.nbytes < nbytes:
+            self.say(f"a copy of {nbytes} bytes at {offset} of piece {piece} reaches beyond it")
+        memory.fill_(byte)
+        with self._device.using(self._stream(stream)):
+            self._tensors[tensor] = (self._device.copy(memory, self._target(into)), byte)
+        self._note_work(stream)
+
+    def _target(self, into: int) -> torch.Tensor | None:
+        return None if into < 0 else self._tensors[into][0]
+
+    def _apply(self, shape: list[int], dtype: str, stream: int, tensor: int, source: int, into: int) -> None:
+        values, byte = self._tensors[source]
+        with self._device.using(self._stream(stream)):
+            self._tensors[tensor] = (self._device.apply(torch.clone, values, self._target(into)), byte)
+        self._note_work(stream)
+
+    def _keep_for(self, shape: list[int], stream: int, tensor: int) -> None:
+        values, byte = self._tensors[tensor]
+        with self._device.using(self._stream(stream)):
+            self._reads.append((self.at, stream, self._device.read(values), byte))
+
+
+def _nbytes(shape: list[int], dtype: str) -> int:
+    itemsize: int = getattr(torch, dtype.removeprefix("torch.")).itemsize
+    return math.prod(shape) * itemsize

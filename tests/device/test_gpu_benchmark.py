@@ -1,0 +1,132 @@
+"""benchmarks/gpu.py, rehearsed: every case runs over the stand-in, so that its first minutes on a GPU are not spent on a slip."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from benchmarks import gpu  # the path comes first
+from benchmarks.common import Settings, markdown
+from shmload.testing.device import StandIn, Stream
+from shmload.testing.device_log import load_log
+from shmload.testing.device_replay import replay
+
+
+class Eager(StandIn):
+    """Its streams do at once what they can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main.is_eager = True
+
+    def side_stream(self) -> Stream:
+        stream = super().side_stream()
+        stream.is_eager = True
+        return stream
+
+
+class Moment:
+    """A moment of a device's clock, in milliseconds."""
+
+    def __init__(self, at_ms: float) -> None:
+        self.at_ms = at_ms
+
+    def elapsed_time(self, later: Moment) -> float:
+        return later.at_ms - self.at_ms
+
+    def synchronize(self) -> None:
+        """It has come."""
+
+
+class Rehearsal(gpu.Cuda):
+    """A device of 1 GHz which is always there."""
+
+    num_workers, batch_size, pin_torch, start_method = 1, 2, False, "fork"
+
+    def __init__(self, device: StandIn) -> None:
+        self.device = device
+        self._now_ms = 0.0
+
+    def name(self) -> str:
+        return "rehearsal"
+
+    def calls(self) -> StandIn:
+        return Eager()
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.device.copy(tensor)
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def synchronize(self) -> None:
+        self.device.run()
+
+    def event(self) -> Moment:
+        return Moment(self._now_ms)
+
+    def spin(self, cycles: int) -> None:
+        self._now_ms += cycles / 1e6
+
+
+class Zeros(gpu.Blocks16):
+    """Blocks that cost nothing to make."""
+
+    def __init__(self, num_samples: int = 400) -> None:
+        self.blocks = np.zeros((64, 1 << 18), np.float32)
+        self.num_samples = num_samples
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pinning")
+@pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
+def test_every_case_runs_and_gives_a_table_and_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "Blocks16", Zeros)
+    monkeypatch.setattr(gpu, "LOG", tmp_path / "gpu.log.jsonl")
+    monkeypatch.setattr(gpu, "NUM_LOGGED", 12)
+
+    def run(name: str, *arguments: Any) -> dict[str, float]:
+        if name == "registering":
+            arguments = (32 << 20,)
+        found: dict[str, float] = getattr(gpu, name)(Rehearsal(Eager()), *arguments)
+        return found
+
+    result = gpu.measured(Settings(1, 0.02), run, Rehearsal(Eager()))
+    json.dumps(result.measured)
+    assert len(markdown(result.rows).splitlines()) == 2 + len(result.rows) == 17
+    rows = {row.what: row for row in result.rows}
+    assert [name for name, row in rows.items() if row.aim in ("0", "1", "3") and not row.met] == [
+        "batches of a pinned ring that are pinned"  # torch asks CUDA
+    ]
+    assert {kind: waits["worst_ms"] for kind, waits in result.measured["bubbles"].items()} == dict.fromkeys(
+        gpu.KINDS, 0.0
+    )
+    assert {round(waits["step_ms"]) for waits in result.measured["bubbles"].values()} == {20}
+    origin, entries = load_log(tmp_path / "gpu.log.jsonl")
+    assert origin["origin"] == "benchmarks/gpu.py"
+    assert sum(entry[0] == "copy" for entry in entries) >= 12
+    assert replay(entries) == []
+
+
+@pytest.mark.slow
+def test_without_cuda_it_says_so_and_measures_nothing() -> None:
+    code = "import torch; torch.cuda.is_available = lambda: False; from benchmarks import gpu; from benchmarks.common import Settings; "
+    done = subprocess.run(
+        [sys.executable, "-c", code + "assert gpu.measure(Settings()).rows == []"],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "benchmarks.gpu: skipped, as torch.cuda.is_available() is False here: nothing was measured" in done.stderr

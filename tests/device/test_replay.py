@@ -1,0 +1,116 @@
+"""A device's log is asked again of the stand-in: one that is right is not complained of, and each thing that is wrong is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from shmload import ShmLoader
+from shmload.testing.device import StandIn
+from shmload.testing.device_log import Entry, Logged, load_log
+from shmload.testing.device_replay import replay
+
+Make = Callable[..., ShmLoader[Any]]
+LOGS = sorted(Path(__file__).parent.glob("*.log.jsonl"))
+ORIGIN, SYNTHETIC = load_log(Path(__file__).parent / "synthetic.log.jsonl")
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
+def test_a_log_that_is_kept_here_is_of_a_device_used_rightly(path: Path) -> None:
+    assert replay(load_log(path)[1]) == []
+
+
+def test_a_log_that_was_written_by_hand_says_so() -> None:
+    assert ORIGIN["origin"].startswith("SYNTHETIC")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_a_loader_asks_goes_through_a_file_and_is_right(seed: int, make: Make, tmp_path: Path) -> None:
+    device = StandIn(Random(seed).randrange)
+    logged = Logged(device)
+    loader = make(logged)
+    held = []
+    for step, batch in enumerate(loader):
+        device.step(step % 2)
+        if step % 5 == 0:
+            held.append(batch)
+    del batch, held
+    loader.close()
+    logged.save(tmp_path / "made.log.jsonl", origin="a test")
+    origin, entries = load_log(tmp_path / "made.log.jsonl")
+    assert origin == {"version": 1, "device": "stand-in", "origin": "a test"}
+    assert len(entries) == len(logged.log)
+    assert {entry[0] for entry in entries} >= {"register", "copy", "record", "wait_on_stream", "keep_for", "unregister"}
+    assert replay(entries) == []
+
+
+def without(*left_out: Entry) -> list[Entry]:
+    assert all(entry in SYNTHETIC for entry in left_out)
+    return [entry for entry in SYNTHETIC if entry not in left_out]
+
+
+def test_a_stream_that_does_not_wait_is_found() -> None:
+    text = "stream 5 reads another batch's bytes, or reads before they have come"
+    assert replay(without(("wait_on_stream", 5, 2)))[:2] == [f"entry 11: {text}", f"entry 12: {text}"]
+
+
+def test_a_stream_that_waits_for_an_event_before_the_copy_is_found() -> None:
+    entries = list(SYNTHETIC)
+    last = entries.index(("wait_on_stream", 5, 7))
+    entries[last] = ("wait_on_stream", 5, 4)
+    text = "stream 5 reads another batch's bytes, or reads before they have come"
+    assert replay(entries) == [f"entry {last + 1}: {text}", f"entry {last + 2}: {text}"]
+
+
+def test_a_tensor_that_is_filled_again_before_it_was_read_is_found() -> None:
+    again = ("copy", [2, 16], "torch.int32", 0, 6, -1, 0, 4)
+    text = "stream 5 reads another batch's bytes, or reads before they have come"
+    assert replay([*SYNTHETIC, again]) == [f"entry 24: {text}"]
+    waits = [("record", 5, 8), ("wait_on_stream", 0, 8)]
+    assert replay([*SYNTHETIC, *waits, again]) == []
+
+
+def test_a_slot_that_is_used_again_while_it_is_copied_from_is_found() -> None:
+    entries = without(("is_done", 1, True))
+    assert replay(entries)[0] == "entry 12: stream 5 reads another batch's bytes, or reads before they have come"
+
+
+def test_memory_that_is_unregistered_under_a_copy_is_found() -> None:
+    end = "bytes from a piece ran when they were registered no longer"
+    found = [text for text in replay(without(("wait_on_host", 6))) if not text.startswith("entry")]
+    assert found == [f"a copy of 128 {end}", f"a copy of 16 {end}"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        (("is_done", 1, False), "event 1 is not done, and was, or one behind it on its stream"),
+        (("unregister", 4096, 0), "piece 0 is unregistered twice"),
+        (("unregister", 4096, 2), "unregister names piece 2, which nothing before has made"),
+        (("is_done", 9, True), "is_done names event 9, which nothing before has made"),
+        (("keep_for", [2], 5, 9), "keep_for names tensor 9, which nothing before has made"),
+        (
+            ("copy", [5000], "torch.uint8", 0, 9, 1, 0, -1),
+            "a copy of 5000 bytes at 0 of piece 1 reaches beyond it",
+        ),
+    ],
+)
+def test_what_cannot_be_is_found(entry: Entry, text: str) -> None:
+    assert f"entry {len(SYNTHETIC)}: {text}" in replay([*SYNTHETIC, entry])
+
+
+def test_a_piece_of_another_size_is_found() -> None:
+    entries = [("unregister", 8192, 1) if entry == ("unregister", 4096, 1) else entry for entry in SYNTHETIC]
+    assert replay(entries) == ["entry 27: piece 1 has 4096 bytes, and 8192 are unregistered"]
+
+
+def test_a_log_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "new.log.jsonl"
+    path.write_text('{"version": 2}\n')
+    with pytest.raises(ValueError, match=r"new.log.jsonl is a device log of version 2; this reads version 1"):
+        load_log(path)

@@ -37,6 +37,7 @@ def muster(
     resume: Sequence[bytes] = (),
     keeps_stacks: bool = False,
     address: str | None = None,
+    affinity: Sequence[int] = (),
 ) -> ProcessCrew | RayCrew:
     """The crew of a ring, not started.
 
@@ -45,6 +46,7 @@ def muster(
         keeps_stacks: whether workers can be asked for their Python stacks.
         resume: one pickled snapshot for each worker to go on from, or none at all.
         address: of the Ray cluster that decodes; None: this machine does.
+        affinity: processors that workers may use; none: the trainer's.
     """
     context = context_of(multiprocessing_context)
     travels = address is None and context.get_start_method() == "fork"
@@ -71,7 +73,7 @@ def muster(
             orders_bell=orders[worker_id % len(orders)].name,
             grants_bell=grants.name,
             base_seed=base_seed,
-            affinity=tuple(sorted(os.sched_getaffinity(0))),
+            affinity=tuple(affinity) or tuple(sorted(os.sched_getaffinity(0))),
             parcel_path=parcel_path,
             parcel_nbytes=parcel_nbytes,
             stack_path=stacks[worker_id].path if stacks else "",

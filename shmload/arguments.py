@@ -13,6 +13,7 @@ from shmload.device.choice import check_device
 from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.keyed_batches import KeyedBatches
 
+
 def check_arguments(given: Mapping[str, Any]) -> None:
     """Returns if they go together.
 
@@ -144,7 +145,11 @@ def _check_share(given: Mapping[str, Any]) -> None:
         raise ValueError(f'share is "node" or None; got {given["share"]!r}')
     samplers = [given[name] for name in ("sampler", "batch_sampler") if given[name] is not None]
     for is_refused, name, needed in (
-        (given["seed"] is None, "seed", "a seed: torch mode's order and random streams are each rank's own. Give all ranks the same one"),
+        (
+            given["seed"] is None,
+            "seed",
+            "a seed: torch mode's order and random streams are each rank's own. Give all ranks the same one",
+        ),
         (
             not all(isinstance(sampler, KeyedOrder | KeyedBatches) for sampler in samplers),
             "sampler" if given["sampler"] is not None else "batch_sampler",
@@ -156,8 +161,16 @@ def _check_share(given: Mapping[str, Any]) -> None:
             "a fixed size: num_workers as a number above 0, of the one crew, and prefetch_factor as a number or None",
         ),
         (given["crew"] != "auto", "crew", "workers of this machine: leave crew out"),
-        (given["device"] is not None, "device", "batches on the host: leave device out, and copy them with pin_memory=True"),
-        (given["on_error"] != "raise", "on_error", 'on_error="raise": what a bad sample means is decided in each rank alone'),
+        (
+            given["device"] is not None,
+            "device",
+            "batches on the host: leave device out, and copy them with pin_memory=True",
+        ),
+        (
+            given["on_error"] != "raise",
+            "on_error",
+            'on_error="raise": what a bad sample means is decided in each rank alone',
+        ),
         (given["audit"] is not None, "audit", "no audit, where each sample stands once: audit a run without share"),
         (
             hasattr(given["dataset"], "epoch_schedule"),

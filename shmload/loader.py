@@ -375,7 +375,7 @@ class ShmLoader(ObservedLoader[T]):
 
         mapped(batch, name, lambda leaf: leaf)
 
-    def _fixed_size(self) -> dict[str, int]:
+    def _fixed_size(self) -> dict[str, Any]:
         return {"num_workers": self.num_workers, "num_ordered": (self.prefetch_factor or 0) * self.num_workers}
 
     @property

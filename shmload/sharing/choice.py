@@ -19,7 +19,7 @@ from shmload.world import rank_and_world_size
 if TYPE_CHECKING:
     from shmload.loader import ShmLoader
 
-SLOTS_PER_FOLLOWER = 2  # one with its user, one that it has not come to
+SLOTS_PER_FOLLOWER = 3  # as many batches as a loader of one rank and one worker lets its user keep
 
 _next_number = itertools.count()  # of loaders that share, as they begin to read: the same in all ranks
 _numbers: WeakKeyDictionary[ShmLoader[Any], int] = WeakKeyDictionary()
@@ -36,7 +36,7 @@ def shared_engine(loader: ShmLoader[Any], job: Job, options: EngineOptions, bad_
     if number is None:
         number = _numbers[loader] = next(_next_number)
     name = f"{number}.{loader._num_rings}"
-    party = gather(name, data, _promise(loader, options), options.timeout_s)
+    party = gather(name, data, _promise(loader), options.timeout_s)
     num_ranks = len(party.seats)
     if num_ranks == 1:
         party.close()
@@ -53,7 +53,7 @@ def shared_engine(loader: ShmLoader[Any], job: Job, options: EngineOptions, bad_
     return LeadingEngine(job, options, bad_samples, party)
 
 
-def _promise(loader: ShmLoader[Any], options: EngineOptions) -> dict[str, Any]:
+def _promise(loader: ShmLoader[Any]) -> dict[str, Any]:
     """What says which batches there are, and how far ahead."""
     order = loader.sampler if loader.sampler is not None and not loader._has_own_order else None
     return {
@@ -67,5 +67,4 @@ def _promise(loader: ShmLoader[Any], options: EngineOptions) -> dict[str, Any]:
         "sampler": type(order).__name__,
         "num_workers": loader.num_workers,
         "prefetch_factor": loader.prefetch_factor,
-        "timeout": options.timeout_s,
     }

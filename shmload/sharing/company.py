@@ -37,7 +37,12 @@ class Company:
     """
 
     def __init__(
-        self, party: Party, share: Share, sleep: Callable[[Order | None], None], ring_others: Callable[[], None], timeout_s: float
+        self,
+        party: Party,
+        share: Share,
+        sleep: Callable[[Order | None], None],
+        ring_others: Callable[[], None],
+        timeout_s: float,
     ) -> None:
         self._party, self._share = party, share
         self._sleep, self._ring_others, self._timeout_s = sleep, ring_others, timeout_s
@@ -84,6 +89,7 @@ class Company:
         """
         if self._begins:
             self._begin(order)
+        self.look()
         self.check()
 
     def look(self) -> None:
@@ -104,7 +110,11 @@ class Company:
             count = told(rank, TOLD_COUNT) if generation == mine else 0
             if (is_closed or rank in self._ended) and self._count >= count:
                 raise self._apart(rank, "has closed its loader" if is_closed else "has ended", count)
-            if generation == mine and told(rank, TOLD_LEFT) == self._num_passes and self._count >= told(rank, TOLD_LEFT_AT):
+            if (
+                generation == mine
+                and told(rank, TOLD_LEFT) == self._num_passes
+                and self._count >= told(rank, TOLD_LEFT_AT)
+            ):
                 raise self._apart(rank, "has left the loop over its loader", told(rank, TOLD_LEFT_AT))
 
     def are_done(self) -> bool:
@@ -154,7 +164,7 @@ class Company:
             ended = told(rank, TOLD_ENDED)
             if told(rank, TOLD_GENERATION) == mine and (ended, *place) != (self._count_before, order.epoch, order.step):
                 raise RankLeft(
-                    f"{self._party.seats[rank]} and this rank share a ring (share=\"node\") and must read the same batches: it begins at step "
+                    f'{self._party.seats[rank]} and this rank share a ring (share="node") and must read the same batches: it begins at step '
                     f"{place[1]} of epoch {place[0]}, having read {ended} since they began together last; this one at step {order.step} of "
                     f"epoch {order.epoch}, having read {self._count_before}. Break, load states and set epochs in all ranks alike"
                 )

@@ -167,12 +167,14 @@ def _seated(meeting: Meeting, mine: Seat) -> list[Seat]:
     with meeting.at_board():
         text = meeting.read()
         board = json.loads(text) if text else {"seats": [], "rings": {}}
-        seats = [Seat(*row[:3], tuple(row[3]), *row[4:]) for row in board["seats"]]
+        seats = [Seat(**{**row, "data": tuple(row["data"])}) for row in board["seats"]]
         if mine not in seats:
             if any(seat.local_rank == mine.local_rank for seat in seats):
-                raise ValueError(f'share="node": two processes of this run say that they are local rank {mine.local_rank}')
+                raise ValueError(
+                    f'share="node": two processes of this run say that they are local rank {mine.local_rank}'
+                )
             seats.append(mine)
-            meeting.write(json.dumps({**board, "seats": seats}).encode())
+            meeting.write(json.dumps({**board, "seats": [found._asdict() for found in seats]}).encode())
     return sorted(seats, key=lambda seat: seat.local_rank)
 
 

@@ -115,7 +115,9 @@ class Model:
                 yield me._replace(at=HELD, holds=me.holds | {me.slot})
         elif me.at == HELD:
             holds = me.holds | {me.slot}
-            yield me._replace(at=PASSED, holds=holds, next=max(me.next, s.slots[me.slot].ticket + 1), count=me.count + 1)
+            yield me._replace(
+                at=PASSED, holds=holds, next=max(me.next, s.slots[me.slot].ticket + 1), count=me.count + 1
+            )
         elif me.at == PASSED:
             yield me._replace(at=IDLE, holds=me.holds - {me.slot}, slot=-1)
 
@@ -127,9 +129,9 @@ class Model:
         if me.count == self.goals[me.generation]:
             yield me._replace(generation=1, count=0)
             return
-        if leader.at in (ENDED, DEAD) and self.bug != "the leader's end goes unseen":
-            if (leader.generation, leader.count) <= (me.generation, me.count):
-                yield me._replace(at=ENDED)
+        has_stopped = leader.at in (ENDED, DEAD) and (leader.generation, leader.count) <= (me.generation, me.count)
+        if has_stopped and self.bug != "the leader's end goes unseen":
+            yield me._replace(at=ENDED)
         found = [
             (slot.ticket, i)
             for i, slot in enumerate(s.slots)
@@ -164,9 +166,7 @@ class Model:
         elif leader.count == self.goals[leader.generation]:
             slots = tuple(slot._replace(state=FREE) if slot.state == ORDERED else slot for slot in s.slots)
             yield s._replace(slots=slots, leader=leader._replace(generation=1, count=0, published=0))
-        elif any(
-            f.at == DEAD and (f.generation, f.count) <= (leader.generation, leader.count) for f in s.followers
-        ):
+        elif any(f.at == DEAD and (f.generation, f.count) <= (leader.generation, leader.count) for f in s.followers):
             yield s._replace(leader=leader._replace(at=ENDED))
 
     def go_on_looking(self, s: State) -> State:

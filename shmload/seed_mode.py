@@ -252,9 +252,10 @@ class SeedStream:
     def leave(self, place: Place) -> None:
         """Hears that the newest pass goes no further than a place; ranks that share the ring must know if that is not its end."""
         engine = self._engine
-        if engine is not None and place is self._place and self._pid == os.getpid() and engine.shared_by > 1:
-            if place.step < self._end_of(place.epoch):
-                engine.leave_pass()
+        if engine is None or engine.shared_by == 1 or place is not self._place or self._pid != os.getpid():
+            return
+        if place.step < self._end_of(place.epoch):
+            engine.leave_pass()
 
     def take(self, place: Place, watch: EpochWatch | None) -> Any:
         """The batch at a place, which moves on, also beyond one that failed; StopIteration beyond the epoch's last.

@@ -1,7 +1,7 @@
 """Where each rank of a group stands, as it tells and as the others ask.
 
-Ranks count the batches that they have taken since all began at one place: that is a *generation*. It ends for all at the same batch,
-where the program breaks off, resumes or sets another epoch; there they meet, and compare.
+Ranks count the batches that they have taken since all began at one place: that is a *generation*. It ends for all at the same
+batch, where the program breaks off, resumes or sets another epoch; there they meet, and compare.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class Company:
                     raise self._apart(rank, "has closed its loader" if is_closed else "has ended", count)
             if self._timeout_s and monotonic() - began > self._timeout_s:
                 raise RuntimeError(
-                    f"DataLoader timed out after {self._timeout_s} seconds: {self._party.seats[behind[0]]} has not come to where the ranks "
-                    'that share="node" begin together'
+                    f"DataLoader timed out after {self._timeout_s} seconds: {self._party.seats[behind[0]]} has not come to where "
+                    'the ranks that share="node" begin together'
                 )
             self._sleep(None)
             self.look()
@@ -164,15 +164,16 @@ class Company:
             ended = told(rank, TOLD_ENDED)
             if told(rank, TOLD_GENERATION) == mine and (ended, *place) != (self._count_before, order.epoch, order.step):
                 raise RankLeft(
-                    f'{self._party.seats[rank]} and this rank share a ring (share="node") and must read the same batches: it begins at step '
-                    f"{place[1]} of epoch {place[0]}, having read {ended} since they began together last; this one at step {order.step} of "
-                    f"epoch {order.epoch}, having read {self._count_before}. Break, load states and set epochs in all ranks alike"
+                    f'{self._party.seats[rank]} and this rank share a ring (share="node") and must read the same batches: it '
+                    f"begins at step {place[1]} of epoch {place[0]}, having read {ended} since they began together last; this one "
+                    f"at step {order.step} of epoch {order.epoch}, having read {self._count_before}. Break, load states and set "
+                    "epochs in all ranks alike"
                 )
         self._begins = False
 
     def _apart(self, rank: int, what: str, count: int) -> RankLeft:
         return RankLeft(
-            f'{self._party.seats[rank]}, which shares a ring with this rank (share="node"), {what}: it has read {count} batches since they '
-            f"began together, and this one wants its batch {self._count + 1}. Ranks that share read the same batches: let all of them "
-            "break, resume and close at the same step"
+            f'{self._party.seats[rank]}, which shares a ring with this rank (share="node"), {what}: it has read {count} batches '
+            f"since they began together, and this one wants its batch {self._count + 1}. Ranks that share read the same batches: "
+            "let all of them break, resume and close at the same step"
         )

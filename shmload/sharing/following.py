@@ -165,8 +165,8 @@ class FollowingEngine:
                 memory = self._memory[path] = _mapped(path.decode(), private=True)
             except FileNotFoundError:
                 raise RankLeft(
-                    f'{self._party.seats[0]}, whose ring this rank reads (share="node"), has closed its loader before this rank could open what '
-                    "the batch lies in. Let all ranks close their loaders at the same step"
+                    f'{self._party.seats[0]}, whose ring this rank reads (share="node"), has closed its loader before this rank '
+                    "could open what the batch lies in. Let all ranks close their loaders at the same step"
                 ) from None
         self._ring.set_payload(slot, memory, offset, nbytes)
         self._places[slot] = version, path
@@ -192,8 +192,8 @@ class FollowingEngine:
         if text is not None:
             return Failure.loads(text).exception()
         return WorkerDied(
-            f"two workers have ended over one sample of step {order.step} of epoch {order.epoch}; {self._party.seats[0]}, whose crew this "
-            "rank shares, names it"
+            f"two workers have ended over one sample of step {order.step} of epoch {order.epoch}; {self._party.seats[0]}, whose "
+            "crew this rank shares, names it"
         )
 
     # ------------------------------------------------------------ bells

@@ -1,8 +1,8 @@
 """Who reads with whom: the ranks of a node say at a board what they want, and those that want the same are a group.
 
-The board is JSON: a seat for each local rank, then for each group how to come to its leader's ring. All ranks that the launcher has
-started on this node come, once for each ring of each loader, in the order in which the loaders were made; nobody is let go before all
-are there, since only then it is known who leads. The loaders' numbers and the run's own variables (world.run_key) make up the name.
+The board is JSON: a seat for each local rank, then for each group how to come to its leader's ring. All ranks that the launcher
+has started on this node come, once for each ring of each loader, in the order in which loaders begin to read. Nobody is let go
+before all are there: only then it is known who leads. The loader's number and the run's own variables (world.run_key) are the name.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def local_place() -> tuple[int, int]:
     rank, size = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE")
     if rank is None or size is None:
         raise ValueError(
-            'share="node" needs LOCAL_RANK and LOCAL_WORLD_SIZE, to know which ranks this node has: start the program by shmload.spawn, '
-            f"`shmload launch` or torchrun, or set them; got LOCAL_RANK={rank}, LOCAL_WORLD_SIZE={size}"
+            'share="node" needs LOCAL_RANK and LOCAL_WORLD_SIZE, to know which ranks this node has: start the program by '
+            f"shmload.spawn, `shmload launch` or torchrun, or set them; got LOCAL_RANK={rank}, LOCAL_WORLD_SIZE={size}"
         )
     return int(rank), int(size)
 
@@ -121,9 +121,9 @@ def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s:
         groups = [[seat for seat in seats if seat.data == wanted] for wanted in {seat.data for seat in seats}]
         if num_local > 1 and max(map(len, groups)) == 1:
             raise ValueError(
-                f'share="node": the {num_local} ranks of this node read different samples (this one is rank {data[0]} of {data[1]}), and '
-                "there is nothing to share. Give those that want the same batches the same rank= and world_size=, such as "
-                "the data-parallel ones; else leave share out"
+                f'share="node": the {num_local} ranks of this node read different samples (this one is rank {data[0]} of '
+                f"{data[1]}), and there is nothing to share. Give those that want the same batches the same rank= and world_size=, "
+                "such as the data-parallel ones; else leave share out"
             )
         party = next(found for found in groups if mine in found)
         _check_promises(party)
@@ -157,8 +157,8 @@ def _all_seats(meeting: Meeting, mine: Seat, num_local: int, pidfds: dict[int, i
         if monotonic() > deadline:
             missing = sorted(set(range(num_local)) - {seat.local_rank for seat in seats})
             raise RankLeft(
-                f'share="node": {len(seats)} of the node\'s {num_local} ranks have begun to read within {limit_s:g} seconds; local ranks '
-                f"{missing} have not. All ranks of a node make such a loader and iterate over it"
+                f'share="node": {len(seats)} of the node\'s {num_local} ranks have begun to read within {limit_s:g} seconds; local '
+                f"ranks {missing} have not. All ranks of a node make such a loader and iterate over it"
             )
 
 
@@ -185,8 +185,8 @@ def _check_promises(party: list[Seat]) -> None:
         if differs:
             theirs = "; ".join(f"{name}: {first.promise[name]!r} and {seat.promise.get(name)!r}" for name in differs)
             raise ValueError(
-                f'share="node": {first} and {seat} read the same part of the data with loaders that differ ({theirs}). Give all ranks the same '
-                "arguments, and make their loaders in the same order"
+                f'share="node": {first} and {seat} read the same part of the data with loaders that differ ({theirs}). Give all '
+                "ranks the same arguments, and make their loaders in the same order"
             )
 
 

@@ -64,7 +64,7 @@ def test_what_a_rank_writes_into_a_batch_no_other_sees(tmp_path: Path) -> None:
     first, second = run_ranks(write_into, 2, tmp_path / "log", barrier)
     assert (first.text, second.text) == ("", "")
     assert first.given == second.given
-    assert sorted(sum(first.given[:NUM_STEPS], [])) == list(range(NUM_SAMPLES))
+    assert sorted(index for batch in first.given[:NUM_STEPS] for index in batch) == list(range(NUM_SAMPLES))
 
 
 def break_and_resume(rank: int, log: Path, share: str | None) -> tuple[list[str], list[Any]]:
@@ -108,7 +108,8 @@ def test_ranks_that_keep_all_batches_stop_nobody(tmp_path: Path) -> None:
     assert (first.text, second.text) == ("", "")
     assert first.given[0] == second.given[0]
     for _, told in (first.given, second.given):
-        assert len(told) == 1 and "batches are still in use, all but one of the ring's 4 slots" in told[0]
+        assert len(told) == 1
+        assert "batches are still in use, all but one of the ring's 4 slots" in told[0]
 
 
 def read_bad(rank: int, log: Path) -> list[str]:

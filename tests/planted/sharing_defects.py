@@ -15,7 +15,7 @@ SHARING_DEFECTS = [
         "src/share.h",
         "        if (atomic_load_explicit(shml_hold(share, rank, slot), memory_order_acquire)) return 0;\n",
         "",
-        (f"{WORDS}TestRanks::runTest",),
+        (f"{WORDS}test_a_slot_is_used_again_only_when_every_rank_is_done_with_it",),
         ("trainer",),
     ),
     Defect(
@@ -24,7 +24,7 @@ SHARING_DEFECTS = [
         "src/share.h",
         "memory_order_acquire) <= generation)\n            return 0;\n",
         "memory_order_acquire) < generation)\n            return 0;\n",
-        (f"{WORDS}TestRanks::runTest",),
+        (f"{WORDS}test_a_slot_is_used_again_only_when_every_rank_is_done_with_it",),
         ("trainer",),
     ),
     Defect(
@@ -38,11 +38,11 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
-        "words of an earlier order are taken for the one that stands there",
-        "src/share.h",
-        "        if (SHML_ORDER_OF(word) != *order) {\n",
-        "        if (0) {\n",
-        (f"{WORDS}test_an_order_that_is_written_again_keeps_its_place_and_words_of_two_orders_are_not_mixed",),
+        "a batch that its leader has yet to order anew is taken for ready",
+        "src/follower.pxi",
+        " or self._ring.slots[slot].repack == order:\n",
+        ":\n",
+        (f"{WORDS}test_an_order_that_is_written_again_keeps_its_place_and_is_ready_when_it_is_filled_anew",),
         ("trainer",),
     ),
     Defect(

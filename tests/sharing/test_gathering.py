@@ -51,6 +51,19 @@ def test_the_only_rank_of_a_node_reads_as_without_sharing(tmp_path: Path) -> Non
         assert outcome.given == digests(loader)
 
 
+def read_and_tell(local_rank: int, folder: str) -> None:
+    with loader_of(Path(folder, "log")) as loader:
+        Path(folder, str(local_rank)).write_text(repr((digests(loader), loader.stats()["shared_by"])))
+
+
+@pytest.mark.slow
+def test_ranks_of_the_launcher_find_each_other(tmp_path: Path) -> None:
+    shmload.spawn(read_and_tell, (str(tmp_path),), 2, start_method="fork")
+    with loader_of(tmp_path / "alone", share=None) as loader:
+        expected = repr((digests(loader), 2))
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [expected, expected]
+
+
 def read_soon(rank: int, log: Path) -> list[str]:
     shmload.sharing.gathering.MEET_S = 0.05
     return read(rank, log, {})

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from shmload._core.filler import DONE, ERROR, WorkerRing
 from shmload._core.mapping import Mapping
@@ -169,8 +169,9 @@ class Ranks(RuleBasedStateMachine):
         self.ring.close()
 
 
-TestRanks = Ranks.TestCase
-TestRanks.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+@pytest.mark.slow
+def test_a_slot_is_used_again_only_when_every_rank_is_done_with_it() -> None:
+    run_state_machine_as_test(Ranks, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))  # type: ignore[no-untyped-call]  # hypothesis's own
 
 
 @pytest.fixture
@@ -211,7 +212,7 @@ def test_a_failed_batch_is_failed_for_followers_and_kept_until_they_have_passed_
     ring.close()
 
 
-def test_an_order_that_is_written_again_keeps_its_place_and_words_of_two_orders_are_not_mixed(ring: SharedRing) -> None:
+def test_an_order_that_is_written_again_keeps_its_place_and_is_ready_when_it_is_filled_anew(ring: SharedRing) -> None:
     order = Order(0, 0, np.array([4, 5], np.int64))
     slot = ring.leader.hold()
     ring.leader.publish(slot, epoch=0, step=0, seq=0, indices=order.indices, nrows=2, nchunks=2)

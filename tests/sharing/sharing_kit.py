@@ -6,6 +6,7 @@ import hashlib
 import multiprocessing
 import os
 import secrets
+import signal
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,10 +23,10 @@ _fork = multiprocessing.get_context("fork")
 
 
 class Logged:
-    """Samples of one's own randomness; each reading leaves a line (epoch, index) in a file. Sample `bad` cannot be read."""
+    """Samples of one's own randomness; each reading leaves a line (epoch, index) in a file. Sample `bad` cannot be read, or kills."""
 
-    def __init__(self, log: Path, bad: int = -1) -> None:
-        self._log, self._bad = str(log), bad
+    def __init__(self, log: Path, bad: int = -1, *, kills: bool = False) -> None:
+        self._log, self._bad, self._kills = str(log), bad, kills
 
     def __len__(self) -> int:
         return NUM_SAMPLES
@@ -34,6 +35,8 @@ class Logged:
         log = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(log, f"{shmload.sample_info().epoch} {index}\n".encode())
         os.close(log)
+        if index == self._bad and self._kills:
+            os.kill(os.getpid(), signal.SIGKILL)
         if index == self._bad:
             raise KeyError(f"no sample {index}")
         return {"x": np.full((32, 32), index, np.int64), "noise": np.random.rand(3)}
@@ -42,7 +45,8 @@ class Logged:
 def loader_of(log: Path, *, share: str | None = "node", **others: Any) -> ShmLoader[Any]:
     """A loader that all ranks make alike."""
     arguments = {"num_workers": 1, "multiprocessing_context": "fork", "shuffle": True, "seed": 3, **others}
-    return ShmLoader(Logged(log, arguments.pop("bad", -1)), BATCH, rank=0, world_size=1, share=share, **arguments)
+    dataset = Logged(log, arguments.pop("bad", -1), kills=arguments.pop("kills", False))
+    return ShmLoader(dataset, BATCH, rank=0, world_size=1, share=share, **arguments)
 
 
 def digest(batch: dict[str, Any]) -> str:

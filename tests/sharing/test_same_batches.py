@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from sharing_kit import BATCH, NUM_SAMPLES, digest, digests, loader_of, run_ranks
 
+from shmload import WorkerDied
+
 NUM_STEPS = NUM_SAMPLES // BATCH
 
 
@@ -129,6 +131,27 @@ def test_a_sample_that_cannot_be_read_is_the_same_error_in_all_ranks(tmp_path: P
     assert (first.text, second.text) == ("", "")
     assert first.given == second.given
     assert [found for found in first.given if len(found) != 64] == ["KeyError: 'no sample 5'"]
+
+
+def read_deadly(rank: int, log: Path) -> list[str]:
+    found = []
+    with loader_of(log, bad=5, kills=True) as loader:
+        batches = iter(loader)
+        for _ in range(NUM_STEPS):
+            try:
+                found.append(digest(next(batches)))
+            except WorkerDied as error:
+                found.append(str(error))
+    return found
+
+
+def test_a_sample_that_kills_its_workers_is_an_error_in_all_ranks_and_the_rest_is_read(tmp_path: Path) -> None:
+    first, second = run_ranks(read_deadly, 2, tmp_path / "log")
+    assert (first.text, second.text) == ("", "")
+    (step,) = [step for step, found in enumerate(first.given) if len(found) != 64]
+    assert "two workers have ended over one sample of step " in second.given.pop(step)
+    assert "5" in first.given.pop(step)
+    assert first.given == second.given
 
 
 def in_groups(rank: int, log: Path) -> tuple[list[int], int | None]:

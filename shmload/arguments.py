@@ -10,10 +10,8 @@ from torch.utils.data import IterableDataset
 
 from shmload.autotune.numbers import is_auto
 from shmload.device.choice import Device, check_device
-
-NOT_BUILT: dict[str, Any] = {  # keyword -> the value that asks for nothing
-    "share": None,
-}
+from shmload.schedule.keyed import KeyedOrder
+from shmload.schedule.keyed_batches import KeyedBatches
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
@@ -22,11 +20,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     Raises:
         ValueError: they do not.
         ImportError: what they need is not installed.
-        NotImplementedError: for a keyword whose capability is not built yet.
     """
-    for name, nothing in NOT_BUILT.items():
-        if given[name] != nothing:
-            raise NotImplementedError(f"ShmLoader({name}=...) is not built yet; leave it at {nothing!r}")
     for name in ("num_workers", "prefetch_factor"):
         # in torch mode torch says, in its own words, what else is no number
         if given["seed"] is not None and isinstance(given[name], str) and not is_auto(given[name]):
@@ -35,6 +29,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     _check_seed(given)
     _check_threads(given)
     _check_policies(given)
+    _check_share(given)
     check_device(given["device"])
     if given["device"] is not None and given["audit"] is not None:
         raise ValueError(
@@ -143,3 +138,48 @@ def _check_policies(given: Mapping[str, Any]) -> None:
         raise ValueError(
             f"max_restarts={max_restarts} needs a map-style dataset: an iterable one's position is lost with its worker"
         )
+
+
+def _check_share(given: Mapping[str, Any]) -> None:
+    if given["share"] is None:
+        return
+    if given["share"] != "node":
+        raise ValueError(f'share is "node" or None; got {given["share"]!r}')
+    samplers = [given[name] for name in ("sampler", "batch_sampler") if given[name] is not None]
+    for is_refused, name, needed in (
+        (
+            given["seed"] is None,
+            "seed",
+            "a seed: torch mode's order and random streams are each rank's own. Give all ranks the same one",
+        ),
+        (
+            not all(isinstance(sampler, KeyedOrder | KeyedBatches) for sampler in samplers),
+            "sampler" if given["sampler"] is not None else "batch_sampler",
+            "an order that all ranks know: one of shmload's own samplers, or shuffle",
+        ),
+        (
+            given["num_workers"] == 0 or is_auto(given["num_workers"]) or is_auto(given["prefetch_factor"]),
+            "prefetch_factor" if is_auto(given["prefetch_factor"]) else "num_workers",
+            "a fixed size: num_workers as a number above 0, of the one crew, and prefetch_factor as a number or None",
+        ),
+        (given["crew"] != "auto", "crew", "workers of this machine: leave crew out"),
+        (
+            given["device"] is not None,
+            "device",
+            "batches on the host: leave device out, and copy them with pin_memory=True",
+        ),
+        (
+            given["on_error"] != "raise",
+            "on_error",
+            'on_error="raise": what a bad sample means is decided in each rank alone',
+        ),
+        (given["audit"] is not None, "audit", "no audit, where each sample stands once: audit a run without share"),
+        (
+            hasattr(given["dataset"], "epoch_schedule"),
+            "dataset",
+            "a dataset of fixed length: one that grows is read by each rank for itself",
+        ),
+    ):
+        if is_refused:
+            what = type(given[name]).__name__ if name in ("dataset", "sampler", "batch_sampler") else repr(given[name])
+            raise ValueError(f'share="node" needs {needed}; got {name}={what}')

@@ -3,6 +3,7 @@
     ShmloadError
     ├── WorkerDied        (RuntimeError)   a worker process ended and could not be, or may not be, replaced
     ├── RankFailed        (RuntimeError)   a process that `spawn` started failed; its traceback is in the text
+    ├── RankLeft          (RuntimeError)   a rank that shares this one's ring has ended, or does not read the same batches
     ├── CopyFailed        (RuntimeError)   a batch could not be copied to a device
     ├── ClusterUnreachable (ConnectionError) there is no Ray cluster where one was said to be
     ├── SampleTimeout     (RuntimeError)   one sample took longer than `sample_timeout_s`
@@ -25,6 +26,7 @@ __all__ = [
     "ObjectExists",
     "ObjectMissing",
     "RankFailed",
+    "RankLeft",
     "RingTooSmall",
     "SampleError",
     "SampleTimeout",
@@ -53,6 +55,13 @@ class RankFailed(ShmloadError, RuntimeError):
 
     The text says which was the first and how it ended, by exception, exit code or signal, with its traceback or the last it wrote
     to stderr; then what became of the others.
+    """
+
+
+class RankLeft(ShmloadError, RuntimeError):
+    """A rank of this node that shares a ring with this one (`share="node"`) has ended, or does not read the same batches.
+
+    The text says which, what it did, and how many batches it had read.
     """
 
 

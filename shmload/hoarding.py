@@ -6,7 +6,7 @@ import gc
 import warnings
 from collections.abc import Callable
 
-from shmload._core.trainer import TrainerRing
+from shmload._core.trainer import FollowerRing, TrainerRing
 from shmload.callers import users_frame
 from shmload.shm import forks
 
@@ -14,7 +14,7 @@ from shmload.shm import forks
 class Hoarding:
     """Whether batches must leave their slots, over one ring."""
 
-    def __init__(self, ring: TrainerRing) -> None:
+    def __init__(self, ring: TrainerRing | FollowerRing) -> None:
         self._ring = ring
         self._has_warned = False
         self._has_collected = False
@@ -35,12 +35,12 @@ class Hoarding:
             self._has_collected = True
             forks.settle()
             gc.collect()
-            if ring.num_leased < ring.num_usable:
+            if ring.num_leased < ring.num_lendable:
                 return False
         if not self._has_warned:
             self._has_warned = True
             self._warn(
-                f"{ring.num_leased - 1} batches are still in use, all but one of the ring's {ring.num_usable} slots: from now on "
+                f"{ring.num_leased - 1} batches are still in use, all but one of the ring's {ring.num_lendable} slots: from now on "
                 "batches are copied to private memory while that is so. Drop batches you no longer need, or raise "
                 f"prefetch_factor or ring_bytes{who_holds()}"
             )

@@ -13,6 +13,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import WeakSet
 
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, default_collate, default_convert
 
-from shmload.arguments import NOT_BUILT, as_keyed, check_arguments
+from shmload.arguments import as_keyed, check_arguments
 from shmload.autotune.numbers import is_auto
 from shmload.autotune.tuner import Autotuner, first_numbers, tuner_of
 from shmload.bad_samples import BadSamples, OnError
@@ -112,7 +113,9 @@ class ShmLoader(ObservedLoader[T]):
             belongs to, which needs the extra `shmload[ray]`; batches are the same. An actor that dies is replaced in seed mode.
             num_workers="auto" is then the number of CPUs of the cluster's other nodes; `sample_timeout_s` needs a seed.
         address: of the cluster's head, with crew="ray"; None: "auto", the cluster that runs on this machine.
-        share: not built yet; anything but the default raises NotImplementedError.
+        share: "node": the ranks of this node that are given the same `rank` and `world_size`, as those of a tensor- or pipeline-
+            parallel group are, read one ring, filled by one crew of `num_workers`; each sample is decoded once. Seed mode only;
+            batches are the same without it. docs/launch.md says when to use it, and what it asks of a program.
         device: "cuda", "cuda:1" or such a torch.device: batches' tensors arrive there, copied from the pinned ring on a stream of
             their own, two batches ahead; the stream that is current in `next()` waits for them. What is no tensor stays as it is. A
             `shmload.Device` says more: images normalised there, tensors at addresses that stay. Not with `audit`.
@@ -120,7 +123,6 @@ class ShmLoader(ObservedLoader[T]):
             sample came exactly once. docs/audit.md says how, and what it costs.
     Raises:
         ValueError, TypeError: as torch's DataLoader, and for arguments that do not go together.
-        NotImplementedError: for a keyword whose capability is not built yet.
     Cost: about 14 us of the trainer's CPU a batch and 0.7 us a field (benchmarks/trainer_cpu.py); memory for
         `prefetch_factor * num_workers + 2` batches.
     Thread/process safety: tensors may live and die in any thread. In a forked child a new iteration has workers of its own, and one
@@ -172,10 +174,9 @@ class ShmLoader(ObservedLoader[T]):
         threads_per_worker: int = 1,
     ) -> None:
         dataset = as_keyed(dataset, seed)
-        check_arguments(given := dict(locals()))
-        for name in NOT_BUILT:
-            setattr(self, name, given[name])
-        self.crew, self.address = crew, address
+        check_arguments(dict(locals()))
+        self.crew, self.address, self.share = crew, address, share
+        self._num_rings = 0
         if crew == "ray" and is_auto(num_workers):
             num_workers = num_actors(address)
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
@@ -314,7 +315,7 @@ class ShmLoader(ObservedLoader[T]):
         if self.tuner is not None and not self.tuner.is_of(self):  # they may be set between passes
             self.tuner = tuner_of(self)
         known = self.batch_size if self._auto_collation else 1
-        calls = calls_of(self.device, pin_memory=self.pin_memory)
+        calls = calls_of(self.device, pin_memory=self.pin_memory and self.share is None)
         engine = self._kind_of_engine()(
             dataclasses.replace(self.make_job(), **of_job),
             EngineOptions(
@@ -339,13 +340,18 @@ class ShmLoader(ObservedLoader[T]):
             ),
             self.bad_samples,
         )
+        self._num_rings += 1
         self._last_engine = engine
         self._engines.add(engine)
         if self._trace is not None:
             self._trace.follow(engine)
         return engine
 
-    def _kind_of_engine(self) -> type[Engine]:
+    def _kind_of_engine(self) -> Callable[[Job, EngineOptions, BadSamples], Engine]:
+        if self.share is not None:
+            from shmload.sharing.choice import shared_engine  # few loaders share
+
+            return partial(shared_engine, self)
         if self.device is not None:
             return WatchedFeedingEngine if is_enabled() else FeedingEngine
         return WatchedEngine if is_enabled() else Engine
@@ -385,7 +391,7 @@ class ShmLoader(ObservedLoader[T]):
 
         mapped(batch, name, lambda leaf: leaf)
 
-    def _fixed_size(self) -> dict[str, int]:
+    def _fixed_size(self) -> dict[str, Any]:
         return {"num_workers": self.num_workers, "num_ordered": (self.prefetch_factor or 0) * self.num_workers}
 
     @property

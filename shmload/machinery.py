@@ -68,6 +68,8 @@ class EngineOptions:
     num_cooling: int = 0
     num_sent: int | None = None
     sender: Sender | None = None
+    num_ranks: int = 1  # of this node that read the ring
+    affinity: tuple[int, ...] = ()  # processors of the crew; none: the trainer's
     address: str | None = None  # of the Ray cluster whose actors are the workers; None: processes of this machine are
 
 
@@ -86,6 +88,7 @@ class Machinery:
         self._is_closed = False
         self._cooling: Cooling | None = None
         self.num_slots = num_slots(options.num_ordered) + options.num_cooling
+        self.shared_by = options.num_ranks
         self._group = Group()
         try:
             self._build()
@@ -103,6 +106,7 @@ class Machinery:
         nbytes = control_nbytes(self.num_slots, options.num_workers, **sizes)
         control = group.segment("control", nbytes)
         self.control = Mapping(control.fd, nbytes)
+        self._control_path = control.path
         self._ring = TrainerRing(
             self.control,
             num_slots=self.num_slots,
@@ -117,7 +121,14 @@ class Machinery:
         self._hoarding = Hoarding(self._ring)
         self._cooling = None if options.calls is None else Cooling(self._ring, options.calls)
         pins = None if self._cooling is None else self._cooling.pins
-        self._memory = RingMemory(group, self._ring, options.ring_bytes, may_park=options.first_ordered > 0, pins=pins)
+        self._memory = RingMemory(
+            group,
+            self._ring,
+            options.ring_bytes,
+            may_park=options.first_ordered > 0,
+            pins=pins,
+            is_private=options.num_ranks > 1,
+        )
         self._ready = group.doorbell("ready")
         self._grants = group.doorbell("grants")
         num_order_bells = options.num_workers if options.is_static else 1
@@ -149,6 +160,7 @@ class Machinery:
             address=options.address,
             num_ahead=options.num_ordered // options.num_workers,
             sample_timeout_s=options.sample_timeout_s,
+            affinity=options.affinity,
         )
         limit = options.max_restarts
         if limit is None and self._job.seed is None:
@@ -170,6 +182,9 @@ class Machinery:
     def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
         """Tells onlookers how long the pass is that begins (0: that is not known), and how its orders count."""
         self._ring.begin_pass(num_steps, step_stride=step_stride, epoch_base=epoch_base)
+
+    def leave_pass(self) -> None:
+        """Hears that a pass is left before its end; who shares the ring tells the others."""
 
     def counters(self) -> dict[str, Any]:
         """What `shmload top` shows of this ring (docs/top.md), over its whole life, and what only the trainer knows."""

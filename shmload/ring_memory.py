@@ -7,6 +7,7 @@ more slots than are in use: the others are parked and have no memory.
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 from shmload import faults
@@ -18,7 +19,7 @@ from shmload.shm.group import Group
 from shmload.shm.preflight import check_fits, shm_free_bytes
 from shmload.shm.segment import Segment
 
-ALIGNMENT = 4096
+ALIGNMENT = mmap.PAGESIZE  # 4 KiB at least; what ranks share is renewed by pages
 GROWTH = 1.25  # a slot that had to grow gets this much more than was asked for
 LEAST_SLOTS = 4  # one filled, one with the user, and two so that neither waits for the other
 SHM_SHARE = (
@@ -33,16 +34,25 @@ class RingMemory:
         limit: bytes that payloads may take in all; None: what the machine has.
         may_park: slots may be taken out of use where the memory is too little for all of them.
         pins: is told where each slot lies; None: nothing is pinned.
+        is_private: what the trainer's program writes into a batch, other ranks that read the ring do not see.
     """
 
     def __init__(
-        self, group: Group, ring: TrainerRing, limit: int | None, *, may_park: bool = False, pins: Pins | None = None
+        self,
+        group: Group,
+        ring: TrainerRing,
+        limit: int | None,
+        *,
+        may_park: bool = False,
+        pins: Pins | None = None,
+        is_private: bool = False,
     ) -> None:
         self._group = group
         self._ring = ring
         self._limit = limit
         self._may_park = may_park
         self._pins = pins
+        self._is_private = is_private
         self.nbytes = 0  # of payloads, now
         self._slot_nbytes = 0  # the most that a slot has been given
         self._is_asked = False  # batches have no fixed size: the next may be larger
@@ -67,7 +77,8 @@ class RingMemory:
             except RingTooSmall:
                 if not self._park_one():
                     raise
-        memory = Mapping(segment.fd, len(slots) * slot_nbytes, populate=True)
+        is_private = self._is_private  # such pages are populated by copying them
+        memory = Mapping(segment.fd, len(slots) * slot_nbytes, populate=not is_private, private=is_private)
         for place, slot in enumerate(slots):
             self._ring.set_payload(slot, memory, segment.path.encode(), place * slot_nbytes, slot_nbytes)
             if self._pins is not None:
@@ -89,7 +100,7 @@ class RingMemory:
         self._put(slot, segment)
 
     def _put(self, slot: int, segment: Segment) -> None:
-        memory = Mapping(segment.fd, segment.nbytes)
+        memory = Mapping(segment.fd, segment.nbytes, private=self._is_private)
         if self._pins is not None:
             self._pins.remove(slot)
             self._pins.add(slot, memory, 0, segment.nbytes)

@@ -8,6 +8,7 @@ abandoned and the schedule is asked again, which costs nothing: it has no state.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -77,6 +78,11 @@ class SeedIterator:
     def __len__(self) -> int:
         return len(self._stream)
 
+    def __del__(self) -> None:
+        stream: SeedStream | None = getattr(self, "_stream", None)
+        if stream is not None and sys is not None and not sys.is_finalizing():
+            stream.leave(self.place)
+
 
 class SeedStream:
     """The batches of one loader in seed mode, in any order they are asked for, ordered ahead in the order they usually are."""
@@ -135,6 +141,14 @@ class SeedStream:
         if self._engine is not None:
             self._tell_length(self._engine)
         return self._place
+
+    def leave(self, place: Place) -> None:
+        """Hears that the newest pass goes no further than a place; ranks that share the ring must know if that is not its end."""
+        engine = self._engine
+        if engine is None or engine.shared_by == 1 or place is not self._place or self._pid != os.getpid():
+            return
+        if place.step < self._end_of(place.epoch):
+            engine.leave_pass()
 
     def take(self, place: Place, watch: EpochWatch | None) -> Any:
         """The batch at a place, which moves on, also beyond one that failed; StopIteration beyond the epoch's last.

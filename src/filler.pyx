@@ -246,6 +246,8 @@ cdef class WorkerRing:
         if all_final < 0:
             os.abort()  # someone else owns rows this process was writing: nothing here can be trusted any more
         self._is_claimed = False
+        if all_final:
+            shml_wake(&self._ring)
         return all_final == 1 and shml_is_awaited(&self._ring, self._claim.slot) == 1
 
     def count_fetch(self, uint64_t nbytes, *, bint is_remote, bytes node, uint32_t num_actors):

@@ -85,7 +85,9 @@ typedef struct {
     shml_u64 waiting_since_ns;  /* CLOCK_MONOTONIC when the trainer began to wait; 0: it does not */
     shml_u64 awaited;           /* slot + 1 that the trainer sleeps for, UINT64_MAX for any, 0 if it is awake: only then is a ring heard; trainer */
     shml_u64 num_wanted;        /* workers of this number and above leave when they have finished what they hold; trainer */
-    uint8_t reserved1[40];      /* to 424: room for pinning and the audit */
+    shml_u32 num_sleepers;      /* other ranks that sleep until a batch is ready (share.h); they themselves */
+    shml_u32 num_rings;         /* counts what wakes them: a futex; whoever wakes */
+    uint8_t reserved1[32];      /* to 424: room for pinning and the audit */
     uint32_t rank;              /* what follows is for onlookers alone; trainer, before the first order */
     uint32_t world_size;        /* trainer, before the first order */
     shml_u64 num_bad_samples;   /* that the loader could not read and has skipped or replaced; trainer */

@@ -22,7 +22,7 @@ cdef extern from "lease.h" nogil:
 cdef extern from "sys/mman.h" nogil:
     void *mmap(void *addr, size_t length, int prot, int flags, int fd, long offset)
     int madvise(void *addr, size_t length, int advice)
-    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_POPULATE, MADV_DONTFORK
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_POPULATE, MADV_DONTFORK
     void *MAP_FAILED
 
 
@@ -46,19 +46,21 @@ cdef class Mapping:
         populate: set up the page table now: a ring's first lap is several times slower without.
         inherit: whether forked children see it. Workers say False: nothing a sample forks may write into a slot.
         writable: False is the kernel's word: a stray write ends the process instead of changing what others read.
+        private: what is written through it only this process sees (until MADV_DONTNEED); what others write shows where it has not.
     """
 
     cdef shml_map *_map
     cdef readonly size_t nbytes
     cdef bint _is_readonly
 
-    def __cinit__(self, int fd, size_t nbytes, *, bint inherit=True, bint populate=False, bint writable=True):
+    def __cinit__(self, int fd, size_t nbytes, *, bint inherit=True, bint populate=False, bint writable=True,
+                  bint private=False):
         cdef void *base
         cdef int protection = PROT_READ | PROT_WRITE if writable else PROT_READ
         if nbytes == 0:
             raise ValueError("Mapping needs at least one byte, got nbytes=0")
         with nogil:
-            base = mmap(NULL, nbytes, protection, MAP_SHARED | (MAP_POPULATE if populate else 0), fd, 0)
+            base = mmap(NULL, nbytes, protection, (MAP_PRIVATE if private else MAP_SHARED) | (MAP_POPULATE if populate else 0), fd, 0)
         if base == MAP_FAILED:
             raise OSError(errno, f"mmap of {nbytes} bytes: {os.strerror(errno)}")
         if not inherit:

@@ -95,8 +95,13 @@ cdef class OrderDesk(SlotDesk):
         self._order += 1
         place.order = self._order
         place.reserved = reserved
+        cdef bint is_rewritten = place.state == SHML_ORDERED
         self._set_state(slot, SHML_ORDERED)
+        if self._shared is not None:
+            shml_share_rewrites(&self._shared._share, slot)
         shml_publish(&self._ring, slot, self._order, reserved)
+        if self._shared is not None:
+            self._shared._wrote(slot, self._order, nchunks, is_rewritten)
         self._note(SHML_EVENT_PUBLISH, record.ordered_ns, record.ordered_ns, slot, nchunks, 0)
         return self._order
 
@@ -115,7 +120,7 @@ cdef class OrderDesk(SlotDesk):
         """
         self._guard()
         self._collect()
-        if order.is_given or self._desk.num_free == 0 or type(order.indices) is not ndarray:
+        if order.is_given or not self._has_free() or type(order.indices) is not ndarray:
             return 0
         cdef int slot = self._desk.free_list[self._desk.num_free - 1]
         cdef shml_slot *record = &self._ring.slots[slot]
@@ -144,13 +149,13 @@ cdef class OrderDesk(SlotDesk):
         return nchunks
 
     def count_batch(self, Order order, uint64_t nbytes):
-        """Adds to what was delivered. Returns whether every slot in use is leased now: the next batch would find none."""
+        """Adds to what was delivered. Returns whether all that may be leased are now: the next batch might find no slot."""
         if self._delivering >= 0:
             self._note(SHML_EVENT_DELIVER, self._desk.places[self._delivering].leased_ns, shml_now_ns(), self._delivering, 0, nbytes)
             self._delivering = -1
         shml_count_batch(self._ring.header, len(order.indices), nbytes, order.epoch, order.step)
         self._collect()
-        return self._desk.num_leased == self._desk.num_usable
+        return self._desk.num_leased >= self.num_lendable
 
     def num_chunks(self, uint32_t nrows):
         """Chunks for a batch of rows: enough that every worker has a part, none shorter than a claim is worth."""

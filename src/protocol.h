@@ -21,7 +21,11 @@
 #include "events.h"
 #include "layout.h"
 
+#include <limits.h>
+#include <linux/futex.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 enum {
     SHML_OPEN = 0,
@@ -356,6 +360,15 @@ static inline int shml_finish(const shml_ring *ring, const shml_claim *claim, ui
 static inline int shml_is_awaited(const shml_ring *ring, uint32_t slot) {
     uint64_t awaited = atomic_load_explicit((shml_u64 *)&ring->header->awaited, memory_order_seq_cst);
     return awaited == (uint64_t)slot + 1 || awaited == UINT64_MAX;
+}
+
+/* Wakes the ranks that sleep until something of this ring has changed (share.h). A worker does so when it has made a slot final; the
+ * one order of seq_cst makes either it see the sleeper, or the sleeper, which looks once more, what was done. */
+static inline void shml_wake(const shml_ring *ring) {
+    shml_header *header = ring->header;
+    if (atomic_load_explicit(&header->num_sleepers, memory_order_seq_cst) == 0) return;
+    atomic_fetch_add_explicit(&header->num_rings, 1, memory_order_seq_cst);
+    syscall(SYS_futex, (uint32_t *)&header->num_rings, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 /* Before the layout is known, one worker describes it. Returns 1 if w may write the layout text; it then stores

@@ -15,6 +15,7 @@ cdef extern from "lease.h" nogil:
         uint64_t layout_nbytes
         uint64_t batches, samples, nbytes, wait_ns, num_waits, num_copied_out, num_grown, num_restarts, num_foreign
         uint64_t waiting_since_ns, awaited, num_wanted
+        uint32_t num_sleepers, num_rings
         uint64_t workers_offset, slots_offset, orders_offset, texts_offset, layout_offset
         uint32_t rank, world_size, step_stride, epoch_base
         uint64_t num_bad_samples, epoch, step, num_steps
@@ -109,6 +110,7 @@ cdef extern from "lease.h" nogil:
     int shml_win_error(const shml_ring *ring, const shml_claim *claim)
     int shml_finish(const shml_ring *ring, const shml_claim *claim, uint32_t w, uint32_t own)
     int shml_ask_layout(const shml_ring *ring, uint32_t w)
+    void shml_wake(const shml_ring *ring)
 
     shml_map *shml_map_keep(shml_map *map)
     void shml_map_drop(shml_map *map)

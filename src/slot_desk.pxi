@@ -16,6 +16,7 @@ cdef class SlotDesk:
     cdef object _control
     cdef _Desk _entry
     cdef int _num_forks
+    cdef Share _shared  # what ranks that read the ring tell each other; None: this one alone reads it
     cdef object _pid
     cdef uint32_t _threads_per_worker
     cdef int _delivering  # the slot leased last, until its batch is counted; -1: none
@@ -96,12 +97,27 @@ cdef class SlotDesk:
         """Takes the most recently freed slot for publication; -1 if none is free."""
         self._guard()
         self._collect()
-        if self._desk.num_free == 0:
+        if not self._has_free():
             return -1
         self._desk.num_free -= 1
         cdef int slot = self._desk.free_list[self._desk.num_free]
         self._set_state(slot, SHML_HELD)
         return slot
+
+    cdef bint _has_free(self):
+        """Whether a slot is free; puts it on top of the list. Of a shared ring one that no other rank reads any more."""
+        cdef uint32_t at = self._desk.num_free
+        cdef int32_t slot
+        if self._shared is None:
+            return at > 0
+        while at > 0:
+            at -= 1
+            slot = self._desk.free_list[at]
+            if shml_share_is_passed(&self._shared._share, slot):
+                self._desk.free_list[at] = self._desk.free_list[self._desk.num_free - 1]
+                self._desk.free_list[self._desk.num_free - 1] = slot
+                return True
+        return False
 
     cdef int _require_final(self, int slot) except -1:
         cdef shml_status status = shml_inspect(&self._ring, slot)
@@ -238,6 +254,11 @@ cdef class SlotDesk:
         """Slots with a live lease."""
         self._collect()
         return self._desk.num_leased
+
+    @property
+    def num_lendable(self):
+        """Slots that may be leased at a time, the newest lease's included: a batch that has the last of them is copied out."""
+        return self._desk.num_usable if self._shared is None else shml_share_lendable(&self._shared._share)
 
     @property
     def num_free(self):

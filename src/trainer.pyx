@@ -8,6 +8,8 @@ include "ring.pxi"
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdlib cimport free, malloc
+from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport EINTR
 from libc.string cimport memcpy, memset
 
 import os
@@ -60,8 +62,10 @@ def control_nbytes(uint32_t num_slots, uint32_t num_workers, *, uint64_t order_c
     return shml_plan(NULL, num_slots, num_workers, order_capacity, text_capacity, layout_capacity)
 
 
+include "share.pxi"
 include "slot_desk.pxi"
 include "orders.pxi"
+include "follower.pxi"
 
 
 cdef class TrainerRing(OrderDesk):
@@ -183,6 +187,8 @@ cdef class TrainerRing(OrderDesk):
 
     cdef Lease _lease(self, int slot, uint64_t now):
         cdef Lease lease = Lease.__new__(Lease)
+        if self._shared is not None:
+            shml_renew(&self._desk.places[slot])
         self._desk.places[slot].leased_ns = now
         self._delivering = slot
         lease.used_nbytes = self._ring.slots[slot].used_nbytes
@@ -296,6 +302,17 @@ cdef class TrainerRing(OrderDesk):
         self._ring.header.layout_nbytes = len(text)
         self._ring.header.is_packed = is_packed
         self._ring.header.layout_state = SHML_LAYOUT_READY
+
+    def share(self, Share shared):
+        """Has other ranks read this ring, too. Once, before the first order."""
+        self._guard()
+        if self._order or self._shared is not None:
+            raise ValueError("a ring is shared once, before its first order")
+        self._shared = shared
+
+    def wake(self):
+        """Wakes ranks that sleep until something of this ring has changed."""
+        shml_wake(&self._ring)
 
     def set_closing(self):
         """Tells workers to leave."""

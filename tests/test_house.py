@@ -52,6 +52,7 @@ FLOORS = {
     "metrics": 4,
     "mix": 4,
     "observe": 4,
+    "sharing": 4,
     "observed": 4,
     "debug": 4,
     "device": 4,

@@ -39,6 +39,7 @@ def muster(
     address: str | None = None,
     num_ahead: int = 1,
     sample_timeout_s: float | None = None,
+    affinity: Sequence[int] = (),
 ) -> ProcessCrew | RayCrew:
     """The crew of a ring, not started.
 
@@ -48,6 +49,7 @@ def muster(
         resume: one pickled snapshot for each worker to go on from, or none at all.
         address: of the Ray cluster that decodes; None: this machine does.
         num_ahead: batches that are ordered ahead for each worker; it and `sample_timeout_s` matter to a Ray cluster alone.
+        affinity: processors that workers may use; none: the trainer's.
     """
     context = context_of(multiprocessing_context)
     travels = address is None and context.get_start_method() == "fork"
@@ -74,7 +76,7 @@ def muster(
             orders_bell=orders[worker_id % len(orders)].name,
             grants_bell=grants.name,
             base_seed=base_seed,
-            affinity=tuple(sorted(os.sched_getaffinity(0))),
+            affinity=tuple(affinity) or tuple(sorted(os.sched_getaffinity(0))),
             parcel_path=parcel_path,
             parcel_nbytes=parcel_nbytes,
             stack_path=stacks[worker_id].path if stacks else "",

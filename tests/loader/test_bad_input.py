@@ -188,17 +188,6 @@ def test_a_closed_loader_says_so(seed: int | None) -> None:
         iter(loader)
 
 
-LATER = {
-    "share": "node",
-}
-
-
-@pytest.mark.parametrize("keyword", LATER)
-def test_a_keyword_that_is_not_built_yet_names_itself(keyword: str) -> None:
-    with pytest.raises(NotImplementedError, match=rf"ShmLoader\({keyword}="):
-        ShmLoader([1], **{keyword: LATER[keyword]})
-
-
 @pytest.mark.parametrize("name", ["num_workers", "prefetch_factor"])
 def test_a_word_for_a_number_is_auto_and_nothing_else(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is a number or \"auto\"; got 'atuo'"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pipeline_defects import PIPELINE_DEFECTS
 from planting import Defect
+from sharing_defects import SHARING_DEFECTS
 from storage_defects import STORAGE_DEFECTS
 
 PROMISES = "tests/loader/test_promises.py::"
@@ -14,6 +15,7 @@ PROMISES = "tests/loader/test_promises.py::"
 DEFECTS = [
     *PIPELINE_DEFECTS,
     *STORAGE_DEFECTS,
+    *SHARING_DEFECTS,
     # ------------------------------------------------ R1: little /dev/shm
     Defect(
         "R1",

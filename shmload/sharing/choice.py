@@ -1,0 +1,70 @@
+"""Which engine a loader that shares gets: that of its group's leader, a follower's, or, if it is alone, any loader's."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
+
+from shmload.bad_samples import BadSamples
+from shmload.engine import Engine
+from shmload.machinery import EngineOptions
+from shmload.sharing.following import FollowingEngine
+from shmload.sharing.gathering import gather
+from shmload.sharing.leading import LeadingEngine
+from shmload.worker.spec import Job
+from shmload.world import rank_and_world_size
+
+if TYPE_CHECKING:
+    from shmload.loader import ShmLoader
+
+SLOTS_PER_FOLLOWER = 3  # as many batches as a loader of one rank and one worker lets its user keep
+
+_next_number = itertools.count()  # of loaders that share, as they begin to read: the same in all ranks
+_numbers: WeakKeyDictionary[ShmLoader[Any], int] = WeakKeyDictionary()
+
+
+def shared_engine(loader: ShmLoader[Any], job: Job, options: EngineOptions, bad_samples: BadSamples) -> Engine:
+    """The engine of one rank, once all ranks of the node are there.
+
+    Raises:
+        ValueError, RankLeft: as `gather`.
+    """
+    data = rank_and_world_size(loader.rank, loader.world_size)
+    number = _numbers.get(loader)
+    if number is None:
+        number = _numbers[loader] = next(_next_number)
+    name = f"{number}.{loader._num_rings}"
+    party = gather(name, data, _promise(loader), options.timeout_s)
+    num_ranks = len(party.seats)
+    if num_ranks == 1:
+        party.close()
+        return Engine(job, options, bad_samples)
+    if party.me > 0:
+        return cast(Engine, FollowingEngine(options, party))  # it has what a stream asks of an engine
+    cpus = {cpu for seat in party.seats for cpu in seat.cpus}
+    options = dataclasses.replace(
+        options,
+        num_ranks=num_ranks,
+        num_cooling=SLOTS_PER_FOLLOWER * (num_ranks - 1),
+        affinity=tuple(sorted(cpus)),
+    )
+    return LeadingEngine(job, options, bad_samples, party)
+
+
+def _promise(loader: ShmLoader[Any]) -> dict[str, Any]:
+    """What says which batches there are, and how far ahead."""
+    order = loader.sampler if loader.sampler is not None and not loader._has_own_order else None
+    return {
+        "dataset": type(loader.dataset).__name__,
+        "samples": len(loader.dataset),  # type: ignore[arg-type]  # map-style: the constructor has checked
+        "batch_size": loader.batch_size,
+        "seed": loader.seed,
+        "shuffle": bool(loader.shuffle),
+        "drop_last": bool(loader.drop_last),
+        "uneven": loader.uneven,
+        "sampler": type(order).__name__,
+        "num_workers": loader.num_workers,
+        "prefetch_factor": loader.prefetch_factor,
+    }

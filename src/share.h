@@ -1,0 +1,218 @@
+/* A ring that several ranks of a node read: what they tell each other about its slots.
+ *
+ *   header | slot records | rank records | holds: one word for each rank and slot
+ *
+ * The leader (rank 0 here) is the ring's trainer. Followers publish nothing: they look at the owner words of the batch they expect,
+ * lease its slot in memory of their own, and write only their own record and their own holds. Each word has one writer.
+ *
+ * A slot's *ticket* counts the batches that were ordered over the life of the ring; an order that is written again in its slot keeps
+ * it. A follower that takes a batch first holds the slot and then raises its `next` above the ticket. The leader may use a free slot
+ * again when each follower has passed its ticket (or has gone on to a later generation) and, *looked at after that*, does not hold
+ * it. While a follower has not passed a ticket, nothing in that slot changes but by the leader's settling of that same batch; and
+ * that ends with a new order number, which `what` tells together with the number of chunks, so that words of two orders are never
+ * taken for one. tests/proof/sharing.py explores this.
+ *
+ * A rank that is killed leaves its record as it was. Nothing is cleared: the others stop where it stopped.
+ */
+#ifndef SHMLOAD_SHARE_H
+#define SHMLOAD_SHARE_H
+
+#include "lease.h"
+
+#include <errno.h>
+
+#define SHML_SHARE_MAGIC UINT64_C(0x314552414853484D) /* "MHSHARE1" read as bytes */
+
+typedef struct {
+    uint64_t magic;     /* SHML_SHARE_MAGIC; leader, last at creation, as all here */
+    uint32_t num_ranks; /* that share the ring, the leader included */
+    uint32_t num_slots; /* of the ring */
+    uint8_t reserved[48];
+} shml_share_header;
+
+typedef struct {
+    shml_u64 ticket;     /* of the batch that was ordered here last, from 1; leader, after everything else */
+    shml_u64 what;       /* order << 16 | number of chunks, 0 while it is written anew; leader */
+    shml_u64 generation; /* of the orders among which it is; leader, before the ticket */
+    uint8_t reserved[40];
+} shml_share_slot;
+
+enum { /* words of a rank's record; each written by that rank alone */
+    SHML_TOLD_NEXT = 0,       /* it takes no batch with a smaller ticket any more */
+    SHML_TOLD_GENERATION = 1, /* from 1: counts the places at which it has begun to read; told after the four that follow */
+    SHML_TOLD_ENDED = 2,      /* batches it had taken of the generation before */
+    SHML_TOLD_EPOCH = 3,      /* of the first batch of this generation, int64 as bits */
+    SHML_TOLD_STEP = 4,       /* of that batch */
+    SHML_TOLD_COUNT = 5,      /* batches it has taken of this generation */
+    SHML_TOLD_LEFT = 6,       /* the pass that it has left before its end, counted from 1; 0: none */
+    SHML_TOLD_LEFT_AT = 7,    /* batches of this generation it had taken by then; told before LEFT */
+    SHML_TOLD_CLOSED = 8,     /* 1: it takes nothing any more */
+    SHML_TOLD_WORDS = 16,     /* a record's size: two cache lines, so ranks do not share one */
+};
+
+typedef struct { /* one process's view */
+    shml_share_header *header;
+    shml_share_slot *slots;
+    shml_u64 *told;  /* SHML_TOLD_WORDS of each rank */
+    shml_u32 *holds; /* 1: that rank has leased that slot */
+} shml_share;
+
+static inline uint64_t shml_share_nbytes(uint32_t num_ranks, uint32_t num_slots) {
+    return sizeof(shml_share_header) + num_slots * sizeof(shml_share_slot) +
+           (uint64_t)num_ranks * (SHML_TOLD_WORDS * sizeof(shml_u64) + shml_round_up(num_slots * sizeof(shml_u32), SHML_ALIGN));
+}
+
+static inline void shml_share_view(shml_share *share, void *base) {
+    share->header = (shml_share_header *)base;
+    share->slots = (shml_share_slot *)(share->header + 1);
+    share->told = (shml_u64 *)(share->slots + share->header->num_slots);
+    share->holds = (shml_u32 *)(share->told + (uint64_t)share->header->num_ranks * SHML_TOLD_WORDS);
+}
+
+static inline void shml_share_create(shml_share *share, void *base, uint32_t num_ranks, uint32_t num_slots) {
+    shml_share_header *h = (shml_share_header *)base;
+    h->num_ranks = num_ranks;
+    h->num_slots = num_slots;
+    shml_share_view(share, base);
+    atomic_thread_fence(memory_order_release);
+    h->magic = SHML_SHARE_MAGIC;
+}
+
+static inline shml_u64 *shml_told(const shml_share *share, uint32_t rank, uint32_t word) {
+    return &share->told[(uint64_t)rank * SHML_TOLD_WORDS + word];
+}
+
+static inline shml_u32 *shml_hold(const shml_share *share, uint32_t rank, uint32_t slot) {
+    uint64_t stride = shml_round_up(share->header->num_slots * sizeof(shml_u32), SHML_ALIGN) / sizeof(shml_u32);
+    return &share->holds[rank * stride + slot];
+}
+
+/* How many slots a rank may have leased at a time, the one that it is just given included: if none keeps more, one slot at least
+ * is nobody's, and goes on to the batch that the slowest rank needs. */
+static inline uint32_t shml_share_lendable(const shml_share *share) {
+    return (share->header->num_slots - 1) / share->header->num_ranks + 1;
+}
+
+/* ---------------------------------------------------------------- leader */
+
+/* Whether every follower is done with what is in a slot. Next before hold: a follower sets them the other way round. */
+static inline int shml_share_is_passed(const shml_share *share, uint32_t slot) {
+    uint64_t ticket = atomic_load_explicit(&share->slots[slot].ticket, memory_order_relaxed);
+    uint64_t generation = atomic_load_explicit(&share->slots[slot].generation, memory_order_relaxed);
+    if (ticket == 0) return 1;
+    for (uint32_t rank = 1; rank < share->header->num_ranks; rank++) {
+        if (atomic_load_explicit(shml_told(share, rank, SHML_TOLD_NEXT), memory_order_acquire) <= ticket &&
+            atomic_load_explicit(shml_told(share, rank, SHML_TOLD_GENERATION), memory_order_acquire) <= generation)
+            return 0;
+        if (atomic_load_explicit(shml_hold(share, rank, slot), memory_order_acquire)) return 0;
+    }
+    return 1;
+}
+
+/* Around shml_publish: what followers knew of the slot's order is no more; then what it is now. `ticket` 0: that of before. */
+static inline void shml_share_rewrites(const shml_share *share, uint32_t slot) {
+    atomic_store_explicit(&share->slots[slot].what, 0, memory_order_seq_cst);
+}
+
+static inline void shml_share_wrote(const shml_share *share, uint32_t slot, uint64_t order, uint32_t nchunks, uint64_t ticket,
+                                    uint64_t generation) {
+    shml_share_slot *record = &share->slots[slot];
+    atomic_store_explicit(&record->what, order << 16 | nchunks, memory_order_release);
+    if (ticket == 0) return;
+    atomic_store_explicit(&record->generation, generation, memory_order_relaxed);
+    atomic_store_explicit(&record->ticket, ticket, memory_order_release);
+}
+
+/* ---------------------------------------------------------------- followers */
+
+/* The slot of a batch of a generation, -1: it is not ordered yet. One that was ordered twice, after ^C, has two: the earlier. */
+static inline int shml_share_find(const shml_share *share, const shml_ring *ring, uint32_t rank, uint64_t generation, int64_t epoch,
+                                  int64_t step) {
+    uint64_t next = atomic_load_explicit(shml_told(share, rank, SHML_TOLD_NEXT), memory_order_relaxed);
+    uint64_t best = UINT64_MAX;
+    int found = -1;
+    for (uint32_t slot = 0; slot < share->header->num_slots; slot++) {
+        const shml_share_slot *record = &share->slots[slot];
+        uint64_t ticket = atomic_load_explicit((shml_u64 *)&record->ticket, memory_order_acquire);
+        if (ticket < next || ticket == 0 || ticket >= best) continue; /* from here on it stays this batch's */
+        if (atomic_load_explicit((shml_u64 *)&record->generation, memory_order_relaxed) != generation) continue;
+        if (ring->slots[slot].epoch != epoch || ring->slots[slot].step != step) continue;
+        best = ticket;
+        found = (int)slot;
+    }
+    return found;
+}
+
+/* What shml_inspect says of one order, 0 also where it is about to be another: `order` 0. */
+static inline shml_status shml_share_inspect(const shml_share *share, const shml_ring *ring, uint32_t slot, uint64_t *order) {
+    shml_status status = {0, 0, 0, -1, 0};
+    uint64_t what = atomic_load_explicit((shml_u64 *)&share->slots[slot].what, memory_order_acquire);
+    *order = what >> 16;
+    for (uint32_t c = 0; c < (uint32_t)(what & 0xFFFF); c++) {
+        uint64_t word = atomic_load_explicit((shml_u64 *)&ring->slots[slot].owner[c], memory_order_acquire);
+        uint32_t own = SHML_OWN_OF(word);
+        if (SHML_ORDER_OF(word) != *order) {
+            *order = 0;
+            return status;
+        }
+        if (own == SHML_DONE) continue;
+        if (own == SHML_VOID) status.num_void++;
+        else if (own == SHML_ERROR || own == SHML_POISON) {
+            if (status.first_bad < 0) {
+                status.first_bad = (int32_t)c;
+                status.bad_own = own;
+            }
+        } else status.num_open++;
+    }
+    return status;
+}
+
+/* Leases a slot: holds it, and then passes its ticket. */
+static inline void shml_share_take(const shml_share *share, uint32_t rank, uint32_t slot) {
+    uint64_t ticket = atomic_load_explicit(&share->slots[slot].ticket, memory_order_relaxed);
+    atomic_store_explicit(shml_hold(share, rank, slot), 1, memory_order_relaxed);
+    atomic_store_explicit(shml_told(share, rank, SHML_TOLD_NEXT), ticket + 1, memory_order_release);
+}
+
+/* Passes a slot's batch without a lease. */
+static inline void shml_share_skip(const shml_share *share, uint32_t rank, uint32_t slot) {
+    uint64_t ticket = atomic_load_explicit(&share->slots[slot].ticket, memory_order_relaxed);
+    atomic_store_explicit(shml_told(share, rank, SHML_TOLD_NEXT), ticket + 1, memory_order_release);
+}
+
+static inline void shml_share_let_go(const shml_share *share, uint32_t rank, uint32_t slot) {
+    atomic_store_explicit(shml_hold(share, rank, slot), 0, memory_order_release);
+}
+
+/* Gives a slot's private pages up, in which the program has written: the next batch is to be seen. Before each lease. */
+static inline void shml_renew(shml_place *place) {
+    madvise((uint8_t *)place->map->base + place->offset, place->nbytes, MADV_DONTNEED);
+}
+
+/* ---------------------------------------------------------------- all ranks */
+
+static inline uint64_t shml_share_told(const shml_share *share, uint32_t rank, uint32_t word) {
+    return atomic_load_explicit(shml_told(share, rank, word), memory_order_seq_cst);
+}
+
+static inline void shml_share_tell(const shml_share *share, uint32_t rank, uint32_t word, uint64_t value) {
+    atomic_store_explicit(shml_told(share, rank, word), value, memory_order_seq_cst);
+}
+
+/* One more that sleeps; `seen` is what it has seen of rings. Then it looks once more before it does. */
+static inline void shml_begin_sleep(shml_header *header, uint32_t *seen) {
+    atomic_fetch_add_explicit(&header->num_sleepers, 1, memory_order_seq_cst);
+    *seen = atomic_load_explicit(&header->num_rings, memory_order_seq_cst);
+}
+
+static inline void shml_end_sleep(shml_header *header) {
+    atomic_fetch_sub_explicit(&header->num_sleepers, 1, memory_order_seq_cst);
+}
+
+/* Sleeps until shml_wake (protocol.h) has rung since `seen` was read, or that long; 0, ETIMEDOUT, EAGAIN or EINTR. */
+static inline int shml_sleep(shml_header *header, uint32_t seen, double timeout_s) {
+    struct timespec most = {(time_t)timeout_s, (long)((timeout_s - (double)(time_t)timeout_s) * 1e9)};
+    return syscall(SYS_futex, (uint32_t *)&header->num_rings, FUTEX_WAIT, seen, &most, NULL, 0) == 0 ? 0 : errno;
+}
+
+#endif

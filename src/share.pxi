@@ -1,0 +1,108 @@
+# What the ranks that read one ring tell each other, as one of them sees it; included by trainer.pyx.
+
+cdef extern from "share.h" nogil:
+    ctypedef struct shml_share_header:
+        uint64_t magic
+        uint32_t num_ranks, num_slots
+    ctypedef struct shml_share:
+        shml_share_header *header
+    const uint64_t SHML_SHARE_MAGIC
+    enum:
+        SHML_TOLD_NEXT, SHML_TOLD_GENERATION, SHML_TOLD_ENDED, SHML_TOLD_EPOCH, SHML_TOLD_STEP, SHML_TOLD_COUNT, SHML_TOLD_LEFT
+        SHML_TOLD_LEFT_AT, SHML_TOLD_CLOSED
+    uint64_t shml_share_nbytes(uint32_t num_ranks, uint32_t num_slots)
+    void shml_share_view(shml_share *share, void *base)
+    void shml_share_create(shml_share *share, void *base, uint32_t num_ranks, uint32_t num_slots)
+    uint32_t shml_share_lendable(const shml_share *share)
+    int shml_share_is_passed(const shml_share *share, uint32_t slot)
+    void shml_share_rewrites(const shml_share *share, uint32_t slot)
+    void shml_share_wrote(const shml_share *share, uint32_t slot, uint64_t order, uint32_t nchunks, uint64_t ticket,
+                          uint64_t generation)
+    int shml_share_find(const shml_share *share, const shml_ring *ring, uint32_t rank, uint64_t generation, int64_t epoch,
+                        int64_t step)
+    shml_status shml_share_inspect(const shml_share *share, const shml_ring *ring, uint32_t slot, uint64_t *order)
+    void shml_share_take(const shml_share *share, uint32_t rank, uint32_t slot)
+    void shml_share_skip(const shml_share *share, uint32_t rank, uint32_t slot)
+    void shml_share_let_go(const shml_share *share, uint32_t rank, uint32_t slot)
+    uint64_t shml_share_told(const shml_share *share, uint32_t rank, uint32_t word)
+    void shml_share_tell(const shml_share *share, uint32_t rank, uint32_t word, uint64_t value)
+    void shml_renew(shml_place *place)
+    void shml_begin_sleep(shml_header *header, uint32_t *seen)
+    void shml_end_sleep(shml_header *header)
+    int shml_sleep(shml_header *header, uint32_t seen, double timeout_s)
+
+# Words of a rank's record (src/share.h).
+TOLD_GENERATION = SHML_TOLD_GENERATION
+TOLD_ENDED = SHML_TOLD_ENDED
+TOLD_EPOCH = SHML_TOLD_EPOCH
+TOLD_STEP = SHML_TOLD_STEP
+TOLD_COUNT = SHML_TOLD_COUNT
+TOLD_LEFT = SHML_TOLD_LEFT
+TOLD_LEFT_AT = SHML_TOLD_LEFT_AT
+TOLD_CLOSED = SHML_TOLD_CLOSED
+
+
+def share_nbytes(uint32_t num_ranks, uint32_t num_slots):
+    """Bytes that ranks need to share a ring."""
+    return shml_share_nbytes(num_ranks, num_slots)
+
+
+cdef class Share:
+    """The words of src/share.h.
+
+    Args:
+        memory: mapping, `share_nbytes(...)` long.
+        me: this process's number among the ranks that share; 0 leads.
+        num_ranks, num_slots: the leader writes them into zeroed memory; 0: they stand there.
+    """
+
+    cdef shml_share _share
+    cdef readonly object memory
+    cdef readonly int me, num_ranks, num_slots
+    cdef public uint64_t generation  # among whose batches those are that are published now
+    cdef uint64_t _ticket  # the newest
+
+    def __cinit__(self, memory, *, uint32_t me, uint32_t num_ranks=0, uint32_t num_slots=0):
+        cdef void *base = <void *><uintptr_t>memory.address
+        cdef uint64_t nbytes = memory.nbytes
+        if nbytes < sizeof(shml_share_header):
+            raise ValueError(f"{nbytes} bytes are too few for what ranks tell each other")
+        if num_ranks:
+            if nbytes < shml_share_nbytes(num_ranks, num_slots):
+                raise ValueError(f"{num_ranks} ranks need {shml_share_nbytes(num_ranks, num_slots)} bytes to share {num_slots} slots, "
+                                 f"the mapping has {nbytes}")
+            shml_share_create(&self._share, base, num_ranks, num_slots)
+        else:
+            self._share.header = <shml_share_header *>base
+            if (self._share.header.magic != SHML_SHARE_MAGIC
+                    or nbytes < shml_share_nbytes(self._share.header.num_ranks, self._share.header.num_slots)):
+                raise ValueError("this memory is none in which ranks share a ring")
+            shml_share_view(&self._share, base)
+        self.num_ranks = self._share.header.num_ranks
+        self.num_slots = self._share.header.num_slots
+        if me >= <uint32_t>self.num_ranks:
+            raise ValueError(f"rank {me} of {self.num_ranks} that share a ring")
+        self.memory = memory
+        self.me = me
+        self.generation = 1
+
+    def tell(self, uint32_t word, uint64_t value):
+        """Writes a word of this rank's record."""
+        shml_share_tell(&self._share, self.me, word, value)
+
+    def told(self, uint32_t rank, uint32_t word):
+        """A word of a rank's record."""
+        if rank >= <uint32_t>self.num_ranks:
+            raise IndexError(f"rank {rank} of {self.num_ranks} that share a ring")
+        return shml_share_told(&self._share, rank, word)
+
+    def is_passed(self, uint32_t slot):
+        """Whether every follower is done with what is in a slot."""
+        if slot >= <uint32_t>self.num_slots:
+            raise IndexError(f"slot {slot} of a ring with {self.num_slots}")
+        return bool(shml_share_is_passed(&self._share, slot))
+
+    cdef void _wrote(self, uint32_t slot, uint64_t order, uint32_t nchunks, bint is_rewritten):
+        if not is_rewritten:
+            self._ticket += 1
+        shml_share_wrote(&self._share, slot, order, nchunks, 0 if is_rewritten else self._ticket, self.generation)

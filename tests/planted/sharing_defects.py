@@ -1,0 +1,89 @@
+"""Mistakes in what ranks of a node share, and the tests that notice."""
+
+from __future__ import annotations
+
+from planting import Defect
+
+WORDS = "tests/sharing/test_words.py::"
+SAME = "tests/sharing/test_same_batches.py::"
+PARTINGS = "tests/sharing/test_partings.py::"
+
+SHARING_DEFECTS = [
+    Defect(
+        "G1",
+        "a slot that a follower holds is used again",
+        "src/share.h",
+        "        if (atomic_load_explicit(shml_hold(share, rank, slot), memory_order_acquire)) return 0;\n",
+        "",
+        (f"{WORDS}test_a_slot_is_used_again_only_when_every_rank_is_done_with_it",),
+        ("trainer",),
+    ),
+    Defect(
+        "G1",
+        "a batch that a follower has not come to is used again",
+        "src/share.h",
+        "memory_order_acquire) <= generation)\n            return 0;\n",
+        "memory_order_acquire) < generation)\n            return 0;\n",
+        (f"{WORDS}test_a_slot_is_used_again_only_when_every_rank_is_done_with_it",),
+        ("trainer",),
+    ),
+    Defect(
+        "G1",
+        "batches of a generation that is left are waited for",
+        "src/share.h",
+        "SHML_TOLD_GENERATION), memory_order_acquire) <= generation)",
+        "SHML_TOLD_GENERATION), memory_order_acquire) <= generation + 1)",
+        (f"{WORDS}test_a_generation_that_followers_have_left_is_not_waited_for",),
+        ("trainer",),
+    ),
+    Defect(
+        "G1",
+        "a batch that its leader has yet to order anew is taken for ready",
+        "src/follower.pxi",
+        " or self._ring.slots[slot].repack == order:\n",
+        ":\n",
+        (f"{WORDS}test_an_order_that_is_written_again_keeps_its_place_and_is_ready_when_it_is_filled_anew",),
+        ("trainer",),
+    ),
+    Defect(
+        "G1",
+        "what a rank has written into a batch shows in a later one",
+        "src/share.h",
+        "    madvise((uint8_t *)place->map->base + place->offset, place->nbytes, MADV_DONTNEED);\n",
+        "",
+        (f"{SAME}test_what_a_rank_writes_into_a_batch_no_other_sees",),
+        ("trainer",),
+    ),
+    Defect(
+        "G1",
+        "followers see what the leader writes into a batch",
+        "shmload/machinery.py",
+        "            is_private=options.num_ranks > 1,\n",
+        "",
+        (f"{SAME}test_what_a_rank_writes_into_a_batch_no_other_sees",),
+    ),
+    Defect(
+        "G1",
+        "a rank that leaves the loop tells nobody",
+        "shmload/seed_mode.py",
+        "            engine.leave_pass()\n",
+        "            pass\n",
+        (f"{PARTINGS}test_a_rank_that_leaves_the_loop_early_is_an_error_in_the_others",),
+    ),
+    Defect(
+        "G1",
+        "nobody looks whether the other ranks live",
+        "shmload/sharing/company.py",
+        "            self._ended.add(",
+        "            set().add(",
+        (f"{PARTINGS}test_a_rank_that_is_killed_with_a_batch_in_its_hands_ends_the_others_reading_soon",),
+    ),
+    Defect(
+        "G1",
+        "where ranks begin is not compared",
+        "shmload/sharing/company.py",
+        "(ended, *place) != (self._count_before, order.epoch, order.step):",
+        "ended != self._count_before:",
+        (f"{PARTINGS}test_ranks_that_begin_in_different_places_are_told_so",),
+    ),
+]

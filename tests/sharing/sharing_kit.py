@@ -1,0 +1,109 @@
+"""Ranks as forked processes of the test's, and what they read."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import secrets
+import signal
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import shmload
+from shmload import ShmLoader
+
+DEADLINE_S = 60.0
+NUM_SAMPLES, BATCH = 24, 4
+_fork = multiprocessing.get_context("fork")
+
+
+class Logged:
+    """Samples of one's own randomness; each reading leaves a line (epoch, index) in a file. Sample `bad` cannot be read, or kills."""
+
+    def __init__(self, log: Path, bad: int = -1, *, kills: bool = False) -> None:
+        self._log, self._bad, self._kills = str(log), bad, kills
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        log = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(log, f"{shmload.sample_info().epoch} {index}\n".encode())
+        os.close(log)
+        if index == self._bad and self._kills:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if index == self._bad:
+            raise KeyError(f"no sample {index}")
+        return {"x": np.full((32, 32), index, np.int64), "noise": np.random.rand(3)}
+
+
+def loader_of(log: Path, *, share: str | None = "node", **others: Any) -> ShmLoader[Any]:
+    """A loader that all ranks make alike."""
+    arguments = {"num_workers": 1, "multiprocessing_context": "fork", "shuffle": True, "seed": 3, **others}
+    dataset = Logged(log, arguments.pop("bad", -1), kills=arguments.pop("kills", False))
+    return ShmLoader(dataset, BATCH, rank=0, world_size=1, share=share, **arguments)
+
+
+def digest(batch: dict[str, Any]) -> str:
+    """Of a batch's bytes."""
+    return hashlib.sha256(batch["x"].numpy().tobytes() + np.stack(list(batch["noise"])).tobytes()).hexdigest()
+
+
+def digests(batches: Iterable[Any]) -> list[str]:
+    """Of each batch; none is kept."""
+    return [digest(batch) for batch in batches]
+
+
+class Outcome:
+    """How a rank ended: what its function gave, or how it failed."""
+
+    def __init__(self, given: Any, error: str, text: str, exitcode: int | None) -> None:
+        self.given, self.error, self.text, self.exitcode = given, error, text, exitcode
+
+
+def run_ranks(
+    function: Callable[..., Any], num_ranks: int = 2, *args: Any, num_told: int | None = None
+) -> list[Outcome]:
+    """Runs function(rank, *args) in as many ranks of one node.
+
+    Args:
+        num_told: what they are told their number is.
+    """
+    run_id = secrets.token_hex(8)
+    ends = [_fork.Pipe(duplex=False) for _ in range(num_ranks)]
+    processes = [
+        _fork.Process(target=_main, args=(function, rank, num_told or num_ranks, run_id, ends[rank][1], args))
+        for rank in range(num_ranks)
+    ]
+    for process in processes:
+        process.start()
+    for _, sender in ends:
+        sender.close()
+    outcomes = []
+    for process, (receiver, _) in zip(processes, ends, strict=True):
+        assert receiver.poll(DEADLINE_S), "a rank does not end"
+        try:
+            told = receiver.recv()
+        except EOFError:  # it was killed
+            told = (None, "", "")
+        process.join(DEADLINE_S)
+        outcomes.append(Outcome(*told, process.exitcode))
+        receiver.close()
+        process.close()
+    return outcomes
+
+
+def _main(
+    function: Callable[..., Any], rank: int, num_ranks: int, run_id: str, sender: Any, args: tuple[Any, ...]
+) -> None:
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(num_ranks), TORCHELASTIC_RUN_ID=run_id)
+    try:
+        sender.send((function(rank, *args), "", ""))
+    except Exception as error:
+        sender.send((None, type(error).__name__, str(error)))
+        traceback.clear_frames(error.__traceback__)

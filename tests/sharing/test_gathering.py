@@ -1,0 +1,109 @@
+"""Who shares with whom, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sharing_kit import digests, loader_of, run_ranks
+from torch.utils.data import SequentialSampler
+
+import shmload.sharing.gathering
+from shmload import ShmLoader
+
+
+def read(rank: int, log: Path, others: dict[int, dict[str, Any]]) -> list[str]:
+    with loader_of(log, **others.get(rank, {})) as loader:
+        loader.rank, loader.world_size = others.get(rank, {}).get("place", (0, 1))
+        return digests(loader)
+
+
+def test_loaders_that_differ_are_refused_in_both_ranks(tmp_path: Path) -> None:
+    outcomes = run_ranks(read, 2, tmp_path / "log", {1: {"seed": 4, "num_workers": 2}})
+    assert {outcome.error for outcome in outcomes} == {"ValueError"}
+    assert (
+        "read the same part of the data with loaders that differ (seed: 3 and 4; num_workers: 1 and 2)"
+        in outcomes[0].text
+    )
+    assert outcomes[0].text == outcomes[1].text
+
+
+def read_apart(rank: int, log: Path) -> list[str]:
+    with loader_of(log) as loader:
+        loader.rank, loader.world_size = rank, 2
+        return digests(loader)
+
+
+def test_ranks_that_all_want_different_samples_have_nothing_to_share(tmp_path: Path) -> None:
+    outcomes = run_ranks(read_apart, 2, tmp_path / "log")
+    assert [outcome.error for outcome in outcomes] == ["ValueError", "ValueError"]
+    assert outcomes[1].text == (
+        'share="node": the 2 ranks of this node read different samples (this one is rank 1 of 2), and there is nothing to share. Give '
+        "those that want the same batches the same rank= and world_size=, such as the data-parallel ones; else leave share out"
+    )
+
+
+def test_the_only_rank_of_a_node_reads_as_without_sharing(tmp_path: Path) -> None:
+    (outcome,) = run_ranks(read, 1, tmp_path / "log", {})
+    with loader_of(tmp_path / "alone", share=None) as loader:
+        assert outcome.given == digests(loader)
+
+
+def read_and_tell(local_rank: int, folder: str) -> None:
+    with loader_of(Path(folder, "log")) as loader:
+        Path(folder, str(local_rank)).write_text(repr((digests(loader), loader.stats()["shared_by"])))
+
+
+@pytest.mark.slow
+def test_ranks_of_the_launcher_find_each_other(tmp_path: Path) -> None:
+    shmload.spawn(read_and_tell, (str(tmp_path),), 2, start_method="fork")
+    with loader_of(tmp_path / "alone", share=None) as loader:
+        expected = repr((digests(loader), 2))
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [expected, expected]
+
+
+def read_soon(rank: int, log: Path) -> list[str]:
+    shmload.sharing.gathering.MEET_S = 0.05
+    return read(rank, log, {})
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+    (outcome,) = run_ranks(read_soon, 1, tmp_path / "log", num_told=2)
+    assert outcome.error == "RankLeft"
+    assert outcome.text == (
+        'share="node": 1 of the node\'s 2 ranks have begun to read within 0.05 seconds; local ranks [1] have not. All ranks of a node '
+        "make such a loader and iterate over it"
+    )
+
+
+def test_without_a_launcher_it_is_said_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    with (
+        loader_of(tmp_path / "log") as loader,
+        pytest.raises(
+            ValueError, match=r"start the program by shmload\.spawn, `shmload launch` or torchrun, or set them"
+        ),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"share": "host"}, r"share is \"node\" or None; got 'host'"),
+        ({"seed": None}, r'share="node" needs a seed: torch mode.* Give all ranks the same one; got seed=None'),
+        ({"sampler": SequentialSampler(range(8))}, r"an order that all ranks know.*; got sampler=SequentialSampler"),
+        ({"num_workers": 0}, r"num_workers as a number above 0.*; got num_workers=0"),
+        ({"num_workers": "auto"}, r"got num_workers='auto'"),
+        ({"prefetch_factor": "auto"}, r"prefetch_factor as a number or None; got prefetch_factor='auto'"),
+        ({"device": "cuda"}, r"batches on the host: leave device out.*; got device='cuda'"),
+        ({"on_error": "skip"}, r"what a bad sample means is decided in each rank alone; got on_error='skip'"),
+        ({"audit": "folder"}, r"audit a run without share; got audit='folder'"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ShmLoader(torch.arange(8), **{"share": "node", "seed": 1, "num_workers": 1, **arguments})

@@ -1,0 +1,162 @@
+"""Ranks that stop, die or go elsewhere: the others are told, soon and clearly, and nothing stays."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from sharing_kit import BATCH, NUM_SAMPLES, digest, digests, loader_of, run_ranks
+
+from shmload import RankLeft
+
+SOON_S = 10.0  # what is noticed within 0.02 s of waiting, on a machine that others use as well
+NUM_STEPS = NUM_SAMPLES // BATCH
+NUM_SLOTS = 10  # of three ranks' ring with one worker: 2 batches ahead, 2 more, and 3 for each follower
+
+
+def die_holding(rank: int, log: Path, dying: int, barrier: Any) -> Any:
+    """One rank kills itself with a batch in its hands; the others read on."""
+    with loader_of(log, timeout=SOON_S) as loader:  # without a word they end as well, but by another error
+        batches = iter(loader)
+        next(batches)
+        kept = next(batches)
+        barrier.wait(30)
+        if rank == dying:
+            os.kill(os.getpid(), signal.SIGKILL)
+        began, found = monotonic(), 2
+        with pytest.raises(RankLeft) as told:
+            for _ in range(3):  # what is ready may still be read before the kernel tells of a death
+                for _ in batches:
+                    found += 1
+                batches = iter(loader)
+        del kept
+        return found, monotonic() - began, str(told.value)
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_rank_that_is_killed_with_a_batch_in_its_hands_ends_the_others_reading_soon(
+    tmp_path: Path, dying: int
+) -> None:
+    barrier = multiprocessing.get_context("fork").Barrier(3)
+    outcomes = run_ranks(die_holding, 3, tmp_path / "log", dying, barrier)
+    assert outcomes[dying].exitcode == -signal.SIGKILL
+    for outcome in (outcome for rank, outcome in enumerate(outcomes) if rank != dying):
+        assert outcome.text == ""
+        found, took_s, told = outcome.given
+        assert 2 <= found < 2 + NUM_SLOTS
+        assert took_s < SOON_S
+        assert told.startswith("local rank ")
+        assert 'which shares a ring with this rank (share="node"), has ' in told
+        assert f"batches since they began together, and this one wants its batch {found + 1}." in told
+
+
+def stop_early(rank: int, log: Path, stopping: int, barrier: Any) -> Any:
+    with loader_of(log) as loader:
+        for step, _ in enumerate(loader):
+            if rank == stopping and step == 1:
+                break
+            if rank != stopping and step == NUM_STEPS - 1:
+                return step
+        barrier.wait(30)  # it lives, and has its loader
+        return None
+
+
+def stop_early_and_tell(rank: int, log: Path, stopping: int, barrier: Any) -> Any:
+    try:
+        return stop_early(rank, log, stopping, barrier)
+    except RankLeft as error:
+        barrier.wait(30)
+        return str(error)
+
+
+@pytest.mark.parametrize("stopping", [0, 1])
+def test_a_rank_that_leaves_the_loop_early_is_an_error_in_the_others(tmp_path: Path, stopping: int) -> None:
+    barrier = multiprocessing.get_context("fork").Barrier(2)
+    outcomes = run_ranks(stop_early_and_tell, 2, tmp_path / "log", stopping, barrier)
+    assert [outcome.text for outcome in outcomes] == ["", ""]
+    told = outcomes[1 - stopping].given
+    assert f"local rank {stopping} (pid " in told
+    assert "has left the loop over its loader: it has read 2 batches" in told
+    assert told.endswith("let all of them break, resume and close at the same step")
+
+
+def close_early(rank: int, log: Path, closing: int) -> Any:
+    with loader_of(log) as loader:
+        batches = iter(loader)
+        found = [digest(next(batches)) for _ in range(2)]
+        if rank == closing:
+            loader.close()
+            return found
+        with pytest.raises(RankLeft) as told:
+            found += [digest(batch) for batch in batches]
+        return found, str(told.value)
+
+
+@pytest.mark.parametrize("closing", [0, 1])
+def test_a_rank_that_closes_its_loader_early_ends_the_others_where_it_stopped(tmp_path: Path, closing: int) -> None:
+    outcomes = run_ranks(close_early, 2, tmp_path / "log", closing)
+    assert [outcome.text for outcome in outcomes] == ["", ""]
+    found, told = outcomes[1 - closing].given
+    assert found == outcomes[closing].given
+    assert "has closed its loader: it has read 2 batches" in told
+
+
+def wait_for_the_slow(rank: int, log: Path, barrier: Any) -> list[str]:
+    """Rank 1 reads its first batch, and the rest when rank 0 can go no further."""
+    found = []
+    with loader_of(log, timeout=0.4 if rank == 0 else 20) as loader:
+        if rank == 1:
+            batches = iter(loader)
+            found.append(digest(next(batches)))
+            barrier.wait(30)
+            return found + digests(batches)
+        with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.4 seconds"):
+            for _ in range(3):
+                for batch in loader:
+                    found.append(digest(batch))  # noqa: PERF401  # what was read before the error counts
+        barrier.wait(30)
+    return found
+
+
+def test_a_slow_rank_holds_the_others_back_by_the_rings_length(tmp_path: Path) -> None:
+    barrier = multiprocessing.get_context("fork").Barrier(2)
+    first, second = run_ranks(wait_for_the_slow, 2, tmp_path / "log", barrier)
+    assert (first.text, second.text) == ("", "")
+    assert len(first.given) == NUM_SLOTS - 3 + 1  # of one follower, which has let the first batch go
+    assert second.given == first.given[:NUM_STEPS]
+
+
+def start_elsewhere(rank: int, log: Path) -> Any:
+    with loader_of(log) as loader:
+        if rank == 1:
+            loader.set_epoch(4)
+        next(iter(loader))
+
+
+def test_ranks_that_begin_in_different_places_are_told_so(tmp_path: Path) -> None:
+    outcomes = run_ranks(start_elsewhere, 2, tmp_path / "log")
+    assert [outcome.error for outcome in outcomes] == ["RankLeft", "RankLeft"]
+    first = next(outcome.text for outcome in outcomes if "must read the same batches" in outcome.text)
+    assert "step 0 of epoch 4" in first
+    assert "step 0 of epoch 0" in first
+    assert first.endswith("Break, load states and set epochs in all ranks alike")
+
+
+def go_elsewhere(rank: int, log: Path) -> Any:
+    with loader_of(log) as loader:
+        batches = iter(loader)
+        for _ in range(2 + rank):
+            next(batches)
+        loader.set_epoch(3)
+        return digests(loader)
+
+
+def test_ranks_that_break_off_at_different_steps_are_told_so(tmp_path: Path) -> None:
+    outcomes = run_ranks(go_elsewhere, 2, tmp_path / "log")
+    assert [outcome.error for outcome in outcomes] == ["RankLeft", "RankLeft"]
+    assert any("having read 2 since they began together last" in o.text or "has read" in o.text for o in outcomes)

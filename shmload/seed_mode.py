@@ -147,7 +147,7 @@ class SeedStream:
         engine = self._engine
         if engine is None or engine.shared_by == 1 or place is not self._place or self._pid != os.getpid():
             return
-        if place.step < self._end_of(place.epoch):
+        if place.step < self.epochs.end_of(place.epoch):
             engine.leave_pass()
 
     def take(self, place: Place, watch: EpochWatch | None) -> Any:

@@ -132,7 +132,7 @@ def test_a_slow_rank_holds_the_others_back_by_the_rings_length(tmp_path: Path) -
 
 
 def start_elsewhere(rank: int, log: Path) -> Any:
-    with loader_of(log) as loader:
+    with loader_of(log, timeout=SOON_S) as loader:
         if rank == 1:
             loader.set_epoch(4)
         next(iter(loader))

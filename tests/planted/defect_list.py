@@ -209,8 +209,8 @@ DEFECTS = [
         "R10",
         "the dataset is pickled for each worker",
         "shmload/worker/muster.py",
-        "        parcel = pickled_once(job) if",
-        "        parcel = [pickled_once(job) for _ in range(num_workers)][0] if",
+        "        parcel: bytes | bytearray | None = pickled_once(job) if",
+        "        parcel: bytes | bytearray | None = [pickled_once(job) for _ in range(num_workers)][0] if",
         (f"{PROMISES}test_the_dataset_is_pickled_once_for_all_workers",),
     ),
     Defect(

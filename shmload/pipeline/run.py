@@ -132,8 +132,7 @@ class Run:
         options: dict[str, Any] = {"on_error": "skip"} if plan.collate is None else {}
         if crew.num_workers:
             options["prefetch_factor"] = crew.prefetch_factor(self._stream.batch_size or 1)
-            if self._options.get("crew") != "ray":  # which watches no sample
-                options["sample_timeout_s"] = crew.timeout_s
+            options["sample_timeout_s"] = crew.timeout_s
         loader: ShmLoader[Any] = ShmLoader(
             plan.program,
             batch_sampler=self._stream,

@@ -79,9 +79,9 @@ class SeedIterator:
         return len(self._stream)
 
     def __del__(self) -> None:
-        stream: SeedStream | None = getattr(self, "_stream", None)
-        if stream is not None and sys is not None and not sys.is_finalizing():
-            stream.leave(self.place)
+        place: Place | None = getattr(self, "place", None)  # none where the pass could not begin
+        if place is not None and sys is not None and not sys.is_finalizing():
+            self._stream.leave(place)
 
 
 class SeedStream:

@@ -7,36 +7,30 @@ deterministic schedule rules: `seed_mode.py`. This file holds the arguments, the
 from __future__ import annotations
 
 import copy
-import dataclasses
 import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 from weakref import WeakSet
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler, default_collate, default_convert
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from shmload.arguments import as_keyed, check_arguments
 from shmload.autotune.numbers import is_auto
 from shmload.autotune.tuner import Autotuner, first_numbers, tuner_of
 from shmload.bad_samples import BadSamples, OnError
-from shmload.batch.deliver import mapped
 from shmload.batch.ragged import AS_TORCH_OR_LIST, ragged_of
-from shmload.debug import WatchedEngine, is_enabled
-from shmload.device.choice import NUM_SENT, calls_of, sender_of
-from shmload.device.feed import FeedingEngine, WatchedFeedingEngine
 from shmload.device.sending import Sender
 from shmload.engine import Engine
+from shmload.engine_making import EngineMaking
 from shmload.generators import Origin, replayed
-from shmload.machinery import EngineOptions
 from shmload.metrics import callbacks_of_environment
 from shmload.observe.audit.recorder import Recorder
-from shmload.observed import ObservedLoader, T
+from shmload.observed import T
 from shmload.orders import Order
 from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.keyed_batches import KeyedBatches
@@ -47,14 +41,13 @@ from shmload.worker.muster import num_actors
 from shmload.worker.own_generators import own_generators
 from shmload.worker.reader import in_place_of, read_path
 from shmload.worker.sources import DecodesBatches, DecodesSamples, Samples
-from shmload.worker.spec import Job
 
 if TYPE_CHECKING:
     from shmload.observe.epochs import EpochWatch
     from shmload.observe.trace.session import Trace
 
 
-class ShmLoader(ObservedLoader[T]):
+class ShmLoader(EngineMaking[T]):
     """torch's DataLoader, whose workers decode into shared memory that the yielded tensors alias.
 
     Takes torch's arguments by name and position. A yielded tensor lies in a slot of the ring and is the user's for as long as any
@@ -272,132 +265,6 @@ class ShmLoader(ObservedLoader[T]):
         if self._stream is not None and not self._has_own_order:
             return len(self._stream)
         return super().__len__()
-
-    @property
-    def in_place(self) -> Any:
-        """The dataset's way of decoding into rows, if it has one that is used."""
-        if self.custom_collate_fn or not self._auto_collation:
-            return None
-        return in_place_of(self.dataset, self.ragged_rule)
-
-    @property
-    def custom_collate_fn(self) -> Callable[[Any], Any] | None:
-        """The user's collate_fn; None where torch's default is meant."""
-        default = default_collate if self._auto_collation else default_convert
-        return None if self.collate_fn is default else self.collate_fn
-
-    def make_job(self) -> Job:
-        """What workers are told to do."""
-        return Job(
-            dataset=self.dataset,
-            collate_fn=self.custom_collate_fn,
-            worker_init_fn=self.worker_init_fn,
-            auto_collation=self._auto_collation,
-            seed=self.seed,
-            seed_samples=self.seed_samples,
-            is_iterable=isinstance(self.dataset, IterableDataset),
-            drop_last=bool(self.drop_last),
-            snapshot_every=self.snapshot_every_n_steps if self.seed is None else 0,
-            tolerates_bad_samples=self.on_error != "raise",
-            ragged=self.ragged_rule,
-            num_threads=self.threads_per_worker,
-        )
-
-    def make_engine(self, *, base_seed: int, resume: Sequence[bytes] = (), **of_job: Any) -> Engine:
-        """A ring and a crew for this loader.
-
-        Args:
-            resume: one pickled snapshot for each worker to go on from, or none at all.
-            of_job: what the job has of the pass, not of the loader.
-        """
-        in_place = self.in_place
-        layout = in_place and in_place.layout()
-        if self.tuner is not None and not self.tuner.is_of(self):  # they may be set between passes
-            self.tuner = tuner_of(self)
-        known = self.batch_size if self._auto_collation else 1
-        calls = calls_of(self.device, pin_memory=self.pin_memory and self.share is None)
-        engine = self._kind_of_engine()(
-            dataclasses.replace(self.make_job(), **of_job),
-            EngineOptions(
-                **(self.tuner.engine_options() if self.tuner is not None else self._fixed_size()),
-                max_rows=known or 0,
-                is_static=self.seed is None,
-                ring_bytes=self.ring_bytes,
-                timeout_s=self.timeout,
-                max_restarts=self.max_restarts,
-                multiprocessing_context=self.multiprocessing_context,
-                base_seed=base_seed,
-                layout=None if layout is None or layout.is_ragged else layout,
-                resume=resume,
-                sample_timeout_s=self.sample_timeout_s,
-                rank=self.rank,
-                world_size=self.world_size,
-                calls=calls,
-                num_cooling=0 if calls is None else NUM_SENT,
-                num_sent=None if self.device is None else NUM_SENT,
-                sender=self.sender(),
-                address=(self.address or "auto") if self.crew == "ray" else None,
-            ),
-            self.bad_samples,
-        )
-        self._num_rings += 1
-        self._last_engine = engine
-        self._engines.add(engine)
-        if self._trace is not None:
-            self._trace.follow(engine)
-        return engine
-
-    def _kind_of_engine(self) -> Callable[[Job, EngineOptions, BadSamples], Engine]:
-        if self.share is not None:
-            from shmload.sharing.choice import shared_engine  # few loaders share
-
-            return partial(shared_engine, self)
-        if self.device is not None:
-            return WatchedFeedingEngine if is_enabled() else FeedingEngine
-        return WatchedEngine if is_enabled() else Engine
-
-    def sender(self) -> Sender | None:
-        """What sends batches to the device, in all passes, as their buffers are the same; None: they stay on the host."""
-        if self.device is None:
-            return None
-        if self._sender is None or self._sender.device is not self.device:  # it may be set between passes
-            self._sender = sender_of(self.device)
-        return self._sender
-
-    def record_stream(self, batch: Any, stream: Any) -> None:
-        """Has a batch's memory not be used again before what `stream` has been given, by the time the batch dies, is done.
-
-        Needed where a batch of a pinned ring is copied, or a batch on the device is used, on a stream that is not the current one
-        when the batch dies. What lies in no slot of this loader needs none of it, and is left alone.
-
-        Args:
-            batch: what the loader yielded, or any part of it.
-            stream: a `torch.cuda.Stream`.
-        """
-        sender = self.sender()
-        all_releases = [engine.releases for engine in self._engines if engine.releases is not None]
-        slots: set[int] = set()
-
-        def name(tensor: torch.Tensor) -> torch.Tensor:
-            if sender is not None:
-                sender.name_stream(tensor, stream)
-            elif tensor.device.type == "cpu":
-                for releases in all_releases:
-                    slot = releases.pins.slot_at(tensor.data_ptr())
-                    if slot >= 0 and slot not in slots:
-                        slots.add(slot)
-                        releases.name_stream(slot, stream)
-            return tensor
-
-        mapped(batch, name, lambda leaf: leaf)
-
-    def _fixed_size(self) -> dict[str, Any]:
-        return {"num_workers": self.num_workers, "num_ordered": (self.prefetch_factor or 0) * self.num_workers}
-
-    @property
-    def reads_inline(self) -> bool:
-        """Whether, without workers, the dataset is read by our reader and not by torch's."""
-        return self.in_place is not None or self.bad_samples.are_tolerated
 
     def _substitute(self, order: Order, row: int, tries: int) -> Any:
         """The index that takes a bad sample's place at a try."""

@@ -28,6 +28,7 @@ FLOORS = {
     "worker": 3,
     "engine": 4,
     "machinery": 4,
+    "engine_making": 4,
     "ring_memory": 4,
     "supervision": 4,
     "inline": 4,

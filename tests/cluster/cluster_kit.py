@@ -9,6 +9,19 @@ import numpy as np
 import torch
 
 
+class Cluster:
+    """The tests' end of `ray_host.py`."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.address: str = connection.recv()
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """What a command of the host gives."""
+        self._connection.send((name, arguments))
+        return self._connection.recv()
+
+
 def assert_same(expected: Any, got: Any) -> None:
     """Batches are alike to the last bit, in type, structure and values."""
     assert type(expected) is type(got)

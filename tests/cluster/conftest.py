@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Iterator
 from multiprocessing.connection import Listener
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,19 +26,7 @@ START_S = 60
 ELSEWHERE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
 OWN_MEMORY = 'mount -t tmpfs -o mode=1777 shm /dev/shm && exec "$@"'
 sys.path.insert(0, os.path.dirname(__file__))
-
-
-class Cluster:
-    """The tests' end of `ray_host.py`."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self.address: str = connection.recv()
-
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """What a command of the host gives."""
-        self._connection.send((name, arguments))
-        return self._connection.recv()
+from cluster_kit import Cluster  # noqa: E402
 
 
 def elsewhere() -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Cluster
+from cluster_kit import Cluster
 from torch import nn
 from torch.utils.data import DataLoader
 from torch_datasets import Crops, seed_worker

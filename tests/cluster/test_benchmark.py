@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from conftest import Cluster
+from cluster_kit import Cluster
 
 from benchmarks import cluster as benchmark
 from benchmarks.common import Settings

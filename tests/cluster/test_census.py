@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Cluster
+from cluster_kit import Cluster
 from ray_datasets import Rows
 
 from shmload import ClusterUnreachable, ShmLoader

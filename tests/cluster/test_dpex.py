@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import assert_same
-from conftest import Cluster
+from cluster_kit import Cluster, assert_same
 from torch_datasets import Drawing
 
 from shmload.cluster import DpexDataLoader

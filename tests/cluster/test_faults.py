@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_kit import assert_same, kept
-from conftest import Cluster
+from cluster_kit import Cluster, assert_same, kept
 from ray_datasets import Deadly, Failing, Gated, Rows
 
 from shmload import ClusterUnreachable, ShmLoader, WorkerDied

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cluster_kit import assert_same, generator, kept
-from conftest import Cluster
+from cluster_kit import Cluster, assert_same, generator, kept
 from ray_datasets import Labelled, Numbers, Rows, drawn
 from torch.utils.data import TensorDataset, WeightedRandomSampler
 

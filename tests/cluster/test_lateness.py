@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Cluster
+from cluster_kit import Cluster
 from stuck_datasets import Stuck
 
 from shmload import SampleTimeout, ShmLoader

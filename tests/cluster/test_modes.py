@@ -10,8 +10,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from cluster_kit import assert_same, generator, kept
-from conftest import Cluster
+from cluster_kit import Cluster, assert_same, generator, kept
 from ray_datasets import Changing, InPlace, Rows, Texts
 from torch.utils.data import DistributedSampler
 from torch_datasets import Counting, Drawing, listed, seed_worker

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Cluster
+from cluster_kit import Cluster
 
 PAGE = next(p for p in Path(__file__).parents if (p / "docs").exists()) / "docs" / "cluster.md"
 

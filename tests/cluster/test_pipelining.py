@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import assert_same, generator, kept
-from conftest import Cluster
+from cluster_kit import Cluster, assert_same, generator, kept
 from ray_datasets import Deadly, Rows
 from torch_datasets import Drawing
 

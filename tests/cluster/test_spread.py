@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from conftest import Cluster
+from cluster_kit import Cluster
 from ray_datasets import Rows
 
 from shmload import ShmLoader

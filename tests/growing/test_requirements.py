@@ -7,6 +7,7 @@ import signal
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -215,14 +216,18 @@ def test_s12_samplers_are_supervised_and_feel_backpressure(make_cache: MakeCache
         )
         assert states["pid"] != killed
         assert states["error"] == "sampler 0 was killed by SIGKILL"
-        held = cache._library.hold([file.name for file in cache.files()])
-        writers = wait_until(
-            lambda: (w := cache.stats().writers) and len(w) == 2 and all(one.is_waiting for one in w) and w,
-            "both samplers to wait for room",
-        )
+        held = []
+
+        def waiting() -> Any:
+            held.append(cache._library.hold([file.name for file in cache.files()]))  # also what has come since
+            writers = cache.stats().writers
+            return len(writers) == 2 and all(one.is_waiting for one in writers) and writers
+
+        writers = wait_until(waiting, "both samplers to wait for room")
         assert sorted(one.role for one in writers) == ["sampler 0 of 2", "sampler 1 of 2"]
         before = cache.stats().generation
-        held.release()
+        for hold in held:
+            hold.release()
         wait_until(lambda: cache.stats().generation > before, "them to go on")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = ("autotune", "mix", "pipeline", "tar")  # seconds each
+QUICK = ("autotune", "mix", "tar")  # seconds each
 
 
 def test_every_benchmark_is_in_the_table() -> None:

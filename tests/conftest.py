@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +21,9 @@ from shmload.shm.names import STEM_PATTERN, process_stem
 sys.path.insert(0, os.path.dirname(__file__))
 
 from side_by_side import keep_together, own_shared_memory  # the path comes first
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job has it: ^C is tested here
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DEADLINE_S = 5.0
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # they stay for the process's life

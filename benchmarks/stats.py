@@ -2,7 +2,8 @@
 
 Method: two builds take turns, both in a temporary folder, one with the recorder compiled away (SHML_WITHOUT_STATS). Each child, a
 fresh process, delivers small shuffled batches of float32 rows as fast as it can. Both builds count (eight loads and stores a
-batch, of words that one process alone writes) and read the clock, which deadlines need.
+batch, of words that one process alone writes), since batches are divided into chunks by what samples have cost so far, and read
+the clock, which deadlines need.
 
 How to read: CPU of trainer and workers per batch, with the recorder less without, within a round. 1 us is 1 % of what there is
 at 10,000 batches a second. A round can be trusted to 1 us on a shared machine, the median of twenty to a few tenths.

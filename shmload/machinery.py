@@ -9,10 +9,7 @@ from typing import Any
 
 from shmload._core.mapping import Mapping
 from shmload._core.onlooker import Onlooker
-from shmload._core.trainer import (
-    TrainerRing,
-    control_nbytes,
-)
+from shmload._core.trainer import TrainerRing, control_nbytes
 from shmload.autotune.roster import Roster
 from shmload.autotune.size import Size, num_slots
 from shmload.batch.layout import Layout

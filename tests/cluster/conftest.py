@@ -22,11 +22,13 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, os.path.dirname(__file__))
+
+from cluster_kit import Cluster  # the path comes first
+
 START_S = 60
 ELSEWHERE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
 OWN_MEMORY = 'mount -t tmpfs -o mode=1777 shm /dev/shm && exec "$@"'
-sys.path.insert(0, os.path.dirname(__file__))
-from cluster_kit import Cluster  # noqa: E402
 
 
 def elsewhere() -> list[str]:

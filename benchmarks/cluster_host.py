@@ -25,6 +25,8 @@ def main(nums_cpus: list[int]) -> None:
     folder = tempfile.mkdtemp(
         prefix="ray", dir="/tmp"
     )  # sockets lie in it: a longer path would not fit their addresses
+    os.environ["RAY_TMPDIR"] = folder  # where the address of the newest cluster is written, whatever temp_dir says
+    os.mkdir(f"{folder}/ray")
     head = {**node, "num_cpus": nums_cpus[0], "include_dashboard": False, "temp_dir": folder}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     for num_cpus in nums_cpus[1:]:

@@ -50,7 +50,9 @@ def running_cluster() -> Iterator[Cluster]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([path for path in sys.path if path]),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TMPDIR": folder,  # where the address of the newest cluster is written, whatever temp_dir says
     }
+    os.mkdir(f"{folder}/ray")
     try:
         with Listener(f"{folder}/host", "AF_UNIX") as listener, open(f"{folder}/log", "wb") as log:
             command = ["setsid", "--fork", *elsewhere(), sys.executable, host, f"{folder}/host", folder]

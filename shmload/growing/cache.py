@@ -40,7 +40,7 @@ class SampleCache:
         file_nbytes: how large the files become that writers write, about; default 64 MB, or a 16th of the cache.
         headroom: the share of the budget that no epoch reads once the cache is full: its oldest files, which may then be
             evicted while the epoch runs. More makes the cache renew itself faster, less makes epochs larger.
-        durable: published files survive a power failure, too; costs the writers a wait for the disk each.
+        durable: no file is ever seen that a power failure has cut: what was published in the last minute before may then be gone.
         settle_s: how long a file dropped in by others must have been left alone, where the system cannot say who has it open.
     Raises:
         ValueError: a number is out of range, or others use the folder with another budget.

@@ -23,6 +23,7 @@ from shmload.storage.folder import BudgetedFolder, FolderStatistics
 from shmload.storage.lease import Lease
 from shmload.storage.needs import Needs, digest_of
 from shmload.storage.reservation import Reservation
+from shmload.storage.settling import FRESH, SETTLES_AFTER_S, settle
 
 __all__ = ["Cache", "CacheStatistics", "FileFetch"]
 
@@ -67,7 +68,8 @@ class Cache:
     Args:
         folder: on a local disk; made if it is not there.
         capacity_bytes: what the files may add up to; all users of the folder give the same.
-        durable: files survive a power failure whole; without it a file's bytes may then be missing, though its length is right.
+        durable: no file is ever seen that a power failure has cut: what it may have cut is fetched again. Without it a file's bytes
+            may then be missing, though its length is right.
     Raises:
         ValueError: no budget, or living processes use the folder with another one.
         StoreError: the folder's file system has no locks.
@@ -195,12 +197,15 @@ class Cache:
             found = self._folder.obtain(name, nbytes, timeout_s=timeout_s, order=order)
             if isinstance(found, Reservation):
                 return self._fetched(found, name, key, nbytes, fetch, checksum)
-            if os.stat(found.path).st_size == nbytes:
-                kept = found.files[0]
-                os.utime(found.path, ns=(time.time_ns(), kept.published_ns))  # the time of its last use
+            status = os.stat(found.path)
+            if status.st_size == nbytes:
+                now_ns, published_ns = time.time_ns(), found.files[0].published_ns
+                os.utime(found.path, ns=(now_ns, published_ns))  # the time of its last use
+                if status.st_mode & FRESH and now_ns - published_ns > SETTLES_AFTER_S * 1e9:
+                    settle(found.path)  # its publisher has ended before
                 self._num_hits += 1
                 return found
-            path, length = found.path, os.stat(found.path).st_size
+            path, length = found.path, status.st_size
             found.release()
             if not self._folder.discard(name):
                 raise StoreError(

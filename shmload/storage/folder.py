@@ -24,6 +24,7 @@ from shmload.storage.ledger import Kept
 from shmload.storage.reservation import Reservation, check_name
 from shmload.storage.room import Order, Room, attempts
 from shmload.storage.session import Session
+from shmload.storage.settling import Settling
 
 __all__ = ["BudgetedFolder", "FolderStatistics"]
 
@@ -65,7 +66,7 @@ class BudgetedFolder:
         max_files: how many files it may have, also; None: any number.
         adopts: count all files that do not begin with ".", whoever put them there, and evict them like others. Those that others
             write into the folder count from the next look on, so only what is written through this class keeps the budget.
-        durable: a published file survives a power failure, too: its bytes are on the disk before it has its name.
+        durable: no file is ever seen that a power failure has cut: one whose bytes were not on the disk yet is gone then.
         order: which of the files that are not leased may be evicted, the first to go first; None: the oldest first.
     Raises:
         ValueError: no budget, or living processes use the folder with another one.
@@ -85,6 +86,7 @@ class BudgetedFolder:
 
     _opened: Session | None
     _opening: threading.Lock
+    settling: Settling
 
     def __init__(
         self,
@@ -327,10 +329,11 @@ class BudgetedFolder:
         """As in a process that has not used the folder yet; a forked child begins here."""
         self._opened = None
         self._opening = threading.Lock()
+        self.settling = Settling()
         _folders.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in ("_opened", "_opening")}
+        return {key: value for key, value in vars(self).items() if key not in ("_opened", "_opening", "settling")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

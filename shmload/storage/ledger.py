@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import os
 import stat
 import struct
@@ -26,6 +25,7 @@ from typing import NamedTuple
 from shmload import faults
 from shmload.errors import StoreError
 from shmload.storage.descriptors import close_kept, open_kept
+from shmload.storage.settling import FRESH, boot_id
 
 HIDDEN = ".shmload"
 NEW = f"{HIDDEN}/new"
@@ -126,7 +126,7 @@ class Ledger:
     def list_again(self) -> None:
         """Believes the folder and nothing else."""
         self.changing()
-        self._list()
+        self._list(is_same_boot=True)
 
     def close(self) -> None:
         close_kept(self._fd)
@@ -135,9 +135,11 @@ class Ledger:
         header = os.pread(self._fd, _HEADER.size, 0)
         if os.fstat(self._fd).st_nlink == 0:
             raise StoreError(f"{self.folder}/{HIDDEN} was removed while this process used the folder: open it again")
+        is_same_boot = False
         if len(header) == _HEADER.size:
             magic, boot, dirty, generation, end, changed_ns = _HEADER.unpack(header)
-            if (magic, boot) == (_MAGIC, _boot()) and not dirty and changed_ns == os.stat(self.folder).st_mtime_ns:
+            is_same_boot = (magic, boot) == (_MAGIC, _boot())
+            if is_same_boot and not dirty and changed_ns == os.stat(self.folder).st_mtime_ns:
                 if generation != self._generation:
                     self._forget()
                     self._generation, self._end = generation, _HEADER.size
@@ -146,7 +148,7 @@ class Ledger:
                     self._end = end
                 return
         self.changing()
-        self._list()
+        self._list(is_same_boot)
 
     def _read_news(self, data: bytes) -> None:
         at = 0
@@ -181,8 +183,8 @@ class Ledger:
     def _forget(self) -> None:
         self.files, self.writing, self.nbytes, self._newest_ns = OrderedDict(), {}, 0, 0
 
-    def _list(self) -> None:
-        """Reads the folder, and writes the ledger anew when the block ends."""
+    def _list(self, is_same_boot: bool) -> None:
+        """Reads the folder, and writes the ledger anew when the block ends. What another boot has left half on the disk goes."""
         self._forget()
         self.num_listings += 1
         with os.scandir(self.folder) as entries:
@@ -190,6 +192,10 @@ class Ledger:
                 if entry.name.startswith("."):
                     continue
                 status = _status(entry)
+                if not is_same_boot and status.st_mode & OURS and status.st_mode & FRESH:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(entry.path)
+                    continue
                 if stat.S_ISREG(status.st_mode) and (self._adopts or status.st_mode & OURS) and status.st_nlink:
                     kept = Kept(entry.name, status.st_size, status.st_mtime_ns, status.st_ino)
                     self.files[kept.name] = kept
@@ -232,14 +238,8 @@ class Ledger:
             yield _NEWS.pack(b"w", nbytes, 0, 0, len(encoded)) + encoded
 
 
-@functools.cache
 def _boot() -> bytes:
-    """Which boot of the machine this is: what was written before may not all have come to the disk."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return bytes.fromhex(file.read().strip().replace("-", ""))
-    except OSError:
-        return bytes(16)
+    return boot_id() or bytes(16)
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result:

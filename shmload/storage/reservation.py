@@ -11,6 +11,7 @@ from shmload import faults
 from shmload.errors import StoreError
 from shmload.storage.lease import Lease
 from shmload.storage.ledger import NEW, OURS, Kept
+from shmload.storage.settling import FRESH, boot_id
 
 if TYPE_CHECKING:
     from shmload.storage.folder import BudgetedFolder
@@ -144,9 +145,13 @@ class Reservation:
             )
         if nbytes is not None and nbytes != written:
             os.ftruncate(fd, nbytes)
+        mark = OURS
         if self._folder.durable:
-            os.fdatasync(fd)
-        os.fchmod(fd, os.fstat(fd).st_mode | OURS)
+            if boot_id() is None:
+                os.fdatasync(fd)
+            else:
+                mark |= FRESH
+        os.fchmod(fd, os.fstat(fd).st_mode | mark)
         faults.hit("before_publish")
         with session.locked() as ledger:
             if os.path.lexists(f"{folder}/{name}"):
@@ -166,8 +171,8 @@ class Reservation:
                 session.presence.hold([kept.ino])
         self._is_open = False
         session.end_writing(self.name)
-        if self._folder.durable:
-            _sync_names(folder)
+        if mark & FRESH:
+            self._folder.settling.published(f"{folder}/{name}")
         return Lease(folder, (kept,), self._let_go if leases else _nothing)
 
     def _let_go(self, inos: tuple[int, ...]) -> None:
@@ -197,14 +202,6 @@ def check_name(name: str) -> None:
         raise ValueError(
             f"a file of the folder is named by 1 to 255 bytes without '/' and not beginning with '.'; got {name!r}"
         )
-
-
-def _sync_names(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _nothing(_: tuple[int, ...]) -> None:

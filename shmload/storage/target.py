@@ -72,11 +72,30 @@ class FilePart:
         self._room = memoryview(bytearray(min(nbytes, _BUFFER_NBYTES)))
 
     def receive(self, answer: Answer) -> Iterator[None]:
+        try:
+            if answer.is_plain():
+                yield from self._by_reading(answer, answer.num_read_ahead())
+                yield from self._straight(answer, self.nbytes - self.done - 1)
+            yield from self._by_reading(answer, self.nbytes - self.done)  # the client itself sees the body's end
+        except OSError as error:
+            raise StoreError(
+                f"a copy of {self.nbytes:,} bytes cannot be written: {error.strerror}. Give the cache a folder on a disk with "
+                "more room, or fewer bytes"
+            ) from error
+
+    def _straight(self, answer: Answer, nbytes: int) -> Iterator[None]:
+        begin = self.done
+        for done, crc in answer.to_file(self._fd, self._offset + begin, nbytes, self.crc32c):
+            self.done, self.crc32c = begin + done, crc
+            yield
+
+    def _by_reading(self, answer: Answer, nbytes: int) -> Iterator[None]:
+        end = min(self.done + nbytes, self.nbytes)
         got = -1
-        while got and self.done < self.nbytes:
+        while got and self.done < end:
             got = 0
             try:
-                for got in answer.reading(self._room[: self.nbytes - self.done]):  # noqa: B007  # kept when it breaks off
+                for got in answer.reading(self._room[: end - self.done]):  # noqa: B007  # kept when it breaks off
                     pass
             finally:
                 self._write(self._room[:got])
@@ -85,13 +104,7 @@ class FilePart:
     def _write(self, data: memoryview) -> None:
         written = 0
         while written < len(data):
-            try:
-                written += os.pwrite(self._fd, data[written:], self._offset + self.done + written)
-            except OSError as error:
-                raise StoreError(
-                    f"a copy of {self.nbytes:,} bytes cannot be written: {error.strerror}. Give the cache a folder on a disk with "
-                    "more room, or fewer bytes"
-                ) from error
+            written += os.pwrite(self._fd, data[written:], self._offset + self.done + written)
         self.crc32c = crc32c(data, self.crc32c)
         self.done += len(data)
 

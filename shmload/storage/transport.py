@@ -23,6 +23,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from shmload._core.receive import receive
 from shmload.errors import StoreError
 from shmload.storage.retry import Unsure
 
@@ -30,6 +31,10 @@ __all__ = ["Answer", "Transport"]
 
 _SLOWEST = 1024  # bytes/s: what comes slower than that over `stall_s` stands still
 _MOST_TEXT = 16 << 20  # bytes of an answer that is no object
+_LOOK_NBYTES, _LOOK_MS = (
+    4 << 20,
+    200,
+)  # what may come, and the time that may pass, until somebody looks whether it is still wanted
 
 
 class _OneLook(io.BufferedReader):
@@ -49,6 +54,21 @@ class _Response(http.client.HTTPResponse):
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
         self.fp = _OneLook(self.fp.detach())
+
+
+class _Pace:
+    """Tells a body that comes slowly from one that stands still."""
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._done, self._then = 0, monotonic()
+
+    def look(self, done: int) -> None:
+        """At so many bytes: raises Unsure if hardly any came since the last look that counted."""
+        if (now := monotonic()) - self._then > self._stall_s:
+            if done - self._done < _SLOWEST * self._stall_s:
+                raise Unsure(f"the server sent {done - self._done:,} bytes in {now - self._then:.0f} s")
+            self._done, self._then = done, now
 
 
 @dataclass
@@ -79,21 +99,53 @@ class Answer:
 
     def reading(self, out: memoryview) -> Iterator[int]:
         """Reads until `out` is full or the body ends, and says after each look at the socket how many bytes have come so far."""
-        stall_s = self._transport.stall_s
-        done, done_then, then = 0, 0, monotonic()
+        done, pace = 0, _Pace(self._transport.stall_s)
         while done < len(out):
             try:
                 got = self._response.readinto(out[done:])
             except (OSError, http.client.HTTPException) as error:
-                raise Unsure(f"the connection broke in the middle of a body ({words(error)})") from None
+                raise _broken(error) from None
             if got == 0:
                 return
             done += got
             yield done
-            if (now := monotonic()) - then > stall_s:
-                if done - done_then < _SLOWEST * stall_s:
-                    raise Unsure(f"the server sent {done - done_then:,} bytes in {now - then:.0f} s")
-                done_then, then = done, now
+            pace.look(done)
+
+    def num_read_ahead(self) -> int:
+        """How many bytes of the body have come along with the head; waits for some if none have."""
+        try:
+            return len(self._response.fp.peek())
+        except (OSError, http.client.HTTPException) as error:
+            raise _broken(error) from None
+
+    def is_plain(self) -> bool:
+        """Whether the body lies in the socket as it is: not encrypted, not in pieces."""
+        return not self._transport.secure and self._response.length is not None
+
+    def to_file(self, fd: int, offset: int, nbytes: int, crc: int) -> Iterator[tuple[int, int]]:
+        """Writes so many bytes of a plain body, of which none is read ahead, straight into a file, until it ends.
+
+        Says after each look at the socket how many have come so far, and their CRC-32C behind `crc`.
+
+        Raises:
+            Unsure: the connection broke.
+            OSError: the file cannot be written.
+        """
+        done, pace = 0, _Pace(self._transport.stall_s)
+        socket_fd = self._response.fp.fileno()
+        while done < nbytes:
+            wanted = min(nbytes - done, _LOOK_NBYTES)
+            got, crc, is_over, number, file_number = receive(socket_fd, fd, offset + done, wanted, crc, _LOOK_MS)
+            done += got
+            self._response.length = cast(int, self._response.length) - got
+            yield done, crc
+            if number:
+                raise _broken(OSError(number, os.strerror(number)))
+            if file_number:
+                raise OSError(file_number, os.strerror(file_number))
+            if is_over:
+                return
+            pace.look(done)
 
     def text(self) -> bytes:
         """The body of an answer that is no object."""
@@ -252,6 +304,10 @@ def _is_readable(sock: socket.socket) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _broken(error: BaseException) -> Unsure:
+    return Unsure(f"the connection broke in the middle of a body ({words(error)})")
 
 
 def words(error: BaseException) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,9 +15,10 @@ from hypothesis import strategies as st
 from store_kit import Server
 
 from shmload._core.crc32c import crc32c
+from shmload._core.receive import receive
 from shmload.errors import StoreError
 from shmload.storage.cache import Cache, FileFetch
-from shmload.storage.target import FilePart, joined_crc32c
+from shmload.storage.target import joined_crc32c
 
 DATA = bytes(range(251)) * 3000  # 753,000 bytes
 
@@ -41,16 +45,53 @@ def test_an_object_comes_into_a_file_with_its_checksum_through_faults(
     assert len(pauses) >= 4
 
 
-def test_a_full_disk_is_an_error_that_says_so() -> None:
+@pytest.mark.parametrize("data", [b"0123456789", DATA], ids=["short", "long"])
+def test_a_full_disk_is_an_error_that_says_so(server: Server, data: bytes) -> None:
+    store = server.client().store("tests", f"full{len(data)}")
+    store.put("object", data)
     fd = os.open("/dev/full", os.O_WRONLY)
     try:
-        part = FilePart(fd, 0, 10)
         with pytest.raises(
-            StoreError, match=r"a copy of 10 bytes cannot be written: No space left on device\. Give the"
+            StoreError, match=r"a copy of [\d,]+ bytes cannot be written: No space left on device\. Give the"
         ):
-            part._write(memoryview(b"0123456789"))
+            store.read_to_file("object", fd, len(data))
     finally:
         os.close(fd)
+
+
+def body_of(data: bytes) -> socket.socket:
+    """The reading end of a connection on which that has come, and its end."""
+    here, there = socket.socketpair()
+    there.sendall(data)
+    there.close()
+    return here
+
+
+@given(st.binary(max_size=300), st.integers(0, 200_000), st.integers(0, 400))
+def test_what_comes_lies_in_the_file_with_its_sum(data: bytes, offset: int, wanted: int) -> None:
+    with tempfile.TemporaryFile() as file, body_of(data) as here:
+        got, crc, is_over, *errors = receive(here.fileno(), file.fileno(), offset, wanted, crc32c(b"before"), 1000)
+        assert data[:wanted] == os.pread(file.fileno(), 1000, offset)
+        assert (min(len(data), wanted), crc32c(b"before" + data[:wanted])) == (got, crc)
+        assert (len(data) < wanted, [0, 0]) == (is_over, errors)
+        assert data[wanted:] == here.recv(1000)
+
+
+def test_a_look_ends_in_time_with_what_has_come() -> None:
+    here, there = socket.socketpair()
+    with tempfile.TemporaryFile() as file, here, there:
+        there.sendall(b"some")
+        assert (4, crc32c(b"some"), False, 0, 0) == receive(here.fileno(), file.fileno(), 0, 5, 0, 20)
+        assert receive(here.fileno(), file.fileno(), 4, 5, 7, 0) == (0, 7, False, 0, 0)
+
+
+def test_errors_of_socket_and_file_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with open(path, "rb") as only_read, body_of(b"some") as here:
+        assert receive(here.fileno(), only_read.fileno(), 0, 4, 0, 1000) == (0, 0, False, 0, errno.EBADF)
+    with tempfile.TemporaryFile() as file:
+        assert receive(file.fileno(), file.fileno(), 0, 4, 0, 1000) == (0, 0, False, errno.ENOTSOCK, 0)
 
 
 def test_a_fetch_into_a_file_is_checked_and_leaves_nothing_when_it_is_damaged(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import re
+import shutil
 import threading
 import weakref
 from collections.abc import Iterator
@@ -375,16 +376,51 @@ def test_the_order_of_eviction_is_the_callers(place: str) -> None:
         folder.reserve(71)
 
 
-def test_durable_files_are_on_the_disk_before_they_have_their_name(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def after_a_power_failure(place: str) -> list[str]:
+    """What a folder has at the first look of another boot."""
+    with open(f"{place}/{HIDDEN}/ledger", "r+b") as file:
+        file.seek(8)
+        file.write(b"an earlier boot ")
+    return names(BudgetedFolder(place, 100, durable=True))
+
+
+def test_what_a_power_failure_may_have_cut_is_gone_in_the_next_boot(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, synced = BudgetedFolder(place, 100, durable=True), []
-    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(("bytes", names_now())))
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(("names", names_now())))
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
+    clock = iter([0.0, 1.0, 60.5, 61.5])
+    monkeypatch.setattr("shmload.storage.settling.monotonic", lambda: next(clock))
+    for name in "abc":
+        put(folder, name, 1)
+    put(BudgetedFolder(place, 100), "careless", 1)
+    assert synced == ["a"]
+    put(folder, "d", 1)
+    assert synced == ["a", "b"]
+    assert names(folder) == ["a", "b", "c", "careless", "d"]
+    folder.close()
+    assert after_a_power_failure(place) == ["a", "b", "careless"]
+    assert after_a_power_failure(place) == ["a", "b", "careless"]
 
-    def names_now() -> list[str]:
-        return list(really_there(place))
 
+def test_a_ledger_that_is_gone_does_not_say_which_boot_it_was(place: str) -> None:
+    folder = BudgetedFolder(place, 100, durable=True)
+    put(folder, "fresh", 1)
+    folder.close()
+    shutil.rmtree(f"{place}/{HIDDEN}")
+    assert names(BudgetedFolder(place, 100, durable=True)) == []
+
+
+def test_where_no_boot_has_a_name_bytes_are_on_the_disk_before_the_file_has_its_name(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, synced = BudgetedFolder(place, 100, durable=True), []
+    monkeypatch.setattr("shmload.storage.reservation.boot_id", lambda: None)
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(list(really_there(place))))
     put(folder, "x", 1)
-    assert synced == [("bytes", []), ("names", ["x"])]
+    assert synced == [[]]
+    folder.close()
+    assert after_a_power_failure(place) == ["x"]
 
 
 def test_a_file_system_without_locks_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,3 @@
+def receive(
+    socket: int, file: int, offset: int, nbytes: int, crc: int, look_ms: int
+) -> tuple[int, int, bool, int, int]: ...

@@ -45,6 +45,7 @@ import json
 import mmap
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
@@ -312,13 +313,17 @@ def in_a_process(case: str, folder: str) -> dict[str, float]:
     interpreter = os.environ.get(INTERPRETER, sys.executable) if theirs else sys.executable
     before = server_cpu_s()
     command = [interpreter, "-W", "ignore", "-m", "benchmarks.remote", "case", case, folder]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        raise LookupError(f"{case}: not done after {DEADLINE_S} s") from None
-    if done.returncode:
-        raise LookupError(f"{case}: {(done.stderr.strip() or 'no word').splitlines()[-1][:200]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            out, said = process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # its workers, too: they would go on writing
+            raise LookupError(f"{case}: not done after {DEADLINE_S} s") from None
+    if process.returncode:
+        raise LookupError(f"{case}: {(said.strip() or 'no word').splitlines()[-1][:200]}")
+    found: dict[str, float] = json.loads(out.splitlines()[-1])
     found["server_s"] = server_cpu_s() - before
     shown = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
     print(f"{case}: {shown}, load {os.getloadavg()[0]:.0f}", file=sys.stderr)

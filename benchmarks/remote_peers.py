@@ -72,6 +72,11 @@ def read(peer: str, bucket: str, folder: str, cache_bytes: int | None = None) ->
     return total, seen
 
 
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """A batch; torch's own collate does not take litdata's memoryviews."""
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
 def _loader(peer: str, url: str, folder: str, cache_bytes: int | None) -> Any:
     if peer == "litdata":
         import litdata
@@ -85,7 +90,7 @@ def _loader(peer: str, url: str, folder: str, cache_bytes: int | None) -> Any:
             "aws_secret_access_key": os.environ["AWS_SECRET_ACCESS_KEY"],
         }
         data = litdata.StreamingDataset(url, cache_dir=folder, shuffle=True, seed=0, storage_options=options, **limit)
-        return litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=2)
+        return litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=2, collate_fn=_columns)
     import torch
 
     streaming, _declared = _streaming()

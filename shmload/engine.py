@@ -45,7 +45,7 @@ from shmload.worker.spec import Job
 log = logging.getLogger("shmload")
 
 WAIT_S = 0.02  # the longest sleep between looks at deaths and lost bells
-DEATH_LOOK_S = 0.01  # how often deaths are looked for while batches keep coming
+DEATH_LOOK_S = 0.02  # how often deaths are looked for while batches keep coming
 
 
 class Engine(Machinery):
@@ -120,11 +120,12 @@ class Engine(Machinery):
             WorkerDied: a worker ended and may not be replaced, or a sample killed its worker twice.
             RuntimeError: the loader is closed, or `timeout` has passed.
         """
-        self._begin_next()
+        if self._is_closed or self._hoarding.refused is not None or self._cooling is not None:
+            self._begin_next()
         try:
             if in_order and not self._backlog and not profiler._is_profiler_enabled:
                 order = self._queue[0]
-                lease = self._ring.take(order)
+                lease = self._ring.take(order) or self._slept(order)
                 if lease is not None:
                     return self._deliver(order, lease, NO_NEWS if lease.has_note else None)
             return self._next(in_order)
@@ -140,6 +141,24 @@ class Engine(Machinery):
             self._hoarding.raise_refused()
         if self._cooling is not None:
             self._cooling.look()
+
+    def _slept(self, order: Order) -> Lease | None:
+        """The lease of an order for which nothing is to be done but to sleep; None: look at it all, one by one.
+
+        What runs after a wake-up is in no cache, so it is as little as can be: half of what `_awaited` does.
+        """
+        if self._cooling is not None or self._options.timeout_s:
+            return None
+        ring, ready = self._ring, self._ready
+        if ring.must_look:
+            self._see_to_deaths()
+        try:
+            while ring.must_sleep(order):
+                if not ready.wait(WAIT_S):
+                    self._see_to_deaths()
+        finally:
+            ring.end_wait()
+        return ring.take(order, True)
 
     def _next(self, in_order: bool) -> Delivery:
         if profiler._is_profiler_enabled:

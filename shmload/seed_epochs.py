@@ -36,6 +36,7 @@ class Epochs:
         rank: of this process, as the schedule counts.
         behind: the step that follows one.
         stride: from one step to the next.
+        is_uniform: every epoch has the same steps, numbered one by one.
         sampled: the draws of a sampler of the user's; None: there is a schedule.
     """
 
@@ -44,7 +45,7 @@ class Epochs:
         self.rank, self._world_size = 0, 1
         self._schedule: Schedule | BatchSchedule | None = None
         self._num_steps: int | None = 0  # of every epoch; None where they may differ
-        self.stride = 1
+        self.stride, self.is_uniform = 1, True
         self.behind: Callable[[int], int] = _next_step
         self.sampled = SampledOrder(loader._index_sampler, loader.seed or 0) if loader._has_own_order else None
         self.refresh()
@@ -109,6 +110,7 @@ class Epochs:
         self.rank, self._world_size = ranks
         self._schedule = make(seed=loader.seed or 0, world_size=self._world_size)
         self._num_steps, self.stride, self.behind = None, self._schedule.stride, self._schedule.behind
+        self.is_uniform = False
         return True
 
     def _keyed_order(self, global_batch: int) -> KeyedOrder | None:
@@ -178,7 +180,7 @@ class Epochs:
         """The order for a batch; None beyond the epoch's last."""
         if self.sampled is None:
             assert self._schedule is not None
-            if step >= self.end_of(epoch):
+            if step >= (self.end_of(epoch) if self._num_steps is None else self._num_steps):
                 return None
             return Order(epoch, step, self._schedule.batch(epoch, step, self.rank))
         keys = self.sampled.keys(epoch, step)
@@ -188,6 +190,8 @@ class Epochs:
 
     def num_valid(self, order: Order) -> int:
         """Rows that are no padding: of a short batch these come first, also behind skipped ones."""
+        if self._num_steps is not None and order.step + 1 < self._num_steps:  # most batches
+            return order.nrows
         if self.sampled is not None or self.behind(order.step) < self.end_of(order.epoch):
             return order.nrows
         if isinstance(schedule := self._schedule, BatchSchedule):

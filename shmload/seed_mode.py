@@ -161,7 +161,9 @@ class SeedStream:
             raise RuntimeError("this loader is closed: make a new one")
         if loader.num_workers == 0:
             return self._read_inline(place, watch)
-        engine = self._usable_engine()
+        engine = self._engine
+        if engine is None or self._pid != os.getpid():  # a forked child makes its own
+            engine = self._made_engine()
         front = engine.front
         if front is None or (front.epoch, front.step) != (epoch, step):
             if self.epochs.sampled is None and step >= self.epochs.end_of(epoch):
@@ -179,7 +181,7 @@ class SeedStream:
             if engine.front is not front:  # that batch is lost
                 place.step = self.epochs.behind(place.step)
             raise
-        self._delivered(front, batch)
+        self._delivered(loader, front, batch)
         if self._tuner is not None:
             self._num_ahead = self._tuner.counted(engine)
         self._fill(engine)
@@ -187,21 +189,24 @@ class SeedStream:
             watch.delivered(batch)
         if self._pins and engine.wants_pinned:
             batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own; leaves alone what is pinned
-        place.step = self.epochs.behind(place.step)
+        place.step = step + 1 if self.epochs.is_uniform else self.epochs.behind(step)
         return batch
 
-    def _delivered(self, order: Order, batch: Any) -> None:
+    def _delivered(self, loader: ShmLoader[Any], order: Order, batch: Any) -> None:
         self.valid = self.epochs.num_valid(order)
-        self._loader.recorder.delivered(order, batch, valid=self.valid, step=self.epochs.step_number(order.step))
+        step = order.step if self.epochs.is_uniform else self.epochs.step_number(order.step)
+        loader.recorder.delivered(order, batch, valid=self.valid, step=step)
 
     def _fill(self, engine: Engine) -> None:
         """Orders ahead, into the next epoch if this one is all ordered."""
-        while engine.num_queued < self._num_ahead:
+        num_missing = self._num_ahead - engine.num_queued
+        while num_missing > 0:
             epoch, step = self._cursor
             order = self.epochs.order(epoch, step)
             if order is not None:
-                self._cursor = (epoch, self.epochs.behind(step))
+                self._cursor = (epoch, step + 1 if self.epochs.is_uniform else self.epochs.behind(step))
                 engine.submit(order)
+                num_missing -= 1
             elif self.epochs.sampled is not None or self.epochs.has_no_steps or step == 0 or self._is_far_ahead(epoch):
                 return  # a sampler of the user's may depend on what happens before the next epoch
             else:
@@ -211,12 +216,11 @@ class SeedStream:
         """Whether the samples of what comes behind an epoch are not to be settled yet."""
         return self.epochs.grows and self._place is not None and epoch > self._place.epoch
 
-    def _usable_engine(self) -> Engine:
-        if self._engine is None or self._pid != os.getpid():  # a forked child makes its own
-            self._pid = os.getpid()
-            self._engine = self._loader.make_engine(base_seed=_base_seed(self._loader.seed or 0))
-            self._tuner = self._loader.tuner
-            self._tell_length(self._engine)
+    def _made_engine(self) -> Engine:
+        self._pid = os.getpid()
+        self._engine = self._loader.make_engine(base_seed=_base_seed(self._loader.seed or 0))
+        self._tuner = self._loader.tuner
+        self._tell_length(self._engine)
         return self._engine
 
     def _tell_length(self, engine: Engine) -> None:
@@ -241,7 +245,7 @@ class SeedStream:
         except Exception:
             place.step = self.epochs.behind(place.step)
             raise
-        self._delivered(order, batch)
+        self._delivered(self._loader, order, batch)
         if watch is not None and batch is not NOTHING:
             watch.delivered(batch)
         if self._pins:

@@ -160,9 +160,12 @@ cdef class TrainerRing(OrderDesk):
             raise ValueError(f"slot {slot} has no payload")
         return self._lease(slot, shml_now_ns())
 
-    def take(self, Order order):
+    def take(self, Order order, bint has_looked=False):
         """The lease of an order that is ready, if nothing else asks for the trainer: no death is to be looked for by now, no layout
         or room to be settled, nothing drains, and no note came with it. Else None: then look at it all, one by one.
+
+        Args:
+            has_looked: deaths have been looked for.
 
         One call for what `look` and `lease` and what is asked between them do.
         """
@@ -171,7 +174,7 @@ cdef class TrainerRing(OrderDesk):
         cdef shml_status status
         cdef shml_slot *record
         cdef uint64_t now = shml_now_ns()
-        if slot < 0 or self._desk.places[slot].state != SHML_ORDERED or now >= self._look_ns:
+        if slot < 0 or self._desk.places[slot].state != SHML_ORDERED or (now >= self._look_ns and not has_looked):
             return None
         if self.is_draining or self._ring.header.layout_state == SHML_LAYOUT_PROPOSED or self._needy() >= 0:
             return None
@@ -184,6 +187,32 @@ cdef class TrainerRing(OrderDesk):
         if record.repack == self._desk.places[slot].order or self._desk.places[slot].map == NULL:
             return None
         return self._lease(slot, now)
+
+    def must_sleep(self, Order order):
+        """Whether nothing is to be done for an order but to sleep until its slot is final; `begin_wait` has been said then.
+
+        False: it is ready, or something unusual is: look at it all. `end_wait` follows either way.
+
+        One call for what `begin_wait` and the looks before and behind it do.
+        """
+        self._guard()
+        cdef int slot = order.slot
+        cdef shml_status status
+        if slot < 0 or self._desk.places[slot].state != SHML_ORDERED or self.is_draining:
+            return False
+        if self._ring.header.layout_state != SHML_LAYOUT_READY or self._needy() >= 0:
+            return False
+        status = shml_inspect(&self._ring, slot)
+        if not (status.num_open or status.num_claimed) or status.first_bad >= 0:
+            return False
+        self.begin_wait(slot)
+        status = shml_inspect(&self._ring, slot)
+        return (status.num_open or status.num_claimed) and self._needy() < 0
+
+    @property
+    def must_look(self):
+        """Whether it is time to look for deaths: `take` declines until `look_again`."""
+        return shml_now_ns() >= self._look_ns
 
     cdef Lease _lease(self, int slot, uint64_t now):
         cdef Lease lease = Lease.__new__(Lease)
@@ -322,7 +351,7 @@ cdef class TrainerRing(OrderDesk):
         """From so many seconds on `take` declines: it is time to look for deaths."""
         self._look_ns = shml_now_ns() + <uint64_t>(after_s * 1e9)
 
-    def begin_wait(self, int slot):
+    cpdef begin_wait(self, int slot):
         """Says that the trainer is about to sleep until this slot (ANY_SLOT: any) is final. Look once more before it does."""
         if self._ring.header.waiting_since_ns == 0:
             self._ring.header.waiting_since_ns = shml_now_ns()

@@ -107,6 +107,11 @@ class Schedule:
         return self.batch_size * self.world_size
 
     @cached_property
+    def _num_whole(self) -> int:
+        """Steps in which every rank has `batch_size` rows."""
+        return self.n // self.global_batch
+
+    @cached_property
     def rest_rule(self) -> Uneven:
         """What happens to the rest: `uneven`, or "drop" if `drop_last` says so."""
         return "drop" if self.drop_last else self.uneven
@@ -180,6 +185,10 @@ class Schedule:
         Raises:
             IndexError: there is no such step or rank.
         """
+        if 0 <= step < self._num_whole and 0 <= rank < self.world_size:  # most steps have neither rest nor padding
+            out = np.empty(self.batch_size, np.int64)
+            self._take(epoch, step * self.global_batch + rank * self.batch_size, out)
+            return out
         start, stop = self._span(step, rank)
         out = np.empty(stop - start, np.int64)
         self._fill(epoch, start, out)

@@ -80,7 +80,7 @@ def test_an_interrupt_ends_a_wait_at_once_and_the_stream_goes_on() -> None:
     got: list[str] = []
     with ShmLoader(Rows(48, 3000), batch_size=12, seed=3, num_workers=2) as loader:
         stream = iter(loader)
-        made = loader._stream._usable_engine()
+        made = loader._stream._made_engine()
         wait, num = made._ready.wait, 0
 
         def interrupted(timeout_s: float) -> bool:

@@ -67,7 +67,7 @@ def poisoned(loader: ShmLoader[Any]) -> Any:
     """The loader's iterator, its ring poisoned from the first batch on."""
     iterator = iter(loader)
     if loader._stream is not None:
-        loader._stream._usable_engine()  # seed mode starts its workers with the first batch
+        loader._stream._made_engine()  # seed mode starts its workers with the first batch
     ring_of(loader).poison = True
     return iterator
 

@@ -72,7 +72,7 @@ def test_a_worker_that_is_not_up_yet_has_its_processs_pid() -> None:
     with loader_of(multiprocessing_context="spawn") as loader:
         stream: Any = loader._stream
         stream.begin()
-        engine = stream._usable_engine()
+        engine = stream._made_engine()
         workers = loader.stats()["workers"]
         assert [worker["state"] for worker in workers] == ["starting", "starting"]
         assert [worker["pid"] for worker in workers] == engine.crew.pids

@@ -173,7 +173,7 @@ def test_a_worker_is_gone_before_its_rows_are_given_away(kind: Any, seed: int | 
         stream = iter(loader)
         supervisor = loader._last_engine._supervisor if seed is None else None
         if supervisor is None:  # in seed mode the first batch asked for makes the engine
-            loader._stream._usable_engine()
+            loader._stream._made_engine()
             supervisor = loader._last_engine._supervisor
         supervisor._ring = watched = Watched(supervisor._ring)
         assert [batch["index"].tolist() for batch in stream] == [[0, 1, 2, 3, 5], WHOLE[1]]

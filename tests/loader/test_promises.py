@@ -224,7 +224,7 @@ def test_a_slot_behind_a_slow_one_becomes_ready() -> None:
     with ShmLoader(Gated(12), 2, num_workers=2, prefetch_factor=2, seed=3, multiprocessing_context=FORK) as loader:
         stream = loader._stream
         assert stream is not None
-        engine = stream._usable_engine()
+        engine = stream._made_engine()
         iterator = iter(loader)
         stream._cursor = (0, 0)
         stream._fill(engine)

@@ -243,8 +243,8 @@ DEFECTS = [
         "R11",
         "one batch is ordered at a time",
         "shmload/seed_mode.py",
-        "        while engine.num_queued < self._num_ahead:\n",
-        "        while engine.num_queued < 1:\n",
+        "        num_missing = self._num_ahead - engine.num_queued\n",
+        "        num_missing = 1 - engine.num_queued\n",
         (
             f"{PROMISES}test_a_slow_sample_does_not_keep_other_slots_from_filling",
             f"{PROMISES}test_workers_read_into_the_next_epoch_before_it_begins",

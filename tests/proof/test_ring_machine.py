@@ -114,6 +114,7 @@ class RingMachine(RuleBasedStateMachine):
         for slot in range(NUM_SLOTS):
             self.ring.set_payload(slot, self.payload, b"/none", slot * SLOT_NBYTES, SLOT_NBYTES)
         self.ring.expect(MAX_ROWS, SLOT_NBYTES)
+        self.ring.accept_layout(b"", is_packed=False)
         self.ring.look_again(3600)
         self.slots = [Slot() for _ in range(NUM_SLOTS)]
         self.awaited = -1
@@ -209,6 +210,23 @@ class RingMachine(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="not ordered"):
                 self.ring.lease(slot)
             self.ring.free(slot)
+
+    @precondition(lambda self: self.queue)
+    @rule()
+    def sleep(self) -> None:
+        """The one question that a trainer asks before it sleeps for the next batch."""
+        slot = self.queue[0]
+        model = self.slots[slot]
+        is_usual = not any(other.state == DRAINING for other in self.slots)
+        is_filling = not model.is_final() and ERROR not in model.words and POISON not in model.words
+        sleeps = self.ring.must_sleep(self.order_of(slot, model.seq, model.nrows))
+        assert (is_usual and is_filling) == sleeps
+        self.seen["slept"] += sleeps
+        if sleeps:
+            self.awaited = slot
+        else:
+            self.ring.end_wait()
+            self.awaited = -1
 
     @precondition(lambda self: self.queue)
     @rule(takes=st.booleans())
@@ -549,9 +567,9 @@ def walk(
 @pytest.mark.parametrize("machine", [RingMachine, StaticRingMachine])
 def test_a_ring_does_what_its_model_does(machine: type[RingMachine]) -> None:
     machine.seen.clear()
-    walk(machine, num_walks=60)
+    walk(machine, num_walks=100)
     events = ["leased", "leased beside another", "bumped over a claim", "drained", "killed over a chunk"]
-    events += ["posted", "taken", "rung", "not rung"]
+    events += ["posted", "taken", "slept", "rung", "not rung"]
     assert all(machine.seen[event] > 0 for event in events), machine.seen
 
 

@@ -103,13 +103,17 @@ cdef class WorkerRing:
         shml_record_of_slot(&self._ring, self.worker_id, kind, begin_ns, end_ns, self._claim.order, self._claim.slot,
                             self._claim.chunk, self.end_row - self.first_row, own)
 
-    def claim(self):
-        """Claims the oldest chunk open to this worker; False if there is none now."""
+    def claim(self, uint32_t num_left=0):
+        """Claims the oldest chunk open to this worker; False if there is none now.
+
+        Args:
+            num_left: so many of the oldest open orders are left to others.
+        """
         if self._is_claimed:
             raise RuntimeError("a worker holds at most one claim: finish it first")
         cdef int found
         with nogil:
-            found = shml_take_claim(&self._ring, self.worker_id, &self._claim)
+            found = shml_take_claim_behind(&self._ring, self.worker_id, num_left, &self._claim)
         if not found:
             return False
         cdef shml_slot *record = &self._ring.slots[self._claim.slot]

@@ -34,8 +34,8 @@ class View:
 
     def announce(self, begun_ns: int) -> None: ...
 
-    def claim(self) -> bool:
-        if len(self.ring.claims) == self.ring.num_orders:
+    def claim(self, num_left: int = 0) -> bool:
+        if len(self.ring.claims) + num_left >= self.ring.num_orders:
             return False
         self.ring.claims.append(self.worker_id)
         return True
@@ -77,11 +77,11 @@ class Repeating:
         return worker in self.workers
 
 
-def dispatched(num_orders: int, *repeating: int) -> Ring:
+def dispatched(num_orders: int, *repeating: int, num_left: int = 0) -> Ring:
     ring = Ring(num_orders)
     slots: Any = [[Slot(ring, worker) for _ in range(3)] for worker in range(3)]
     bell: Any = Bell(ring)
-    Dispatcher(Repeating(*repeating), slots, bell).run()  # type: ignore[arg-type]  # as much as it needs of a cluster
+    Dispatcher(Repeating(*repeating), slots, bell, num_left).run()  # type: ignore[arg-type]  # as much as it needs of a cluster
     assert bell.num_rung == 1  # the ring that woke it may have been meant for another
     return ring
 
@@ -92,6 +92,12 @@ def test_a_claim_goes_to_the_worker_with_the_least_under_way() -> None:
 
 def test_a_worker_that_does_an_errand_again_gets_no_other_meanwhile() -> None:
     assert dispatched(4, 1).claims == [0, 2, 0, 2]
+
+
+def test_what_would_wait_at_an_actor_leaves_the_oldest_orders_to_processes_of_this_machine() -> None:
+    assert dispatched(4, num_left=2).claims == [0, 1, 2]  # the fourth is the oldest but none: each process may have one
+    assert dispatched(6, num_left=2).claims == [0, 1, 2, 0]
+    assert dispatched(2, num_left=2).claims == [0, 1]  # who has nothing to do waits for nobody
 
 
 def test_only_workers_with_nothing_under_way_are_said_to_wait() -> None:

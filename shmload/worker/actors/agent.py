@@ -36,6 +36,7 @@ class Briefing:
     paths: tuple[str, ...]
     is_seeded: bool
     num_ahead: int  # errands that each worker may have under way
+    num_beside: int  # workers of this machine that claim from the same ring
     sample_timeout_s: float | None = None
 
 
@@ -63,7 +64,8 @@ def main() -> None:
         by_bell[post.orders_bell].append(
             [StandIn(ring, cluster, ready=ready, grants=grants, open_memory=open_memory) for ring in of_worker]
         )
-    dispatchers = [Dispatcher(cluster, stand_ins, orders[name]) for name, stand_ins in by_bell.items()]
+    num_left = briefing.num_beside if briefing.is_seeded else 0  # in torch mode nobody may take another's orders
+    dispatchers = [Dispatcher(cluster, stand_ins, orders[name], num_left) for name, stand_ins in by_bell.items()]
     threading.Thread(target=cluster.connect, daemon=True).start()
     cluster.wait(lambda: not rings[0][0].is_closing)
     threads = [threading.Thread(target=_run, args=(dispatcher,), daemon=True) for dispatcher in dispatchers]

@@ -2,6 +2,10 @@
 
 In seed mode all workers share one bell, and so one dispatcher; in torch mode each worker has its own of both. A claim is sent to
 its actor by the dispatcher, so that an actor is asked in the order of claims; a thread of the stand-in's own waits for what comes.
+
+Where processes of this machine claim from the same ring, an actor that has nothing to do takes the oldest order, like any of them.
+For one that has, and would only begin later, as many of the oldest orders are left alone as there are processes: these begin at
+once when they are free, and the batch wanted next is not to lie in a queue.
 """
 
 from __future__ import annotations
@@ -11,10 +15,11 @@ import threading
 import traceback
 from queue import Empty, SimpleQueue
 
+from shmload.shm.doorbell import Doorbell
 from shmload.worker.actors.cluster import Cluster
 from shmload.worker.actors.stand_in import StandIn
 from shmload.worker.birth import process_begin_ns
-from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell
+from shmload.worker.slot_memory import LOOK_AGAIN_S
 
 
 class Dispatcher:
@@ -23,13 +28,15 @@ class Dispatcher:
     Args:
         stand_ins: of each worker.
         orders: the bell that these workers share.
+        num_left: how many of the oldest open orders are left alone by who has something to do.
     """
 
-    def __init__(self, cluster: Cluster, stand_ins: list[list[StandIn]], orders: Bell) -> None:
+    def __init__(self, cluster: Cluster, stand_ins: list[list[StandIn]], orders: Doorbell, num_left: int = 0) -> None:
         self._cluster = cluster
         self._orders = orders
         self._free = [list(of_worker) for of_worker in stand_ins]
         self._num_each = len(stand_ins[0])
+        self._num_left = num_left
         self._back: SimpleQueue[tuple[int, StandIn]] = SimpleQueue()  # that are free again
         self._sent: dict[StandIn, SimpleQueue[None]] = {}
         for place, of_worker in enumerate(stand_ins):
@@ -48,7 +55,7 @@ class Dispatcher:
                 self._take_back(LOOK_AGAIN_S)
                 continue
             stand_in = self._free[place][-1]
-            if stand_in.ring.claim():
+            if stand_in.ring.claim(0 if len(self._free[place]) == self._num_each else self._num_left):
                 self._free[place].pop()
                 stand_in.begin()
                 self._sent[stand_in].put(None)
@@ -91,6 +98,8 @@ class Dispatcher:
                 self._sent[stand_in].get()
                 stand_in.end()
                 self._back.put((place, stand_in))
+                if self._num_left:  # its actor may have nothing left to do, and take what was left alone
+                    self._orders.post_up_to(1)
         except BaseException:  # its claim would stay open for ever: the trainer must see a death
             traceback.print_exc()
             os._exit(1)

@@ -254,6 +254,13 @@ cdef class WorkerRing:
             shml_wake(&self._ring)
         return all_final == 1 and shml_is_awaited(&self._ring, self._claim.slot) == 1
 
+    def pace_of(self, uint32_t worker_id):
+        """(chunks done so far, nanoseconds they took) of any worker of the ring."""
+        if worker_id >= self._ring.header.num_workers:
+            raise ValueError(f"there is no worker {worker_id} of {self._ring.header.num_workers}")
+        cdef shml_worker *worker = &self._ring.workers[worker_id]
+        return worker.num_chunks, worker.busy_ns
+
     def count_fetch(self, uint64_t nbytes, *, bint is_remote, bytes node, uint32_t num_actors):
         """Tells onlookers of bytes that a Ray actor has sent: from another node or not, where it is, how many there
         have been."""

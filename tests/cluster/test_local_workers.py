@@ -94,14 +94,10 @@ def test_a_killed_process_actor_and_agent_are_replaced_and_nothing_is_lost(
         begun = kept(islice(batches := iter(joint), 2))
         os.kill(joint._last_engine.crew.pids[1], signal.SIGKILL)  # type: ignore[union-attr]  # it has begun
         assert_same(kept(local), begun + kept(batches))
-        read_until(lambda told: (told["cluster"] or {}).get("num_replaced") == 1, local, joint)
-        assert len(list(tmp_path.iterdir())) == 1
+        read_until(lambda told: all_have_read(told) and (tmp_path / "dead").exists(), local, joint)
         assert joint.stats()["num_restarts"] == 1
-        num_read = joint.stats()["workers"][0]["num_samples"]
         os.kill(joint._last_engine.crew.pids[0], signal.SIGKILL)  # type: ignore[union-attr]  # the agent
-        read_until(
-            lambda told: told["num_restarts"] == 2 and told["workers"][0]["num_samples"] > num_read + 61, local, joint
-        )
+        read_until(lambda told: told["num_restarts"] == 2, local, joint)
 
 
 def test_a_late_sample_of_a_process_is_its_batchs_error(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,8 +43,16 @@ class RayCrew:
     ) -> None:
         self._posts = posts
         paths = tuple(path or os.getcwd() for path in sys.path)
-        num_ahead = max(1, min(num_ahead, MAX_AHEAD))
-        self._briefing = Briefing(tuple(posts), address, paths, is_seeded, num_ahead, num_beside, sample_timeout_s)
+        self._briefing = Briefing(
+            tuple(posts),
+            address,
+            paths,
+            is_seeded,
+            num_ahead=max(1, min(num_ahead, MAX_AHEAD)),
+            num_beside=num_beside,
+            num_ordered=num_ahead * (len(posts) + num_beside),
+            sample_timeout_s=sample_timeout_s,
+        )
         self._agent: subprocess.Popen[bytes] | None = None
         self._watch = select.poll()  # readable once the agent has ended: cheaper to ask than Popen
         self._ending: Any = None  # the finalizer of the agent

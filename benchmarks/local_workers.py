@@ -6,6 +6,13 @@ fresh process, by turns, over a real Ray cluster of one node. Where Ray cannot u
 of its own: `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.local_workers'`.
 
 How to read: what both bring over what each brings alone, added up.
+
+Result (2 cores, others' work beside it: load 4 to 8; one round of 3 s), batches/s:
+| an actor takes | processes | actors | both | of the sum | both, if whoever is free takes the oldest |
+|---|---|---|---|---|---|
+| as long | 48.1 | 46.4 | 89.8 | 0.95 | |
+| twice as long | 48.1 | 22.6 | 66.9 | 0.95 | 47.1 (of the sum 0.65) |
+| four times as long | 45.1 | 11.6 | 44.7 | 0.79 | 24.6 (0.42) |
 """
 
 from __future__ import annotations

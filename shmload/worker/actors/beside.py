@@ -19,7 +19,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
-HALF_LIFE_S = 2.0  # of a measure
+HALF_LIFE_S = 20.0  # of a measure: each new attempt at what takes too long holds up all
 WEIGHT = 0.25  # of the newest measure
 
 

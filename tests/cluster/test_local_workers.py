@@ -87,10 +87,8 @@ def test_a_killed_process_actor_and_agent_are_replaced_and_nothing_is_lost(
 ) -> None:
     monkeypatch.setenv(HERE, "yes")
     dataset = DyingThere(str(tmp_path))
-    with (
-        ShmLoader(Texts(), **SEEDED, num_workers=1) as local,
-        ShmLoader(dataset, **SEEDED, **both(cluster, 1)) as joint,
-    ):
+    crew = {**both(cluster, 1), "multiprocessing_context": "spawn"}  # the job travels in two ways
+    with ShmLoader(Texts(), **SEEDED, num_workers=1) as local, ShmLoader(dataset, **SEEDED, **crew) as joint:
         begun = kept(islice(batches := iter(joint), 2))
         os.kill(joint._last_engine.crew.pids[1], signal.SIGKILL)  # type: ignore[union-attr]  # it has begun
         assert_same(kept(local), begun + kept(batches))

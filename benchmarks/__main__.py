@@ -16,6 +16,7 @@ from benchmarks import (
     high_latency,
     huggingface,
     images,
+    local_workers,
     mix,
     packing,
     photos,
@@ -69,6 +70,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Result]] = {
     "remote": remote.measure,
     "gpu": gpu.measure,
     "cluster": cluster.measure,
+    "local_workers": local_workers.measure,
 }
 
 

@@ -53,10 +53,19 @@ def as_keyed(dataset: Any, seed: int | None) -> Any:
 
 
 def _check_crew(given: Mapping[str, Any]) -> None:
-    crew, address = given["crew"], given["address"]
+    crew, address, num_local = given["crew"], given["address"], given["num_local_workers"]
     if crew not in ("auto", "ray"):
         raise ValueError(f'crew is "auto" or "ray"; got {crew!r}')
+    if not isinstance(num_local, int) or num_local < 0:
+        raise ValueError(
+            f"num_local_workers is the number of this machine's processes beside the actors, at least 0; got {num_local!r}"
+        )
     if crew == "auto":
+        if num_local:
+            raise ValueError(
+                f'num_local_workers={num_local} goes with crew="ray": without actors, num_workers is the number of this machine\'s '
+                "processes"
+            )
         if address is not None:
             raise ValueError(f'address={address!r} is a Ray cluster\'s and needs crew="ray"')
         return

@@ -34,6 +34,7 @@ class EngineMaking(ObservedLoader[T]):
     share: Any
     crew: Any
     address: str | None
+    num_local_workers: int
     ragged_rule: Any
     seed_samples: bool
     snapshot_every_n_steps: int
@@ -46,6 +47,11 @@ class EngineMaking(ObservedLoader[T]):
     threads_per_worker: int
     _sender: Sender | None
     _num_rings: int
+
+    @property
+    def crew_size(self) -> int:
+        """How many workers there are, of whatever kind."""
+        return self.num_workers + self.num_local_workers
 
     @property
     def in_place(self) -> Any:
@@ -112,6 +118,7 @@ class EngineMaking(ObservedLoader[T]):
                 num_sent=None if self.device is None else NUM_SENT,
                 sender=self.sender(),
                 address=(self.address or "auto") if self.crew == "ray" else None,
+                num_local_workers=self.num_local_workers,
             ),
             self.bad_samples,
         )
@@ -167,7 +174,7 @@ class EngineMaking(ObservedLoader[T]):
         mapped(batch, name, lambda leaf: leaf)
 
     def _fixed_size(self) -> dict[str, Any]:
-        return {"num_workers": self.num_workers, "num_ordered": (self.prefetch_factor or 0) * self.num_workers}
+        return {"num_workers": self.crew_size, "num_ordered": (self.prefetch_factor or 0) * self.crew_size}
 
     @property
     def reads_inline(self) -> bool:

@@ -105,6 +105,8 @@ class ShmLoader(EngineMaking[T]):
         crew: "auto": workers are processes of this machine. "ray": they are actors on the nodes of a Ray cluster that this machine
             belongs to, which needs the extra `shmload[ray]`; batches are the same. An actor that dies is replaced in seed mode.
             num_workers="auto" is then the number of CPUs of the cluster's other nodes; `sample_timeout_s` needs a seed.
+        num_local_workers: with crew="ray", processes of this machine that read beside the `num_workers` actors, into the same
+            ring. For torch mode and `get_worker_info()` all of them together are the workers, the actors first.
         address: of the cluster's head, with crew="ray"; None: "auto", the cluster that runs on this machine.
         share: "node": the ranks of this node that are given the same `rank` and `world_size`, as those of a tensor- or pipeline-
             parallel group are, read one ring, filled by one crew of `num_workers`; each sample is decoded once. Seed mode only;
@@ -159,6 +161,7 @@ class ShmLoader(EngineMaking[T]):
         sample_timeout_s: float | None = None,
         ragged: str | Mapping[str, str] = AS_TORCH_OR_LIST,
         crew: str = "auto",
+        num_local_workers: int = 0,
         address: str | None = None,
         share: str | None = None,
         device: Any = None,
@@ -168,7 +171,7 @@ class ShmLoader(EngineMaking[T]):
     ) -> None:
         dataset = as_keyed(dataset, seed)
         check_arguments(dict(locals()))
-        self.crew, self.address, self.share = crew, address, share
+        self.crew, self.address, self.num_local_workers, self.share = crew, address, num_local_workers, share
         self._num_rings = 0
         if crew == "ray" and is_auto(num_workers):
             num_workers = num_actors(address)
@@ -346,8 +349,11 @@ class ShmLoader(EngineMaking[T]):
         path = read_path(self.dataset, self.custom_collate_fn is not None, self._auto_collation, self.ragged_rule)
         engine = self._last_engine
         ring = "no ring yet" if engine is None else f"{engine.num_slots} slots, {engine.layout or 'packed batches'}"
+        workers = f"num_workers={self.num_workers}"
+        if self.num_local_workers:
+            workers += f", num_local_workers={self.num_local_workers}"
         return (
-            f"ShmLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, num_workers={self.num_workers}, {mode}, "
+            f"ShmLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, {workers}, {mode}, "
             f"read by {path}, {ring})"
         )
 

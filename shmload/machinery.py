@@ -23,6 +23,7 @@ from shmload.observe.live.processes import add_memory
 from shmload.order_writer import OrderWriter
 from shmload.orders import Order
 from shmload.ring_memory import RingMemory
+from shmload.shm.doorbell import JointBell
 from shmload.shm.group import Group
 from shmload.supervision import Supervisor, Verdict
 from shmload.worker.crew import STOP_GRACE_S, interrupts_held
@@ -68,6 +69,7 @@ class EngineOptions:
     num_ranks: int = 1  # of this node that read the ring
     affinity: tuple[int, ...] = ()  # processors of the crew; none: the trainer's
     address: str | None = None  # of the Ray cluster whose actors are the workers; None: processes of this machine are
+    num_local_workers: int = 0  # of the workers, the last ones: processes of this machine beside the actors
 
 
 class Machinery:
@@ -128,7 +130,7 @@ class Machinery:
         )
         self._ready = group.doorbell("ready")
         self._grants = group.doorbell("grants")
-        num_order_bells = options.num_workers if options.is_static else 1
+        num_order_bells = options.num_workers if options.is_static else 1 + (options.num_local_workers > 0)
         self._orders = [group.doorbell(f"orders-{i}") for i in range(num_order_bells)]
         job = self._job
         is_packed = (
@@ -136,12 +138,12 @@ class Machinery:
             or not job.auto_collation
             or (options.layout is None and job.ragged is not None and job.ragged.is_certain)
         )
-        self._writer = OrderWriter(self._ring, self._memory, self._orders, is_packed=is_packed)
+        bells = self._orders if options.is_static or len(self._orders) == 1 else [JointBell(self._orders)]
+        self._writer = OrderWriter(self._ring, self._memory, bells, is_packed=is_packed)
         self._has_layout = options.layout is not None or is_packed
         if self._has_layout:
             self._writer.settle(options.layout, options.max_rows)
         self._has_notes = self._job.seed is None
-        watched_s = options.sample_timeout_s if options.address is None else None  # actors are watched where they are
         self.crew = muster(
             self._job,
             group,
@@ -153,8 +155,8 @@ class Machinery:
             orders=self._orders,
             grants=self._grants,
             resume=options.resume,
-            keeps_stacks=watched_s is not None,
             address=options.address,
+            num_local_workers=options.num_local_workers,
             num_ahead=options.num_ordered // options.num_workers,
             sample_timeout_s=options.sample_timeout_s,
             affinity=options.affinity,
@@ -165,7 +167,7 @@ class Machinery:
         self.roster = Roster(self._ring, self.crew)
         self.size = Size(self._memory, self.roster, options.num_cooling)
         self._supervisor = Supervisor(
-            self._ring, self.crew, self.roster, limit, self._order_in, sample_timeout_s=watched_s
+            self._ring, self.crew, self.roster, limit, self._order_in, sample_timeout_s=options.sample_timeout_s
         )
         with interrupts_held():
             self.roster.start(options.first_workers or options.num_workers)

@@ -7,6 +7,7 @@ or a batch larger than its room, one that is written again because its samples d
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from shmload import faults
 from shmload._core.trainer import Order, TrainerRing
 from shmload.batch.layout import Layout
 from shmload.ring_memory import RingMemory
-from shmload.shm.doorbell import Doorbell
+from shmload.shm.doorbell import Doorbell, JointBell
 
 REPACKED_SHARE = 4  # one batch in so many that had to be packed after all makes all be packed
 
@@ -28,7 +29,9 @@ class OrderWriter:
         is_packed: samples have no fixed rows, as is known beforehand.
     """
 
-    def __init__(self, ring: TrainerRing, memory: RingMemory, orders: list[Doorbell], *, is_packed: bool) -> None:
+    def __init__(
+        self, ring: TrainerRing, memory: RingMemory, orders: Sequence[Doorbell | JointBell], *, is_packed: bool
+    ) -> None:
         self._ring = ring
         self._memory = memory
         self._orders = orders

@@ -131,7 +131,7 @@ class SeedStream:
         self._refresh()
         self.epochs.begins(self._next_epoch)
         self._pins = _pins(self._loader)
-        self._num_ahead = (self._loader.prefetch_factor or 1) * self._loader.num_workers
+        self._num_ahead = (self._loader.prefetch_factor or 1) * self._loader.crew_size
         if self._loader.device is not None:
             self._num_ahead += NUM_SENT
         self._place = Place(self._next_epoch, self._first_step)

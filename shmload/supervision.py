@@ -102,7 +102,7 @@ class Supervisor:
             self._ring.recover(death.worker_id)
             self._roster.has_gone(death.worker_id)
             return None
-        is_idle = held is None or not self._crew.reads_samples
+        is_idle = held is None or not self._crew.reads_samples(death.worker_id)
         work = None if held is None or is_idle else self._blame(held[0], held[3])
         if self._max_restarts is not None and self._num_restarts >= self._max_restarts:
             return _verdict(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
@@ -129,6 +129,8 @@ class Supervisor:
         return sum(self._end_if_late(worker) for worker in range(self._ring.num_workers))
 
     def _end_if_late(self, worker: int) -> bool:
+        if not self._crew.reads_samples(worker):  # an actor is watched where it is
+            return False
         held = self._ring.held_by(worker)
         since_ns = self._ring.worker(worker)["since_ns"]
         # 0: it is at no sample, but waits for the trainer or collates

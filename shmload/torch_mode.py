@@ -122,6 +122,7 @@ class TorchIterator(_Iterator):
             self._base_seed, self._shared_seed = state["base_seed"], state["shared_seed"]
             if self._shared_seed is not None:
                 self._dataset = with_shared_seed(self._dataset, self._shared_seed)
+        self._num_workers = loader.crew_size  # torch knows of one kind
         self._epoch = -1
         self._in_order = loader.in_order
         self._every = loader.snapshot_every_n_steps
@@ -137,7 +138,7 @@ class TorchIterator(_Iterator):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
         self._engine = loader.make_engine(
             base_seed=int(self._base_seed),
-            resume=resume_bytes(state, loader.num_workers),
+            resume=resume_bytes(state, loader.crew_size),
             dataset=self._dataset,
             worker_init_fn=init_fn,
             shared_seed=self._shared_seed,

@@ -60,9 +60,9 @@ class Progress:
     def __init__(self, loader: ShmLoader[Any], sampler: SamplerReader, base_seed: int, shared_seed: int | None) -> None:
         self._every = loader.snapshot_every_n_steps
         self.is_always_current = self._every == 1  # then the snapshot is of now, whenever someone asks
-        self._num_workers = loader.num_workers
+        self._num_workers = loader.crew_size
         self._identity = identity(loader)
-        self._is_ordered = loader.in_order or loader.num_workers < 2
+        self._is_ordered = loader.in_order or loader.crew_size < 2
         self._sampler = sampler
         self._base_seed, self._shared_seed = base_seed, shared_seed
         self._notes: list[bytes] = [SAME] * self._num_workers
@@ -187,8 +187,8 @@ def fresh_state(loader: ShmLoader[Any], finished: Progress | None) -> TorchState
         "position": 0,
         "is_finished": True,
         "snapshot": 0,
-        "num_workers": loader.num_workers,
-        "last_worker": loader.num_workers - 1,
+        "num_workers": loader.crew_size,
+        "last_worker": loader.crew_size - 1,
         "base_seed": 0,
         "shared_seed": None,
         "sampler": sampler,
@@ -222,8 +222,8 @@ def check_torch_state(state: Any, loader: ShmLoader[Any]) -> TorchState:
     loaded: TorchState = {**state, **opened(state["details"])}
     is_in_parts = "origin" not in loaded["sampler"] and "own" not in loaded["sampler"]  # an iterable dataset, by worker
     own_states = any("dataset" in s or "iterator" in s for s in loaded["workers"])
-    if (own_states or is_in_parts) and loaded["num_workers"] != loader.num_workers and not state["is_finished"]:
-        differing.append(f"num_workers: saved {loaded['num_workers']!r}, now {loader.num_workers!r}")
+    if (own_states or is_in_parts) and loaded["num_workers"] != loader.crew_size and not state["is_finished"]:
+        differing.append(f"num_workers: saved {loaded['num_workers']!r}, now {loader.crew_size!r}")
     if differing:
         raise StateMismatch(
             f"the state belongs to another loader: {'; '.join(differing)}. Remedy: build the loader with the saved values, or "

@@ -103,13 +103,17 @@ cdef class WorkerRing:
         shml_record_of_slot(&self._ring, self.worker_id, kind, begin_ns, end_ns, self._claim.order, self._claim.slot,
                             self._claim.chunk, self.end_row - self.first_row, own)
 
-    def claim(self):
-        """Claims the oldest chunk open to this worker; False if there is none now."""
+    def claim(self, uint32_t num_left=0):
+        """Claims the oldest chunk open to this worker; False if there is none now.
+
+        Args:
+            num_left: so many of the oldest open orders are left to others.
+        """
         if self._is_claimed:
             raise RuntimeError("a worker holds at most one claim: finish it first")
         cdef int found
         with nogil:
-            found = shml_take_claim(&self._ring, self.worker_id, &self._claim)
+            found = shml_take_claim_behind(&self._ring, self.worker_id, num_left, &self._claim)
         if not found:
             return False
         cdef shml_slot *record = &self._ring.slots[self._claim.slot]
@@ -249,6 +253,13 @@ cdef class WorkerRing:
         if all_final:
             shml_wake(&self._ring)
         return all_final == 1 and shml_is_awaited(&self._ring, self._claim.slot) == 1
+
+    def pace_of(self, uint32_t worker_id):
+        """(chunks done so far, nanoseconds they took) of any worker of the ring."""
+        if worker_id >= self._ring.header.num_workers:
+            raise ValueError(f"there is no worker {worker_id} of {self._ring.header.num_workers}")
+        cdef shml_worker *worker = &self._ring.workers[worker_id]
+        return worker.num_chunks, worker.busy_ns
 
     def count_fetch(self, uint64_t nbytes, *, bint is_remote, bytes node, uint32_t num_actors):
         """Tells onlookers of bytes that a Ray actor has sent: from another node or not, where it is, how many there

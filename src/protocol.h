@@ -300,38 +300,52 @@ static inline void shml_count_fetch(shml_worker *me, uint64_t nbytes, int is_rem
     strncpy(me->node, node, sizeof me->node);
 }
 
-/* Claims the oldest chunk open to worker w. Returns 1 and fills `claim`, or 0 if there is nothing to do now.
+/* Finds the oldest chunk open to worker w whose order is later than `after`. Returns its word and fills `claim`, or UINT64_MAX.
  * In a static ring orders newer than `last_order` are ignored: a scan overtaken by two publications would otherwise take the
  * later batch first and break per-worker random streams. */
-static inline int shml_take_claim(const shml_ring *ring, uint32_t w, shml_claim *claim) {
+static inline uint64_t shml_find_open(const shml_ring *ring, uint32_t w, uint64_t after, shml_claim *claim) {
     const shml_header *h = ring->header;
     uint64_t reserved = SHML_RESERVED + (uint64_t)w;
-    for (;;) {
-        uint64_t newest = UINT64_MAX;
-        if (h->is_static) newest = atomic_load_explicit((shml_u64 *)&h->last_order, memory_order_acquire);
-        uint64_t best = UINT64_MAX;
-        for (uint32_t s = 0; s < h->num_slots; s++) {
-            const shml_slot *slot = &ring->slots[s];
-            for (uint32_t c = 0; c < SHML_MAX_CHUNKS; c++) {
-                uint64_t word = atomic_load_explicit((shml_u64 *)&slot->owner[c], memory_order_relaxed);
-                uint64_t order = SHML_ORDER_OF(word);
-                if (c > 0 && order == 0) break; /* beyond nchunks */
-                uint64_t own = SHML_OWN_OF(word);
-                if ((own != SHML_OPEN && own != reserved) || order > newest) continue;
-                if (best == UINT64_MAX || order < SHML_ORDER_OF(best)) {
-                    best = word;
-                    claim->order = order;
-                    claim->slot = s;
-                    claim->chunk = c;
-                }
+    uint64_t newest = UINT64_MAX;
+    if (h->is_static) newest = atomic_load_explicit((shml_u64 *)&h->last_order, memory_order_acquire);
+    uint64_t best = UINT64_MAX;
+    for (uint32_t s = 0; s < h->num_slots; s++) {
+        const shml_slot *slot = &ring->slots[s];
+        for (uint32_t c = 0; c < SHML_MAX_CHUNKS; c++) {
+            uint64_t word = atomic_load_explicit((shml_u64 *)&slot->owner[c], memory_order_relaxed);
+            uint64_t order = SHML_ORDER_OF(word);
+            if (c > 0 && order == 0) break; /* beyond nchunks */
+            uint64_t own = SHML_OWN_OF(word);
+            if ((own != SHML_OPEN && own != reserved) || order > newest || order <= after) continue;
+            if (best == UINT64_MAX || order < SHML_ORDER_OF(best)) {
+                best = word;
+                claim->order = order;
+                claim->slot = s;
+                claim->chunk = c;
             }
         }
+    }
+    return best;
+}
+
+/* Claims the oldest chunk open to worker w behind the `num_left` oldest open orders, which are left to others. Returns 1 and fills
+ * `claim`, or 0 if there is nothing to do now. */
+static inline int shml_take_claim_behind(const shml_ring *ring, uint32_t w, uint32_t num_left, shml_claim *claim) {
+    for (;;) {
+        uint64_t best = shml_find_open(ring, w, 0, claim);
+        for (uint32_t left = num_left; left > 0 && best != UINT64_MAX; left--)
+            best = shml_find_open(ring, w, SHML_ORDER_OF(best), claim);
         if (best == UINT64_MAX) return 0;
         if (atomic_compare_exchange_strong_explicit(&ring->slots[claim->slot].owner[claim->chunk], &best,
                                                     SHML_WORD(claim->order, w + 1), memory_order_acquire,
                                                     memory_order_relaxed))
             return 1;
     }
+}
+
+/* Claims the oldest chunk open to worker w, as above. */
+static inline int shml_take_claim(const shml_ring *ring, uint32_t w, shml_claim *claim) {
+    return shml_take_claim_behind(ring, w, 0, claim);
 }
 
 /* Before an ERROR finish: returns 1 if this worker may write the slot's text area. */

@@ -105,7 +105,7 @@ cdef extern from "lease.h" nogil:
     int32_t shml_recover(shml_ring *ring, uint32_t slot, uint32_t w, uint32_t own)
     void shml_reopen(shml_ring *ring, uint32_t slot, uint32_t chunk, int reserved)
 
-    int shml_take_claim(const shml_ring *ring, uint32_t w, shml_claim *claim)
+    int shml_take_claim_behind(const shml_ring *ring, uint32_t w, uint32_t num_left, shml_claim *claim)
     int shml_is_awaited(const shml_ring *ring, uint32_t slot)
     int shml_win_error(const shml_ring *ring, const shml_claim *claim)
     int shml_finish(const shml_ring *ring, const shml_claim *claim, uint32_t w, uint32_t own)

@@ -58,7 +58,7 @@ class Autotuner:
     def __init__(self, loader: ShmLoader[Any]) -> None:
         self._loader = weakref.ref(loader)  # the loader has this
         self._ring_bytes = loader.ring_bytes
-        given = Setting(int(loader.num_workers), int(loader.prefetch_factor or 1))
+        given = Setting(loader.crew_size, int(loader.prefetch_factor or 1))
         least, most = given, given
         if is_auto(loader.num_workers) and loader.seed is not None:
             least, most = least._replace(num_workers=1), most._replace(num_workers=budget.most_workers())
@@ -84,7 +84,7 @@ class Autotuner:
 
     def is_of(self, loader: ShmLoader[Any]) -> bool:
         """Whether the loader's numbers are still those that this has set."""
-        return self._setting == (loader.num_workers, loader.prefetch_factor)
+        return self._setting == (loader.crew_size, loader.prefetch_factor)
 
     def engine_options(self) -> dict[str, int]:
         """What a new engine is made for, and what it begins with."""

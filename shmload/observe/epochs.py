@@ -51,7 +51,7 @@ class EpochWatch:
         self._callbacks = loader._epoch_callbacks
         self._bad_samples = loader.bad_samples
         self._recorder = loader.recorder
-        self._num_workers = loader.num_workers
+        self._num_workers = loader.crew_size
         self._epoch = epoch
         self._place = rank_and_world_size(loader.rank, loader.world_size)
         self._num_bad = loader.bad_samples.count

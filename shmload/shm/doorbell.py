@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 
 import posix_ipc
 
@@ -20,6 +21,18 @@ from shmload.shm.names import proc_self
 from shmload.shm.segment import open_segment
 
 log = logging.getLogger("shmload")
+
+
+class JointBell:
+    """Several bells that are rung as one: somebody at each of them looks."""
+
+    def __init__(self, bells: Sequence[Doorbell]) -> None:
+        self._bells = tuple(bells)
+
+    def post_up_to(self, count: int) -> None:
+        """Rings each so often that `count` rings are pending there."""
+        for bell in self._bells:
+            bell.post_up_to(count)
 
 
 class Doorbell(Bell):

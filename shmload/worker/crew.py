@@ -15,7 +15,7 @@ import signal
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -45,12 +45,18 @@ class Death(NamedTuple):
 
 
 class Crew(Protocol):
-    """What the engine needs of workers, whatever they run on.
+    """What the engine needs of workers, whatever they run on."""
 
-    `reads_samples`: its processes do, so that a death may be a sample's fault.
-    """
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that are the workers now, in worker order."""
 
-    reads_samples: bool
+    @property
+    def processes(self) -> list[BaseProcess]:
+        """Those that are multiprocessing's, in worker order."""
+
+    def reads_samples(self, worker_id: int) -> bool:
+        """Whether the worker's own process does: then its death may be a sample's fault, and it can be late."""
 
     def start(self, num_workers: int) -> None:
         """Starts the first so many workers."""
@@ -81,18 +87,16 @@ class ProcessCrew:
     """Workers as processes of this machine, by any of multiprocessing's start methods.
 
     Args:
-        posts: one per worker.
+        posts: one per worker; the first is not worker 0 where others of the ring are not this machine's.
         job: what they do. By fork it is inherited; else it is pickled once into the parcel that `posts` name, and if plain
             pickle cannot do that (locks, queues), it goes along with each process as multiprocessing pickles it.
-        stacks: where workers write their Python stacks when asked to, one segment each.
+        stacks: where workers write their Python stacks when asked to, one segment each, by worker.
     """
 
-    reads_samples = True
-
     def __init__(
-        self, posts: list[Post], job: Job, context: BaseContext, *, travels: bool, stacks: Sequence[Segment] = ()
+        self, posts: list[Post], job: Job, context: BaseContext, *, travels: bool, stacks: Mapping[int, Segment]
     ) -> None:
-        self._posts = posts
+        self._posts = {post.worker_id: post for post in posts}
         self._job = job
         self._context = context
         self._travels = travels
@@ -113,11 +117,16 @@ class ProcessCrew:
         """The workers' process objects, in worker order."""
         return [self._processes[w] for w in sorted(self._processes)]
 
+    def reads_samples(self, worker_id: int) -> bool:
+        """All of them do."""
+        return True
+
     def start(self, num_workers: int) -> None:
-        """Starts the first so many workers; none is waited for."""
-        for post in self._posts[:num_workers]:
-            self._start(post)
-            faults.hit("starting")
+        """Starts the ring's first so many workers, as far as they are this crew's; none is waited for."""
+        for post in self._posts.values():
+            if post.worker_id < num_workers:
+                self._start(post)
+                faults.hit("starting")
 
     def hire(self, worker_id: int) -> None:
         """Starts one more worker, later than the others; it is not waited for."""
@@ -171,11 +180,8 @@ class ProcessCrew:
         """Starts a new worker in the place of a dead one. If that fails, `deaths` goes on telling of the dead one."""
         pidfd = next(pidfd for pidfd, w in self._pidfds.items() if w == worker_id)
         dead = self._processes[worker_id]
-        post = next(p for p in self._posts if p.worker_id == worker_id)
         faults.hit("replacing")
-        self._start(
-            dataclasses.replace(post, resume=b"")
-        )  # what it has done since it resumed is not there to go on from
+        self.hire(worker_id)  # without its snapshot: what it has done since it resumed is not there to go on from
         self._bury(pidfd, dead)
 
     def stack(self, worker_id: int) -> str:

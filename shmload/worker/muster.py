@@ -1,11 +1,13 @@
 """Calling a crew together: each worker's post, and the job they share.
 
 By fork the job is inherited. Else it is pickled once, into a segment that all workers unpickle in parallel; what plain pickle
-cannot take but multiprocessing can (its locks and queues) travels with each process. A crew of Ray actors gets it by value.
+cannot take but multiprocessing can (its locks and queues) travels with each process. Ray actors get it by value; where processes of
+this machine work beside them, each kind has it in its own way.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from shmload.worker.spec import Job, Post
 
 if TYPE_CHECKING:
     from shmload.worker.actors.crew import RayCrew
+    from shmload.worker.actors.joint import JointCrew
 
 
 def muster(
@@ -35,36 +38,24 @@ def muster(
     orders: list[Doorbell],
     grants: Doorbell,
     resume: Sequence[bytes] = (),
-    keeps_stacks: bool = False,
     address: str | None = None,
+    num_local_workers: int = 0,
     num_ahead: int = 1,
     sample_timeout_s: float | None = None,
     affinity: Sequence[int] = (),
-) -> ProcessCrew | RayCrew:
+) -> ProcessCrew | RayCrew | JointCrew:
     """The crew of a ring, not started.
 
     Args:
-        orders: one bell for all workers, or one for each.
-        keeps_stacks: whether workers can be asked for their Python stacks.
+        orders: one bell for all workers, or one for each; or two, one for all actors and one for all processes beside them.
         resume: one pickled snapshot for each worker to go on from, or none at all.
         address: of the Ray cluster that decodes; None: this machine does.
-        num_ahead: batches that are ordered ahead for each worker; it and `sample_timeout_s` matter to a Ray cluster alone.
+        num_local_workers: of the workers, how many, the last ones, are this machine's where there is a cluster.
+        num_ahead: batches that are ordered ahead for each worker; it matters to a Ray cluster alone.
+        sample_timeout_s: where there is one, processes can be asked for their Python stacks.
         affinity: processors that workers may use; none: the trainer's.
     """
-    context = context_of(multiprocessing_context)
-    travels = address is None and context.get_start_method() == "fork"
-    parcel_path, parcel_nbytes = "", 0
-    if travels:
-        warn_of_fork()
-    else:
-        parcel: bytes | bytearray | None = pickled_once(job) if address is None else _by_value(job)
-        if parcel is None:
-            travels = True
-        else:
-            segment = group.segment("parcel", len(parcel))
-            memoryview(Mapping(segment.fd, len(parcel)))[:] = parcel
-            parcel_path, parcel_nbytes = segment.path, len(parcel)
-    stacks = [group.segment(f"stack-{w}", STACK_NBYTES) for w in range(num_workers)] if keeps_stacks else []
+    num_far = 0 if address is None else num_workers - num_local_workers
     posts = [
         Post(
             worker_id=worker_id,
@@ -73,23 +64,60 @@ def muster(
             control_path=control.path,
             control_nbytes=control.nbytes,
             ready_bell=ready.name,
-            orders_bell=orders[worker_id % len(orders)].name,
+            orders_bell=orders[worker_id if len(orders) == num_workers else 0 if worker_id < num_far else -1].name,
             grants_bell=grants.name,
             base_seed=base_seed,
             affinity=tuple(affinity) or tuple(sorted(os.sched_getaffinity(0))),
-            parcel_path=parcel_path,
-            parcel_nbytes=parcel_nbytes,
-            stack_path=stacks[worker_id].path if stacks else "",
             resume=resume[worker_id] if resume else b"",
         )
         for worker_id in range(num_workers)
     ]
-    if address is not None:
-        from shmload.worker.actors.crew import RayCrew
+    if address is None:
+        return _processes(job, group, posts, multiprocessing_context, sample_timeout_s)
+    from shmload.worker.actors.crew import RayCrew, pickled_by_value  # a kind of crew is imported when it is asked for
 
-        is_seeded = job.seed is not None
-        return RayCrew(posts, address, is_seeded=is_seeded, num_ahead=num_ahead, sample_timeout_s=sample_timeout_s)
+    actors = RayCrew(
+        _with_parcel(group, "parcel", pickled_by_value(job), posts[:num_far]),
+        address,
+        is_seeded=job.seed is not None,
+        num_ahead=num_ahead,
+        num_beside=num_local_workers,
+        sample_timeout_s=sample_timeout_s,
+    )
+    if num_far == num_workers:
+        return actors
+    from shmload.worker.actors.joint import JointCrew
+
+    processes = _processes(job, group, posts[num_far:], multiprocessing_context, sample_timeout_s)
+    return JointCrew(actors, processes, num_far)
+
+
+def _processes(
+    job: Job, group: Group, posts: list[Post], multiprocessing_context: Any, sample_timeout_s: float | None
+) -> ProcessCrew:
+    context = context_of(multiprocessing_context)
+    travels = context.get_start_method() == "fork"
+    if travels:
+        warn_of_fork()
+    else:
+        parcel: bytes | None = pickled_once(job)
+        if parcel is None:
+            travels = True
+        else:
+            posts = _with_parcel(group, "parcel-local", parcel, posts)
+    stacks: dict[int, Segment] = {}
+    if sample_timeout_s is not None:
+        for index, post in enumerate(posts):
+            stacks[post.worker_id] = group.segment(f"stack-{post.worker_id}", STACK_NBYTES)
+            posts[index] = dataclasses.replace(post, stack_path=stacks[post.worker_id].path)
     return ProcessCrew(posts, job, context, travels=travels, stacks=stacks)
+
+
+def _with_parcel(group: Group, name: str, parcel: bytes | bytearray, posts: list[Post]) -> list[Post]:
+    """The posts, with the job in a segment that all of them name."""
+    segment = group.segment(name, len(parcel))
+    memoryview(Mapping(segment.fd, len(parcel)))[:] = parcel
+    return [dataclasses.replace(post, parcel_path=segment.path, parcel_nbytes=len(parcel)) for post in posts]
 
 
 def num_actors(address: str | None) -> int:
@@ -98,12 +126,6 @@ def num_actors(address: str | None) -> int:
     Raises:
         ClusterUnreachable: there is none.
     """
-    from shmload.worker.actors import census  # as _by_value
+    from shmload.worker.actors import census  # as in muster
 
     return census.num_actors(address or "auto")
-
-
-def _by_value(job: Job) -> bytearray:
-    from shmload.worker.actors.crew import pickled_by_value  # a kind of crew is imported when it is asked for
-
-    return pickled_by_value(job)

@@ -47,7 +47,7 @@ class Post:
     grants_bell: str
     base_seed: int
     affinity: tuple[int, ...]
-    parcel_path: str
-    parcel_nbytes: int
+    parcel_path: str = ""  # the segment with the pickled job; empty: it came another way
+    parcel_nbytes: int = 0
     stack_path: str = ""  # the segment it writes its Python stack to when asked to; empty: it cannot be asked
     resume: bytes = b""  # the pickled snapshot that the worker goes on from; empty: it starts afresh

@@ -20,8 +20,20 @@ from shmload import ShmLoader
             'crew="ray" needs num_workers, the number of its actors, above 0 or "auto"; got 0',
         ),
         (
+            {"num_workers": 1, "num_local_workers": 2},
+            'num_local_workers=2 goes with crew="ray": without actors, num_workers is the number of this machine\'s processes',
+        ),
+        (
+            {"crew": "ray", "num_workers": 1, "num_local_workers": "auto"},
+            "num_local_workers is the number of this machine's processes beside the actors, at least 0; got 'auto'",
+        ),
+        (
             {"crew": "ray", "num_workers": 1, "sample_timeout_s": 1.0},
             'sample_timeout_s with crew="ray" needs a seed: in torch mode the random streams of an actor end with it',
+        ),
+        (
+            {"crew": "ray", "num_local_workers": 1},
+            'crew="ray" needs num_workers, the number of its actors, above 0 or "auto"; got 0',
         ),
     ],
 )

@@ -12,6 +12,7 @@ from ray_datasets import Deadly, Rows
 from torch_datasets import Drawing
 
 from shmload import ShmLoader
+from shmload.worker.actors.beside import Beside
 from shmload.worker.actors.dispatch import Dispatcher
 
 
@@ -34,8 +35,8 @@ class View:
 
     def announce(self, begun_ns: int) -> None: ...
 
-    def claim(self) -> bool:
-        if len(self.ring.claims) == self.ring.num_orders:
+    def claim(self, num_left: int = 0) -> bool:
+        if len(self.ring.claims) + num_left >= self.ring.num_orders:
             return False
         self.ring.claims.append(self.worker_id)
         return True
@@ -69,6 +70,13 @@ class Bell:
         return False
 
 
+class Idle:
+    """Processes that have done nothing yet."""
+
+    def pace_of(self, worker_id: int) -> tuple[int, int]:
+        return 0, 0
+
+
 class Repeating:
     def __init__(self, *workers: int) -> None:
         self.workers = workers
@@ -77,11 +85,11 @@ class Repeating:
         return worker in self.workers
 
 
-def dispatched(num_orders: int, *repeating: int) -> Ring:
+def dispatched(num_orders: int, *repeating: int, beside: Beside | None = None) -> Ring:
     ring = Ring(num_orders)
     slots: Any = [[Slot(ring, worker) for _ in range(3)] for worker in range(3)]
     bell: Any = Bell(ring)
-    Dispatcher(Repeating(*repeating), slots, bell).run()  # type: ignore[arg-type]  # as much as it needs of a cluster
+    Dispatcher(Repeating(*repeating), slots, bell, beside).run()  # type: ignore[arg-type]  # as much as it needs of a cluster
     assert bell.num_rung == 1  # the ring that woke it may have been meant for another
     return ring
 
@@ -92,6 +100,15 @@ def test_a_claim_goes_to_the_worker_with_the_least_under_way() -> None:
 
 def test_a_worker_that_does_an_errand_again_gets_no_other_meanwhile() -> None:
     assert dispatched(4, 1).claims == [0, 2, 0, 2]
+
+
+def test_what_would_wait_at_an_actor_leaves_the_oldest_orders_to_processes_of_this_machine() -> None:
+    def claims(num_orders: int) -> list[int]:
+        return dispatched(num_orders, beside=Beside(Idle(), range(3, 5), 6)).claims
+
+    assert claims(5) == [0, 1, 2]
+    assert claims(6) == [0, 1, 2, 0]
+    assert claims(2) == [0, 1]  # who has nothing to do waits for nobody
 
 
 def test_only_workers_with_nothing_under_way_are_said_to_wait() -> None:

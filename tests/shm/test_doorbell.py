@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from shmload.shm.doorbell import Doorbell
+from shmload.shm.doorbell import Doorbell, JointBell
 from shmload.shm.group import Group
 
 
@@ -45,6 +45,16 @@ def test_posts_do_not_pile_up_beyond_their_count() -> None:
     assert bell.value == 3
     bell.drain()
     assert bell.value == 0
+    group.close()
+
+
+def test_bells_rung_as_one_are_each_rung() -> None:
+    group = Group()
+    bells = [group.doorbell("one"), group.doorbell("other")]
+    bells[0].post()
+    for _ in range(2):
+        JointBell(bells).post_up_to(1)
+    assert [bell.value for bell in bells] == [1, 1]
     group.close()
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from shmload._core.filler import WorkerRing
 from shmload._core.watch import die_with
 from shmload.shm.doorbell import Doorbell
+from shmload.worker.actors.beside import Beside
 from shmload.worker.actors.cluster import Cluster
 from shmload.worker.actors.dispatch import Dispatcher
 from shmload.worker.actors.errand import Setting
@@ -36,6 +37,8 @@ class Briefing:
     paths: tuple[str, ...]
     is_seeded: bool
     num_ahead: int  # errands that each worker may have under way
+    num_beside: int  # workers of this machine that claim from the same ring
+    num_ordered: int  # batches that the trainer orders ahead, for all
     sample_timeout_s: float | None = None
 
 
@@ -63,7 +66,11 @@ def main() -> None:
         by_bell[post.orders_bell].append(
             [StandIn(ring, cluster, ready=ready, grants=grants, open_memory=open_memory) for ring in of_worker]
         )
-    dispatchers = [Dispatcher(cluster, stand_ins, orders[name]) for name, stand_ins in by_bell.items()]
+    beside = None
+    if briefing.num_beside and briefing.is_seeded:  # in torch mode nobody may take another's orders
+        processes = range(len(posts), len(posts) + briefing.num_beside)
+        beside = Beside(rings[0][0], processes, briefing.num_ordered)
+    dispatchers = [Dispatcher(cluster, stand_ins, orders[name], beside) for name, stand_ins in by_bell.items()]
     threading.Thread(target=cluster.connect, daemon=True).start()
     cluster.wait(lambda: not rings[0][0].is_closing)
     threads = [threading.Thread(target=_run, args=(dispatcher,), daemon=True) for dispatcher in dispatchers]

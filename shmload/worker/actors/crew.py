@@ -27,23 +27,41 @@ class RayCrew:
         posts: one per worker.
         address: of the cluster's head, or "auto".
         num_ahead: batches that the trainer orders ahead for each worker.
+        num_beside: workers of the same ring that are this machine's.
         sample_timeout_s: how long one sample may take before its actor is ended; None: for ever.
     """
 
-    reads_samples = False
-
     def __init__(
-        self, posts: list[Post], address: str, *, is_seeded: bool, num_ahead: int, sample_timeout_s: float | None = None
+        self,
+        posts: list[Post],
+        address: str,
+        *,
+        is_seeded: bool,
+        num_ahead: int,
+        num_beside: int = 0,
+        sample_timeout_s: float | None = None,
     ) -> None:
         self._posts = posts
         paths = tuple(path or os.getcwd() for path in sys.path)
-        num_ahead = max(1, min(num_ahead, MAX_AHEAD))
-        self._briefing = Briefing(tuple(posts), address, paths, is_seeded, num_ahead, sample_timeout_s)
+        self._briefing = Briefing(
+            tuple(posts),
+            address,
+            paths,
+            is_seeded,
+            num_ahead=max(1, min(num_ahead, MAX_AHEAD)),
+            num_beside=num_beside,
+            num_ordered=num_ahead * (len(posts) + num_beside),
+            sample_timeout_s=sample_timeout_s,
+        )
         self._agent: subprocess.Popen[bytes] | None = None
         self._watch = select.poll()  # readable once the agent has ended: cheaper to ask than Popen
         self._ending: Any = None  # the finalizer of the agent
         self._dead: set[int] = set()  # workers of an agent that has ended, whose rows are still to be taken back
         self._pid = os.getpid()
+
+    def reads_samples(self, worker_id: int) -> bool:
+        """None of them does: their actors do."""
+        return False
 
     @property
     def pids(self) -> list[int]:

@@ -1,0 +1,116 @@
+"""What do processes of this machine bring beside Ray actors, also where an actor takes longer than they do?
+
+Method: samples that wait and cost no CPU, batches of 4, two batches ordered ahead for each worker: a batch takes 40 ms in a
+process of this machine, and once, twice or four times that in an actor. 2 processes alone, 2 actors alone, and both; each in a
+fresh process, by turns, over a real Ray cluster of one node. Where Ray cannot use this machine's own address, run it in a network
+of its own: `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.local_workers'`.
+
+How to read: what both bring over what each brings alone, added up.
+
+Result (2 cores, others' work beside it: load 4 to 8; single rounds of 3 s), batches/s:
+| an actor takes | processes | actors | both | of the sum | both, if whoever is free takes the oldest |
+|---|---|---|---|---|---|
+| as long | 47.9-48.1 | 33.2-46.4 | 89.8-94.0 | 0.95-1.16 | |
+| twice as long | 47.8 | 23.9 | 69.7 | 0.97 | 47.1 (of the sum 0.65) |
+| four times as long | 48.3 | 12.2 | 51.3 | 0.85 | 24.6 (0.42) |
+By hand, four times as long and four batches ordered ahead for each worker: both 57.5 and 58.4.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cluster import ROOT, cluster
+from benchmarks.common import Result, Row, Settings, main
+from shmload import ShmLoader
+
+HERE = "SHMLOAD_BENCHMARK_HERE"  # in the environment of the trainer and its children alone: Ray gives actors its own
+WAIT_S = 0.010
+SLOWNESSES = (1, 2, 4)
+CREWS: dict[str, dict[str, Any]] = {
+    "processes": {"num_workers": 2},
+    "actors": {"num_workers": 2, "crew": "ray"},
+    "both": {"num_workers": 2, "num_local_workers": 2, "crew": "ray"},
+}
+WARM_UP_S = 3.0
+
+
+class Waiting:
+    """Samples that arrive after a while, which is longer elsewhere."""
+
+    def __init__(self, slowness: int) -> None:
+        self.slowness = slowness
+
+    def __len__(self) -> int:
+        return 1 << 17
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(WAIT_S * (1 if HERE in os.environ else self.slowness))
+        return np.full(64, index, np.float32)
+
+
+def rate(crew: str, slowness: int, seconds: float, address: str) -> float:
+    """Batches a second, of this process."""
+    given = {**CREWS[crew], "address": address} if "crew" in CREWS[crew] else CREWS[crew]
+    with ShmLoader(Waiting(slowness), 4, shuffle=True, seed=1, **given) as loader:
+        batches = iter(loader)
+        while not all(worker["num_samples"] for worker in (loader.stats().get("workers") or [{"num_samples": 0}])):
+            next(batches)
+        begin = time.monotonic() + WARM_UP_S
+        while time.monotonic() < begin:
+            next(batches)
+        count, begin = 0, time.monotonic()
+        while (now := time.monotonic()) < begin + seconds:
+            next(batches)
+            count += 1
+        return count / (now - begin)
+
+
+def run(crew: str, slowness: int, seconds: float, address: str) -> float:
+    """The same in a fresh process."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.local_workers", "--case"]
+    command += [crew, str(slowness), str(seconds), address]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, HERE: "yes"}, capture_output=True, text=True, timeout=300
+    )
+    if done.returncode:
+        raise SystemExit(f"{crew}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return float(json.loads(done.stdout.strip().rpartition("\n")[2]))
+
+
+def measure(settings: Settings) -> Result:
+    """Measures every case; nothing where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        print('left out: Ray is not installed (pip install "shmload[ray]")', file=sys.stderr)
+        return Result([])
+    found: dict[str, list[float]] = {}
+    with cluster("one node") as (address, _):
+        for number in range(settings.rounds):
+            for slowness in SLOWNESSES:
+                for crew in list(CREWS)[:: 1 if number % 2 == 0 else -1]:
+                    found.setdefault(f"{crew}, {slowness}", []).append(run(crew, slowness, settings.seconds, address))
+                    print(f"{crew}, {slowness}: {found[f'{crew}, {slowness}'][-1]:.1f} batches/s", file=sys.stderr)
+    rows = []
+    for slowness in SLOWNESSES:
+        processes, actors, both = (median(found[f"{crew}, {slowness}"]) for crew in CREWS)
+        beside = f"batches/s: both {both:.1f}, processes {processes:.1f}, actors {actors:.1f}"
+        share = both / (processes + actors)
+        rows.append(Row(f"actors {slowness}x as slow: share of the sum", share, "", beside, ">= 0.75", share >= 0.75))
+    return Result(rows, {"batches_per_s": found})
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--case"]:
+        crew, slowness, seconds, address = sys.argv[2:]
+        print(json.dumps(rate(crew, int(slowness), float(seconds), address)))
+    else:
+        main("local_workers", __doc__, measure)

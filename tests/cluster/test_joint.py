@@ -1,0 +1,65 @@
+"""Two kinds of workers in one crew: each is told what concerns its own. None of this needs Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shmload.worker.actors.joint import JointCrew
+from shmload.worker.crew import Death
+
+
+class Kind:
+    """A crew that notes what it is told."""
+
+    def __init__(self, kind: str, reads: bool, told: list[Any]) -> None:
+        self.kind, self.reads, self.told = kind, reads, told
+        self.pids = [10] if reads else [7, 7]
+
+    def reads_samples(self, worker_id: int) -> bool:
+        return self.reads
+
+    def deaths(self) -> list[Death]:
+        return [Death(0, pid, 1) for pid in self.pids]
+
+    def stop(self, grace_s: float) -> None:
+        self.told.append((self.kind, "stop", grace_s))
+        if self.reads:
+            raise KeyboardInterrupt
+
+    def __getattr__(self, verb: str) -> Any:
+        return lambda worker_id: self.told.append((self.kind, verb, worker_id))
+
+
+def crew() -> tuple[JointCrew, list[Any]]:
+    told: list[Any] = []
+    actors: Any = Kind("actors", False, told)
+    processes: Any = Kind("processes", True, told)
+    return JointCrew(actors, processes, 2), told
+
+
+@pytest.mark.parametrize("verb", ["hire", "bury", "replace", "stack", "kill"])
+def test_a_worker_is_its_own_kinds(verb: str) -> None:
+    joint, told = crew()
+    for worker in range(3):
+        getattr(joint, verb)(worker)
+    assert told == [("actors", verb, 0), ("actors", verb, 1), ("processes", verb, 2)]
+    assert [joint.reads_samples(worker) for worker in range(3)] == [False, False, True]
+
+
+def test_actors_come_first_and_deaths_of_either_kind_are_told() -> None:
+    joint, told = crew()
+    assert joint.pids == [7, 7, 10]
+    assert [death.pid for death in joint.deaths()] == [7, 7, 10]
+    joint.start(3)
+    assert [kind for kind, *_ in told] == ["processes", "actors"]  # a fork has nothing of the agent's
+
+
+def test_an_interrupt_while_processes_end_leaves_no_agent() -> None:
+    joint, told = crew()
+    with pytest.raises(KeyboardInterrupt):
+        joint.stop(0.5)
+    (_, _, first_s), (kind, verb, left_s) = told
+    assert (kind, verb, first_s) == ("actors", "stop", 0.5)
+    assert 0 <= left_s <= 0.5

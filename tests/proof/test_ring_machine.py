@@ -570,10 +570,10 @@ def walk(
 @pytest.mark.parametrize("machine", [RingMachine, StaticRingMachine])
 def test_a_ring_does_what_its_model_does(machine: type[RingMachine]) -> None:
     machine.seen.clear()
-    walk(machine, num_walks=100)
+    walk(machine, num_walks=200)
     events = ["leased", "leased beside another", "bumped over a claim", "drained", "killed over a chunk"]
     events += ["posted", "taken", "slept", "rung", "not rung"] + ["left an order alone"] * (not machine.is_static)
-    assert all(machine.seen[event] > 0 for event in events), machine.seen
+    assert [] == [event for event in events if not machine.seen[event]]
 
 
 @pytest.mark.parametrize("is_poisoned", [False, True])

@@ -84,22 +84,12 @@ cdef class FollowerRing:
     def find(self, Order order):
         """The slot in which the leader has ordered a batch, -1: it has not yet. It stays there until it is passed."""
         self._slot(0)
-        return shml_share_find(&self._shared._share, &self._ring, self._shared.me, self._shared.generation, order.epoch, order.step)
+        return shml_share_find(&self._shared._share, self._shared.me, self._shared.generation, order.epoch, order.step)
 
     def look(self, int slot):
         """FILLING, READY or FAILED, of a slot that `find` gave. FILLING is also what its leader has yet to see to."""
         self._slot(slot)
-        cdef uint64_t order
-        cdef shml_status status = shml_share_inspect(&self._shared._share, &self._ring, slot, &order)
-        if order == 0 or status.num_open:
-            return FILLING
-        if status.first_bad >= 0 and status.bad_own == SHML_POISON:
-            return FAILED
-        if status.num_void or self._ring.slots[slot].repack == order:
-            return FILLING
-        if status.first_bad < 0:
-            return READY
-        return FAILED if self._ring.slots[slot].err == (order << 16 | <uint64_t>(status.first_bad + 1)) else FILLING
+        return shml_share_look(&self._shared._share, &self._ring, slot)
 
     def failure(self, int slot):
         """Of a FAILED slot: the worker's error text; None: a sample has ended its workers."""

@@ -232,6 +232,28 @@ def test_an_order_that_is_written_again_keeps_its_place_and_is_ready_when_it_is_
     ring.close()
 
 
+def test_a_batch_that_is_ordered_again_after_an_interrupt_takes_no_slot_from_others(ring: SharedRing) -> None:
+    for step in range(NUM_SLOTS):
+        ring.order(step)
+    follower = ring.followers[0]
+    first = follower.find(Order(0, 0, [0]))
+    for _ in range(NUM_SLOTS):
+        ring.fill()
+    ring.leader.lease(first)  # and is interrupted before it has counted it
+    for each in ring.followers:
+        assert each.find(Order(0, 0, [0])) == first
+        each.skip(first)
+    for _ in range(2):  # no other slot is free meanwhile
+        again = ring.order(0)
+        assert again is not None
+        assert again.slot == first
+        assert follower.find(Order(0, 0, [0])) == -1
+        ring.fill()
+        ring.leader.lease(again.slot)
+    assert follower.look(follower.find(Order(0, 1, [1]))) == READY
+    ring.close()
+
+
 def test_memory_that_is_no_shared_ring_is_refused(ring: SharedRing) -> None:
     _, words = memory(4096)
     with pytest.raises(ValueError, match="this memory is none in which ranks share a ring"):

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import trainer_program
 from faults_kit import DEADLINE_S, program_env
-from killed_kit import BOUND_S, Family, files_with, names_of, running, started
+from killed_kit import BOUND_S, Family, files_with, kill_alone, names_of, running, started
 
 from shmload.shm import janitor, reaper
 from shmload.shm.group import Group
@@ -71,6 +71,19 @@ def test_what_a_kill_of_everything_leaves_is_removed_at_once_by_the_next_start(
         words = remedy()
         assert files_with(stems) == []
         assert stem in words
+
+
+@pytest.mark.parametrize("state", ["idle", "python sample", "c sample"])
+def test_workers_end_with_their_trainer_although_its_reaper_is_gone(state: str) -> None:
+    with running(state, "fork") as pid, ExitStack() as stack:
+        family = Family.of(pid, stack)
+        stems = names_of(family.pids)
+        (shell,) = (child for child in psutil.Process(pid).children() if child.name() == "sh")
+        shell.kill()
+        kill_alone(pid)
+        assert family.survivors(BOUND_S) == []
+        start_another()
+        assert files_with(stems) == []
 
 
 can_unshare = (

@@ -60,7 +60,7 @@ class FollowingEngine:
             party.close()
             raise
         self._onlooker = Onlooker(self.control)
-        self._hoarding = Hoarding(self._ring)
+        self._hoarding = Hoarding(self._ring, is_shared=True)
         self.num_slots, self.shared_by = self._ring.num_slots, len(party.seats)
         self._company = Company(party, share, self._sleep, self._ring_others, options.timeout_s)
 

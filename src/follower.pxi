@@ -112,22 +112,25 @@ cdef class FollowerRing:
         self._slot(slot)
         if nbytes > <uint64_t>memory.nbytes or offset > <uint64_t>memory.nbytes - nbytes:
             raise ValueError(f"slot of {nbytes} bytes at {offset} ends beyond its segment of {memory.nbytes}")
-        cdef shml_place *place = &self._desk.places[slot]
-        shml_desk_collect(self._desk)
-        if place.state != SHML_FREE:
+        if not self.is_free(slot):
             raise ValueError(f"slot {slot} is leased: its payload cannot change")
+        cdef shml_place *place = &self._desk.places[slot]
         shml_map_drop(place.map)
         place.map = shml_map_keep(<shml_map *><uintptr_t>memory.handle)
         place.offset = offset
         place.nbytes = nbytes
 
-    def lease(self, int slot):
-        """Leases a READY slot, and passes its batch. None: the lease before is not quite over in the thread that ends it."""
+    def is_free(self, int slot):
+        """Whether it can be leased. One that is READY may still have its last lease, not quite over in the thread that ends it."""
         self._slot(slot)
-        cdef shml_place *place = &self._desk.places[slot]
         shml_desk_collect(self._desk)
-        if place.state != SHML_FREE:
-            return None
+        return self._desk.places[slot].state == SHML_FREE
+
+    def lease(self, int slot):
+        """Leases a READY slot that is free, and passes its batch."""
+        if not self.is_free(slot):
+            raise ValueError(f"slot {slot} is leased already")
+        cdef shml_place *place = &self._desk.places[slot]
         if place.map == NULL:
             raise ValueError(f"slot {slot} has no payload")
         shml_renew(place)

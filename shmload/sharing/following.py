@@ -142,10 +142,9 @@ class FollowingEngine:
             if slot >= 0 and (found := ring.look(slot)) != FILLING:
                 if found == FAILED:
                     return slot, None
-                self._map(slot)
-                lease = ring.lease(slot)
-                if lease is not None:
-                    return slot, lease
+                if ring.is_free(slot):
+                    self._map(slot)
+                    return slot, ring.lease(slot)
             began = began or monotonic()
             self._sleep(order)
             self._company.look()

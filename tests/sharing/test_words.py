@@ -139,9 +139,7 @@ class Ranks(RuleBasedStateMachine):
             ring.skip(slot)
             self.needed[slot][1].remove(follower)
             return
-        lease = ring.lease(slot)
-        assert lease is not None
-        self.held[follower, step] = seen(lease), slot, step
+        self.held[follower, step] = seen(ring.lease(slot)), slot, step
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -229,6 +227,24 @@ def test_an_order_that_is_written_again_keeps_its_place_and_is_ready_when_it_is_
     ring.fill()
     assert follower.find(order) == slot
     assert follower.look(slot) == READY
+    ring.close()
+
+
+def test_a_follower_has_one_lease_of_a_slot_and_its_payload_stays_until_that_is_over(ring: SharedRing) -> None:
+    ring.order(0)
+    ring.fill()
+    follower = ring.followers[0]
+    slot = follower.find(Order(0, 0, [0]))
+    lease = follower.lease(slot)
+    held = seen(lease)
+    del lease
+    assert not follower.is_free(slot)
+    with pytest.raises(ValueError, match=f"slot {slot} is leased already"):
+        follower.lease(slot)
+    with pytest.raises(ValueError, match=f"slot {slot} is leased: its payload cannot change"):
+        follower.set_payload(slot, ring.payload, 0, PAGE)
+    del held
+    assert follower.is_free(slot)
     ring.close()
 
 

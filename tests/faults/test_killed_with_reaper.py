@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from multiprocessing import resource_tracker
 
 import psutil
 import pytest
@@ -135,6 +136,7 @@ def test_a_cleaner_in_another_pid_namespace_does_not_touch_a_live_owner() -> Non
 
 def dead_group_of(uid: int) -> tuple[str, list[str]]:
     """The stem and files of a loader that a user has had, and that was killed with everything."""
+    resource_tracker.ensure_running()  # another user may not be allowed to start one of this Python's
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -12,10 +12,15 @@ from shmload.shm import forks
 
 
 class Hoarding:
-    """Whether batches must leave their slots, over one ring."""
+    """Whether batches must leave their slots, over one ring.
 
-    def __init__(self, ring: TrainerRing | FollowerRing) -> None:
+    Args:
+        is_shared: other ranks read it, too.
+    """
+
+    def __init__(self, ring: TrainerRing | FollowerRing, *, is_shared: bool = False) -> None:
         self._ring = ring
+        self._whose = "slots that a rank may have of a shared ring" if is_shared else "slots of the ring"
         self._has_warned = False
         self._has_collected = False
         self.refused: UserWarning | None = None
@@ -40,8 +45,8 @@ class Hoarding:
         if not self._has_warned:
             self._has_warned = True
             self._warn(
-                f"{ring.num_leased - 1} batches are still in use, all but one of the ring's {ring.num_lendable} slots: from now on "
-                "batches are copied to private memory while that is so. Drop batches you no longer need, or raise "
+                f"{ring.num_leased - 1} batches are still in use, all but one of the {ring.num_lendable} {self._whose}: from now "
+                "on batches are copied to private memory while that is so. Drop batches you no longer need, or raise "
                 f"prefetch_factor or ring_bytes{who_holds()}"
             )
         ring.count_copied_out()

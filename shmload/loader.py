@@ -358,8 +358,8 @@ class ShmLoader(EngineMaking[T]):
         )
 
     def check_worker_number_rationality(self) -> None:
-        """Warns, as torch does, of more workers than this machine has cores; actors have the cluster's."""
-        if self.crew != "ray":
+        """Warns, as torch does, of more workers than there are cores; actors have the cluster's, a shared crew all ranks'."""
+        if self.crew != "ray" and self.share is None:
             super().check_worker_number_rationality()
 
     # ------------------------------------------------------------ copies

@@ -117,7 +117,7 @@ class Machinery:
         )
         introduce(self._ring, self._job, options.rank, options.world_size)
         self._onlooker = Onlooker(self.control)
-        self._hoarding = Hoarding(self._ring)
+        self._hoarding = Hoarding(self._ring, is_shared=options.num_ranks > 1)
         self._cooling = None if options.calls is None else Cooling(self._ring, options.calls)
         pins = None if self._cooling is None else self._cooling.pins
         self._memory = RingMemory(

@@ -84,22 +84,12 @@ cdef class FollowerRing:
     def find(self, Order order):
         """The slot in which the leader has ordered a batch, -1: it has not yet. It stays there until it is passed."""
         self._slot(0)
-        return shml_share_find(&self._shared._share, &self._ring, self._shared.me, self._shared.generation, order.epoch, order.step)
+        return shml_share_find(&self._shared._share, self._shared.me, self._shared.generation, order.epoch, order.step)
 
     def look(self, int slot):
         """FILLING, READY or FAILED, of a slot that `find` gave. FILLING is also what its leader has yet to see to."""
         self._slot(slot)
-        cdef uint64_t order
-        cdef shml_status status = shml_share_inspect(&self._shared._share, &self._ring, slot, &order)
-        if order == 0 or status.num_open:
-            return FILLING
-        if status.first_bad >= 0 and status.bad_own == SHML_POISON:
-            return FAILED
-        if status.num_void or self._ring.slots[slot].repack == order:
-            return FILLING
-        if status.first_bad < 0:
-            return READY
-        return FAILED if self._ring.slots[slot].err == (order << 16 | <uint64_t>(status.first_bad + 1)) else FILLING
+        return shml_share_look(&self._shared._share, &self._ring, slot)
 
     def failure(self, int slot):
         """Of a FAILED slot: the worker's error text; None: a sample has ended its workers."""
@@ -122,22 +112,25 @@ cdef class FollowerRing:
         self._slot(slot)
         if nbytes > <uint64_t>memory.nbytes or offset > <uint64_t>memory.nbytes - nbytes:
             raise ValueError(f"slot of {nbytes} bytes at {offset} ends beyond its segment of {memory.nbytes}")
-        cdef shml_place *place = &self._desk.places[slot]
-        shml_desk_collect(self._desk)
-        if place.state != SHML_FREE:
+        if not self.is_free(slot):
             raise ValueError(f"slot {slot} is leased: its payload cannot change")
+        cdef shml_place *place = &self._desk.places[slot]
         shml_map_drop(place.map)
         place.map = shml_map_keep(<shml_map *><uintptr_t>memory.handle)
         place.offset = offset
         place.nbytes = nbytes
 
-    def lease(self, int slot):
-        """Leases a READY slot, and passes its batch. None: the lease before is not quite over in the thread that ends it."""
+    def is_free(self, int slot):
+        """Whether it can be leased. One that is READY may still have its last lease, not quite over in the thread that ends it."""
         self._slot(slot)
-        cdef shml_place *place = &self._desk.places[slot]
         shml_desk_collect(self._desk)
-        if place.state != SHML_FREE:
-            return None
+        return self._desk.places[slot].state == SHML_FREE
+
+    def lease(self, int slot):
+        """Leases a READY slot that is free, and passes its batch."""
+        if not self.is_free(slot):
+            raise ValueError(f"slot {slot} is leased already")
+        cdef shml_place *place = &self._desk.places[slot]
         if place.map == NULL:
             raise ValueError(f"slot {slot} has no payload")
         shml_renew(place)

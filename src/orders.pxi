@@ -101,7 +101,7 @@ cdef class OrderDesk(SlotDesk):
             shml_share_rewrites(&self._shared._share, slot)
         shml_publish(&self._ring, slot, self._order, reserved)
         if self._shared is not None:
-            self._shared._wrote(slot, self._order, nchunks, is_rewritten)
+            self._shared._wrote(&self._ring, slot, self._order, is_rewritten)
         self._note(SHML_EVENT_PUBLISH, record.ordered_ns, record.ordered_ns, slot, nchunks, 0)
         return self._order
 

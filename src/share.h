@@ -5,12 +5,14 @@
  * The leader (rank 0 here) is the ring's trainer. Followers publish nothing: they look at the owner words of the batch they expect,
  * lease its slot in memory of their own, and write only their own record and their own holds. Each word has one writer.
  *
- * A slot's *ticket* counts the batches that were ordered over the life of the ring; an order that is written again in its slot keeps
- * it. A follower that takes a batch first holds the slot and then raises its `next` above the ticket. The leader may use a free slot
- * again when each follower has passed its ticket (or has gone on to a later generation) and, *looked at after that*, does not hold
- * it. While a follower has not passed a ticket, nothing in that slot changes but by the leader's settling of that same batch; and
- * that ends with a new order number, which `what` tells together with the number of chunks, so that words of two orders are never
- * taken for one. tests/proof/sharing.py explores this.
+ * A slot's *ticket* is generation << 40 | a count of the batches that were ordered over the life of the ring. It is one word, so that an
+ * old count is never read with a new generation. An order that is written again in its slot keeps it. A batch that is ordered again
+ * elsewhere, as the leader was interrupted while it took it, gets none: followers find it where it was first, and a ticket that none of
+ * them takes would keep its slot until they have passed a later one. A follower that takes a batch first holds the slot and then raises
+ * its `next` above the ticket. The leader may use a free slot again when each follower has passed its ticket (or has gone on to a later
+ * generation) and, *looked at after that*, does not hold it. While a follower has not passed a ticket, nothing in that slot changes but
+ * by the leader's settling of that same batch; and that ends with a new order number, which `what` tells together with the number of
+ * chunks, so that words of two orders are never taken for one. tests/proof/sharing.py explores this, and share_race.c there runs it.
  *
  * A rank that is killed leaves its record as it was. Nothing is cleared: the others stop where it stopped.
  */
@@ -21,7 +23,9 @@
 
 #include <errno.h>
 
-#define SHML_SHARE_MAGIC UINT64_C(0x314552414853484D) /* "MHSHARE1" read as bytes */
+#define SHML_SHARE_MAGIC UINT64_C(0x324552414853484D) /* "MHSHARE2" read as bytes */
+#define SHML_TICKET(generation, count) ((uint64_t)(generation) << 40 | (uint64_t)(count))
+#define SHML_GENERATION_OF(ticket) ((uint64_t)(ticket) >> 40)
 
 typedef struct {
     uint64_t magic;     /* SHML_SHARE_MAGIC; leader, last at creation, as all here */
@@ -31,24 +35,29 @@ typedef struct {
 } shml_share_header;
 
 typedef struct {
-    shml_u64 ticket;     /* of the batch that was ordered here last, from 1; leader, after everything else */
-    shml_u64 what;       /* order << 16 | number of chunks, 0 while it is written anew; leader */
-    shml_u64 generation; /* of the orders among which it is; leader, before the ticket */
-    uint8_t reserved[40];
+    shml_u64 ticket; /* of the batch that was ordered here last, 0: none yet; leader, after everything else */
+    shml_u64 what;   /* order << 16 | number of chunks, 0 while it is written anew; leader */
+    shml_u64 epoch;  /* of that batch, int64 as bits; leader, before the ticket, and not again while it stands */
+    shml_u64 step;   /* the same */
+    uint8_t reserved[32];
 } shml_share_slot;
 
 enum { /* words of a rank's record; each written by that rank alone */
     SHML_TOLD_NEXT = 0,       /* it takes no batch with a smaller ticket any more */
-    SHML_TOLD_GENERATION = 1, /* from 1: counts the places at which it has begun to read; told after the four that follow */
+    SHML_TOLD_GENERATION = 1, /* from 1: counts the places at which it has begun to read; told after what it says of that place */
     SHML_TOLD_ENDED = 2,      /* batches it had taken of the generation before */
     SHML_TOLD_EPOCH = 3,      /* of the first batch of this generation, int64 as bits */
     SHML_TOLD_STEP = 4,       /* of that batch */
-    SHML_TOLD_COUNT = 5,      /* batches it has taken of this generation */
-    SHML_TOLD_LEFT = 6,       /* the pass that it has left before its end, counted from 1; 0: none */
-    SHML_TOLD_LEFT_AT = 7,    /* batches of this generation it had taken by then; told before LEFT */
-    SHML_TOLD_CLOSED = 8,     /* 1: it takes nothing any more */
+    SHML_TOLD_ODD = 3,        /* further on these three are those of odd generations: another rank may be reading the ones of before
+                                 while the next are written, but not of two before, as all meet at each generation */
+    SHML_TOLD_COUNT = 8,      /* batches it has taken of this generation */
+    SHML_TOLD_LEFT = 9,       /* the pass that it has left before its end, from 1, << 32 | batches of this generation it had taken by
+                                 then; 0: none */
+    SHML_TOLD_CLOSED = 10,    /* 1: it takes nothing any more */
     SHML_TOLD_WORDS = 16,     /* a record's size: two cache lines, so ranks do not share one */
 };
+
+enum { SHML_FILLING = 0, SHML_READY = 1, SHML_FAILED = 2 }; /* what a follower sees of a batch; FILLING, READY, FAILED of trainer.pyx */
 
 typedef struct { /* one process's view */
     shml_share_header *header;
@@ -98,7 +107,7 @@ static inline uint32_t shml_share_lendable(const shml_share *share) {
 /* Whether every follower is done with what is in a slot. Next before hold: a follower sets them the other way round. */
 static inline int shml_share_is_passed(const shml_share *share, uint32_t slot) {
     uint64_t ticket = atomic_load_explicit(&share->slots[slot].ticket, memory_order_relaxed);
-    uint64_t generation = atomic_load_explicit(&share->slots[slot].generation, memory_order_relaxed);
+    uint64_t generation = SHML_GENERATION_OF(ticket);
     if (ticket == 0) return 1;
     for (uint32_t rank = 1; rank < share->header->num_ranks; rank++) {
         if (atomic_load_explicit(shml_told(share, rank, SHML_TOLD_NEXT), memory_order_acquire) <= ticket &&
@@ -109,38 +118,35 @@ static inline int shml_share_is_passed(const shml_share *share, uint32_t slot) {
     return 1;
 }
 
-/* Around shml_publish: what followers knew of the slot's order is no more; then what it is now. `ticket` 0: that of before. */
+/* Around shml_publish: what followers knew of the slot's order is no more; then what it is now. `count` 0: no ticket, see above. */
 static inline void shml_share_rewrites(const shml_share *share, uint32_t slot) {
     atomic_store_explicit(&share->slots[slot].what, 0, memory_order_seq_cst);
 }
 
-static inline void shml_share_wrote(const shml_share *share, uint32_t slot, uint64_t order, uint32_t nchunks, uint64_t ticket,
-                                    uint64_t generation) {
+static inline void shml_share_wrote(const shml_share *share, const shml_ring *ring, uint32_t slot, uint64_t order, uint64_t generation,
+                                    uint64_t count) {
     shml_share_slot *record = &share->slots[slot];
-    atomic_store_explicit(&record->what, order << 16 | nchunks, memory_order_release);
-    if (ticket == 0) return;
-    atomic_store_explicit(&record->generation, generation, memory_order_relaxed);
-    atomic_store_explicit(&record->ticket, ticket, memory_order_release);
+    atomic_store_explicit(&record->what, order << 16 | ring->slots[slot].nchunks, memory_order_release);
+    if (count == 0) return;
+    atomic_store_explicit(&record->epoch, (uint64_t)ring->slots[slot].epoch, memory_order_relaxed);
+    atomic_store_explicit(&record->step, (uint64_t)ring->slots[slot].step, memory_order_relaxed);
+    atomic_store_explicit(&record->ticket, SHML_TICKET(generation, count), memory_order_release);
 }
 
 /* ---------------------------------------------------------------- followers */
 
-/* The slot of a batch of a generation, -1: it is not ordered yet. One that was ordered twice, after ^C, has two: the earlier. */
-static inline int shml_share_find(const shml_share *share, const shml_ring *ring, uint32_t rank, uint64_t generation, int64_t epoch,
-                                  int64_t step) {
+/* The slot of a batch of a generation, -1: it is not ordered yet. */
+static inline int shml_share_find(const shml_share *share, uint32_t rank, uint64_t generation, int64_t epoch, int64_t step) {
     uint64_t next = atomic_load_explicit(shml_told(share, rank, SHML_TOLD_NEXT), memory_order_relaxed);
-    uint64_t best = UINT64_MAX;
-    int found = -1;
     for (uint32_t slot = 0; slot < share->header->num_slots; slot++) {
-        const shml_share_slot *record = &share->slots[slot];
-        uint64_t ticket = atomic_load_explicit((shml_u64 *)&record->ticket, memory_order_acquire);
-        if (ticket < next || ticket == 0 || ticket >= best) continue; /* from here on it stays this batch's */
-        if (atomic_load_explicit((shml_u64 *)&record->generation, memory_order_relaxed) != generation) continue;
-        if (ring->slots[slot].epoch != epoch || ring->slots[slot].step != step) continue;
-        best = ticket;
-        found = (int)slot;
+        shml_share_slot *record = &share->slots[slot];
+        uint64_t ticket = atomic_load_explicit(&record->ticket, memory_order_acquire);
+        if (ticket < next || SHML_GENERATION_OF(ticket) != generation) continue; /* from here on it stays this batch's */
+        if (atomic_load_explicit(&record->epoch, memory_order_relaxed) == (uint64_t)epoch &&
+            atomic_load_explicit(&record->step, memory_order_relaxed) == (uint64_t)step)
+            return (int)slot;
     }
-    return found;
+    return -1;
 }
 
 /* What shml_inspect says of one order, 0 also where it is about to be another: `order` 0. */
@@ -165,6 +171,20 @@ static inline shml_status shml_share_inspect(const shml_share *share, const shml
         } else status.num_open++;
     }
     return status;
+}
+
+/* How a batch stands in the slot that shml_share_find gave. FILLING is also what its leader has yet to see to.
+ * `err` is read on both sides of the words: a chunk that failed while the text was another's fails again when the leader has opened it
+ * again, and wins `err` before its text is whole; its word of before must not be taken for the end of that. */
+static inline int shml_share_look(const shml_share *share, const shml_ring *ring, uint32_t slot) {
+    uint64_t order, err = atomic_load_explicit(&ring->slots[slot].err, memory_order_acquire);
+    shml_status status = shml_share_inspect(share, ring, slot, &order);
+    if (order == 0 || status.num_open) return SHML_FILLING;
+    if (status.first_bad >= 0 && status.bad_own == SHML_POISON) return SHML_FAILED;
+    if (status.num_void || atomic_load_explicit(&ring->slots[slot].repack, memory_order_acquire) == order) return SHML_FILLING;
+    if (status.first_bad < 0) return SHML_READY;
+    if (err != atomic_load_explicit(&ring->slots[slot].err, memory_order_acquire)) return SHML_FILLING;
+    return err == SHML_WORD(order, status.first_bad + 1) ? SHML_FAILED : SHML_FILLING;
 }
 
 /* Leases a slot: holds it, and then passes its ticket. */

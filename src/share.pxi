@@ -8,18 +8,18 @@ cdef extern from "share.h" nogil:
         shml_share_header *header
     const uint64_t SHML_SHARE_MAGIC
     enum:
-        SHML_TOLD_NEXT, SHML_TOLD_GENERATION, SHML_TOLD_ENDED, SHML_TOLD_EPOCH, SHML_TOLD_STEP, SHML_TOLD_COUNT, SHML_TOLD_LEFT
-        SHML_TOLD_LEFT_AT, SHML_TOLD_CLOSED
+        SHML_TOLD_NEXT, SHML_TOLD_GENERATION, SHML_TOLD_ENDED, SHML_TOLD_EPOCH, SHML_TOLD_STEP, SHML_TOLD_ODD, SHML_TOLD_COUNT
+        SHML_TOLD_LEFT, SHML_TOLD_CLOSED
     uint64_t shml_share_nbytes(uint32_t num_ranks, uint32_t num_slots)
     void shml_share_view(shml_share *share, void *base)
     void shml_share_create(shml_share *share, void *base, uint32_t num_ranks, uint32_t num_slots)
     uint32_t shml_share_lendable(const shml_share *share)
     int shml_share_is_passed(const shml_share *share, uint32_t slot)
     void shml_share_rewrites(const shml_share *share, uint32_t slot)
-    void shml_share_wrote(const shml_share *share, uint32_t slot, uint64_t order, uint32_t nchunks, uint64_t ticket,
-                          uint64_t generation)
-    int shml_share_find(const shml_share *share, const shml_ring *ring, uint32_t rank, uint64_t generation, int64_t epoch,
-                        int64_t step)
+    void shml_share_wrote(const shml_share *share, const shml_ring *ring, uint32_t slot, uint64_t order, uint64_t generation,
+                          uint64_t count)
+    int shml_share_find(const shml_share *share, uint32_t rank, uint64_t generation, int64_t epoch, int64_t step)
+    int shml_share_look(const shml_share *share, const shml_ring *ring, uint32_t slot)
     shml_status shml_share_inspect(const shml_share *share, const shml_ring *ring, uint32_t slot, uint64_t *order)
     void shml_share_take(const shml_share *share, uint32_t rank, uint32_t slot)
     void shml_share_skip(const shml_share *share, uint32_t rank, uint32_t slot)
@@ -36,9 +36,9 @@ TOLD_GENERATION = SHML_TOLD_GENERATION
 TOLD_ENDED = SHML_TOLD_ENDED
 TOLD_EPOCH = SHML_TOLD_EPOCH
 TOLD_STEP = SHML_TOLD_STEP
+TOLD_ODD = SHML_TOLD_ODD
 TOLD_COUNT = SHML_TOLD_COUNT
 TOLD_LEFT = SHML_TOLD_LEFT
-TOLD_LEFT_AT = SHML_TOLD_LEFT_AT
 TOLD_CLOSED = SHML_TOLD_CLOSED
 
 
@@ -60,7 +60,9 @@ cdef class Share:
     cdef readonly object memory
     cdef readonly int me, num_ranks, num_slots
     cdef public uint64_t generation  # among whose batches those are that are published now
-    cdef uint64_t _ticket  # the newest
+    cdef uint64_t _num_ordered  # batches
+    cdef uint64_t _newest_generation  # of the newest batch, as what follows; what is ordered again is no newer
+    cdef int64_t _newest_epoch, _newest_step
 
     def __cinit__(self, memory, *, uint32_t me, uint32_t num_ranks=0, uint32_t num_slots=0):
         cdef void *base = <void *><uintptr_t>memory.address
@@ -102,7 +104,13 @@ cdef class Share:
             raise IndexError(f"slot {slot} of a ring with {self.num_slots}")
         return bool(shml_share_is_passed(&self._share, slot))
 
-    cdef void _wrote(self, uint32_t slot, uint64_t order, uint32_t nchunks, bint is_rewritten):
-        if not is_rewritten:
-            self._ticket += 1
-        shml_share_wrote(&self._share, slot, order, nchunks, 0 if is_rewritten else self._ticket, self.generation)
+    cdef void _wrote(self, const shml_ring *ring, uint32_t slot, uint64_t order, bint is_rewritten):
+        cdef int64_t epoch = ring.slots[slot].epoch, step = ring.slots[slot].step
+        cdef bint is_new = (self.generation > self._newest_generation or epoch > self._newest_epoch
+                            or (epoch == self._newest_epoch and step > self._newest_step))
+        if is_new and not is_rewritten:
+            self._newest_generation, self._newest_epoch, self._newest_step = self.generation, epoch, step
+            self._num_ordered += 1
+            shml_share_wrote(&self._share, ring, slot, order, self.generation, self._num_ordered)
+        else:
+            shml_share_wrote(&self._share, ring, slot, order, self.generation, 0)

@@ -41,6 +41,8 @@ TESTS = {
         "tests/formats/images",
         "tests/ragged",
         "tests/loader",
+        "tests/sharing",
+        "tests/live/test_onlooker.py",
         "-mnot slow",
     ],
     "thread": [

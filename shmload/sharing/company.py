@@ -17,7 +17,7 @@ from shmload._core.trainer import (
     TOLD_EPOCH,
     TOLD_GENERATION,
     TOLD_LEFT,
-    TOLD_LEFT_AT,
+    TOLD_ODD,
     TOLD_STEP,
     Order,
     Share,
@@ -61,8 +61,7 @@ class Company:
 
     def leave_pass(self) -> None:
         """Says that this rank has left the pass before its end."""
-        self._share.tell(TOLD_LEFT_AT, self._count)
-        self._share.tell(TOLD_LEFT, self._num_passes)
+        self._share.tell(TOLD_LEFT, self._num_passes << 32 | self._count)
         self._ring_others()
 
     def abandon(self) -> None:
@@ -103,19 +102,17 @@ class Company:
         for rank in self._others():
             is_closed = told(rank, TOLD_CLOSED)
             generation = told(rank, TOLD_GENERATION)
-            if generation > mine and self._count >= told(rank, TOLD_ENDED):
-                raise self._apart(rank, "has begun to read elsewhere", told(rank, TOLD_ENDED))
             if generation > mine:
+                ended = told(rank, TOLD_ENDED + _odd(generation))
+                if self._count >= ended:
+                    raise self._apart(rank, "has begun to read elsewhere", ended)
                 continue
             count = told(rank, TOLD_COUNT) if generation == mine else 0
             if (is_closed or rank in self._ended) and self._count >= count:
                 raise self._apart(rank, "has closed its loader" if is_closed else "has ended", count)
-            if (
-                generation == mine
-                and told(rank, TOLD_LEFT) == self._num_passes
-                and self._count >= told(rank, TOLD_LEFT_AT)
-            ):
-                raise self._apart(rank, "has left the loop over its loader", told(rank, TOLD_LEFT_AT))
+            left, left_at = self._left(rank)
+            if generation == mine and left == self._num_passes and self._count >= left_at:
+                raise self._apart(rank, "has left the loop over its loader", left_at)
 
     def are_done(self) -> bool:
         """Whether no other rank still takes a batch that this one has taken."""
@@ -124,7 +121,7 @@ class Company:
         return all(
             rank in self._ended
             or told(rank, TOLD_CLOSED)
-            or told(rank, TOLD_LEFT) == self._num_passes
+            or self._left(rank)[0] == self._num_passes
             or (told(rank, TOLD_GENERATION) >= mine and told(rank, TOLD_COUNT) >= self._count)
             for rank in self._others()
         )
@@ -132,13 +129,18 @@ class Company:
     def _others(self) -> Iterator[int]:
         return (rank for rank in range(self._share.num_ranks) if rank != self._share.me)
 
+    def _left(self, rank: int) -> tuple[int, int]:
+        """The pass that a rank has left before its end, 0: none, and the batches it had taken by then."""
+        return divmod(self._share.told(rank, TOLD_LEFT), 1 << 32)
+
     def _begin(self, order: Order) -> None:
         """Begins a generation together with all others."""
         share, told = self._share, self._share.told
         mine = share.generation
-        share.tell(TOLD_ENDED, self._count_before)
-        share.tell(TOLD_EPOCH, order.epoch)
-        share.tell(TOLD_STEP, order.step)
+        odd = _odd(mine)
+        share.tell(TOLD_ENDED + odd, self._count_before)
+        share.tell(TOLD_EPOCH + odd, order.epoch)
+        share.tell(TOLD_STEP + odd, order.step)
         share.tell(TOLD_COUNT, 0)
         share.tell(TOLD_GENERATION, mine)
         self._ring_others()
@@ -160,9 +162,9 @@ class Company:
             self._sleep(None)
             self.look()
         for rank in self._others():
-            place = told(rank, TOLD_EPOCH), told(rank, TOLD_STEP)
-            ended = told(rank, TOLD_ENDED)
-            if told(rank, TOLD_GENERATION) == mine and (ended, *place) != (self._count_before, order.epoch, order.step):
+            place = told(rank, TOLD_EPOCH + odd), told(rank, TOLD_STEP + odd)
+            ended = told(rank, TOLD_ENDED + odd)
+            if (ended, *place) != (self._count_before, order.epoch, order.step):
                 raise RankLeft(
                     f'{self._party.seats[rank]} and this rank share a ring (share="node") and must read the same batches: it '
                     f"begins at step {place[1]} of epoch {place[0]}, having read {ended} since they began together last; this one "
@@ -177,3 +179,8 @@ class Company:
             f"since they began together, and this one wants its batch {self._count + 1}. Ranks that share read the same batches: "
             "let all of them break, resume and close at the same step"
         )
+
+
+def _odd(generation: int) -> int:
+    """What is added to the words of the place where a generation begins."""
+    return TOLD_ODD * (generation & 1)

@@ -60,7 +60,7 @@ class FollowingEngine:
             party.close()
             raise
         self._onlooker = Onlooker(self.control)
-        self._hoarding = Hoarding(self._ring)
+        self._hoarding = Hoarding(self._ring, is_shared=True)
         self.num_slots, self.shared_by = self._ring.num_slots, len(party.seats)
         self._company = Company(party, share, self._sleep, self._ring_others, options.timeout_s)
 
@@ -142,10 +142,9 @@ class FollowingEngine:
             if slot >= 0 and (found := ring.look(slot)) != FILLING:
                 if found == FAILED:
                     return slot, None
-                self._map(slot)
-                lease = ring.lease(slot)
-                if lease is not None:
-                    return slot, lease
+                if ring.is_free(slot):
+                    self._map(slot)
+                    return slot, ring.lease(slot)
             began = began or monotonic()
             self._sleep(order)
             self._company.look()

@@ -60,15 +60,17 @@ class LeadingEngine(Engine):
         Raises:
             RankLeft: another rank does not take this batch, or has ended.
         """
-        self._begin_next()
-        company, order = self._company, self._queue[0]
-        assert company is not None
-        company.before(order)
+        order = self.front
         try:
             return super().next(in_order=in_order)
         finally:
-            if not self._queue or self._queue[0] is not order:
-                company.took()
+            if self.front is not order and self._company is not None:
+                self._company.took()
+
+    def _begin_next(self) -> None:
+        super()._begin_next()
+        assert self._company is not None
+        self._company.before(self._queue[0])
 
     def _see_to_deaths(self) -> None:
         super()._see_to_deaths()

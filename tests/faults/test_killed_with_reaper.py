@@ -11,12 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from multiprocessing import resource_tracker
 
 import psutil
 import pytest
 import trainer_program
 from faults_kit import DEADLINE_S, program_env
-from killed_kit import BOUND_S, Family, files_with, names_of, running, started
+from killed_kit import BOUND_S, Family, files_with, kill_alone, names_of, running, started
 
 from shmload.shm import janitor, reaper
 from shmload.shm.group import Group
@@ -73,6 +74,19 @@ def test_what_a_kill_of_everything_leaves_is_removed_at_once_by_the_next_start(
         assert stem in words
 
 
+@pytest.mark.parametrize("state", ["idle", "python sample", "c sample"])
+def test_workers_end_with_their_trainer_although_its_reaper_is_gone(state: str) -> None:
+    with running(state, "fork") as pid, ExitStack() as stack:
+        family = Family.of(pid, stack)
+        stems = names_of(family.pids)
+        (shell,) = (child for child in psutil.Process(pid).children() if child.name() == "sh")
+        shell.kill()
+        kill_alone(pid)
+        assert family.survivors(BOUND_S) == []
+        start_another()
+        assert files_with(stems) == []
+
+
 can_unshare = (
     subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True, check=False).returncode == 0
 )
@@ -122,6 +136,7 @@ def test_a_cleaner_in_another_pid_namespace_does_not_touch_a_live_owner() -> Non
 
 def dead_group_of(uid: int) -> tuple[str, list[str]]:
     """The stem and files of a loader that a user has had, and that was killed with everything."""
+    resource_tracker.ensure_running()  # another user may not be allowed to start one of this Python's
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

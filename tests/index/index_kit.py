@@ -6,8 +6,6 @@ A plain module beside the tests (conftest puts it on the path), so that workers 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from time import monotonic
@@ -74,15 +72,3 @@ def gone_within(paths: Sequence[str | os.PathLike[str]], seconds: float) -> bool
     while (left := any(map(os.path.exists, paths))) and monotonic() < deadline:
         pause.wait(0.01)
     return not left
-
-
-def python(code: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
-    """A process that runs `code`; its answers come line by line from its stdout."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
-    )

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from index_kit import Files, Photo, gone_within, growth_of_epoch, path_of, python
+from children import python
+from index_kit import Files, Photo, gone_within, growth_of_epoch, path_of
 from torch.utils.data import DataLoader
 
 from shmload import SharedIndex, ShmLoader

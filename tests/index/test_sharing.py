@@ -7,14 +7,12 @@ import gc
 import os
 import pickle
 import select
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from index_kit import gone_within, python
+from children import go_on, python, running, says, waits_for_a_lock
+from index_kit import gone_within
 
 from shmload import SharedIndex, world
 from shmload.shm import segment
@@ -43,34 +41,6 @@ def a_run_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", str(tmp_path))
 
 
-@contextmanager
-def rank() -> Iterator[subprocess.Popen[str]]:
-    child = python(RANK)
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
-
-
-def says(child: subprocess.Popen[str]) -> str:
-    assert child.stdout is not None
-    return child.stdout.readline().strip()
-
-
-def go_on(child: subprocess.Popen[str]) -> None:
-    assert child.stdin is not None
-    child.stdin.write("\n")
-    child.stdin.flush()
-
-
-def waits_at_the_gate(child: subprocess.Popen[str]) -> bool:
-    """As the kernel tells: a blocked lock stands in /proc/locks behind an arrow."""
-    assert not select.select([child.stdout], [], [], 0)[0]
-    with open("/proc/locks") as locks:
-        return any("->" in line and f" {child.pid} " in line for line in locks)
-
-
 def meeting_files(name: str = "train") -> set[str]:
     stem = meeting_stem("index", name, *run_key())
     return {file for file in os.listdir(SHM_DIR) if file.startswith(stem)}
@@ -82,10 +52,10 @@ def inode(index: SharedIndex) -> tuple[int, int]:
 
 @pytest.mark.slow
 def test_two_ranks_hold_one_copy_and_nothing_stays() -> None:
-    with rank() as first:
+    with running(RANK) as first:
         assert says(first) == "builds"
-        with rank() as second:
-            while not waits_at_the_gate(second):
+        with running(RANK) as second:
+            while not waits_for_a_lock(second):
                 pass
             go_on(first)
             built = says(first)
@@ -98,10 +68,10 @@ def test_two_ranks_hold_one_copy_and_nothing_stays() -> None:
 
 @pytest.mark.slow
 def test_a_builder_that_dies_in_the_middle_is_taken_over_from() -> None:
-    with rank() as first:
+    with running(RANK) as first:
         assert says(first) == "builds"
-        with rank() as second, rank() as third:
-            while not (waits_at_the_gate(second) and waits_at_the_gate(third)):
+        with running(RANK) as second, running(RANK) as third:
+            while not (waits_for_a_lock(second) and waits_for_a_lock(third)):
                 pass
             first.kill()
             ready = select.select([second.stdout, third.stdout], [], [], 20)[0]
@@ -114,7 +84,7 @@ def test_a_builder_that_dies_in_the_middle_is_taken_over_from() -> None:
 
 @pytest.mark.slow
 def test_nothing_stays_when_all_ranks_are_killed() -> None:
-    with rank() as first, rank() as second:
+    with running(RANK) as first, running(RANK) as second:
         builder = first if select.select([first.stdout, second.stdout], [], [], 20)[0] == [first.stdout] else second
         assert says(builder) == "builds"
         go_on(builder)
@@ -133,7 +103,7 @@ def test_nothing_stays_when_all_ranks_are_killed() -> None:
 
 @pytest.mark.slow
 def test_a_late_rank_finds_the_memory_at_those_that_outlive_its_builder() -> None:
-    with rank() as builder:
+    with running(RANK) as builder:
         says(builder)
         go_on(builder)
         built = says(builder)

@@ -95,7 +95,7 @@ def test_a_list_of_the_loader_is_right_and_warns_once_naming_the_slots(seed: int
         num_slots = loader._last_engine.num_slots
         assert are_all_right(batches)
         assert [str(w.message).split(":")[0] for w in caught] == [
-            f"{num_slots - 1} batches are still in use, all but one of the ring's {num_slots} slots"
+            f"{num_slots - 1} batches are still in use, all but one of the {num_slots} slots of the ring"
         ]
         assert caught[0].filename == __file__
         assert loader.stats()["num_copied_out"] == N // BATCH_SIZE - (num_slots - 1)

@@ -156,7 +156,7 @@ DEFECTS = [
         "shmload/worker/process.py",
         "    die_with(post.trainer_pid)\n",
         "",
-        ("tests/faults/test_killed_trainer.py::test_nothing_stays_of_a_killed_trainer",),
+        ("tests/faults/test_killed_with_reaper.py::test_workers_end_with_their_trainer_although_its_reaper_is_gone",),
     ),
     Defect(
         "R7",

@@ -39,10 +39,19 @@ SHARING_DEFECTS = [
     Defect(
         "G1",
         "a batch that its leader has yet to order anew is taken for ready",
-        "src/follower.pxi",
-        " or self._ring.slots[slot].repack == order:\n",
-        ":\n",
+        "src/share.h",
+        " || atomic_load_explicit(&ring->slots[slot].repack, memory_order_acquire) == order) return",
+        ") return",
         (f"{WORDS}test_an_order_that_is_written_again_keeps_its_place_and_is_ready_when_it_is_filled_anew",),
+        ("trainer",),
+    ),
+    Defect(
+        "G1",
+        "a batch that is ordered again waits for followers that have read it",
+        "src/share.pxi",
+        "epoch == self._newest_epoch and step > self._newest_step))",
+        "epoch == self._newest_epoch))",
+        (f"{WORDS}test_a_batch_that_is_ordered_again_after_an_interrupt_takes_no_slot_from_others",),
         ("trainer",),
     ),
     Defect(

@@ -1,6 +1,7 @@
 """The slot protocol in C, raced: under ThreadSanitizer, under AddressSanitizer, and with processes killed at any moment.
 
-race.c runs the functions of src/protocol.h and src/lease.h themselves; its first comment says what each planted mistake is.
+race.c runs the functions of src/protocol.h and src/lease.h themselves, share_race.c those of src/share.h; the first comment of each
+says what a planted mistake is.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SANITIZERS = {
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g"],
     "none": ["-O2", "-DROW_WORDS=64"],
 }
-REPORT, WRONG, STALL = 66, 3, 4  # exit codes of race.c
+REPORT, WRONG, STALL = 66, 3, 4  # exit codes of both
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +31,7 @@ Build = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Compiles race.c; a sanitizer that this machine cannot link or start skips the test, a mistake in race.c fails it."""
+    """Compiles a race; a sanitizer that this machine cannot link or start skips the test, a mistake in the race fails it."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
     if not (SOURCE / "protocol.h").exists():
@@ -54,11 +55,11 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
         command = ["gcc", *flags, *SANITIZERS[sanitizer], str(source), "-o", str(binary)]
         return binary, subprocess.run(command, capture_output=True, text=True, timeout=60)
 
-    def build(sanitizer: str, plant: int = 0) -> Path:
+    def build(sanitizer: str, plant: int = 0, name: str = "race.c") -> Path:
         probe, done = compiled(trivial, sanitizer, 0)
         if done.returncode or subprocess.run([str(probe)], capture_output=True, timeout=60).returncode:
             pytest.skip(f"gcc cannot build or start a program with the sanitizer {sanitizer}: {done.stderr[-200:]}")
-        binary, done = compiled(HERE / "race.c", sanitizer, plant)
+        binary, done = compiled(HERE / name, sanitizer, plant)
         assert done.returncode == 0, done.stderr
         return binary
 
@@ -66,9 +67,14 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 def race(binary: Path, mode: str, seconds: float, *, is_static: bool, seed: int = 1) -> tuple[int, dict[str, int], str]:
+    """What `run` says of race.c."""
+    return run(binary, mode, str(seconds), str(seed), str(int(is_static)))
+
+
+def run(*command: str | Path) -> tuple[int, dict[str, int], str]:
     """Exit code, the counts it printed, and everything it said."""
     done = subprocess.run(
-        [str(binary), mode, str(seconds), str(seed), str(int(is_static))],
+        command,
         capture_output=True,
         text=True,
         timeout=60,
@@ -133,3 +139,30 @@ def test_no_byte_differs_when_workers_are_killed_at_any_moment(build: Build, is_
 )
 def test_a_planted_mistake_between_processes_is_noticed(build: Build, plant: int, expected: int) -> None:
     assert noticed(build("none", plant), "processes", 15, {expected})
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address"])
+def test_no_sanitizer_has_anything_to_report_of_ranks_that_read_one_ring(build: Build, sanitizer: str) -> None:
+    code, counts, said = run(build(sanitizer, name="share_race.c"), "3", "1")
+    assert code == 0, said
+    assert "WARNING" not in said
+    events = ["taken", "failed", "generations", "repacks", "poisoned", "grown", "twice", "kills", "sleeps"]
+    assert all(counts[event] > 0 for event in events), said
+
+
+@pytest.mark.parametrize(
+    ("plant", "codes"),
+    [
+        pytest.param(1, {REPORT, WRONG}, id="batch passed before it is held"),
+        pytest.param(2, {REPORT, WRONG}, id="ticket stored before the order"),
+        pytest.param(3, {REPORT, WRONG}, id="held slot used again"),
+        pytest.param(4, {REPORT}, id="words looked at without acquire"),
+        pytest.param(5, {REPORT, WRONG}, id="hold let go before the lease ends"),
+        pytest.param(6, {WRONG}, id="place told after its generation"),
+        pytest.param(7, {WRONG}, id="place told in the words of the one before"),
+        pytest.param(8, {STALL}, id="ticket for a batch that is ordered again"),
+    ],
+)
+def test_a_planted_mistake_between_ranks_is_reported(build: Build, plant: int, codes: set[int]) -> None:
+    binary = build("thread", plant, "share_race.c")
+    assert any(run(binary, "8", str(seed))[0] in codes for seed in range(1, 5))

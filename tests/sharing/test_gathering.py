@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +109,17 @@ def test_without_a_launcher_it_is_said_what_is_needed(tmp_path: Path, monkeypatc
 def test_what_cannot_be_shared_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ShmLoader(torch.arange(8), **{"share": "node", "seed": 1, "num_workers": 1, **arguments})
+
+
+def warnings_of(rank: int, log: Path) -> list[str]:
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0]})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with loader_of(log, num_workers=2) as loader:
+            digests(loader)
+    return [str(one.message) for one in told]
+
+
+def test_a_rank_with_one_processor_is_not_advised_against_a_crew_that_has_those_of_all(tmp_path: Path) -> None:
+    outcomes = run_ranks(warnings_of, 2, tmp_path / "log")
+    assert [(outcome.given, outcome.text) for outcome in outcomes] == [([], "")] * 2

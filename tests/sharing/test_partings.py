@@ -60,8 +60,11 @@ def stop_early(rank: int, log: Path, stopping: int, barrier: Any) -> Any:
         for step, _ in enumerate(loader):
             if rank == stopping and step == 1:
                 break
+            if rank != stopping and step == 1:
+                barrier.wait(30)  # else this rank may be at the epoch's end when the other leaves
             if rank != stopping and step == NUM_STEPS - 1:
                 return step
+        barrier.wait(30)
         barrier.wait(30)  # it lives, and has its loader
         return None
 
@@ -85,13 +88,15 @@ def test_a_rank_that_leaves_the_loop_early_is_an_error_in_the_others(tmp_path: P
     assert told.endswith("let all of them break, resume and close at the same step")
 
 
-def close_early(rank: int, log: Path, closing: int) -> Any:
+def close_early(rank: int, log: Path, closing: int, barrier: Any) -> Any:
     with loader_of(log) as loader:
         batches = iter(loader)
         found = [digest(next(batches)) for _ in range(2)]
         if rank == closing:
             loader.close()
+            barrier.wait(30)
             return found
+        barrier.wait(30)  # else this rank may be at the epoch's end by then
         with pytest.raises(RankLeft) as told:
             found += [digest(batch) for batch in batches]
         return found, str(told.value)
@@ -99,7 +104,8 @@ def close_early(rank: int, log: Path, closing: int) -> Any:
 
 @pytest.mark.parametrize("closing", [0, 1])
 def test_a_rank_that_closes_its_loader_early_ends_the_others_where_it_stopped(tmp_path: Path, closing: int) -> None:
-    outcomes = run_ranks(close_early, 2, tmp_path / "log", closing)
+    barrier = multiprocessing.get_context("fork").Barrier(2)
+    outcomes = run_ranks(close_early, 2, tmp_path / "log", closing, barrier)
     assert [outcome.text for outcome in outcomes] == ["", ""]
     found, told = outcomes[1 - closing].given
     assert found == outcomes[closing].given

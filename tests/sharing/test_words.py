@@ -139,9 +139,7 @@ class Ranks(RuleBasedStateMachine):
             ring.skip(slot)
             self.needed[slot][1].remove(follower)
             return
-        lease = ring.lease(slot)
-        assert lease is not None
-        self.held[follower, step] = seen(lease), slot, step
+        self.held[follower, step] = seen(ring.lease(slot)), slot, step
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -229,6 +227,46 @@ def test_an_order_that_is_written_again_keeps_its_place_and_is_ready_when_it_is_
     ring.fill()
     assert follower.find(order) == slot
     assert follower.look(slot) == READY
+    ring.close()
+
+
+def test_a_follower_has_one_lease_of_a_slot_and_its_payload_stays_until_that_is_over(ring: SharedRing) -> None:
+    ring.order(0)
+    ring.fill()
+    follower = ring.followers[0]
+    slot = follower.find(Order(0, 0, [0]))
+    lease = follower.lease(slot)
+    held = seen(lease)
+    del lease
+    assert not follower.is_free(slot)
+    with pytest.raises(ValueError, match=f"slot {slot} is leased already"):
+        follower.lease(slot)
+    with pytest.raises(ValueError, match=f"slot {slot} is leased: its payload cannot change"):
+        follower.set_payload(slot, ring.payload, 0, PAGE)
+    del held
+    assert follower.is_free(slot)
+    ring.close()
+
+
+def test_a_batch_that_is_ordered_again_after_an_interrupt_takes_no_slot_from_others(ring: SharedRing) -> None:
+    for step in range(NUM_SLOTS):
+        ring.order(step)
+    follower = ring.followers[0]
+    first = follower.find(Order(0, 0, [0]))
+    for _ in range(NUM_SLOTS):
+        ring.fill()
+    ring.leader.lease(first)  # and is interrupted before it has counted it
+    for each in ring.followers:
+        assert each.find(Order(0, 0, [0])) == first
+        each.skip(first)
+    for _ in range(2):  # no other slot is free meanwhile
+        again = ring.order(0)
+        assert again is not None
+        assert again.slot == first
+        assert follower.find(Order(0, 0, [0])) == -1
+        ring.fill()
+        ring.leader.lease(again.slot)
+    assert follower.look(follower.find(Order(0, 1, [1]))) == READY
     ring.close()
 
 

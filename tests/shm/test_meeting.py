@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
+from children import go_on, running, says, waits_for_a_lock
 
 from shmload.shm import janitor
 from shmload.shm.meeting import Meeting
@@ -37,44 +33,6 @@ def stem() -> str:
 
 def files_of(stem: str) -> set[str]:
     return {name.removeprefix(stem) for name in os.listdir(SHM_DIR) if name.startswith(stem)}
-
-
-@contextmanager
-def attendant(stem: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process at the meeting. A line on its stdin lets it go on."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", ATTENDANT, stem],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
-
-
-def says(child: subprocess.Popen[str]) -> str:
-    assert child.stdout is not None
-    return child.stdout.readline().strip()
-
-
-def go_on(child: subprocess.Popen[str]) -> None:
-    assert child.stdin is not None
-    child.stdin.write("\n")
-    child.stdin.flush()
-
-
-def is_silent(child: subprocess.Popen[str]) -> bool:
-    return not select.select([child.stdout], [], [], 0)[0]
-
-
-def waits_for_a_lock(child: subprocess.Popen[str]) -> bool:
-    """As the kernel tells: a blocked lock stands in /proc/locks behind an arrow."""
-    with open("/proc/locks") as locks:
-        return any("->" in line and f" {child.pid} " in line for line in locks)
 
 
 def test_the_board_says_what_was_written_last(stem: str) -> None:
@@ -113,11 +71,11 @@ def test_the_last_to_leave_removes_the_files(stem: str) -> None:
 
 
 def test_one_is_inside_at_a_time_and_the_next_sees_what_it_wrote(stem: str) -> None:
-    with attendant(stem) as inside:
+    with running(ATTENDANT, stem) as inside:
         assert says(inside) == "inside"
-        with attendant(stem) as waiting:
+        with running(ATTENDANT, stem) as waiting:
             while not waits_for_a_lock(waiting):
-                assert is_silent(waiting)
+                pass
             go_on(inside)
             assert says(inside) == "outside"
             assert says(waiting) == "inside was here"
@@ -129,7 +87,7 @@ def test_one_is_inside_at_a_time_and_the_next_sees_what_it_wrote(stem: str) -> N
 
 def test_who_dies_inside_lets_the_next_one_in(stem: str) -> None:
     meeting = Meeting(stem)
-    with attendant(stem) as child:
+    with running(ATTENDANT, stem) as child:
         assert says(child) == "inside"
         child.kill()
         with meeting.at_board():
@@ -177,7 +135,7 @@ def test_a_meeting_that_is_attended_is_never_swept(stem: str) -> None:
 
 
 def test_the_janitor_removes_a_meeting_that_died(stem: str) -> None:
-    with attendant(stem) as child:
+    with running(ATTENDANT, stem) as child:
         says(child)
     assert files_of(stem) == {"-control", "-gate"}
     assert stem in [found.stem for found in janitor.sweep(guard_s=-1)]

@@ -86,6 +86,8 @@ int main(int argc, char **argv) {
     }
     double took = now_s() - began;
     pthread_join(writer, NULL);
+    free(out);
+    free(recorder);
     if (next != num_events || num_read + num_lost != num_events) return 4;
     printf("read %llu lost %llu ns_per_event %.1f\n", (unsigned long long)num_read, (unsigned long long)num_lost,
            took / (double)num_events * 1e9);

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import simplejpeg
+from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 import shmload
@@ -115,3 +116,12 @@ def in_order(data: bytes, part: Box, reduction: int, **options: Any) -> np.ndarr
     """The same by reading all that lies above the part's last row, as files without markers are read."""
     top, left, bottom, right = part
     return part_of(data, (0, 0, bottom, shrunk(data, reduction)[1]), reduction, **options)[top:, left:right]
+
+
+@st.composite
+def parts(draw: st.DrawFn, data: bytes, reduction: int) -> Box:
+    """A box of the picture as it is decoded at 1 / reduction, often of one pixel."""
+    height, width = shrunk(data, reduction)
+    top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
+    bottom, right = draw(st.integers(top + 1, height)), draw(st.integers(left + 1, width))
+    return draw(st.sampled_from(((top, left, bottom, right), (top, left, top + 1, left + 1))))

@@ -14,7 +14,7 @@ import pytest
 import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jpegs import SAMPLINGS, Box, encoded, part_of, shrunk
+from jpegs import SAMPLINGS, Box, encoded, part_of, parts
 from PIL import Image
 
 from shmload._core.jpeg import bind, decode
@@ -33,13 +33,6 @@ def check_part(data: bytes, part: Box, reduction: int, **options: Any) -> None:
     top, left, bottom, right = part
     whole = part_of(data, None, reduction, **options)
     assert np.array_equal(whole[top:bottom, left:right], part_of(data, part, reduction, **options))
-
-
-@st.composite
-def parts(draw: st.DrawFn, data: bytes, reduction: int) -> Box:
-    height, width = shrunk(data, reduction)
-    top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
-    return top, left, draw(st.integers(top + 1, height)), draw(st.integers(left + 1, width))
 
 
 def check_any_part(data: st.DataObject, sampling: str, largest: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 from damaged import WIDTHS, damage, file_with_markers, read_damaged
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jpegs import SAMPLINGS, Box, encoded, in_order, interval, intervals, part_of, shrunk
+from jpegs import SAMPLINGS, encoded, in_order, interval, intervals, part_of, parts
 from PIL import Image
 
 from shmload._core.jpeg import recode
@@ -36,14 +36,6 @@ Encode = Callable[..., bytes]
 def library() -> None:
     if why := unbound():
         pytest.skip(why)
-
-
-@st.composite
-def parts(draw: st.DrawFn, data: bytes, reduction: int) -> Box:
-    height, width = shrunk(data, reduction)
-    top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
-    bottom, right = draw(st.integers(top + 1, height)), draw(st.integers(left + 1, width))
-    return draw(st.sampled_from(((top, left, bottom, right), (top, left, top + 1, left + 1))))
 
 
 def check_any_part(data: st.DataObject, sampling: str, largest: int) -> None:

@@ -60,17 +60,15 @@ class LeadingEngine(Engine):
         Raises:
             RankLeft: another rank does not take this batch, or has ended.
         """
-        order = self.front
+        self._begin_next()  # what may raise does so before the others are told
+        company, order = self._company, self._queue[0]
+        assert company is not None
+        company.before(order)
         try:
             return super().next(in_order=in_order)
         finally:
-            if self.front is not order and self._company is not None:
-                self._company.took()
-
-    def _begin_next(self) -> None:
-        super()._begin_next()
-        assert self._company is not None
-        self._company.before(self._queue[0])
+            if self.front is not order:
+                company.took()
 
     def _see_to_deaths(self) -> None:
         super()._see_to_deaths()

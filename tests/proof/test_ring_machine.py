@@ -573,7 +573,7 @@ def test_a_ring_does_what_its_model_does(machine: type[RingMachine]) -> None:
     walk(machine, num_walks=200)
     events = ["leased", "leased beside another", "bumped over a claim", "drained", "killed over a chunk"]
     events += ["posted", "taken", "slept", "rung", "not rung"] + ["left an order alone"] * (not machine.is_static)
-    assert [] == [event for event in events if not machine.seen[event]]
+    assert [event for event in events if not machine.seen[event]] == []
 
 
 @pytest.mark.parametrize("is_poisoned", [False, True])

@@ -27,7 +27,8 @@ from shmload.shm.group import Group
 from shmload.supervision import Supervisor, Verdict
 from shmload.worker.crew import STOP_GRACE_S, interrupts_held
 from shmload.worker.muster import muster
-from shmload.worker.spec import Job
+from shmload.worker.process import STACK_NBYTES
+from shmload.worker.spec import Invitation, Job
 
 TEXT_CAPACITY = 16384
 LAYOUT_CAPACITY = 65536
@@ -66,6 +67,7 @@ class EngineOptions:
     num_sent: int | None = None
     sender: Sender | None = None
     num_ranks: int = 1  # of this node that read the ring
+    num_guests: int = 0  # workers of other ranks that may fill chunks of the ring
     affinity: tuple[int, ...] = ()  # processors of the crew; none: the trainer's
     address: str | None = None  # of the Ray cluster whose actors are the workers; None: processes of this machine are
 
@@ -100,14 +102,15 @@ class Machinery:
             "text_capacity": TEXT_CAPACITY,
             "layout_capacity": LAYOUT_CAPACITY,
         }
-        nbytes = control_nbytes(self.num_slots, options.num_workers, **sizes)
+        num_records = options.num_workers + options.num_guests
+        nbytes = control_nbytes(self.num_slots, num_records, **sizes)
         control = group.segment("control", nbytes)
         self.control = Mapping(control.fd, nbytes)
         self._control_path = control.path
         self._ring = TrainerRing(
             self.control,
             num_slots=self.num_slots,
-            num_workers=options.num_workers,
+            num_workers=num_records,
             is_static=options.is_static,
             threads_per_worker=self._job.num_threads if options.address is None else WHOLE_BATCHES,
             num_usable=num_slots(options.first_ordered) + options.num_cooling if options.first_ordered else 0,
@@ -142,6 +145,10 @@ class Machinery:
             self._writer.settle(options.layout, options.max_rows)
         self._has_notes = self._job.seed is None
         watched_s = options.sample_timeout_s if options.address is None else None  # actors are watched where they are
+        self._stacks = [
+            group.segment(f"stack-{worker}", STACK_NBYTES)
+            for worker in range(0 if watched_s is None else options.num_workers)
+        ]
         self.crew = muster(
             self._job,
             group,
@@ -153,7 +160,8 @@ class Machinery:
             orders=self._orders,
             grants=self._grants,
             resume=options.resume,
-            keeps_stacks=watched_s is not None,
+            stacks=self._stacks,
+            neighbours=self._neighbours(),
             address=options.address,
             num_ahead=options.num_ordered // options.num_workers,
             sample_timeout_s=options.sample_timeout_s,
@@ -169,6 +177,10 @@ class Machinery:
         )
         with interrupts_held():
             self.roster.start(options.first_workers or options.num_workers)
+
+    def _neighbours(self) -> tuple[Invitation, ...]:
+        """Rings of the node's other ranks in which the crew helps, once there is a ring here and before there is a crew."""
+        return ()
 
     def _order_in(self, slot: int) -> Order | None:
         """The order that stands in a slot, if one does."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Self
 
 import posix_ipc
 
@@ -67,7 +68,7 @@ class Doorbell(Bell):
             raise
 
     @classmethod
-    def attach(cls, name: str) -> Doorbell:
+    def attach(cls, name: str) -> Self:
         """Opens another process's bell.
 
         Raises:

@@ -16,8 +16,7 @@ from shmload.shm.group import Group
 from shmload.shm.segment import Segment
 from shmload.worker.crew import ProcessCrew, context_of, pickled_once
 from shmload.worker.fork_hazards import warn_of_fork
-from shmload.worker.process import STACK_NBYTES
-from shmload.worker.spec import Job, Post
+from shmload.worker.spec import Invitation, Job, Post
 
 if TYPE_CHECKING:
     from shmload.worker.actors.crew import RayCrew
@@ -35,7 +34,8 @@ def muster(
     orders: list[Doorbell],
     grants: Doorbell,
     resume: Sequence[bytes] = (),
-    keeps_stacks: bool = False,
+    stacks: Sequence[Segment] = (),
+    neighbours: tuple[Invitation, ...] = (),
     address: str | None = None,
     num_ahead: int = 1,
     sample_timeout_s: float | None = None,
@@ -45,7 +45,8 @@ def muster(
 
     Args:
         orders: one bell for all workers, or one for each.
-        keeps_stacks: whether workers can be asked for their Python stacks.
+        stacks: where workers write their Python stacks when asked to, a segment each; none: they cannot be asked.
+        neighbours: rings of other ranks, in which workers help.
         resume: one pickled snapshot for each worker to go on from, or none at all.
         address: of the Ray cluster that decodes; None: this machine does.
         num_ahead: batches that are ordered ahead for each worker; it and `sample_timeout_s` matter to a Ray cluster alone.
@@ -64,7 +65,6 @@ def muster(
             segment = group.segment("parcel", len(parcel))
             memoryview(Mapping(segment.fd, len(parcel)))[:] = parcel
             parcel_path, parcel_nbytes = segment.path, len(parcel)
-    stacks = [group.segment(f"stack-{w}", STACK_NBYTES) for w in range(num_workers)] if keeps_stacks else []
     posts = [
         Post(
             worker_id=worker_id,
@@ -80,6 +80,7 @@ def muster(
             parcel_path=parcel_path,
             parcel_nbytes=parcel_nbytes,
             stack_path=stacks[worker_id].path if stacks else "",
+            neighbours=neighbours,
             resume=resume[worker_id] if resume else b"",
         )
         for worker_id in range(num_workers)

@@ -1,8 +1,8 @@
 """Helping the node's other ranks: a worker whose own ring has nothing open fills chunks of theirs, as their guest.
 
 A guest reads with its own dataset and claims and finishes as the ring's own workers do. What it must not do is wait for that
-ring's trainer: that one may be waiting, in an all-reduce, for a batch that this worker owes its own. So it comes only when there is a
-layout, and leaves a batch that needs more room to be ordered again (slot_memory.py). It knocks before it claims anything (guests.h).
+ring's trainer: that one may be waiting, in an all-reduce, for a batch that this worker owes its own. So it comes only when there is
+a layout, and leaves a batch that needs more room to be ordered again (slot_memory.py). It knocks before it claims (src/guests.h).
 """
 
 from __future__ import annotations

@@ -124,5 +124,5 @@ def digest(batch: Any) -> str:
 
 def alone(rank: int, dataset: Any, num_epochs: int = 1, **others: Any) -> list[str]:
     """What a rank reads that has no company."""
-    with loader_of(rank, dataset, share=None, **others) as loader:
+    with loader_of(rank, dataset, share=None, **{**others, "multiprocessing_context": "fork"}) as loader:
         return [digest(batch) for _ in range(num_epochs) for batch in loader]

@@ -63,10 +63,16 @@ def test_a_rank_whose_worker_stands_still_is_helped_by_its_neighbours_and_no_bat
     assert outcomes[1].given[1] > 0
 
 
-@pytest.mark.slow
-def test_three_ranks_with_two_workers_each_started_afresh_read_what_they_read_alone(tmp_path: Path) -> None:
-    others = {"num_workers": 2, "multiprocessing_context": "forkserver", "world_size": 3, "shuffle": True}
+def test_three_ranks_with_two_workers_each_read_what_they_read_alone(tmp_path: Path) -> None:
+    others = {"num_workers": 2, "world_size": 3, "shuffle": True}
     check_alike(run_ranks(read, 3, tmp_path, None, others), tmp_path, **others)
+
+
+@pytest.mark.slow
+def test_workers_that_were_not_forked_help_as_well(tmp_path: Path) -> None:
+    outcomes = run_ranks(read, 2, tmp_path, own_wait_for_a_guest, {"multiprocessing_context": "spawn"})
+    check_alike(outcomes, tmp_path)
+    assert outcomes[1].given[1] > 0
 
 
 def test_a_guest_that_is_killed_over_a_sample_costs_nothing(tmp_path: Path) -> None:

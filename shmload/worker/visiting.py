@@ -84,7 +84,7 @@ class Host:
     def claims(self, ticket: int) -> bool:
         """Claims a chunk, if there is one for a guest and the trainer has let this one in."""
         ring = self._ring
-        return ring.has_layout and ring.knock(ticket) and ring.claim()
+        return ring.knock(ticket) and ring.has_layout and ring.claim()
 
     def leave(self) -> None:
         """Watches it no more."""

@@ -42,10 +42,16 @@ class Marks:
         return os.path.exists(f"{self._folder}/{name}")
 
     def wait(self, name: str) -> None:
-        deadline = monotonic() + DEADLINE_S / 6
+        deadline = monotonic() + DEADLINE_S / 3
         while not self.has(name):
-            assert monotonic() < deadline, f"nobody has set {name!r}"
+            self.check(deadline, name)
             sleep(0.001)  # between two looks at a file: nothing depends on how long it is
+
+    def check(self, deadline: float, name: str) -> None:
+        """Fails beyond the deadline, or if another has: then all give up."""
+        if self.has("given up") or monotonic() > deadline:
+            self.set("given up")
+            raise AssertionError(f"nobody has set {name!r}")
 
 
 class Samples:
@@ -106,15 +112,16 @@ def deadly(marks: Marks, index: int, is_guest: bool) -> None:
 
 def loader_of(rank: int, dataset: Any, *, share: str | None = "node", world_size: int = HALF, **others: Any) -> Any:
     """A loader of one rank's part."""
-    arguments = {"num_workers": 1, "multiprocessing_context": "fork", "seed": 3, **others}
+    arguments = {"num_workers": 1, "multiprocessing_context": "fork", "seed": 3, "timeout": DEADLINE_S / 2, **others}
     return ShmLoader(dataset, BATCH, rank=rank, world_size=world_size, share=share, **arguments)
 
 
 def read_until(marks: Marks, name: str, loader: Any) -> None:
     """Reads on, so that this rank's dead workers are replaced, until something has happened."""
+    deadline = monotonic() + DEADLINE_S / 1.5
     while not marks.has(name):
         for _ in loader:
-            pass
+            marks.check(deadline, name)
 
 
 def digest(batch: Any) -> str:

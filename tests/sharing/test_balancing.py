@@ -70,7 +70,7 @@ def test_three_ranks_with_two_workers_each_read_what_they_read_alone(tmp_path: P
 
 @pytest.mark.slow
 def test_workers_that_were_not_forked_help_as_well(tmp_path: Path) -> None:
-    outcomes = run_ranks(read, 2, tmp_path, own_wait_for_a_guest, {"multiprocessing_context": "spawn"})
+    outcomes = run_ranks(read, 2, tmp_path, own_wait_for_a_guest, {"multiprocessing_context": "spawn", "timeout": 60})
     check_alike(outcomes, tmp_path)
     assert outcomes[1].given[1] > 0
 

@@ -89,6 +89,23 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
+        "idle neighbours are not rung for",
+        "shmload/sharing/balancing.py",
+        "                helpers.bell.post_up_to(min(num_left, num_idle))\n",
+        "",
+        ("tests/sharing/test_guests.py::test_neighbours_are_rung_for_if_they_are_idle_and_the_crew_is_not",),
+    ),
+    Defect(
+        "G1",
+        "a sample ends one guest after the other",
+        "src/protocol.h",
+        "                if (w >= num_wanted && atomic_load_explicit((shml_u64 *)&slot->num_lost, memory_order_relaxed)) continue;\n",
+        "",
+        ("tests/sharing/test_guests.py::test_what_has_ended_a_worker_is_left_to_the_crew",),
+        ("filler",),
+    ),
+    Defect(
+        "G1",
         "nobody is let in",
         "shmload/sharing/guests.py",
         "        self._ring.admit(record, ticket)\n",

@@ -9,6 +9,9 @@ import pytest
 from sharing_kit import Crowd
 
 from shmload._core.filler import DONE
+from shmload._core.neighbour import Neighbour
+from shmload.sharing.balancing import Helpers, NodeBell
+from shmload.shm.group import Group
 from shmload.shm.processes import of_ticket, own_ticket, pidfd_of, start_of
 
 MINE, ANOTHERS = own_ticket(), own_ticket() + 1
@@ -52,6 +55,24 @@ def test_chunks_beyond_those_that_idle_workers_will_claim_are_unattended(crowd: 
     crowd.worker.waiting(False)
     crowd.worker.claim()
     assert crowd.trainer.num_unattended == 1
+
+
+def test_neighbours_are_rung_for_if_they_are_idle_and_the_crew_is_not(crowd: Crowd) -> None:
+    group, neighbour = Group(), Crowd()
+    theirs = group.doorbell("theirs")
+    bell = NodeBell.attach(group.doorbell("mine").name)
+    bell.ring, bell.helpers = crowd.trainer, {1: Helpers(Neighbour(neighbour.control), theirs)}
+    crowd.order(0)
+    bell.post_up_to(1)
+    assert (bell.value, theirs.value) == (1, 0)
+    neighbour.worker.waiting(True)
+    bell.post_up_to(1)
+    assert (bell.value, theirs.value) == (1, 1)
+    theirs.drain()
+    crowd.worker.waiting(True)
+    bell.post_up_to(1)
+    assert theirs.value == 0
+    group.close()
 
 
 def test_what_has_ended_a_worker_is_left_to_the_crew(crowd: Crowd) -> None:

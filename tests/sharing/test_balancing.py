@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
@@ -233,3 +234,25 @@ def test_a_guest_never_waits_for_the_trainer_whose_batch_it_fills(tmp_path: Path
     assert (first.text, second.text) == ("", "")
     assert first.given == alone(0, Samples(Marks(tmp_path)))
     assert second.given == alone(1, Samples(Marks(tmp_path)))
+
+
+def read_under_kills(rank: int, folder: Path, num_epochs: int) -> tuple[list[str], int]:
+    """Kills workers of this rank at random, wherever they are."""
+    chance = random.Random(rank)
+    found, num_kills = [], 0
+    with loader_of(rank, Samples(Marks(folder)), num_workers=2, prefetch_factor=3) as loader:
+        for _ in range(num_epochs):
+            for batch in loader:
+                found.append(digest(batch))
+                if chance.random() < 0.25:
+                    pids = [worker["pid"] for worker in loader.stats()["workers"] if worker["pid"]]
+                    os.kill(chance.choice(pids), signal.SIGKILL)
+                    num_kills += 1
+    return found, num_kills
+
+
+@pytest.mark.slow
+def test_kills_of_random_workers_do_not_show_in_any_rank(tmp_path: Path) -> None:
+    outcomes = run_ranks(read_under_kills, 2, tmp_path, 60)
+    check_alike(outcomes, tmp_path, 60, num_workers=2)
+    assert min(outcome.given[1] for outcome in outcomes) > NUM_STEPS

@@ -109,8 +109,10 @@ class ShmLoader(EngineMaking[T]):
             ring. For torch mode and `get_worker_info()` all of them together are the workers, the actors first.
         address: of the cluster's head, with crew="ray"; None: "auto", the cluster that runs on this machine.
         share: "node": the ranks of this node that are given the same `rank` and `world_size`, as those of a tensor- or pipeline-
-            parallel group are, read one ring, filled by one crew of `num_workers`; each sample is decoded once. Seed mode only;
-            batches are the same without it. docs/launch.md says when to use it, and what it asks of a program.
+            parallel group are, read one ring, filled by one crew of `num_workers`; each sample is decoded once. Where no two
+            ranks are given the same, as in data parallelism, each has ring and crew of its own, and idle workers help the ranks
+            whose batches are late. Seed mode only; batches are the same without it. docs/launch.md says when to use it, and what
+            it asks of a program.
         device: "cuda", "cuda:1" or such a torch.device: batches' tensors arrive there, copied from the pinned ring on a stream of
             their own, two batches ahead; the stream that is current in `next()` waits for them. What is no tensor stays as it is. A
             `shmload.Device` says more: images normalised there, tensors at addresses that stay. Not with `audit`.

@@ -28,7 +28,8 @@ from shmload.shm.group import Group
 from shmload.supervision import Supervisor, Verdict
 from shmload.worker.crew import STOP_GRACE_S, interrupts_held
 from shmload.worker.muster import muster
-from shmload.worker.spec import Job
+from shmload.worker.process import STACK_NBYTES
+from shmload.worker.spec import Invitation, Job
 
 TEXT_CAPACITY = 16384
 LAYOUT_CAPACITY = 65536
@@ -67,6 +68,7 @@ class EngineOptions:
     num_sent: int | None = None
     sender: Sender | None = None
     num_ranks: int = 1  # of this node that read the ring
+    num_guests: int = 0  # workers of other ranks that may fill chunks of the ring
     affinity: tuple[int, ...] = ()  # processors of the crew; none: the trainer's
     address: str | None = None  # of the Ray cluster whose actors are the workers; None: processes of this machine are
     num_local_workers: int = 0  # of the workers, the last ones: processes of this machine beside the actors
@@ -102,14 +104,15 @@ class Machinery:
             "text_capacity": TEXT_CAPACITY,
             "layout_capacity": LAYOUT_CAPACITY,
         }
-        nbytes = control_nbytes(self.num_slots, options.num_workers, **sizes)
+        num_records = options.num_workers + options.num_guests
+        nbytes = control_nbytes(self.num_slots, num_records, **sizes)
         control = group.segment("control", nbytes)
         self.control = Mapping(control.fd, nbytes)
         self._control_path = control.path
         self._ring = TrainerRing(
             self.control,
             num_slots=self.num_slots,
-            num_workers=options.num_workers,
+            num_workers=num_records,
             is_static=options.is_static,
             threads_per_worker=self._job.num_threads if options.address is None else WHOLE_BATCHES,
             num_usable=num_slots(options.first_ordered) + options.num_cooling if options.first_ordered else 0,
@@ -144,6 +147,11 @@ class Machinery:
         if self._has_layout:
             self._writer.settle(options.layout, options.max_rows)
         self._has_notes = self._job.seed is None
+        self._stacks = {}  # by worker, where they can be asked for theirs; actors are watched where they are
+        if options.sample_timeout_s is not None:
+            num_far = 0 if options.address is None else options.num_workers - options.num_local_workers
+            for worker in range(num_far, options.num_workers):
+                self._stacks[worker] = group.segment(f"stack-{worker}", STACK_NBYTES)
         self.crew = muster(
             self._job,
             group,
@@ -155,6 +163,8 @@ class Machinery:
             orders=self._orders,
             grants=self._grants,
             resume=options.resume,
+            stacks=self._stacks,
+            neighbours=self._neighbours(),
             address=options.address,
             num_local_workers=options.num_local_workers,
             num_ahead=options.num_ordered // options.num_workers,
@@ -171,6 +181,10 @@ class Machinery:
         )
         with interrupts_held():
             self.roster.start(options.first_workers or options.num_workers)
+
+    def _neighbours(self) -> tuple[Invitation, ...]:
+        """Rings of the node's other ranks in which the crew helps, once there is a ring here and before there is a crew."""
+        return ()
 
     def _order_in(self, slot: int) -> Order | None:
         """The order that stands in a slot, if one does."""

@@ -12,7 +12,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shmload._core.trainer import TrainerRing
 from shmload.autotune.roster import Roster
@@ -61,6 +61,19 @@ class FatalRow(NamedTuple):
         return self.kind(self.text)
 
 
+class LateGuests(Protocol):
+    """The part of a crew that is asked for where a worker of another rank is late over a sample (sharing/guests.py)."""
+
+    def stack(self, record: int) -> str:
+        """As of a crew."""
+
+    def kill(self, record: int) -> Death:
+        """As of a crew."""
+
+    def replace(self, record: int) -> None:
+        """Makes way for another."""
+
+
 class Supervisor:
     """Sees to the deaths of one crew.
 
@@ -87,6 +100,7 @@ class Supervisor:
         self._max_restarts = max_restarts
         self._order_in = order_in
         self._sample_timeout_s = sample_timeout_s
+        self.guests: LateGuests | None = None  # workers of other ranks, whose numbers are beyond the crew's
         self._kills: Counter[str] = Counter()  # by what a worker died over, in words
         self._poisoned: dict[int, FatalRow] = {}  # by slot
         self._unbegun: dict[int, int] = {}  # late worker -> the order of which it had begun no row when last looked at
@@ -143,8 +157,9 @@ class Supervisor:
             self._unbegun[worker] = number  # the time may be an earlier claim's: it is looked at again
             return False
         what = self._what_is_late(worker, slot, row)
-        stack = self._crew.stack(worker)
-        death = self._crew.kill(worker)
+        keeper = self._keeper_of(worker)
+        stack = keeper.stack(worker)
+        death = keeper.kill(worker)
         text = late_text(what, self._sample_timeout_s, worker, death.pid, stack)
         if row >= 0:  # else it stood still before its first sample, which says nothing of any
             text += REMEDY
@@ -166,8 +181,12 @@ class Supervisor:
         if self._roster.was_told(worker):
             self._roster.has_gone(worker)
         else:
-            self._crew.replace(worker)
+            self._keeper_of(worker).replace(worker)
         self._ring.count_restart(worker)
+
+    def _keeper_of(self, worker: int) -> Crew | LateGuests:
+        """Who has this worker in hand."""
+        return self._crew if self.guests is None or worker < self._ring.num_wanted else self.guests
 
     def death_over(self, slot: int) -> FatalRow:
         """What happened to the workers of a slot that was given up."""

@@ -73,6 +73,10 @@ cdef class WorkerRing:
         """Whether the trainer wants this worker to go on."""
         return not self._ring.header.is_closing and <uint64_t>self.worker_id < self._ring.header.num_wanted
 
+    def knock(self, uint64_t ticket):
+        """As a guest: asks to be let in, also while it has asked already. Returns whether it is, and may claim (guests.h)."""
+        return shml_knock(&self._ring, self.worker_id, ticket) == 1
+
     def waiting(self, bint on):
         """Notes for onlookers whether this worker waits for orders."""
         self._ring.workers[self.worker_id].is_waiting = on

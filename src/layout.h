@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SHML_MAGIC UINT64_C(0x31444C4F4C4D4853) /* "SHMLOLD1" read as bytes */
-#define SHML_ABI 4u
+#define SHML_ABI 5u
 #define SHML_MAX_CHUNKS 64u
 #define SHML_MAX_WORKERS 16000u /* own = w + 1 stays below the reservations at 0x4000 */
 #define SHML_PATH_NBYTES 128u
@@ -51,7 +51,7 @@ typedef struct {
     uint64_t magic;             /* SHML_MAGIC, written last at creation; trainer */
     uint32_t abi;               /* SHML_ABI; trainer */
     uint32_t num_slots;         /* trainer */
-    uint32_t num_workers;       /* worker records, not processes alive; trainer */
+    uint32_t num_workers;       /* worker records, not processes alive: of the crew, behind them of guests; trainer */
     uint32_t is_static;         /* 1: batch i belongs to worker i mod n and orders are taken oldest first; trainer */
     uint64_t total_nbytes;      /* size of the control block; trainer */
     uint64_t workers_offset;    /* bytes from the header's start, as all offsets here; trainer */
@@ -116,8 +116,11 @@ typedef struct {
     shml_u32 num_actors;    /* that have decoded for it, one after the other */
     char node[12];          /* begin of the id of the node where the last one is, NUL-terminated */
     shml_u64 num_restarts;  /* processes that have taken the place of a dead one here; trainer */
-    shml_u64 claimed_ns;    /* CLOCK_MONOTONIC when it claimed what it fills now, 0: it holds no claim; that worker. Ends at 128: two
-                               cache lines, so workers do not share one */
+    shml_u64 claimed_ns;    /* CLOCK_MONOTONIC when it claimed what it fills now, 0: it holds no claim; that worker */
+    shml_u64 visitor;       /* ticket (guests.h) of the neighbour's worker that wants to fill chunks here, or does; 0: none; that
+                               worker when it was 0, trainer clears */
+    shml_u64 admitted;      /* ticket of the one that the trainer watches, and so may claim; trainer */
+    uint8_t reserved[48];   /* to 192: whole cache lines, so workers do not share one */
 } shml_worker;
 
 typedef struct {
@@ -151,7 +154,7 @@ typedef struct {
 static_assert(sizeof(shml_u64) == 8 && sizeof(shml_u32) == 4, "atomics must be plain words");
 static_assert(offsetof(shml_header, last_order) == 256, "hot words start a cache line");
 static_assert(sizeof(shml_header) == 512, "header size");
-static_assert(sizeof(shml_worker) == 128, "worker record size");
+static_assert(sizeof(shml_worker) == 192, "worker record size");
 static_assert(offsetof(shml_slot, seq) == 512, "owner words are the first eight cache lines");
 static_assert(offsetof(shml_slot, payload_path) == 768, "slot record: paths");
 static_assert(sizeof(shml_slot) == 1024, "slot record size");

@@ -167,6 +167,7 @@ static inline void shml_create(shml_ring *ring, void *base, uint32_t num_slots, 
     shml_header *h = (shml_header *)base;
     shml_plan(h, num_slots, num_workers, order_capacity, text_capacity, layout_capacity);
     h->abi = SHML_ABI;
+    h->num_wanted = num_workers;
     shml_view(ring, base);
     for (uint32_t s = 0; s < num_slots; s++)
         for (uint32_t c = 0; c < SHML_MAX_CHUNKS; c++)
@@ -301,11 +302,14 @@ static inline void shml_count_fetch(shml_worker *me, uint64_t nbytes, int is_rem
 }
 
 /* Finds the oldest chunk open to worker w whose order is later than `after`. Returns its word and fills `claim`, or UINT64_MAX.
+ * Guests, whose numbers are beyond the crew's, leave alone what has ended a worker: its own crew finds out which sample it was, and no
+ * sample ends one guest after the other.
  * In a static ring orders newer than `last_order` are ignored: a scan overtaken by two publications would otherwise take the
  * later batch first and break per-worker random streams. */
 static inline uint64_t shml_find_open(const shml_ring *ring, uint32_t w, uint64_t after, shml_claim *claim) {
     const shml_header *h = ring->header;
     uint64_t reserved = SHML_RESERVED + (uint64_t)w;
+    uint64_t num_wanted = atomic_load_explicit((shml_u64 *)&h->num_wanted, memory_order_relaxed);
     uint64_t newest = UINT64_MAX;
     if (h->is_static) newest = atomic_load_explicit((shml_u64 *)&h->last_order, memory_order_acquire);
     uint64_t best = UINT64_MAX;
@@ -317,6 +321,7 @@ static inline uint64_t shml_find_open(const shml_ring *ring, uint32_t w, uint64_
             if (c > 0 && order == 0) break; /* beyond nchunks */
             uint64_t own = SHML_OWN_OF(word);
             if ((own != SHML_OPEN && own != reserved) || order > newest || order <= after) continue;
+            if (w >= num_wanted && atomic_load_explicit((shml_u64 *)&slot->num_lost, memory_order_relaxed)) continue;
             if (best == UINT64_MAX || order < SHML_ORDER_OF(best)) {
                 best = word;
                 claim->order = order;

@@ -128,3 +128,11 @@ cdef extern from "lease.h" nogil:
     int shml_lease_make_private(shml_lease *lease)
     void shml_lease_drop(shml_lease *lease)
     dl_managed *shml_dl_new(shml_lease *lease, uint64_t offset, uint8_t code, uint8_t bits, int32_t ndim)
+
+cdef extern from "guests.h" nogil:
+    int shml_knock(const shml_ring *ring, uint32_t w, uint64_t ticket)
+    uint64_t shml_knocking(const shml_ring *ring, uint32_t w)
+    void shml_admit(const shml_ring *ring, uint32_t w, uint64_t ticket)
+    void shml_dismiss(const shml_ring *ring, uint32_t w)
+    uint32_t shml_num_idle(const shml_ring *ring)
+    uint32_t shml_num_open(const shml_ring *ring)

@@ -40,7 +40,6 @@ cdef class SlotDesk:
         shml_create(&self._ring, <void *><uintptr_t>control.address, num_slots, num_workers, order_capacity,
                     text_capacity, layout_capacity)
         self._ring.header.is_static = is_static
-        self._ring.header.num_wanted = num_workers
         self._ring.header.owner_pid = self._pid
         self._ring.header.owner_start_ns = shml_now_ns()
         self._desk = shml_desk_new(num_slots, num_usable or num_slots)

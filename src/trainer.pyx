@@ -65,10 +65,11 @@ def control_nbytes(uint32_t num_slots, uint32_t num_workers, *, uint64_t order_c
 include "share.pxi"
 include "slot_desk.pxi"
 include "orders.pxi"
+include "hosting.pxi"
 include "follower.pxi"
 
 
-cdef class TrainerRing(OrderDesk):
+cdef class TrainerRing(HostDesk):
     """A ring with all of the trainer's verbs; the arguments are SlotDesk's."""
 
     cdef uint64_t _look_ns

@@ -1,8 +1,10 @@
-"""Ranks of one node that want the same samples read one ring: `ShmLoader(share="node")`.
+"""Ranks of one node work together: `ShmLoader(share="node")`. Those that want the same samples read one ring; where no two do, the
+node's workers go where they are needed.
 
 The ranks of a tensor- or pipeline-parallel group are given the same `rank` and `world_size`, and so the same batches. Without
 sharing each of them decodes every sample.
 
+    choice.py      which of all this a rank gets
     gathering.py   who is there: each rank of the node says at a board (shm/meeting.py) what it wants; who want the same are a group
     leading.py     the group's lowest local rank has ring and crew, as any loader; it hands a slot on when all have let it go
     following.py   the others map that ring. They publish nothing; they find, lease and pass batches
@@ -23,5 +25,22 @@ Rejected: a readers' bitmap in each slot (two writers a word, and somebody must 
 to start, watch and clean up after, and each batch crosses two processes); to let ranks follow the leader's deliveries (a rank that
 is behind could not be waited for by the leader's own step); to go on without a rank that has gone (its group cannot).
 
-Not built: one crew for ranks that want different samples.
+In data parallelism the rank whose batch is dear holds up all, while its neighbours' rings are full and their workers idle. So:
+
+    balancing.py   each rank has ring, crew, order and supervision of its own; who has no idle worker rings for the neighbours'
+    guests.py      who of them is let in and watched; what a dead one held is read again
+    worker/visiting.py   a worker with nothing open at home claims a chunk of the neighbour's whose trainer has waited for longest
+
+* a guest is a worker like any other to the protocol (src/protocol.h), under a record of its own behind those of the crew; the
+  trainer has its process in hand before it may claim anything (src/guests.h; explored in tests/proof/guests.py);
+* it never waits for the neighbour's trainer, which may itself wait for this rank: it comes when the layout is known, and a batch
+  that needs more room is ordered again;
+* its death is not put down to the sample it was at, since its rank may have ended; no other guest touches that batch, so a sample
+  that kills is found out by the crew, and counts twice there;
+* a rank that closes or dies takes its ring and its workers away and nothing else.
+
+Rejected: one ring for all (one trainer would order for the others, and its death end them); crews that grow and shrink by need (a
+process start is longer than most needs); handing chunks over by message (a claim is one exchange).
+
+Not built: both at once, where groups of ranks share rings: their leaders' crews do not help each other.
 """

@@ -1,4 +1,4 @@
-"""Which engine a loader that shares gets: that of its group's leader, a follower's, or, if it is alone, any loader's."""
+"""Which engine a loader that shares gets: of its group's leader, a follower's, one that balances; any loader's if it is alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from shmload.bad_samples import BadSamples
 from shmload.engine import Engine
 from shmload.machinery import EngineOptions
+from shmload.sharing.balancing import BalancingEngine
 from shmload.sharing.following import FollowingEngine
 from shmload.sharing.gathering import gather
 from shmload.sharing.leading import LeadingEngine
@@ -41,6 +42,9 @@ def shared_engine(loader: ShmLoader[Any], job: Job, options: EngineOptions, bad_
     if num_ranks == 1:
         party.close()
         return Engine(job, options, bad_samples)
+    if party.is_balanced:
+        options = dataclasses.replace(options, num_guests=(num_ranks - 1) * options.num_workers)
+        return BalancingEngine(job, options, bad_samples, party)
     if party.me > 0:
         return cast(Engine, FollowingEngine(options, party))  # it has what a stream asks of an engine
     cpus = {cpu for seat in party.seats for cpu in seat.cpus}
@@ -55,6 +59,8 @@ def shared_engine(loader: ShmLoader[Any], job: Job, options: EngineOptions, bad_
 
 def _promise(loader: ShmLoader[Any]) -> dict[str, Any]:
     """What says which batches there are, and how far ahead."""
+    layout = loader.in_place and loader.in_place.layout()
+    collate_fn = loader.custom_collate_fn
     order = loader.sampler if loader.sampler is not None and not loader._has_own_order else None
     return {
         "dataset": type(loader.dataset).__name__,
@@ -67,4 +73,7 @@ def _promise(loader: ShmLoader[Any]) -> dict[str, Any]:
         "sampler": type(order).__name__,
         "num_workers": loader.num_workers,
         "prefetch_factor": loader.prefetch_factor,
+        "collate_fn": getattr(collate_fn, "__qualname__", type(collate_fn).__qualname__),
+        "seed_samples": loader.seed_samples,
+        "schema": "" if layout is None else repr((layout.fields, layout.tree)),
     }

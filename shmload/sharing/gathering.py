@@ -19,6 +19,7 @@ from shmload.shm import owner
 from shmload.shm.group import Group
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import meeting_stem
+from shmload.shm.processes import pidfd_of, start_of
 from shmload.world import run_key
 
 MEET_S = 300.0  # for the others to come, where the loader has no timeout: they may have more to import and to open
@@ -41,7 +42,10 @@ class Seat(NamedTuple):
 
 @dataclass(frozen=True)
 class Party:
-    """A group that reads the same, with this rank's number in it; 0 leads. `pidfds` are of the others."""
+    """Ranks that share something, with this rank's number among them. `pidfds` are of the others, by number.
+
+    They read the same, and the first leads; or each reads something else, and they are all of the node.
+    """
 
     seats: list[Seat]
     me: int
@@ -49,13 +53,37 @@ class Party:
     meeting: Meeting
     group: Group
 
+    @property
+    def is_balanced(self) -> bool:
+        """Whether each rank reads something else: then each has a ring, and the crews help each other."""
+        return len({seat.data for seat in self.seats}) == len(self.seats)
+
     def announce(self, ring: dict[str, Any]) -> None:
         """Tells the others how to come to the ring; `{"failed": why}` if there is none. Leader only."""
+        self.tell(ring)
+        self.meeting.leave()
+
+    def tell(self, ring: dict[str, Any]) -> None:
+        """The same, and stays to hear what the others tell."""
         with self.meeting.at_board():
             board = json.loads(self.meeting.read())
-            board["rings"][str(self.seats[0].local_rank)] = ring
+            board["rings"][str(self.seats[self.me].local_rank)] = ring
             self.meeting.write(json.dumps(board).encode())
-        self.meeting.leave()
+
+    def rings(self) -> dict[int, dict[str, Any]]:
+        """How to come to the others' rings, by number, once each of them has told; without those that have ended or failed."""
+        poll = select.poll()
+        for pidfd in self.pidfds.values():
+            poll.register(pidfd, select.POLLIN)
+        while True:
+            ended = {pidfd for pidfd, _ in poll.poll(0)}
+            with self.meeting.at_board():
+                told = json.loads(self.meeting.read())["rings"]
+            found = {number: told.get(str(self.seats[number].local_rank)) for number in self.pidfds}
+            if all(ring is not None or self.pidfds[number] in ended for number, ring in found.items()):
+                self.meeting.leave()
+                return {number: ring for number, ring in found.items() if ring is not None and "failed" not in ring}
+            poll.poll(LOOK_MS)
 
     def ring(self) -> dict[str, Any]:
         """How to come to the leader's ring, once it is there.
@@ -100,32 +128,27 @@ def local_place() -> tuple[int, int]:
 
 
 def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s: float) -> Party:
-    """Waits for all ranks of the node; gives those that read what this one does.
+    """Waits for all ranks of the node; gives those that read what this one does, or all where no two read the same.
 
     Args:
         name: of the ring among this run's.
         promise: what must be equal within a group.
         timeout_s: how long the others may take; 0: MEET_S.
     Raises:
-        ValueError: no two ranks read the same, or those that do promise different things.
+        ValueError: those that share promise different things.
         RankLeft: one has ended, or has not come in time.
     """
     local_rank, num_local = local_place()
-    mine = Seat(local_rank, os.getpid(), _start_of(os.getpid()), data, promise, sorted(os.sched_getaffinity(0)))
+    mine = Seat(local_rank, os.getpid(), start_of(os.getpid()), data, promise, sorted(os.sched_getaffinity(0)))
     group = Group()  # starts the reaper, which sees to the meeting if this process is killed
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     meeting = Meeting(meeting_stem("share", name, restart, *run_key()))
     pidfds: dict[int, int] = {}  # by local rank
     try:
         seats = _all_seats(meeting, mine, num_local, pidfds, timeout_s or MEET_S)
-        groups = [[seat for seat in seats if seat.data == wanted] for wanted in {seat.data for seat in seats}]
-        if num_local > 1 and max(map(len, groups)) == 1:
-            raise ValueError(
-                f'share="node": the {num_local} ranks of this node read different samples (this one is rank {data[0]} of '
-                f"{data[1]}), and there is nothing to share. Give those that want the same batches the same rank= and world_size=, "
-                "such as the data-parallel ones; else leave share out"
-            )
-        party = next(found for found in groups if mine in found)
+        party = [seat for seat in seats if seat.data == data]
+        if len({seat.data for seat in seats}) == len(seats):
+            party = seats
         _check_promises(party)
     except BaseException:
         for pidfd in pidfds.values():
@@ -183,28 +206,16 @@ def _check_promises(party: list[Seat]) -> None:
     for seat in party[1:]:
         differs = [name for name in first.promise if seat.promise.get(name) != first.promise[name]]
         if differs:
+            what = "the same part of the data" if seat.data == first.data else "parts of the same data"
             theirs = "; ".join(f"{name}: {first.promise[name]!r} and {seat.promise.get(name)!r}" for name in differs)
             raise ValueError(
-                f'share="node": {first} and {seat} read the same part of the data with loaders that differ ({theirs}). Give all '
+                f'share="node": {first} and {seat} read {what} with loaders that differ ({theirs}). Give all '
                 "ranks the same arguments, and make their loaders in the same order"
             )
 
 
 def _pidfd_of(seat: Seat) -> int:
-    try:
-        pidfd = os.pidfd_open(seat.pid)
-    except ProcessLookupError:
-        pidfd = -1
-    if pidfd < 0 or _start_of(seat.pid) != seat.began:
-        if pidfd >= 0:
-            os.close(pidfd)
+    pidfd = pidfd_of(seat.pid, seat.began)
+    if pidfd < 0:
         raise RankLeft(f'{seat} has ended before all ranks of this node had begun to read (share="node")')
     return pidfd
-
-
-def _start_of(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
-            return stat.read().rpartition(")")[2].split()[19]  # proc(5): the 22nd field; the second may hold blanks
-    except OSError:
-        return ""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from typing import Self
 
 import posix_ipc
 
@@ -80,7 +81,7 @@ class Doorbell(Bell):
             raise
 
     @classmethod
-    def attach(cls, name: str) -> Doorbell:
+    def attach(cls, name: str) -> Self:
         """Opens another process's bell.
 
         Raises:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 from shmload.worker.snapshot import Snapshots
 from shmload.worker.spec import Job
 
+if TYPE_CHECKING:
+    from shmload.worker.visiting import Visits
+
 MISFITS_MAX = 2  # batches of a worker that may begin as rows in vain
 
 
@@ -39,6 +42,8 @@ class Body:
         open_memory: (path) -> mapping of a segment the trainer has made.
         source: the way through the dataset, if it is an iterable one.
         snapshots: what takes them, if the loader wants any.
+        visits: the way to the node's other ranks, whose chunks it fills when its own ring has none; None: it stays at home.
+        is_guest: the ring is another rank's.
         init_failure: what went wrong before the first order, if anything did: every order then fails with it.
     """
 
@@ -53,14 +58,17 @@ class Body:
         open_memory: Callable[[str], Mapping],
         source: IterablePass | None = None,
         snapshots: Snapshots | None = None,
+        visits: Visits | None = None,
+        is_guest: bool = False,
         init_failure: Failure | None = None,
     ) -> None:
         self._ring = ring
         self._job = job
         self._ready, self._orders = ready, orders
-        self._memory = SlotMemory(ring, ready, grants, open_memory)
+        self._memory = SlotMemory(ring, ready, grants, open_memory, is_guest=is_guest)
         self._source = source
         self._snapshots = snapshots
+        self._visits = visits
         self._init_failure = init_failure
         is_default = job.collate_fn is None and job.auto_collation
         self._in_place = in_place_of(job.dataset, job.ragged) if is_default else None
@@ -82,12 +90,22 @@ class Body:
             if ring.claim():
                 faults.hit("after_claim")
                 self.work()
-                continue
-            ring.waiting(True)
-            self._orders.wait(LOOK_AGAIN_S)
-            ring.waiting(False)
+                if self._visits is not None:
+                    self._visits.look_at_times()
+            else:
+                self._wait_or_visit()
         self._orders.post()  # the ring that woke this one may have been meant for another
         faults.hit("leaving")
+
+    def _wait_or_visit(self) -> None:
+        """Waits for an order of its own, or fills one chunk of a neighbour's."""
+        self._ring.waiting(True)  # before the neighbours are looked at: who publishes after that sees it, and rings
+        body = None if self._visits is None else self._visits.claim()
+        if body is None:
+            self._orders.wait(LOOK_AGAIN_S)
+        self._ring.waiting(False)
+        if body is not None:
+            body.work()
 
     def work(self) -> None:
         """Does what has been claimed."""

@@ -186,21 +186,8 @@ class ProcessCrew:
 
     def stack(self, worker_id: int) -> str:
         """Where a worker is now, in Python; or why that is not known."""
-        fd, pidfd = self._stacks[worker_id].fd, next(fd for fd, w in self._pidfds.items() if w == worker_id)
-        os.pwrite(fd, bytes(STACK_NBYTES), 0)
-        try:
-            signal.pidfd_send_signal(pidfd, STACK_SIGNAL)
-        except OSError:
-            return "(unknown: the process is gone)"
-        died = select.poll()
-        died.register(pidfd, select.POLLIN)
-        text = b""
-        for _ in range(STACK_LOOKS):
-            died.poll(STACK_LOOK_MS)
-            before, text = text, os.pread(fd, STACK_NBYTES, 0).rstrip(b"\0")
-            if text and text == before:
-                return text.decode(errors="replace")
-        return "(unknown: the process is stopped, or waits in the kernel)"
+        pidfd = next(fd for fd, w in self._pidfds.items() if w == worker_id)
+        return written_stack(pidfd, self._stacks[worker_id].fd)
 
     def kill(self, worker_id: int) -> Death:
         """Ends a worker at once; it can then be replaced."""
@@ -225,6 +212,24 @@ class ProcessCrew:
                     process.kill()  # ends a stopped process, too
                 for pidfd, worker_id in list(self._pidfds.items()):
                     self._bury(pidfd, self._processes.pop(worker_id))
+
+
+def written_stack(pidfd: int, fd: int) -> str:
+    """Has a worker process write its Python stack to its segment `fd`; gives that, or why it is not known."""
+    os.pwrite(fd, bytes(STACK_NBYTES), 0)
+    try:
+        signal.pidfd_send_signal(pidfd, STACK_SIGNAL)
+    except OSError:
+        return "(unknown: the process is gone)"
+    died = select.poll()
+    died.register(pidfd, select.POLLIN)
+    text = b""
+    for _ in range(STACK_LOOKS):
+        died.poll(STACK_LOOK_MS)
+        before, text = text, os.pread(fd, STACK_NBYTES, 0).rstrip(b"\0")
+        if text and text == before:
+            return text.decode(errors="replace")
+    return "(unknown: the process is stopped, or waits in the kernel)"
 
 
 _crews: weakref.WeakSet[ProcessCrew] = weakref.WeakSet()

@@ -18,8 +18,7 @@ from shmload.shm.group import Group
 from shmload.shm.segment import Segment
 from shmload.worker.crew import ProcessCrew, context_of, pickled_once
 from shmload.worker.fork_hazards import warn_of_fork
-from shmload.worker.process import STACK_NBYTES
-from shmload.worker.spec import Job, Post
+from shmload.worker.spec import Invitation, Job, Post
 
 if TYPE_CHECKING:
     from shmload.worker.actors.crew import RayCrew
@@ -38,6 +37,8 @@ def muster(
     orders: list[Doorbell],
     grants: Doorbell,
     resume: Sequence[bytes] = (),
+    stacks: dict[int, Segment],
+    neighbours: tuple[Invitation, ...] = (),
     address: str | None = None,
     num_local_workers: int = 0,
     num_ahead: int = 1,
@@ -48,11 +49,12 @@ def muster(
 
     Args:
         orders: one bell for all workers, or one for each; or two, one for all actors and one for all processes beside them.
+        stacks: where workers write their Python stacks when asked to, a segment each; one without cannot be asked.
+        neighbours: rings of other ranks, in which workers help.
         resume: one pickled snapshot for each worker to go on from, or none at all.
         address: of the Ray cluster that decodes; None: this machine does.
         num_local_workers: of the workers, how many, the last ones, are this machine's where there is a cluster.
-        num_ahead: batches that are ordered ahead for each worker; it matters to a Ray cluster alone.
-        sample_timeout_s: where there is one, processes can be asked for their Python stacks.
+        num_ahead: batches that are ordered ahead for each worker; it and `sample_timeout_s` matter to a Ray cluster alone.
         affinity: processors that workers may use; none: the trainer's.
     """
     num_far = 0 if address is None else num_workers - num_local_workers
@@ -68,12 +70,14 @@ def muster(
             grants_bell=grants.name,
             base_seed=base_seed,
             affinity=tuple(affinity) or tuple(sorted(os.sched_getaffinity(0))),
+            stack_path=stacks[worker_id].path if worker_id in stacks else "",
+            neighbours=neighbours,
             resume=resume[worker_id] if resume else b"",
         )
         for worker_id in range(num_workers)
     ]
     if address is None:
-        return _processes(job, group, posts, multiprocessing_context, sample_timeout_s)
+        return _processes(job, group, posts, multiprocessing_context, stacks)
     from shmload.worker.actors.crew import RayCrew, pickled_by_value  # a kind of crew is imported when it is asked for
 
     actors = RayCrew(
@@ -88,12 +92,12 @@ def muster(
         return actors
     from shmload.worker.actors.joint import JointCrew
 
-    processes = _processes(job, group, posts[num_far:], multiprocessing_context, sample_timeout_s)
+    processes = _processes(job, group, posts[num_far:], multiprocessing_context, stacks)
     return JointCrew(actors, processes, num_far)
 
 
 def _processes(
-    job: Job, group: Group, posts: list[Post], multiprocessing_context: Any, sample_timeout_s: float | None
+    job: Job, group: Group, posts: list[Post], multiprocessing_context: Any, stacks: dict[int, Segment]
 ) -> ProcessCrew:
     context = context_of(multiprocessing_context)
     travels = context.get_start_method() == "fork"
@@ -105,11 +109,6 @@ def _processes(
             travels = True
         else:
             posts = _with_parcel(group, "parcel-local", parcel, posts)
-    stacks: dict[int, Segment] = {}
-    if sample_timeout_s is not None:
-        for index, post in enumerate(posts):
-            stacks[post.worker_id] = group.segment(f"stack-{post.worker_id}", STACK_NBYTES)
-            posts[index] = dataclasses.replace(post, stack_path=stacks[post.worker_id].path)
     return ProcessCrew(posts, job, context, travels=travels, stacks=stacks)
 
 

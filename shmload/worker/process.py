@@ -75,6 +75,11 @@ def main(post: Post, inherited: Job | None) -> None:
     except Exception as error:
         failure = Failure.of(error, where, "")
         job = job or Job(None, None, None, True, None, False)
+    visits = None
+    if post.neighbours and failure is None:
+        from shmload.worker.visiting import Visits  # few loaders share
+
+        visits = Visits(post.neighbours, post.worker_id, job, orders=orders, open_memory=open_memory)
     body = Body(
         ring,
         job,
@@ -84,6 +89,7 @@ def main(post: Post, inherited: Job | None) -> None:
         open_memory=open_memory,
         source=source,
         snapshots=snapshots,
+        visits=visits,
         init_failure=failure,
     )
     try:

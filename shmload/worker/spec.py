@@ -34,6 +34,21 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Invitation:
+    """The ring of another of the node's ranks, in which a worker may fill chunks when its own has none (visiting.py).
+
+    Worker w of this crew has the record `first_record` + w there.
+    """
+
+    trainer_pid: int
+    trainer_began: str
+    control_path: str
+    ready_bell: str
+    grants_bell: str
+    first_record: int
+
+
+@dataclass(frozen=True)
 class Post:
     """One worker's place: which worker of how many, the memory and bells it shares with the trainer."""
 
@@ -50,4 +65,5 @@ class Post:
     parcel_path: str = ""  # the segment with the pickled job; empty: it came another way
     parcel_nbytes: int = 0
     stack_path: str = ""  # the segment it writes its Python stack to when asked to; empty: it cannot be asked
+    neighbours: tuple[Invitation, ...] = ()
     resume: bytes = b""  # the pickled snapshot that the worker goes on from; empty: it starts afresh

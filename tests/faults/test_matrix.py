@@ -19,7 +19,7 @@ from matrix_data import NUM_BATCHES_READ
 from matrix_judge import Outcome, defects, delays
 
 import shmload
-from shmload.faults import PACKER_POINTS, STORAGE_POINTS, TRAINER_POINTS, WORKER_POINTS
+from shmload.faults import GUEST_POINTS, PACKER_POINTS, STORAGE_POINTS, TRAINER_POINTS, WORKER_POINTS
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = [[f"{epoch}.{step}" for step in range(NUM_BATCHES_READ[0])] for epoch in range(3)]
@@ -80,7 +80,7 @@ def test_every_point_in_the_source_is_in_the_matrix_or_under_the_hammer() -> Non
         for path in package.rglob("*.py")
         for name in re.findall(r'faults\.(?:hit|at)\("(\w+)"\)', path.read_text())
     }
-    assert {*WORKER_POINTS, *TRAINER_POINTS, *STORAGE_POINTS, *PACKER_POINTS} == found | {"releasing"}
+    assert {*WORKER_POINTS, *GUEST_POINTS, *TRAINER_POINTS, *STORAGE_POINTS, *PACKER_POINTS} == found | {"releasing"}
 
 
 def test_a_seed_chooses_the_same_cells_again() -> None:

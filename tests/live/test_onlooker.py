@@ -23,7 +23,7 @@ from shmload.observe.live.watch import read_block
 SIZES = {"order_capacity": 256, "text_capacity": 64, "layout_capacity": 64}
 NUM_SLOTS, NUM_WORKERS = 3, 2
 NBYTES = control_nbytes(NUM_SLOTS, NUM_WORKERS, **SIZES)
-READ_NBYTES = 512 + NUM_WORKERS * 128 + NUM_SLOTS * 1024  # header, workers' and slots' records: what an onlooker reads
+READ_NBYTES = 512 + NUM_WORKERS * 192 + NUM_SLOTS * 1024  # header, workers' and slots' records: what an onlooker reads
 
 
 def mapped(content: bytes) -> Mapping:
@@ -127,7 +127,7 @@ def test_what_is_no_whole_block_is_refused(content: bytes, message: str) -> None
 
 
 def test_a_slot_that_cannot_be_is_refused() -> None:
-    state = (512 + NUM_WORKERS * 128 + 600) // 8  # slot 0's form and state
+    state = (512 + NUM_WORKERS * 192 + 600) // 8  # slot 0's form and state
     with pytest.raises(ValueError, match="this control block is damaged: slot 0 says state 77 and 4 chunks"):
         Onlooker(mapped(damaged({state: 77 << 32}))).snapshot()
 

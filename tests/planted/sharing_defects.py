@@ -7,6 +7,7 @@ from planting import Defect
 WORDS = "tests/sharing/test_words.py::"
 SAME = "tests/sharing/test_same_batches.py::"
 PARTINGS = "tests/sharing/test_partings.py::"
+BALANCING = "tests/sharing/test_balancing.py::"
 
 SHARING_DEFECTS = [
     Defect(
@@ -94,5 +95,49 @@ SHARING_DEFECTS = [
         "(ended, *place) != (self._count_before, order.epoch, order.step):",
         "ended != self._count_before:",
         (f"{PARTINGS}test_ranks_that_begin_in_different_places_are_told_so",),
+    ),
+    Defect(
+        "G1",
+        "idle neighbours are not rung for",
+        "shmload/sharing/balancing.py",
+        "                helpers.bell.post_up_to(min(num_left, num_idle))\n",
+        "",
+        ("tests/sharing/test_guests.py::test_neighbours_are_rung_for_if_they_are_idle_and_the_crew_is_not",),
+    ),
+    Defect(
+        "G1",
+        "a sample ends one guest after the other",
+        "src/protocol.h",
+        "                if (w >= num_wanted && atomic_load_explicit((shml_u64 *)&slot->num_lost, memory_order_relaxed)) continue;\n",
+        "",
+        ("tests/sharing/test_guests.py::test_what_has_ended_a_worker_is_left_to_the_crew",),
+        ("filler",),
+    ),
+    Defect(
+        "G1",
+        "nobody is let in",
+        "shmload/sharing/guests.py",
+        "        self._ring.admit(record, ticket)\n",
+        "",
+        (f"{BALANCING}test_a_rank_whose_worker_stands_still_is_helped_by_its_neighbours_and_no_batch_is_another",),
+    ),
+    Defect(
+        "G1",
+        "what a dead guest held is nobody's",
+        "shmload/sharing/guests.py",
+        "            while self._ring.recover(record) >= 0:\n                num_taken_back += 1\n",
+        "",
+        (
+            f"{BALANCING}test_guests_that_are_killed_right_after_their_claim_cost_nothing",
+            f"{BALANCING}test_a_rank_that_is_killed_with_its_worker_in_a_neighbours_chunk_leaves_the_neighbour_as_it_was",
+        ),
+    ),
+    Defect(
+        "G1",
+        "a guest waits for the trainer whose batch it fills",
+        "shmload/worker/slot_memory.py",
+        "        if self._is_guest:\n            ring.ask_repack()\n            return False\n",
+        "",
+        (f"{BALANCING}test_a_guest_never_waits_for_the_trainer_whose_batch_it_fills",),
     ),
 ]

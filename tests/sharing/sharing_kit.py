@@ -16,6 +16,9 @@ import numpy as np
 
 import shmload
 from shmload import ShmLoader
+from shmload._core.filler import WorkerRing
+from shmload._core.mapping import Mapping
+from shmload._core.trainer import Order, TrainerRing, control_nbytes
 
 DEADLINE_S = 60.0
 NUM_SAMPLES, BATCH = 24, 4
@@ -107,3 +110,26 @@ def _main(
     except Exception as error:
         sender.send((None, type(error).__name__, str(error)))
         traceback.clear_frames(error.__traceback__)
+
+
+class Crowd:
+    """A ring of four slots with one worker, and room for one guest, all in this process."""
+
+    def __init__(self) -> None:
+        sizes = {"order_capacity": 64, "text_capacity": 64, "layout_capacity": 64}
+        nbytes = control_nbytes(4, 2, **sizes)
+        fd = os.memfd_create("crowd")
+        os.ftruncate(fd, nbytes)
+        self.control = Mapping(fd, nbytes)
+        os.close(fd)
+        self.trainer = TrainerRing(self.control, num_slots=4, num_workers=2, **sizes)
+        self.trainer.num_wanted = 1
+        self.worker, self.guest = self.worker_ring(0), self.worker_ring(1)
+
+    def worker_ring(self, record: int) -> WorkerRing:
+        """A process's view under a record."""
+        return WorkerRing(self.control, record)
+
+    def order(self, step: int) -> None:
+        """Publishes a batch of one chunk."""
+        assert self.trainer.post(Order(0, step, np.array([step], np.int64)), is_packed=True)

@@ -33,18 +33,16 @@ def test_loaders_that_differ_are_refused_in_both_ranks(tmp_path: Path) -> None:
 
 
 def read_apart(rank: int, log: Path) -> list[str]:
-    with loader_of(log) as loader:
+    with loader_of(log, prefetch_factor=2 + rank) as loader:
         loader.rank, loader.world_size = rank, 2
         return digests(loader)
 
 
-def test_ranks_that_all_want_different_samples_have_nothing_to_share(tmp_path: Path) -> None:
+def test_loaders_of_different_ranks_that_differ_are_refused_as_well(tmp_path: Path) -> None:
     outcomes = run_ranks(read_apart, 2, tmp_path / "log")
     assert [outcome.error for outcome in outcomes] == ["ValueError", "ValueError"]
-    assert outcomes[1].text == (
-        'share="node": the 2 ranks of this node read different samples (this one is rank 1 of 2), and there is nothing to share. Give '
-        "those that want the same batches the same rank= and world_size=, such as the data-parallel ones; else leave share out"
-    )
+    assert "read parts of the same data with loaders that differ (prefetch_factor: 2 and 3)" in outcomes[0].text
+    assert outcomes[0].text == outcomes[1].text
 
 
 def test_the_only_rank_of_a_node_reads_as_without_sharing(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""Helping the node's other ranks: a worker whose own ring has nothing open fills chunks of theirs, as their guest.
+
+A guest reads with its own dataset and claims and finishes as the ring's own workers do. What it must not do is wait for that
+ring's trainer: that one may be waiting, in an all-reduce, for a batch that this worker owes its own. So it comes only when there is
+a layout, and leaves a batch that needs more room to be ordered again (slot_memory.py). It knocks before it claims (src/guests.h).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from shmload import faults
+from shmload._core.filler import WorkerRing
+from shmload._core.mapping import Mapping
+from shmload._core.neighbour import Neighbour
+from shmload.shm.doorbell import Doorbell
+from shmload.shm.processes import own_ticket, pidfd_of
+from shmload.worker.body import Body
+from shmload.worker.slot_memory import Bell
+from shmload.worker.spec import Invitation, Job
+
+LOOK_S = 1.0  # how often a worker that is never idle looks whether a neighbour has ended: its memory is kept until then
+
+
+class GuestRing(WorkerRing):
+    """A worker's view of a neighbour's ring, where its record has another number than it has itself."""
+
+    _own_id: int
+
+    def __new__(cls, control: Mapping, record: int, worker_id: int) -> GuestRing:
+        """The view under a record of the neighbour's."""
+        ring: GuestRing = super().__new__(cls, control, record)  # type: ignore[assignment]  # of the class that was asked for
+        ring._own_id = worker_id
+        return ring
+
+    @property
+    def worker_id(self) -> int:
+        """The worker's number in its own crew, which samples and errors are told."""
+        return self._own_id
+
+
+class Host:
+    """One neighbour, and what this worker has mapped of it.
+
+    Raises:
+        FileNotFoundError: it has ended.
+    """
+
+    def __init__(
+        self, invitation: Invitation, worker_id: int, job: Job, orders: Bell, open_memory: Callable[[str], Mapping]
+    ) -> None:
+        pidfd = pidfd_of(invitation.trainer_pid, invitation.trainer_began)
+        if pidfd < 0:
+            raise FileNotFoundError(f"process {invitation.trainer_pid} has ended")
+        self._pidfd = pidfd
+        try:
+            self._poll = select.poll()
+            self._poll.register(pidfd, select.POLLIN)
+            control = open_memory(invitation.control_path)
+            self._neighbour = Neighbour(control)
+            self._ring = GuestRing(control, invitation.first_record + worker_id, worker_id)
+            ready, grants = Doorbell.attach(invitation.ready_bell), Doorbell.attach(invitation.grants_bell)
+            self.body = Body(
+                self._ring, job, ready=ready, orders=orders, grants=grants, open_memory=open_memory, is_guest=True
+            )
+        except BaseException:
+            os.close(pidfd)
+            raise
+
+    @property
+    def waits_since_ns(self) -> int:
+        """When its trainer began to wait for a batch; 0: it does not."""
+        return self._neighbour.waiting_since_ns
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether its loader is closed or its trainer has ended."""
+        return self._neighbour.is_closing or bool(self._poll.poll(0))
+
+    def claims(self, ticket: int) -> bool:
+        """Claims a chunk, if there is one for a guest and the trainer has let this one in."""
+        ring = self._ring
+        return ring.knock(ticket) and ring.has_layout and ring.claim()
+
+    def leave(self) -> None:
+        """Watches it no more."""
+        os.close(self._pidfd)
+
+
+class Visits:
+    """One worker's way to the node's other ranks.
+
+    Args:
+        invitations: of these ranks, in the order in which they are gone to where none is in need.
+        orders: the bell that wakes this worker.
+        open_memory: (path) -> mapping of a segment that a trainer has made.
+    """
+
+    def __init__(
+        self,
+        invitations: tuple[Invitation, ...],
+        worker_id: int,
+        job: Job,
+        *,
+        orders: Bell,
+        open_memory: Callable[[str], Mapping],
+    ) -> None:
+        self._invitations: tuple[Invitation, ...] | None = invitations  # None: they have been followed
+        self._parts: tuple[Any, ...] = (worker_id, job, orders, open_memory)
+        self._ticket = own_ticket()
+        self._hosts: list[Host] = []
+        self._looked = monotonic()
+
+    def claim(self) -> Body | None:
+        """Claims a chunk of the neighbour in most need: whose trainer has waited for longest, else the next one.
+
+        Returns:
+            who does what is claimed; None: there is nothing to do.
+        """
+        self._look()
+        for host in sorted(self._hosts, key=lambda host: host.waits_since_ns or 1 << 64):
+            if host.claims(self._ticket):
+                faults.hit("visiting")
+                return host.body
+        return None
+
+    def look_at_times(self) -> None:
+        """Leaves neighbours that have ended, when it is time to look."""
+        if monotonic() - self._looked > LOOK_S:
+            self._look()
+
+    def _look(self) -> None:
+        self._looked = monotonic()
+        if self._invitations is not None:
+            for invitation in self._invitations:
+                try:
+                    self._hosts.append(Host(invitation, *self._parts))
+                except OSError:  # it has ended, or cannot be reached: it goes without help
+                    continue
+            self._invitations = None
+        gone = [host for host in self._hosts if host.has_gone]
+        for host in gone:
+            host.leave()
+            self._hosts.remove(host)  # and with it all that was mapped

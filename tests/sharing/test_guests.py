@@ -1,0 +1,100 @@
+"""The records by which guests are let into a ring, on the real code in one process."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from sharing_kit import Crowd
+
+from shmload._core.filler import DONE
+from shmload._core.neighbour import Neighbour
+from shmload.sharing.balancing import Helpers, NodeBell
+from shmload.shm.group import Group
+from shmload.shm.processes import of_ticket, own_ticket, pidfd_of, start_of
+
+MINE, ANOTHERS = own_ticket(), own_ticket() + 1
+
+
+@pytest.fixture
+def crowd() -> Crowd:
+    """A ring with one worker and one guest."""
+    return Crowd()
+
+
+def test_a_guest_is_let_in_when_the_trainer_has_it_in_hand_and_not_before(crowd: Crowd) -> None:
+    assert crowd.trainer.knocking() == []
+    assert not crowd.guest.knock(MINE)
+    assert not crowd.guest.knock(MINE)
+    assert crowd.trainer.knocking() == [(1, MINE)]
+    crowd.trainer.admit(1, MINE)
+    assert crowd.trainer.knocking() == []
+    assert crowd.guest.knock(MINE)
+
+
+def test_who_takes_a_guests_place_waits_until_its_record_is_cleared(crowd: Crowd) -> None:
+    crowd.guest.knock(MINE)
+    crowd.trainer.admit(1, MINE)
+    assert not crowd.guest.knock(ANOTHERS)
+    assert crowd.trainer.knocking() == []
+    crowd.trainer.dismiss(1)
+    assert not crowd.guest.knock(ANOTHERS)
+    assert crowd.trainer.knocking() == [(1, ANOTHERS)]
+
+
+def test_chunks_beyond_those_that_idle_workers_will_claim_are_unattended(crowd: Crowd) -> None:
+    assert crowd.trainer.num_unattended == 0
+    crowd.order(0)
+    crowd.order(1)
+    assert crowd.trainer.num_unattended == 2
+    crowd.worker.waiting(True)
+    assert crowd.trainer.num_unattended == 1
+    crowd.guest.waiting(True)  # none of the crew
+    assert crowd.trainer.num_unattended == 1
+    crowd.worker.waiting(False)
+    crowd.worker.claim()
+    assert crowd.trainer.num_unattended == 1
+
+
+def test_neighbours_are_rung_for_if_they_are_idle_and_the_crew_is_not(crowd: Crowd) -> None:
+    group, neighbour = Group(), Crowd()
+    theirs = group.doorbell("theirs")
+    bell = NodeBell.attach(group.doorbell("mine").name)
+    bell.ring, bell.helpers = crowd.trainer, {1: Helpers(Neighbour(neighbour.control), theirs)}
+    crowd.order(0)
+    bell.post_up_to(1)
+    assert (bell.value, theirs.value) == (1, 0)
+    neighbour.worker.waiting(True)
+    bell.post_up_to(1)
+    assert (bell.value, theirs.value) == (1, 1)
+    theirs.drain()
+    crowd.worker.waiting(True)
+    bell.post_up_to(1)
+    assert theirs.value == 0
+    group.close()
+
+
+def test_what_has_ended_a_worker_is_left_to_the_crew(crowd: Crowd) -> None:
+    crowd.order(0)
+    assert crowd.guest.claim()
+    assert crowd.trainer.recover(1) >= 0
+    crowd.trainer.dismiss(1)
+    successor = crowd.worker_ring(1)
+    assert not successor.claim()
+    crowd.order(1)
+    assert successor.claim()
+    assert successor.step == 1
+    assert crowd.worker.claim()
+    assert crowd.worker.step == 0
+    crowd.worker.finish(DONE)
+
+
+def test_a_ticket_names_one_process_of_all_that_had_its_number() -> None:
+    pid, began = of_ticket(MINE)
+    assert (os.getpid(), start_of(os.getpid())) == (pid, began)
+    pidfd = pidfd_of(pid, began)
+    assert pidfd >= 0
+    os.close(pidfd)
+    assert pidfd_of(pid, str(int(began) + 1)) == -1
+    assert np.uint64(MINE) == MINE  # it fits its word

@@ -27,7 +27,7 @@ from shmload.observe.bench.procfs import clock_s, descendants
 
 BATCH_SIZE = 8
 NUM_VALUES = 1 << 18  # of float32, a record
-NUM_SAMPLES = 1 << 17
+NUM_SAMPLES = 1 << 19
 NUM_AHEAD = 4  # calls under way for each actor of plain Ray; the seed's loader has torch's two
 WARM_UP = 12
 WAIT_S = 0.010

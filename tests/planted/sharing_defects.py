@@ -108,7 +108,7 @@ SHARING_DEFECTS = [
         "G1",
         "a sample ends one guest after the other",
         "src/protocol.h",
-        "                if (w >= num_wanted && atomic_load_explicit((shml_u64 *)&slot->num_lost, memory_order_relaxed)) continue;\n",
+        "            if (w >= num_wanted && atomic_load_explicit((shml_u64 *)&slot->num_lost, memory_order_relaxed)) continue;\n",
         "",
         ("tests/sharing/test_guests.py::test_what_has_ended_a_worker_is_left_to_the_crew",),
         ("filler",),

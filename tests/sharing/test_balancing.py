@@ -53,7 +53,9 @@ def collated(samples: list[Any]) -> dict[str, Any]:
     return {"x": [sample["x"].sum() for sample in samples], "noise": [sample["noise"] for sample in samples]}
 
 
-@pytest.mark.parametrize("others", [{}, {"collate_fn": collated}, {"shuffle": True, "num_workers": 2}], ids=str)
+@pytest.mark.parametrize(
+    "others", [{}, {"collate_fn": collated}, {"shuffle": True, "num_workers": 2}], ids=["rows", "packed", "shuffled"]
+)
 def test_each_rank_reads_what_it_reads_alone(tmp_path: Path, others: dict[str, Any]) -> None:
     check_alike(run_ranks(read, 2, tmp_path, None, others), tmp_path, **others)
 

@@ -245,7 +245,7 @@ class Engine(Machinery):
             del lease
             is_last_slot = self._ring.count_batch(order, nbytes)
             if not is_last_slot:
-                self._hoarding.is_over()
+                self._hoarding.has_collected = False
             elif batch is not NOTHING and self._hoarding.must_copy(self._who_holds):
                 batch = copied(batch)
         except Exception:  # an object in it does not unpickle, say: it would not the next time either

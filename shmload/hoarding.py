@@ -22,12 +22,8 @@ class Hoarding:
         self._ring = ring
         self._whose = "slots that a rank may have of a shared ring" if is_shared else "slots of the ring"
         self._has_warned = False
-        self._has_collected = False
+        self.has_collected = False
         self.refused: UserWarning | None = None
-
-    def is_over(self) -> None:
-        """A slot is left."""
-        self._has_collected = False
 
     def must_copy(self, who_holds: Callable[[], str]) -> bool:
         """Whether the batch that has the last slot must leave it at once, because the user does hold all others.
@@ -36,8 +32,8 @@ class Hoarding:
             who_holds: what else the warning says.
         """
         ring = self._ring
-        if not self._has_collected:  # a reference cycle holds its slots until the collector comes by
-            self._has_collected = True
+        if not self.has_collected:  # a reference cycle holds its slots until the collector comes by
+            self.has_collected = True
             forks.settle()
             gc.collect()
             if ring.num_leased < ring.num_lendable:

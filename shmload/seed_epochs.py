@@ -11,6 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shmload.orders import Order
 from shmload.schedule.batch_schedule import BatchSchedule
 from shmload.schedule.keyed import KeyedOrder
@@ -22,6 +25,9 @@ from shmload.world import rank_and_world_size
 
 if TYPE_CHECKING:
     from shmload.loader import ShmLoader
+
+BLOCK = 4096  # indices that are worked out together, if a batch has fewer
+_NO_BLOCK = (-1, 0, np.empty((0, 0), np.int64))
 
 
 class Epochs:
@@ -45,6 +51,7 @@ class Epochs:
         self.rank, self._world_size = 0, 1
         self._schedule: Schedule | BatchSchedule | None = None
         self._num_steps: int | None = 0  # of every epoch; None where they may differ
+        self._block = _NO_BLOCK  # epoch, first step and indices of batches that are asked for next
         self.stride, self.is_uniform = 1, True
         self.behind: Callable[[int], int] = _next_step
         self.sampled = SampledOrder(loader._index_sampler, loader.seed or 0) if loader._has_own_order else None
@@ -87,6 +94,7 @@ class Epochs:
             order=order,
         )
         self._num_steps = self._schedule.num_steps_of(self.rank)
+        self._block = _NO_BLOCK
         return True
 
     def _of_batches(self) -> Callable[..., BatchSchedule] | None:
@@ -182,11 +190,26 @@ class Epochs:
             assert self._schedule is not None
             if step >= (self.end_of(epoch) if self._num_steps is None else self._num_steps):
                 return None
-            return Order(epoch, step, self._schedule.batch(epoch, step, self.rank))
+            return Order(epoch, step, self._indices(epoch, step))
         keys = self.sampled.keys(epoch, step)
         if keys is None:
             return None
         return Order(epoch, step, keys if self._loader._auto_collation else [keys])
+
+    def _indices(self, epoch: int, step: int) -> NDArray[np.int64]:
+        """Of one batch, out of a block of several: the orders of a pass are asked for one after the other."""
+        of_epoch, first, block = self._block
+        if of_epoch == epoch and 0 <= step - first < len(block):
+            row: NDArray[np.int64] = block[step - first]
+            return row
+        schedule = self._schedule
+        assert schedule is not None
+        if isinstance(schedule, Schedule):
+            block = schedule.batches(epoch, step, self.rank, BLOCK // schedule.batch_size)
+            if len(block):
+                self._block = epoch, step, block
+                return self._indices(epoch, step)
+        return schedule.batch(epoch, step, self.rank)
 
     def num_valid(self, order: Order) -> int:
         """Rows that are no padding: of a short batch these come first, also behind skipped ones."""

@@ -33,7 +33,8 @@ def deliver_rows(layout: Layout, lease: Lease, nrows: int) -> tuple[Any, int]:
     names = layout.names
     if names is not None:
         return lease.tensors(plan, _from_dlpack, names), nbytes
-    return structure(layout.tree, lease.tensors(plan, _from_dlpack)), nbytes
+    tensors = lease.tensors(plan, _from_dlpack)
+    return tensors[0] if layout.tree[0] == "leaf" else structure(layout.tree, tensors), nbytes
 
 
 @lru_cache(maxsize=64)

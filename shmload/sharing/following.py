@@ -180,7 +180,7 @@ class FollowingEngine:
                 self._layout = Layout.loads(self._ring.layout_text)
             batch, _ = deliver_rows(self._layout, lease, order.nrows)
         if self._ring.num_leased < self._ring.num_lendable:
-            self._hoarding.is_over()
+            self._hoarding.has_collected = False
         elif self._hoarding.must_copy(str):
             batch = copied(batch)
         return batch

@@ -99,6 +99,18 @@ def test_drop_last_is_the_same_as_uneven_drop(n, batch_size, world_size, uneven)
 
 
 @settings(deadline=None)
+@given(**sizes, shuffle=st.booleans(), step=st.integers(0, 30), most=st.integers(-1, 7), rank=st.integers(0, 7))
+def test_batches_worked_out_together_are_those_of_one_by_one(n, batch_size, world_size, shuffle, step, most, rank):
+    schedule = Schedule(n, batch_size=batch_size, world_size=world_size, seed=3, shuffle=shuffle)
+    rank %= world_size
+    block = schedule.batches(2, step, rank, most)
+    num_whole = n // schedule.global_batch
+    assert (max(min(max(most, 1), num_whole - step), 0), batch_size) == block.shape
+    for number, row in enumerate(block, step):
+        assert schedule.batch(2, number, rank).tolist() == row.tolist()
+
+
+@settings(deadline=None)
 @given(n=st.integers(0, 400), world_size=st.sampled_from([2, 3, 4, 6, 8, 12, 24]), uneven=st.sampled_from(RULES))
 def test_global_batches_do_not_depend_on_the_number_of_ranks(n, world_size, uneven):
     one = Schedule(n, batch_size=24, seed=8, shuffle=True, uneven=uneven)

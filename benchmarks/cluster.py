@@ -10,23 +10,23 @@ How to read: both nodes, all actors and the trainer share this machine's cores, 
 than rates. The trainer's CPU is its whole process's, less its own
 reading of the batch, and without the agent's; the whole CPU is the cluster's too.
 
-Result (2 cores, others' work beside it: load 3 to 12 on one node, falling from 178 to 34 over two; single rounds of 1.5 s):
+Result (2 cores, quiet, two rounds of 1.5 s):
 | | actors | one node: MB/s | trainer s/GB | all s/GB | two nodes: MB/s | trainer s/GB | all s/GB |
 |---|---|---|---|---|---|---|---|
-| shmload | 1 | 858 | 0.022 | 1.34 | 283-429 | 0.039-0.046 | 3.54-3.75 |
-| shmload | 2 | 811-881 | 0.020-0.023 | 1.26-1.42 | 408-419 | 0.031-0.032 | 3.28-3.49 |
-| shmload | 4 | 916-1,001 | 0.018-0.019 | 1.46-1.52 | 335-370 | 0.027-0.031 | 3.38-3.54 |
-| ray.get | 1 | 1,277-1,394 | 0.13-0.16 | 0.77-0.92 | 369-479 | 0.33-0.35 | 2.89-2.93 |
-| ray.get | 2 | 1,163-1,853 | 0.14-0.16 | 0.86-1.08 | 413-424 | 0.33-0.36 | 3.09-3.28 |
-| ray.get | 4 | 821-886 | 0.21-0.24 | 1.34-1.72 | 414-577 | 0.32-0.40 | 3.06-3.65 |
-| the seed's way | 2 | 141-450 | 0.65-1.21 | 3.1-5.6 | 251-362 | 0.90-0.95 | 5.3-5.8 |
-| Ray Data | 2 | 100-198 | 1.7-2.3 | 6.2-8.0 | 143 | 2.2 | 9.9 |
-| torch, local | 2 | 839-1,500 | 0.06-0.07 | 0.87-1.10 | | | |
-| shmload, local | 2 | 8,612-8,741 | 0.007 | 0.12 | | | |
-Over `ray.get`: two actors over two nodes 0.96 and 1.01 (four 0.58 and 0.89), on one node two 0.44 and 0.64, four 1.03 and 1.22: on
-two cores that are always busy, the agent's copy costs what it costs in CPU. Over the seed's way 1.8 and 3.7 on one node. Two and
-four actors that wait: 1.01 and 1.06 of linear (10.8 batches/s with one). Before several errands were under way and batches went
-whole (same method, but the reading counted): one actor 401 MB/s, 2.60 s/GB in all.
+| shmload | 1 | 1,519-1,645 | 0.028-0.030 | 1.01-1.11 | 647-655 | 0.026-0.028 | 2.44-2.54 |
+| shmload | 2 | 1,792-1,878 | 0.019-0.022 | 1.01-1.06 | 646-652 | 0.022-0.025 | 2.63-2.67 |
+| shmload | 4 | 1,834-2,108 | 0.014-0.016 | 0.92-1.05 | 627-663 | 0.016-0.017 | 2.59-2.83 |
+| ray.get | 1 | 1,923-2,093 | 0.20-0.22 | 0.78-0.86 | 598-770 | 0.37-0.51 | 2.21-2.84 |
+| ray.get | 2 | 2,142-2,301 | 0.19-0.20 | 0.83-0.88 | 652-678 | 0.43-0.45 | 2.50-2.64 |
+| ray.get | 4 | 2,280-2,873 | 0.13-0.17 | 0.67-0.84 | 572-732 | 0.40-0.55 | 2.38-3.25 |
+| the seed's way | 2 | 611-619 | 0.50-0.64 | 2.9-3.0 | 393-435 | 0.74 | 4.1-4.5 |
+| Ray Data | 2 | 180-234 | 2.1-2.9 | 6.9-9.0 | 168-184 | 2.6-2.8 | 9.1-10.3 |
+| torch, local | 2 | 1,314-1,395 | 0.10-0.11 | 1.25-1.36 | | | |
+| shmload, local | 2 | 22,006-27,811 | 0.004 | 0.07-0.09 | | | |
+Over `ray.get` (medians of two ratios): two nodes 0.97, 0.98, 1.01 with 1, 2, 4 actors; one node 0.79, 0.83, 0.78: there the
+agent's copy costs what it costs in CPU. Over the seed's way 3.0 on one node. Two and four actors that wait: 1.00 and 1.01 of
+linear (11.9 batches/s with one). The trainer waits for each batch of one or two actors: what runs then is in no cache, about 200
+us a batch.
 """
 
 from __future__ import annotations

@@ -19,21 +19,23 @@ counted says what the store could give. The trainer's CPU counts from the ninth 
 the one that the environment names (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), else a gateway started for it.
 SHMLOAD_PEERS_PYTHON names a Python that has obstore, webdataset, litdata and mosaicml-streaming; what it lacks is left out.
 
-Result (2 cores, one round; load by others 19 at the first case, falling to 6 at the last, so the walls of cases far apart do not
-compare; CPU does):
+Result (2 cores, quiet, two rounds of everything; raw and cold four rounds more):
 | | raw | cold | warm | none | fluent | webdataset | litdata cold, warm, none | mosaicml cold, warm |
 |---|---|---|---|---|---|---|---|---|
-| MB/s | 285 | 370 | 1044 | 260 | 166 | 167 | 56, 382, 181 | 60, 161 |
-| CPU us a photo | 71 | 131 | 49 | 143 | 258 | 476 | 579, 198, 423 | 950, 555 |
-| with the server's | 263 | 314 | 57 | 346 | 469 | 650 | 782, 219, 580 | 1177, 580 |
-mosaicml with room for 300 MB was stopped after 75 s. Cold over raw by CPU is 0.84, none 0.76. The trainer takes about 0.1 ms a
-batch of 64 photos (jagged; a wake-up and cold caches are most of it): 0.025 s a GiB warm, 0.042 cold; in batches of 256 it takes
-0.016. Fluent copies three times where the view copies once: to bytes, to the slot, to bytes again; its stages take 11 us a photo.
-With room for 303 MB the folder took 300, a worker 50 of private memory, the trainer 8 more than before.
+| MB/s | 531-630 | 459-671 | 1764-3335 | 572-599 | 506-590 | 249-260 | 220, 509, 304 | 148-162, 172-252 |
+| CPU us a photo | 67-77 | 98-141 | 40-62 | 104-118 | 123-142 | 415-426 | 465, 211, 347 | 642-679, 423-650 |
+| with the server's | 198-245 | 233-315 | 52-73 | 274-280 | 282-302 | 540-573 | 644, 231, 454 | 748-850, 430-686 |
+Cold over raw by the wall: 0.74, 0.90, 0.93, 1.03, 1.15, 1.20; by CPU with the server's 0.66 to 0.98, median 0.75. Over webdataset
+1.85 and 2.58, where raw is 2.25 and 2.45: remote_http.py reads the same where the server costs nothing, 3.3 times as fast. The
+trainer takes 0.021-0.027 s a GiB cold, 0.010-0.012 warm, 0.008-0.010 in batches of 256. mosaicml with room for 300 MB was stopped
+after 60 s, and in the second round failed with "Relative sample index 26 is not present". Fluent copies three times where the
+view copies once: to bytes, to the slot, to bytes again. With room for 303 MB the folder took 300, a worker 38-49 of private
+memory, the trainer 4-9 more.
 
-Tried, and not as predicted: a native loop without the GIL in place of Python's recv, checksum and pwrite (-10 us predicted: 57 us
-before, 61 after); splice from socket to file (-15 us: none, and the server pays more); two shards at once in each worker, to hide
-the sync of a finished copy (shorter: 3.8 and 3.0 s of wall, with one 2.3 and 2.0). A sync costs 6 us a photo, 0.5 s a pass alone.
+What helped, predicted and found: no wait for the disk before a copy has its name (0.5 s of a pass: cold by the wall 0.77 of raw
+before), socket to file without the GIL (-10 us: -6, and beside a thread that runs Python 1.24 times the rate), fewer Python calls
+for a batch that is waited for (trainer, cold: 0.068 and 0.043 before). Tried, and not as predicted: splice from socket to file
+(-15 us: none, and the server pays more); two shards at once in each worker.
 """
 
 from __future__ import annotations
@@ -97,15 +99,20 @@ def photos() -> Iterator[bytes]:
 
 
 def upload() -> None:
+    """Packs the photos into the store's bucket."""
+    from shmload.remote import make_client
+
+    s3().create_bucket(Bucket=BUCKET)
+    pack_into(make_client().store(BUCKET, FOLDER))
+
+
+def pack_into(store: Any) -> None:
     """Packs the photos, unless they are there."""
     from shmload._core.crc32c import crc32c
     from shmload.formats import TarWriter
     from shmload.formats.tar.shard import ShardIndex, pack_index
-    from shmload.remote import make_client
     from shmload.remote.manifest import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
 
-    store = make_client().store(BUCKET, FOLDER)
-    s3().create_bucket(Bucket=BUCKET)
     if list(store.list_objects()):
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -163,10 +170,10 @@ def read_raw() -> int:
     return total
 
 
-def dataset(**options: Any) -> Any:
+def dataset(url: str | None = None, **options: Any) -> Any:
     from shmload.remote import RemoteDataset, make_client
 
-    return RemoteDataset(make_client(), BUCKET, FOLDER, **options)
+    return RemoteDataset(None, url, "", **options) if url else RemoteDataset(make_client(), BUCKET, FOLDER, **options)
 
 
 def read_view(batch_size: int = BATCH, **options: Any) -> int:
@@ -195,15 +202,18 @@ def read_fluent(**options: Any) -> int:
     return counted(ShmLoader(data, batch_size=None, num_workers=2))
 
 
-def read_webdataset() -> int:
-    import torch
-    import webdataset
-
+def presigned() -> list[str]:
     client = s3()
-    urls = [
+    return [
         client.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": f"{FOLDER}/{key}"})
         for key, _ in shards()
     ]
+
+
+def read_webdataset(urls: list[str]) -> int:
+    import torch
+    import webdataset
+
     data = (
         webdataset.WebDataset([f"pipe:curl -s '{url}'" for url in urls], shardshuffle=100)
         .shuffle(1000)
@@ -242,7 +252,7 @@ OWN: dict[str, Callable[[str], int]] = {
 }
 OTHERS: dict[str, Callable[[str], int]] = {
     "raw": lambda folder: read_raw(),
-    "webdataset": lambda folder: read_webdataset(),
+    "webdataset": lambda folder: read_webdataset(presigned()),
 }
 PEERS = tuple(f"{peer} {way}" for peer in ("litdata", "mosaicml") for way in ("cold", "warm", "none"))
 

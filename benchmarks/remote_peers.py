@@ -73,8 +73,8 @@ def read(peer: str, bucket: str, folder: str, cache_bytes: int | None = None) ->
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """A batch; torch's own collate does not take litdata's memoryviews."""
-    return {name: [row[name] for row in rows] for name in rows[0]}
+    """A batch; litdata gives memoryviews, which neither torch's own collate nor its queue takes."""
+    return {"jpg": [bytes(row["jpg"]) for row in rows], "cls": [row["cls"] for row in rows]}
 
 
 def _loader(peer: str, url: str, folder: str, cache_bytes: int | None) -> Any:

@@ -56,8 +56,7 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         shuffle: False reads shards and samples in their own order.
         seed: 0 to 2^64 - 1; of all orders.
         cache_folder: where copies of shards are kept and found again, by all processes of this machine; None: in a folder of its
-        own
-            that ends with the dataset and its workers.
+            own that ends with the dataset and its workers.
         cache_bytes: what that folder may hold. All users of a folder say the same.
         window: shards whose samples are mixed; None: up to 16, as many as `cache_bytes` holds three times. All ranks need the same.
         uneven: where the samples do not divide evenly by the ranks: "pad" repeats some from the epoch's start, "drop" leaves some

@@ -112,7 +112,9 @@ class Answer:
             pace.look(done)
 
     def num_read_ahead(self) -> int:
-        """How many bytes of the body have come along with the head; waits for some if none have."""
+        """How many bytes of the body have come along with the head; waits for some if none have. 0: it is over."""
+        if self._response.isclosed():
+            return 0
         try:
             return len(self._response.fp.peek())
         except (OSError, http.client.HTTPException) as error:
@@ -131,6 +133,8 @@ class Answer:
             Unsure: the connection broke.
             OSError: the file cannot be written.
         """
+        if nbytes <= 0 or self._response.isclosed():
+            return
         done, pace = 0, _Pace(self._transport.stall_s)
         socket_fd = self._response.fp.fileno()
         while done < nbytes:

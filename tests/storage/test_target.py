@@ -45,6 +45,15 @@ def test_an_object_comes_into_a_file_with_its_checksum_through_faults(
     assert len(pauses) >= 4
 
 
+@pytest.mark.parametrize("nbytes", [1, 2, 100, 8191, 8192, 8193, 70_000])
+def test_an_object_of_any_length_comes_whole(server: Server, tmp_path: Path, nbytes: int) -> None:
+    store = server.client().store("tests", "lengths")
+    store.put(f"object{nbytes}", DATA[:nbytes])
+    with open(tmp_path / "copy", "wb") as file:
+        assert store.read_to_file(f"object{nbytes}", file.fileno(), nbytes) == crc32c(DATA[:nbytes])
+    assert (tmp_path / "copy").read_bytes() == DATA[:nbytes]
+
+
 @pytest.mark.parametrize("data", [b"0123456789", DATA], ids=["short", "long"])
 def test_a_full_disk_is_an_error_that_says_so(server: Server, data: bytes) -> None:
     store = server.client().store("tests", f"full{len(data)}")

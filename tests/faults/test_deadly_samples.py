@@ -123,20 +123,18 @@ def test_a_death_is_noticed_by_the_next_look_of_a_waiting_trainer(monkeypatch: p
 
 
 def test_a_death_is_noticed_while_batches_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a single wait: the clock decides, and it is the test's."""
-    now = [0.0]
-    monkeypatch.setattr(engine, "monotonic", lambda: now[0])
+    """As soon as it is time to look, without a single wait."""
     with ShmLoader(Rows(400), batch_size=4, seed=2, num_workers=2, prefetch_factor=8, max_restarts=0) as loader:
         stream = iter(loader)
         next(stream)
         made = loader._last_engine
-        waits: list[float] = []
-        monkeypatch.setattr(made, "_see_to_deaths", lambda see=made._see_to_deaths: (waits.append(now[0]), see()))
+        looks: list[None] = []
+        monkeypatch.setattr(made, "_see_to_deaths", lambda see=made._see_to_deaths: (looks.append(None), see()))
         kill_and_wait(made.crew.pids[0])
-        now[0] += 1.1 * engine.DEATH_LOOK_S
+        made._ring.look_again(0.0)
         with pytest.raises(WorkerDied):
             next(stream)
-        assert len(waits) == 1
+        assert len(looks) == 1
 
 
 def test_a_death_is_noticed_within_the_bound_of_a_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ import multiprocessing
 import os
 import resource
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import median
 from time import monotonic, sleep
 from typing import Any
@@ -79,19 +79,24 @@ def rank(number: int, run: str, dataset: Any, num_batches: int, share: str | Non
     sender.send((mine, theirs))
 
 
-def cost(dataset: Any, num_batches: int, share: str | None) -> tuple[float, float, float]:
-    """CPU seconds a batch: of rank 0, of rank 1, and of all workers."""
+def in_ranks(target: Callable[..., None], *arguments: Any) -> list[Any]:
+    """What each rank sends of target(number, run, *arguments, sender), forked."""
     fork, run = multiprocessing.get_context("fork"), secrets.token_hex(8)
     ends = [fork.Pipe(duplex=False) for _ in range(NUM_RANKS)]
     ranks = [
-        fork.Process(target=rank, args=(number, run, dataset, num_batches, share, ends[number][1]))
-        for number in range(NUM_RANKS)
+        fork.Process(target=target, args=(number, run, *arguments, ends[number][1])) for number in range(NUM_RANKS)
     ]
     for process in ranks:
         process.start()
     told = [receiver.recv() for receiver, _ in ends]
     for process in ranks:
         process.join()
+    return told
+
+
+def cost(dataset: Any, num_batches: int, share: str | None) -> tuple[float, float, float]:
+    """CPU seconds a batch: of rank 0, of rank 1, and of all workers."""
+    told = in_ranks(rank, dataset, num_batches, share)
     return told[0][0], told[1][0], told[0][1] + told[1][1]
 
 
@@ -152,18 +157,7 @@ def unequal_rank(number: int, run: str, share: str | None, all_have: Any, sender
 
 def unequal(share: str | None) -> tuple[float, int]:
     """Steps a second, and parts that guests filled."""
-    fork, run = multiprocessing.get_context("fork"), secrets.token_hex(8)
-    all_have = fork.Barrier(NUM_RANKS)
-    ends = [fork.Pipe(duplex=False) for _ in range(NUM_RANKS)]
-    ranks = [
-        fork.Process(target=unequal_rank, args=(number, run, share, all_have, ends[number][1]))
-        for number in range(NUM_RANKS)
-    ]
-    for process in ranks:
-        process.start()
-    told = [receiver.recv() for receiver, _ in ends]
-    for process in ranks:
-        process.join()
+    told = in_ranks(unequal_rank, share, multiprocessing.get_context("fork").Barrier(NUM_RANKS))
     return min(rate for rate, _ in told), sum(parts for _, parts in told)
 
 

@@ -107,11 +107,6 @@ class Schedule:
         return self.batch_size * self.world_size
 
     @cached_property
-    def _num_whole(self) -> int:
-        """Steps in which every rank has `batch_size` rows."""
-        return self.n // self.global_batch
-
-    @cached_property
     def rest_rule(self) -> Uneven:
         """What happens to the rest: `uneven`, or "drop" if `drop_last` says so."""
         return "drop" if self.drop_last else self.uneven
@@ -185,10 +180,6 @@ class Schedule:
         Raises:
             IndexError: there is no such step or rank.
         """
-        if 0 <= step < self._num_whole and 0 <= rank < self.world_size:  # most steps have neither rest nor padding
-            out = np.empty(self.batch_size, np.int64)
-            self._take(epoch, step * self.global_batch + rank * self.batch_size, out)
-            return out
         start, stop = self._span(step, rank)
         out = np.empty(stop - start, np.int64)
         self._fill(epoch, start, out)
@@ -203,15 +194,16 @@ class Schedule:
             most: how many are wanted; less than one is one.
         Returns:
             a new int64 array, shape `(steps, batch_size)`; `steps` is 0 where `step` has not `batch_size` rows in every rank.
+        Raises:
+            IndexError: there is no such rank.
         """
-        count = max(min(max(most, 1), self._num_whole - step), 0)
+        count = max(min(max(most, 1), self.n // self.global_batch - step), 0)
         out = np.empty((count, self.batch_size), np.int64)
-        if self.world_size == 1:
-            if count:
-                self._take(epoch, step * self.batch_size, out.reshape(-1))
+        if self.world_size == 1 and count:  # the steps lie end to end
+            self._take(epoch, self._span(step, rank)[0], out.reshape(-1))
         else:
             for number, row in enumerate(out, step):
-                self._take(epoch, number * self.global_batch + rank * self.batch_size, row)
+                self._take(epoch, self._span(number, rank)[0], row)
         return out
 
     def fill(self, epoch: int, step: int, rank: int, out: NDArray[np.int64]) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import torch
+
+from shmload import ShmLoader
 
 
 class Cluster:
@@ -20,6 +24,13 @@ class Cluster:
         """What a command of the host gives."""
         self._connection.send((name, arguments))
         return self._connection.recv()
+
+
+def kill_worker(loader: ShmLoader[Any], worker: int) -> None:
+    """Ends the process that stands for a worker of a loader that has begun: an actor's is the agent."""
+    engine = loader._last_engine
+    assert engine is not None
+    os.kill(engine.crew.pids[worker], signal.SIGKILL)
 
 
 def assert_same(expected: Any, got: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_kit import Cluster, assert_same, kept
+from cluster_kit import Cluster, assert_same, kept, kill_worker
 from ray_datasets import Deadly, Failing, Gated, Rows
 
 from shmload import ClusterUnreachable, ShmLoader, WorkerDied
@@ -125,7 +124,7 @@ def test_an_agent_that_is_killed_is_replaced_and_its_actors_go(cluster: Cluster)
         batches = iter(far)
         begun = kept(next(batches) for _ in range(3))
         before = set(cluster.ask("actors"))
-        os.kill(far._last_engine.crew.pids[0], signal.SIGKILL)  # type: ignore[union-attr]  # it has begun
+        kill_worker(far, 0)
         assert_same(expected(), begun + kept(batches))
         assert not before & set(cluster.ask("actors"))
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import Cluster, assert_same, generator, kept
+from cluster_kit import Cluster, assert_same, generator, kept, kill_worker
 from ray_datasets import Rows, Texts
 from torch_datasets import Counting, Drawing, seed_worker
 from uneven_datasets import HERE, DyingThere, StuckHere
@@ -66,7 +65,7 @@ def test_in_torch_mode_workers_of_both_kinds_take_turns_and_the_death_of_a_proce
             ({step % 2}, {2}) for step in range(5)
         ]
         local.load_state_dict(joint.state_dict())
-        os.kill(joint._last_engine.crew.pids[1], signal.SIGKILL)  # type: ignore[union-attr]  # it has begun
+        kill_worker(joint, 1)
         with pytest.raises(WorkerDied, match="exited unexpectedly"):
             list(batches)
         assert_same(kept(whole), begun + kept(local))
@@ -90,11 +89,11 @@ def test_a_killed_process_actor_and_agent_are_replaced_and_nothing_is_lost(
     crew = {**both(cluster, 1), "multiprocessing_context": "spawn"}  # the job travels in two ways
     with ShmLoader(Texts(), **SEEDED, num_workers=1) as local, ShmLoader(dataset, **SEEDED, **crew) as joint:
         begun = kept(islice(batches := iter(joint), 2))
-        os.kill(joint._last_engine.crew.pids[1], signal.SIGKILL)  # type: ignore[union-attr]  # it has begun
+        kill_worker(joint, 1)
         assert_same(kept(local), begun + kept(batches))
         read_until(lambda told: all_have_read(told) and (tmp_path / "dead").exists(), local, joint)
         assert joint.stats()["num_restarts"] == 1
-        os.kill(joint._last_engine.crew.pids[0], signal.SIGKILL)  # type: ignore[union-attr]  # the agent
+        kill_worker(joint, 0)
         read_until(lambda told: told["num_restarts"] == 2, local, joint)
 
 

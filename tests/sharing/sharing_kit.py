@@ -8,14 +8,14 @@ import os
 import secrets
 import signal
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import shmload
-from shmload import ShmLoader
+from shmload import ShmLoader, WorkerDied
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import Order, TrainerRing, control_nbytes
@@ -55,6 +55,17 @@ def loader_of(log: Path, *, share: str | None = "node", **others: Any) -> ShmLoa
 def digest(batch: dict[str, Any]) -> str:
     """Of a batch's bytes."""
     return hashlib.sha256(batch["x"].numpy().tobytes() + np.stack(list(batch["noise"])).tobytes()).hexdigest()
+
+
+def digests_or_deaths(batches: Iterator[Any], num_steps: int, digest: Callable[[Any], str]) -> list[str]:
+    """What each step gives: a batch's digest, or what is said of workers that have died over it."""
+    found = []
+    for _ in range(num_steps):
+        try:
+            found.append(digest(next(batches)))
+        except WorkerDied as error:
+            found.append(str(error))
+    return found
 
 
 def digests(batches: Iterable[Any]) -> list[str]:

@@ -26,9 +26,9 @@ from balancing_kit import (
     own_wait_for_a_guest,
     read_until,
 )
-from sharing_kit import Outcome, run_ranks
+from sharing_kit import Outcome, digests_or_deaths, run_ranks
 
-from shmload import SampleTimeout, WorkerDied, faults
+from shmload import SampleTimeout, faults
 
 NUM_STEPS = NUM_SAMPLES // BATCH // HALF
 _fork = multiprocessing.get_context("fork")
@@ -148,14 +148,8 @@ def test_a_rank_that_closes_its_loader_is_none_of_its_neighbours_affair(tmp_path
 
 
 def read_deadly(rank: int, folder: Path) -> list[str]:
-    found = []
     with loader_of(rank, Samples(Marks(folder), deadly)) as loader:
-        batches = iter(loader)
-        for _ in range(NUM_STEPS):
-            try:
-                found.append(digest(next(batches)))
-            except WorkerDied as error:
-                found.append(str(error))
+        found = digests_or_deaths(iter(loader), NUM_STEPS, digest)
         read_until(Marks(folder), "helped", loader)
     return found
 

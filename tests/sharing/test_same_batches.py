@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sharing_kit import BATCH, NUM_SAMPLES, digest, digests, loader_of, run_ranks
-
-from shmload import WorkerDied
+from sharing_kit import BATCH, NUM_SAMPLES, digest, digests, digests_or_deaths, loader_of, run_ranks
 
 NUM_STEPS = NUM_SAMPLES // BATCH
 
@@ -134,15 +132,8 @@ def test_a_sample_that_cannot_be_read_is_the_same_error_in_all_ranks(tmp_path: P
 
 
 def read_deadly(rank: int, log: Path) -> list[str]:
-    found = []
     with loader_of(log, bad=5, kills=True) as loader:
-        batches = iter(loader)
-        for _ in range(NUM_STEPS):
-            try:
-                found.append(digest(next(batches)))
-            except WorkerDied as error:
-                found.append(str(error))
-    return found
+        return digests_or_deaths(iter(loader), NUM_STEPS, digest)
 
 
 def test_a_sample_that_kills_its_workers_is_an_error_in_all_ranks_and_the_rest_is_read(tmp_path: Path) -> None:

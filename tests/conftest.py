@@ -17,10 +17,7 @@ import pytest
 
 from shmload.shm import janitor
 from shmload.shm.names import STEM_PATTERN, process_stem
-
-sys.path.insert(0, os.path.dirname(__file__))
-
-from side_by_side import keep_together, own_shared_memory  # the path comes first
+from tests.side_by_side import keep_together, own_shared_memory
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job has it: ^C is tested here
     signal.signal(signal.SIGINT, signal.default_int_handler)

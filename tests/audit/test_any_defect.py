@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audit_kit import make, run
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shmload.observe.audit.file import AuditLog, Batch
 from shmload.observe.audit.report import Report
 from shmload.observe.audit.verify import read_folder, tell_suspects, verify
+from tests.audit.audit_kit import make, run
 
 RUNS = st.fixed_dictionaries(
     {

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audit_kit import batches_of, changed, run, written
-from commanded import Alike, Data
 from typer.testing import CliRunner
 
 from shmload import ShmLoader
 from shmload.cli import app
 from shmload.observe.audit.verify import read_folder
+from tests.audit.audit_kit import batches_of, changed, run, written
+from tests.audit.commanded import Alike, Data
 
 
 def recorded(folder: Path, dataset: Any = None, **more: Any) -> Path:
@@ -87,7 +87,7 @@ def test_an_empty_folder_exits_with_2(tmp_path: Path) -> None:
     assert "the folder holds no records" in out
 
 
-@pytest.mark.parametrize("made", ["commanded:Data", "commanded:loader"])
+@pytest.mark.parametrize("made", ["tests.audit.commanded:Data", "tests.audit.commanded:loader"])
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_was_delivered_is_read_again_and_is_the_same(tmp_path: Path, made: str, num_workers: int) -> None:
     status, out, _ = command(recorded(tmp_path, num_workers=num_workers), "--dataset", made)
@@ -98,14 +98,14 @@ def test_what_was_delivered_is_read_again_and_is_the_same(tmp_path: Path, made: 
 def test_content_in_the_wrong_place_is_found_by_reading_again(tmp_path: Path) -> None:
     swapped_content(recorded(tmp_path))
     assert command(tmp_path)[0] == 0  # indices and positions are right: only the data can tell
-    status, out, _ = command(tmp_path, "--dataset", "commanded:Data")
+    status, out, _ = command(tmp_path, "--dataset", "tests.audit.commanded:Data")
     assert status == 1
     assert out.count("CONTENT rank 0, epoch 0, step") == 2
     assert "its samples give other bytes than were delivered" in out.replace("\n", " ")
 
 
 def test_other_data_are_found_by_reading_again(tmp_path: Path) -> None:
-    status, out, _ = command(recorded(tmp_path), "--dataset", "commanded:other", "--samples", 2)
+    status, out, _ = command(recorded(tmp_path), "--dataset", "tests.audit.commanded:other", "--samples", 2)
     assert (status, out.count("CONTENT")) == (1, 2)
 
 
@@ -113,25 +113,25 @@ def test_samples_that_are_truly_alike_are_cleared_by_reading_again(tmp_path: Pat
     recorded(tmp_path, Alike())
     status, out, _ = command(tmp_path)
     assert (status, out.count("STALE")) == (1, 3)
-    status, out, _ = command(tmp_path, "--dataset", "commanded:Alike", "--samples", 0)
+    status, out, _ = command(tmp_path, "--dataset", "tests.audit.commanded:Alike", "--samples", 0)
     assert (status, out.count("STALE")) == (0, 0)
     assert "3 batches were read again" in out
 
 
 def test_a_loader_of_another_seed_is_refused(tmp_path: Path) -> None:
-    status, _, error = command(recorded(tmp_path), "--dataset", "commanded:loader_of_other_seed")
+    status, _, error = command(recorded(tmp_path), "--dataset", "tests.audit.commanded:loader_of_other_seed")
     assert status == 2
     assert "--dataset gave a loader with seed=6, the record is of seed=5" in error
 
 
 def test_a_dataset_of_another_length_is_not_read(tmp_path: Path) -> None:
-    status, out, _ = command(recorded(tmp_path, [1, 2, 3]), "--dataset", "commanded:Data")
+    status, out, _ = command(recorded(tmp_path, [1, 2, 3]), "--dataset", "tests.audit.commanded:Data")
     assert status == 0
     assert "--dataset has 24 samples, the record is of 3: not read again" in out
 
 
 def test_torch_modes_augmentations_say_nothing(tmp_path: Path) -> None:
     run([ShmLoader(Data(), 4, audit=tmp_path)])
-    status, out, _ = command(tmp_path, "--dataset", "commanded:Data")
+    status, out, _ = command(tmp_path, "--dataset", "tests.audit.commanded:Data")
     assert status == 2
     assert "torch mode's augmentations cannot be repeated" in out.replace("\n", " ")

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audit_kit import judged, make, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload.observe.audit.file import AuditLog, Batch, Event, batch_record, event_record, header_line, read_log
+from tests.audit.audit_kit import judged, make, run
 
 U64 = st.integers(0, 2**64 - 1)
 KEYS = st.one_of(

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audit_kit import Samples, judged
 from torch.utils.data import IterableDataset
 
 from shmload import ShmLoader
+from tests.audit.audit_kit import Samples, judged
 
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 7], ids=["torch mode", "seed mode"])
 PAIRS = [(i, -i) for i in range(11)]

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audit_kit import N, Samples, batches_of, changed, judged, kinds, make, replanted, run, story
 
 from shmload.observe.audit.file import AuditLog
 from shmload.observe.audit.report import Report
 from shmload.observe.audit.verify import read_folder
 from shmload.orders import Order
+from tests.audit.audit_kit import N, Samples, batches_of, changed, judged, kinds, make, replanted, run, story
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audit_kit import judged, kinds, make, run
 
 from shmload import ShmLoader
 from shmload.observe.audit.file import Batch
 from shmload.observe.audit.verify import read_folder
+from tests.audit.audit_kit import judged, kinds, make, run
 
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 7], ids=["torch mode", "seed mode"])
 PAIRS = [(i, -i) for i in range(11)]

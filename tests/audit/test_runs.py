@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from audit_kit import Samples, judged, kinds, make, run, written
 from torch.utils.data import DistributedSampler, IterableDataset, WeightedRandomSampler
 
 from shmload import ShmLoader
 from shmload.observe.audit.verify import read_folder
 from shmload.schedule.keyed import KeyedOrder
+from tests.audit.audit_kit import Samples, judged, kinds, make, run, written
 
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 7], ids=["torch mode", "seed mode"])
 PAIRS = [(i, -i) for i in range(11)]

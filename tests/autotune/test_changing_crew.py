@@ -18,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from tuning_kit import BATCH, SEED, N, Rows, change, engine_of, expected_epochs, told
 
 from shmload import ShmLoader
 from shmload.autotune import tuner
+from tests.autotune.tuning_kit import BATCH, SEED, N, Rows, change, engine_of, expected_epochs, told
 
 MOST, NUM_EPOCHS = 4, 40
 DEADLINE_S = 10

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tuning_kit import Pipeline
 
 from shmload.autotune.controller import LOOK, Limits, Memory, Setting, Window, bound_by, decide, looked
+from tests.autotune.tuning_kit import Pipeline
 
 LOADS = [
     (0.01, 0.002),

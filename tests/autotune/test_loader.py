@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
-from tuning_kit import BATCH, SEED, Rows, change, expected_epochs, told
 
 from shmload import ShmLoader
 from shmload.autotune import budget, tuner
 from shmload.autotune.numbers import is_auto
+from tests.autotune.tuning_kit import BATCH, SEED, Rows, change, expected_epochs, told
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
 BOTH: dict[str, Any] = {"num_workers": "auto", "prefetch_factor": "auto"}

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tuning_kit import change, engine_of
 
 from shmload import RingTooSmall, ShmLoader
 from shmload._core.mapping import Mapping, give_back_pages
@@ -18,6 +17,7 @@ from shmload._core.trainer import FREE, PARKED, TrainerRing, control_nbytes
 from shmload.autotune import tuner
 from shmload.ring_memory import RingMemory
 from shmload.shm.group import Group
+from tests.autotune.tuning_kit import change, engine_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
 SLOT = 1 << 16

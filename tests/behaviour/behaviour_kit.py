@@ -124,7 +124,7 @@ def alike(program: Callable[[Any], Any], *, num_warnings: int = 0) -> Any:
 
 def run_program(program: ModuleType, name: str) -> list[bytes]:
     """The lines that a module prints when it is run with that argument."""
-    path = os.pathsep.join(str(p) for p in (Path(shmload.__file__).parents[1], Path(__file__).parent))
+    path = os.pathsep.join(str(p) for p in (Path(shmload.__file__).parents[1], Path(__file__).parents[2]))
     command = [sys.executable, str(program.__file__), name]
     done = subprocess.run(command, capture_output=True, timeout=100, env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stderr.decode()

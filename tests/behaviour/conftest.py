@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
-pytest.register_assert_rewrite("behaviour_kit")
+pytest.register_assert_rewrite("tests.behaviour.behaviour_kit")
 
 
 @pytest.fixture(autouse=True)

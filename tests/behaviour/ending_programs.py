@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from behaviour_kit import Numbers, as_list
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from shmload import ShmLoader
+from tests.behaviour.behaviour_kit import Numbers, as_list
 
 
 def die_of(number: int) -> Callable[[], None]:

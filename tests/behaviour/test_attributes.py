@@ -7,10 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from behaviour_kit import DEADLINE_S, KINDS, Failing, Numbers, Shards, Told, alike, as_list, batches, raised
 from torch.utils.data import get_worker_info
 
 from shmload import ShmLoader
+from tests.behaviour.behaviour_kit import (
+    DEADLINE_S,
+    KINDS,
+    Failing,
+    Numbers,
+    Shards,
+    Told,
+    alike,
+    as_list,
+    batches,
+    raised,
+)
 
 TORCHS_OWN_DEL = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 LOCKED = ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]

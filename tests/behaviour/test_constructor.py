@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from behaviour_kit import KINDS, Numbers, Shards, Sized, Told, alike, as_list, raised
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from shmload import ShmLoader
+from tests.behaviour.behaviour_kit import KINDS, Numbers, Shards, Sized, Told, alike, as_list, raised
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "workers below none": ({"num_workers": -1}, "num_workers option should be non-negative"),

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from behaviour_kit import Numbers, Shards, alike, batches, raised
+
+from tests.behaviour.behaviour_kit import Numbers, Shards, alike, batches, raised
 
 
 def pickled(loader: Any) -> Any:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from behaviour_kit import alike, batches, observed, outcomes
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper, Mapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 from shmload import ShmLoader
+from tests.behaviour.behaviour_kit import alike, batches, observed, outcomes
 
 NUM_WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
 N = 13

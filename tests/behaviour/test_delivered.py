@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from behaviour_kit import Numbers, alike, as_list, batches, raised
+
+from tests.behaviour.behaviour_kit import Numbers, alike, as_list, batches, raised
 
 
 def differs(reason: str) -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from behaviour_kit import Shards, alike, as_list, batches
 from torch.utils.data import IterableDataset, get_worker_info
+
+from tests.behaviour.behaviour_kit import Shards, alike, as_list, batches
 
 UNEVEN = ([0, 1, 2, 3, 4, 5, 6], [10, 11], [20, 21, 22, 23, 24])
 NUM_WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 2, 3])

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from behaviour_kit import Told, alike, outcomes, raised
 from torch.utils.data import IterableDataset, get_worker_info
+
+from tests.behaviour.behaviour_kit import Told, alike, outcomes, raised
 
 NUM_WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 2])
 

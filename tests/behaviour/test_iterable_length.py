@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from behaviour_kit import Shards, Sized, alike, batches, raised
 
 from shmload import ShmLoader
+from tests.behaviour.behaviour_kit import Shards, Sized, alike, batches, raised
 
 BEGIN = "Length of IterableDataset Sized(3) was reported to be 3(when accessing len(dataloader)), but "
 ADVICE = (

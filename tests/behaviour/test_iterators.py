@@ -8,11 +8,11 @@ import pickle
 from typing import Any
 
 import pytest
-from behaviour_kit import KINDS, Numbers, alike, batches, raised
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from shmload import ShmLoader
+from tests.behaviour.behaviour_kit import KINDS, Numbers, alike, batches, raised
 
 NUM_WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from behaviour_kit import WORKERS, Numbers, alike, as_list, batches, outcomes, raised
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from tests.behaviour.behaviour_kit import WORKERS, Numbers, alike, as_list, batches, outcomes, raised
 
 
 class Keys(Numbers):

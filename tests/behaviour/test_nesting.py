@@ -8,8 +8,9 @@ import pickle
 from typing import Any
 
 import pytest
-from behaviour_kit import DEADLINE_S, KINDS, WORKERS, Numbers, alike, batches, raised
 from torch.utils.data import IterableDataset, get_worker_info
+
+from tests.behaviour.behaviour_kit import DEADLINE_S, KINDS, WORKERS, Numbers, alike, batches, raised
 
 
 class OfLoaders(Numbers):

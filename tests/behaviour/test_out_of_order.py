@@ -8,10 +8,10 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from behaviour_kit import DEADLINE_S, KINDS, Numbers, Told, alike, batches, plain, told
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from shmload import ShmLoader
+from tests.behaviour.behaviour_kit import DEADLINE_S, KINDS, Numbers, Told, alike, batches, plain, told
 
 N = 12
 WAIT_S = 3  # a loader that waits for the slow batch waits for ever: after this it says so

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from behaviour_kit import WORKERS, Numbers, Shards, alike, batches, observed
 
 from shmload import ShmLoader
+from tests.behaviour.behaviour_kit import WORKERS, Numbers, Shards, alike, batches, observed
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="this is about hosts without one")
 WARNING = "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used."

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from behaviour_kit import KINDS, Numbers, Shards, alike, batches, raised
 from torch.utils.data import ChainDataset, ConcatDataset, Dataset, StackDataset, Subset, random_split
 
 from shmload import ShmLoader
+from tests.behaviour.behaviour_kit import KINDS, Numbers, Shards, alike, batches, raised
 
 OF_LOADER = ["_dataset_kind", "_auto_collation", "_IterableDataset_len_called", "_iterator", "_DataLoader__initialized"]
 OF_ITERATOR = [

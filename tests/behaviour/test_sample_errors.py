@@ -8,10 +8,10 @@ import warnings
 from typing import Any
 
 import pytest
-from behaviour_kit import WORKERS, Failing, Numbers, Told, alike, outcomes, raised, words
 from torch.utils.data import DataLoader
 
 from shmload import ShmLoader
+from tests.behaviour.behaviour_kit import WORKERS, Failing, Numbers, Told, alike, outcomes, raised, words
 
 
 class NeedsTwo(Exception):

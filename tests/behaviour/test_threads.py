@@ -7,8 +7,9 @@ import threading
 from typing import Any
 
 import pytest
-import threaded_program
-from behaviour_kit import DEADLINE_S, Numbers, alike, batches, run_program
+
+from tests.behaviour import threaded_program
+from tests.behaviour.behaviour_kit import DEADLINE_S, Numbers, alike, batches, run_program
 
 THREE = [[0, 1, 2], [3, 4, 5], [6, 7]]
 

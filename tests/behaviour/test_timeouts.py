@@ -7,7 +7,8 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from behaviour_kit import DEADLINE_S, Numbers, Told, alike, batches, raised, told
+
+from tests.behaviour.behaviour_kit import DEADLINE_S, Numbers, Told, alike, batches, raised, told
 
 FORK = multiprocessing.get_context("fork")
 TIMEOUT_S = 0.3

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import ending_programs
 import pytest
-from behaviour_kit import run_program
+
+from tests.behaviour import ending_programs
+from tests.behaviour.behaviour_kit import run_program
 
 pytestmark = pytest.mark.slow
 TEXT = "DataLoader worker (pid(s) PID) exited unexpectedly"

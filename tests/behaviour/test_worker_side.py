@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from behaviour_kit import Numbers, alike, as_list, batches
 from torch.utils.data import DataLoader, get_worker_info
 
 from shmload import ShmLoader
+from tests.behaviour.behaviour_kit import Numbers, alike, as_list, batches
 
 
 def draws() -> list[Any]:
@@ -135,7 +135,7 @@ METHODS = pytest.mark.parametrize(
 
 @METHODS
 def test_worker_init_fn_is_called_once_with_the_number_after_seeding(method: str) -> None:
-    from worker_programs import Noting, note_in_worker
+    from tests.behaviour.worker_programs import Noting, note_in_worker
 
     def program(kind: Any) -> Any:
         dataset = Noting(4)

@@ -11,10 +11,10 @@ import os
 import sys
 import threading
 
-from behaviour_kit import Numbers, batches
 from torch.utils.data import DataLoader
 
 from shmload import ShmLoader
+from tests.behaviour.behaviour_kit import Numbers, batches
 
 NUM_ROUNDS = 25
 NUM_THREADS = 3

@@ -22,9 +22,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, os.path.dirname(__file__))
-
-from cluster_kit import Cluster  # the path comes first
+from tests.cluster.cluster_kit import Cluster
 
 START_S = 60
 ELSEWHERE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]

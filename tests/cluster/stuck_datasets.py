@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from ray_datasets import Rows
+from tests.cluster.ray_datasets import Rows
 
 
 class Stuck(Rows):

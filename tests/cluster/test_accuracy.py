@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from cluster_kit import Cluster
 from torch import nn
 from torch.utils.data import DataLoader
-from torch_datasets import Crops, seed_worker
 
 from shmload import ShmLoader
 from shmload.cluster import DpexDataLoader
+from tests.cluster.cluster_kit import Cluster
+from tests.cluster.torch_datasets import Crops, seed_worker
 
 EPOCHS = 3
 

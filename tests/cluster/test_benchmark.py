@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from cluster_kit import Cluster
 
 from benchmarks import cluster as benchmark
 from benchmarks.common import Settings
+from tests.cluster.cluster_kit import Cluster
 
 QUICK = Settings(rounds=1, seconds=0.05)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from cluster_kit import Cluster
-from ray_datasets import Rows
 
 from shmload import ClusterUnreachable, ShmLoader
 from shmload.worker.actors.census import cpus_elsewhere
 from shmload.worker.actors.placement import Node
+from tests.cluster.cluster_kit import Cluster
+from tests.cluster.ray_datasets import Rows
 
 HERE = Node("here", 8, True)
 

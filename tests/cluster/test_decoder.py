@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ray_datasets import Failing, InPlace, Rows, Texts
 
 from shmload._core.filler import DONE, ERROR
 from shmload.batch.ragged import ragged_of
@@ -20,6 +19,7 @@ from shmload.worker.actors.errand import Errand, Setting
 from shmload.worker.failure import Failure
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.spec import Job, Post
+from tests.cluster.ray_datasets import Failing, InPlace, Rows, Texts
 
 AREA = 16384
 POST = Post(1, 2, os.getpid(), "", 0, "", "", "", 0, (), "", 0)

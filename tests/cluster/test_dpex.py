@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import Cluster, assert_same
-from torch_datasets import Drawing
 
 from shmload.cluster import DpexDataLoader
+from tests.cluster.cluster_kit import Cluster, assert_same
+from tests.cluster.torch_datasets import Drawing
 
 EXAMPLE = """
 import torch

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_kit import Cluster, assert_same, kept, kill_worker
-from ray_datasets import Deadly, Failing, Gated, Rows
 
 from shmload import ClusterUnreachable, ShmLoader, WorkerDied
 from shmload.formats import ArrayDataset
+from tests.cluster.cluster_kit import Cluster, assert_same, kept, kill_worker
+from tests.cluster.ray_datasets import Deadly, Failing, Gated, Rows
 
 SLOW_S = float(os.environ.get("SHMLOAD_SLOW_BATCH_S", "1"))  # longer by hand: what Ray itself times out would show
 SEEDED = {"batch_size": 4, "shuffle": True, "seed": 3, "num_workers": 2}
@@ -135,7 +135,7 @@ def test_a_trainer_that_is_killed_leaves_nothing_in_the_cluster(cluster: Cluster
 import sys
 sys.path[:0] = {sys.path!r}
 from shmload import ShmLoader
-from ray_datasets import Rows
+from tests.cluster.ray_datasets import Rows
 batches = iter(ShmLoader(Rows(), 4, seed=1, num_workers=2, crew="ray", address={cluster.address!r}))
 next(batches)
 print("begun", flush=True)

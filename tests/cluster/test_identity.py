@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cluster_kit import Cluster, assert_same, generator, kept
-from ray_datasets import Labelled, Numbers, Rows, drawn
 from torch.utils.data import TensorDataset, WeightedRandomSampler
 
 from shmload import Mix, SharedIndex, ShmLoader, Weighted
 from shmload.formats import ArrayDataset, TarWriter, TFRecordDataset, TFRecordWriter, TokenDataset
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Permutation
 from shmload.remote import RemoteDataset
+from tests.cluster.cluster_kit import Cluster, assert_same, generator, kept
+from tests.cluster.ray_datasets import Labelled, Numbers, Rows, drawn
 
 pytestmark = pytest.mark.slow
 Made = tuple[Any, dict[str, Any]]  # a dataset, and the loader's arguments

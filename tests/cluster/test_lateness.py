@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_kit import Cluster
-from stuck_datasets import Stuck
 
 from shmload import SampleTimeout, ShmLoader
 from shmload.worker.actors.errand import Errand
 from shmload.worker.actors.lateness import Lateness, failure_in
+from tests.cluster.cluster_kit import Cluster
+from tests.cluster.stuck_datasets import Stuck
 
 ERRAND = Errand(2, 7, 3, 6, 6, np.array([9, 8, 7, 6, 5, 4], np.int64).tobytes(), False, False)
 

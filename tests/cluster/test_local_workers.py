@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import Cluster, assert_same, generator, kept, kill_worker
-from ray_datasets import Rows, Texts
-from torch_datasets import Counting, Drawing, seed_worker
-from uneven_datasets import HERE, DyingThere, StuckHere
 
 from shmload import SampleTimeout, ShmLoader, WorkerDied
+from tests.cluster.cluster_kit import Cluster, assert_same, generator, kept, kill_worker
+from tests.cluster.ray_datasets import Rows, Texts
+from tests.cluster.torch_datasets import Counting, Drawing, seed_worker
+from tests.cluster.uneven_datasets import HERE, DyingThere, StuckHere
 
 pytestmark = pytest.mark.slow
 SEEDED: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3}

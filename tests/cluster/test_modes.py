@@ -10,12 +10,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from cluster_kit import Cluster, assert_same, generator, kept
-from ray_datasets import Changing, InPlace, Rows, Texts
 from torch.utils.data import DistributedSampler
-from torch_datasets import Counting, Drawing, listed, seed_worker
 
 from shmload import ShmLoader
+from tests.cluster.cluster_kit import Cluster, assert_same, generator, kept
+from tests.cluster.ray_datasets import Changing, InPlace, Rows, Texts
+from tests.cluster.torch_datasets import Counting, Drawing, listed, seed_worker
 
 pytestmark = pytest.mark.slow
 SEEDED = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2}

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster_kit import Cluster
+
+from tests.cluster.cluster_kit import Cluster
 
 PAGE = next(p for p in Path(__file__).parents if (p / "docs").exists()) / "docs" / "cluster.md"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_kit import Cluster, assert_same, generator, kept
-from ray_datasets import Deadly, Rows
-from torch_datasets import Drawing
 
 from shmload import ShmLoader
 from shmload.worker.actors.beside import Beside
 from shmload.worker.actors.dispatch import Dispatcher
+from tests.cluster.cluster_kit import Cluster, assert_same, generator, kept
+from tests.cluster.ray_datasets import Deadly, Rows
+from tests.cluster.torch_datasets import Drawing
 
 
 class Ring:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from cluster_kit import Cluster
-from ray_datasets import Rows
 
 from shmload import ShmLoader
+from tests.cluster.cluster_kit import Cluster
+from tests.cluster.ray_datasets import Rows
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ import os
 import signal
 from typing import Any
 
-from ray_datasets import Rows, Texts
-from stuck_datasets import Stuck
+from tests.cluster.ray_datasets import Rows, Texts
+from tests.cluster.stuck_datasets import Stuck
 
 HERE = "SHMLOAD_TEST_HERE"  # in the environment of the test and its children alone: Ray gives actors its own
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faults_kit import digest
+
+from tests.faults.faults_kit import digest
 
 NUM_SAMPLES = 24
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import loader_program
 import pytest
-from faults_kit import program_env
 
 from shmload.shm.names import SHM_DIR
+from tests.containers import loader_program
+from tests.faults.faults_kit import program_env
 
 pytestmark = pytest.mark.slow
 MIB = 1 << 20

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, os.path.dirname(__file__))
-
-from device_kit import Rows  # the path comes first
-
 from shmload import ShmLoader, debug
 from shmload.testing.device import StandIn
+from tests.device.device_kit import Rows
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from device_kit import rows_of
 
 from shmload import ShmLoader
 from shmload.device.cuda import CudaCalls
 from shmload.testing.device import StandIn
 from shmload.testing.device_log import Logged
 from shmload.testing.device_replay import replay
+from tests.device.device_kit import rows_of
 
 Make = Callable[..., ShmLoader[Any]]
 pytestmark = [

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from device_kit import Mixed, Rows, rows_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload import CopyFailed, ShmLoader, debug
 from shmload.testing.device import StandIn
 from shmload.testing.device_log import Logged
+from tests.device.device_kit import Mixed, Rows, rows_of
 
 Make = Callable[..., ShmLoader[Any]]
 ADVERSARIAL = settings(

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).resolve().parents[2]))
-
-from benchmarks import gpu  # the path comes first
+from benchmarks import gpu
 from benchmarks.common import Settings, markdown
 from shmload.testing.device import StandIn, Stream
 from shmload.testing.device_log import load_log

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from device_kit import Mixed, Rows, rows_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from shmload import CopyFailed, Device, Normalise, ShmLoader
 from shmload.testing.device import StandIn
 from shmload.testing.device_log import Logged
 from shmload.testing.device_replay import replay
+from tests.device.device_kit import Mixed, Rows, rows_of
 
 Make = Callable[..., ShmLoader[Any]]
 ADVERSARIAL = settings(

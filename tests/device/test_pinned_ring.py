@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from device_kit import Rows, rows_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload import ShmLoader
 from shmload._core.trainer import Lease, live_leases
 from shmload.testing.device import StandIn
+from tests.device.device_kit import Rows, rows_of
 
 Make = Callable[..., ShmLoader[Any]]
 

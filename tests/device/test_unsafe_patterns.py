@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from device_kit import rows_of
 
 from shmload import ShmLoader, debug
 from shmload.testing.as_cuda import as_cuda
 from shmload.testing.device import StandIn
+from tests.device.device_kit import rows_of
 
 Make = Callable[..., ShmLoader[Any]]
 PAGE = next(p / "docs" / "gpu.md" for p in Path(__file__).parents if (p / "docs").exists())

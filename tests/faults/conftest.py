@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from shmload import faults
-
-sys.path.insert(0, os.path.dirname(__file__))  # for faults_kit, in workers of every start method too
-
-from faults_kit import Charges  # the path comes first
+from tests.faults.faults_kit import Charges
 
 
 @pytest.fixture

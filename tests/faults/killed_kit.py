@@ -13,10 +13,10 @@ from contextlib import ExitStack, contextmanager
 from time import monotonic
 
 import psutil
-import trainer_program
-from faults_kit import DEADLINE_S, await_readable, program_env
 
 from shmload.shm.names import SHM_DIR
+from tests.faults import trainer_program
+from tests.faults.faults_kit import DEADLINE_S, await_readable, program_env
 
 BOUND_S = 2.0
 STEM = re.compile(r"shmload-\d+-[0-9a-f]{12}")

@@ -26,11 +26,8 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # for the modules beside this one, in workers too
-
-from matrix_cells import HARMS, METHODS, MODES, Cell, all_cells, chosen  # the path comes first
-
 from shmload import faults
+from tests.faults.matrix_cells import HARMS, METHODS, MODES, Cell, all_cells, chosen
 
 HANG_S = 30
 LOOK_MS = 5  # between looks at a process that is to be continued, or to be gone
@@ -57,11 +54,11 @@ class Driver:
 
     def run(self, cell: Cell) -> tuple[list[str], Any]:
         """A cell's defects and delays, and what was seen."""
-        from matrix_judge import defects, delays
-        from matrix_trainer import GROWING, expected
+        from tests.faults.matrix_judge import defects, delays
+        from tests.faults.matrix_trainer import GROWING, expected
 
         if cell.method == "forkserver" and forkserver._forkserver._forkserver_pid is None:
-            forkserver.set_forkserver_preload(["torch", "matrix_data", "shmload.worker.process"])
+            forkserver.set_forkserver_preload(["torch", "tests.faults.matrix_data", "shmload.worker.process"])
             with _silence():
                 forkserver.ensure_running()
         key = (cell.point in GROWING, cell.mode)
@@ -83,7 +80,7 @@ class Driver:
         return found, outcome
 
     def _watch(self, cell: Cell, *, is_quiet: bool = False) -> Any:
-        from matrix_judge import Outcome
+        from tests.faults.matrix_judge import Outcome
 
         for path in self._folder.iterdir():
             path.unlink()
@@ -127,7 +124,7 @@ class Driver:
         )
 
     def _fork(self, cell: Cell, *, is_quiet: bool) -> tuple[int, int]:
-        from matrix_trainer import Trainer
+        from tests.faults.matrix_trainer import Trainer
 
         end, report = os.pipe()
         pid = os.fork()
@@ -218,7 +215,8 @@ def _waited_for() -> set[int]:
 def _await_end(before: set[int], since: float) -> tuple[list[str], float]:
     """Waits for all descendants that are new: the command lines of those that do not end, and how long it took."""
     import psutil
-    from matrix_judge import REACTION_S
+
+    from tests.faults.matrix_judge import REACTION_S
 
     while left := _descendants() - before:
         if monotonic() - since > 3 * REACTION_S:
@@ -276,9 +274,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="shmload-matrix-") as folder:
         os.environ["SHMLOAD_FAULTS"] = faults._folder = folder
         faults.armed = True  # before anything else of shmload is imported: the points on a batch's way are put in then
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            [os.path.dirname(os.path.abspath(__file__)), *filter(None, sys.path)]
-        )
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         driver = Driver(Path(folder), given.patience)
         for cell in cells:
             found, outcome = driver.run(cell)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from matrix_cells import HARMS, Cell
-from matrix_data import NUM_BATCHES_READ, NUM_WORKERS
+from tests.faults.matrix_cells import HARMS, Cell
+from tests.faults.matrix_data import NUM_BATCHES_READ, NUM_WORKERS
 
 REACTION_S = (
     2.0  # from the harm to the next batch or the error, and from a trainer's death to the end of all that was its

@@ -17,13 +17,13 @@ from typing import Any
 
 import psutil
 import torch
-from faults_kit import Charges, digest
-from matrix_cells import HARMS, Cell
-from matrix_data import BATCH, NUM_BATCHES_READ, NUM_WORKERS, Growing, Rows, as_list
 
 from shmload import ShmLoader, WorkerDied
 from shmload._core.trainer import harm_at_release
 from shmload.shm.names import SHM_DIR, process_stem
+from tests.faults.faults_kit import Charges, digest
+from tests.faults.matrix_cells import HARMS, Cell
+from tests.faults.matrix_data import BATCH, NUM_BATCHES_READ, NUM_WORKERS, Growing, Rows, as_list
 
 ARMED_AT = {  # (epoch, step) before which the charge is laid; step -1: before the iterator is made. All others: in the stream
     "start": (0, -1),

@@ -23,16 +23,14 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # for the module beside this one, in workers too
-
 import numpy as np
 import psutil
 import torch
-from faults_kit import COLLATE, DATASETS, Victims, digest  # the path comes first
 
 from shmload import Schedule, ShmLoader
 from shmload.shm.names import SHM_DIR, process_stem
 from shmload.worker.sample_rng import begin_sample, end_samples, kept_generators
+from tests.faults.faults_kit import COLLATE, DATASETS, Victims, digest
 
 NUM_SAMPLES, BATCH, SEED = 1000, 8, 17
 KINDS = ("rows", "texts", "in place")
@@ -240,7 +238,7 @@ def main() -> int:
     logging.getLogger("shmload").setLevel(logging.ERROR)  # it tells of every kill
     warnings.filterwarnings("ignore", message=".*batches are still in use")  # a part of the trial
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # there may be fewer cores than workers
-    forkserver.set_forkserver_preload(["torch", "faults_kit"])
+    forkserver.set_forkserver_preload(["torch", "tests.faults.faults_kit"])
     forkserver.ensure_running()  # it has descriptors, which stay
     soak = Soak(seed)
     until = monotonic() + given.minutes * 60

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 
 import pytest
-from faults_kit import COLLATE, DATASETS, Charges, Rows, Victims, batches, digest
 
 from shmload import ShmLoader, WorkerDied, faults
+from tests.faults.faults_kit import COLLATE, DATASETS, Charges, Rows, Victims, batches, digest
 
 pytestmark = [
     pytest.mark.slow,

@@ -7,9 +7,9 @@ import signal
 from typing import Any
 
 import pytest
-from faults_kit import DEADLINE_S, Rows, Victims, digest, kill_and_wait
 
 from shmload import ShmLoader, WorkerDied, engine
+from tests.faults.faults_kit import DEADLINE_S, Rows, Victims, digest, kill_and_wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 
 import pytest
-from faults_kit import Charges, Rows, digest
 
 from shmload import ShmLoader
+from tests.faults.faults_kit import Charges, Rows, digest
 
 pytestmark = pytest.mark.slow
 

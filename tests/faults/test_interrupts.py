@@ -10,9 +10,9 @@ import threading
 from typing import Any
 
 import pytest
-from faults_kit import COLLATE, DATASETS, Charges, Rows, Victims, digest
 
 from shmload import ShmLoader, engine, seed_mode
+from tests.faults.faults_kit import COLLATE, DATASETS, Charges, Rows, Victims, digest
 
 pytestmark = pytest.mark.slow
 LAST_LINE = "return batch"  # what happens between it and the caller's variable is the caller's

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
-import trainer_program
-from killed_kit import BOUND_S, Family, files_with, kill_alone, kill_group, names_of, running
+
+from tests.faults import trainer_program
+from tests.faults.killed_kit import BOUND_S, Family, files_with, kill_alone, kill_group, names_of, running
 
 pytestmark = pytest.mark.slow
 

@@ -15,13 +15,13 @@ from multiprocessing import resource_tracker
 
 import psutil
 import pytest
-import trainer_program
-from faults_kit import DEADLINE_S, program_env
-from killed_kit import BOUND_S, Family, files_with, kill_alone, names_of, running, started
 
 from shmload.shm import janitor, reaper
 from shmload.shm.group import Group
 from shmload.shm.names import SHM_DIR
+from tests.faults import trainer_program
+from tests.faults.faults_kit import DEADLINE_S, program_env
+from tests.faults.killed_kit import BOUND_S, Family, files_with, kill_alone, names_of, running, started
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,10 @@ from contextlib import ExitStack
 
 import psutil
 import pytest
-import trainer_program
-from faults_kit import kill_and_wait
-from killed_kit import BOUND_S, Family, files_with, first_worker, names_of, said, started, workers_of
+
+from tests.faults import trainer_program
+from tests.faults.faults_kit import kill_and_wait
+from tests.faults.killed_kit import BOUND_S, Family, files_with, first_worker, names_of, said, started, workers_of
 
 pytestmark = pytest.mark.slow
 

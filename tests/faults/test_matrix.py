@@ -11,15 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matrix_cells
 import pytest
-from faults_kit import program_env
-from matrix_cells import HARMS, IMPOSSIBLE, METHODS, MODES, Cell, all_cells, chosen
-from matrix_data import NUM_BATCHES_READ
-from matrix_judge import Outcome, defects, delays
 
 import shmload
 from shmload.faults import GUEST_POINTS, PACKER_POINTS, STORAGE_POINTS, TRAINER_POINTS, WORKER_POINTS
+from tests.faults import matrix_cells
+from tests.faults.faults_kit import program_env
+from tests.faults.matrix_cells import HARMS, IMPOSSIBLE, METHODS, MODES, Cell, all_cells, chosen
+from tests.faults.matrix_data import NUM_BATCHES_READ
+from tests.faults.matrix_judge import Outcome, defects, delays
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = [[f"{epoch}.{step}" for step in range(NUM_BATCHES_READ[0])] for epoch in range(3)]

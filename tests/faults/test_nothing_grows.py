@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
-from faults_kit import COLLATE, DATASETS, Charges, Rows
 
 from shmload import ShmLoader
+from tests.faults.faults_kit import COLLATE, DATASETS, Charges, Rows
 
 pytestmark = pytest.mark.slow
 TIMES = 50

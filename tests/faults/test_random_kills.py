@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from faults_kit import COLLATE, DATASETS, Victims, batches, digest
 
 from shmload import ShmLoader
+from tests.faults.faults_kit import COLLATE, DATASETS, Victims, batches, digest
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
 

@@ -11,9 +11,9 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from faults_kit import Charges, Rows, await_readable, digest
 
 from shmload import ShmLoader
+from tests.faults.faults_kit import Charges, Rows, await_readable, digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 CLOSE_S = 2.0

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import soak
-from faults_kit import digest, program_env
-from soak import KINDS, SEED, Soak, Stream
 
 from shmload import ShmLoader
+from tests.faults import soak
+from tests.faults.faults_kit import digest, program_env
+from tests.faults.soak import KINDS, SEED, Soak, Stream
 
 ROOT = Path(__file__).parents[2]
 

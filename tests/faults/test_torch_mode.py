@@ -10,11 +10,11 @@ from time import monotonic
 
 import pytest
 import torch
-import torch_words
-from faults_kit import Charges, Rows, Victims, digest, program_env
 from torch.utils.data import DataLoader
 
 from shmload import ShmLoader, WorkerDied
+from tests.faults import torch_words
+from tests.faults.faults_kit import Charges, Rows, Victims, digest, program_env
 
 pytestmark = pytest.mark.slow
 BOUND_S = 2.0

@@ -13,8 +13,9 @@ import signal
 import sys
 from typing import Any
 
-from faults_kit import Rows
 from torch.utils.data import DataLoader
+
+from tests.faults.faults_kit import Rows
 
 
 class Deadly(Rows):

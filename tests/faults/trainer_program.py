@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from faults_kit import Rows
+from tests.faults.faults_kit import Rows
 
 STATES = ("idle", "full ring", "python sample", "c sample", "start")
 LONG_S = 30

@@ -25,12 +25,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # for the module beside this one
-
-from soak_trainer import CAPACITY_BYTES, NUM_SAMPLERS
-
 from shmload.growing.intake import count_records
 from shmload.growing.names import read_own_name
+from tests.growing.soak_trainer import CAPACITY_BYTES, NUM_SAMPLERS
 
 WORLD_SIZE = 2
 KINDS = ("sampler", "worker", "sampler", "worker", "trainer")

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from growing_kit import SCHEMA, dataset_of, epoch_of, loader_of, put, sample, values_of
 from torch.utils.data import SequentialSampler
 
 from shmload import ShmLoader
 from shmload.growing import SampleCache
 from shmload.growing.snapshot import EPOCH_SHIFT, MAX_EPOCH
+from tests.growing.growing_kit import SCHEMA, dataset_of, epoch_of, loader_of, put, sample, values_of
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

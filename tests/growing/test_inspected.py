@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from growing_kit import endless, flip, put, put_foreign, wait_until
 from typer.testing import CliRunner
 
 from shmload.cli import app
 from shmload.growing import SampleCache
+from tests.growing.growing_kit import endless, flip, put, put_foreign, wait_until
 
 
 def inspected(cache: SampleCache) -> list[str]:

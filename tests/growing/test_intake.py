@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from growing_kit import RECORD_NBYTES, dataset_of, epoch_of, flip, loader_of, put_foreign
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from shmload.formats import TFRecordWriter
 from shmload.growing import SampleCache
 from shmload.growing import library as library_module
 from shmload.growing.intake import Intake, count_records
+from tests.growing.growing_kit import RECORD_NBYTES, dataset_of, epoch_of, flip, loader_of, put_foreign
 
 
 @pytest.fixture

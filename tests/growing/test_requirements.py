@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from growing_kit import (
+
+from shmload import ShmLoader
+from shmload._core.crc32c import crc32c, masked
+from shmload.errors import StateMismatch
+from shmload.growing import SampleCache
+from shmload.worker.reader import read_path
+from tests.growing.growing_kit import (
     RECORD_NBYTES,
     SCHEMA,
     dataset_of,
@@ -27,12 +33,6 @@ from growing_kit import (
     values_of,
     wait_until,
 )
-
-from shmload import ShmLoader
-from shmload._core.crc32c import crc32c, masked
-from shmload.errors import StateMismatch
-from shmload.growing import SampleCache
-from shmload.worker.reader import read_path
 
 TENSORFLOWS = Path(__file__).parent.parent / "formats" / "tfrecord" / "written_by_tensorflow"
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from growing_kit import dataset_of, epoch_of, loader_of, put, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from shmload.errors import StateMismatch
 from shmload.growing import SampleCache
 from shmload.growing.names import CacheFile
 from shmload.growing.snapshot import Gone, Snapshot
+from tests.growing.growing_kit import dataset_of, epoch_of, loader_of, put, values_of
 
 
 def taken(loader: Any, num_batches: int) -> list[int]:

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from growing_kit import (
+
+from shmload.errors import WorkerDied
+from shmload.growing import SampleCache, keeper
+from tests.growing.growing_kit import (
     broken,
     dataset_of,
     dies_once,
@@ -25,9 +28,6 @@ from growing_kit import (
     values_of,
     wait_until,
 )
-
-from shmload.errors import WorkerDied
-from shmload.growing import SampleCache, keeper
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def test_they_run_under_a_spawned_keeper(cache: SampleCache) -> None:
 
 TRAINER = """
 import sys
-from growing_kit import dataset_of, endless, epoch_of, loader_of
+from tests.growing.growing_kit import dataset_of, endless, epoch_of, loader_of
 from shmload.growing import SampleCache
 
 cache = SampleCache(sys.argv[1], 1 << 16, file_nbytes=1024)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from growing_kit import RECORD_NBYTES, put
-from soak import CAPACITY_BYTES, KINDS, Tally, Watcher, differences
 
 from shmload.growing import SampleCache
+from tests.growing.growing_kit import RECORD_NBYTES, put
+from tests.growing.soak import CAPACITY_BYTES, KINDS, Tally, Watcher, differences
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from growing_kit import RECORD_NBYTES, dataset_of, epoch_of, loader_of, put, sample
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload.errors import CacheFull
 from shmload.formats import TFRecordDataset
 from shmload.growing import SampleCache, writer
+from tests.growing.growing_kit import RECORD_NBYTES, dataset_of, epoch_of, loader_of, put, sample
 
 
 def reserved(cache: SampleCache) -> int:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, Sequence, Value, load_from_disk
-from hf_kit import ARRANGED, LISTS, SCALARS, TEXTS, assert_same, dataset_of, of_ours, of_torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload import ShmLoader
+from tests.huggingface.hf_kit import ARRANGED, LISTS, SCALARS, TEXTS, assert_same, dataset_of, of_ours, of_torch
 
 COLUMNS = {None: SCALARS | TEXTS, "torch": SCALARS | TEXTS | LISTS, "numpy": SCALARS | LISTS}
 

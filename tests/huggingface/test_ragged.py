@@ -9,10 +9,21 @@ import numpy as np
 import pytest
 import torch
 from datasets import Array2D, Dataset, Features, Sequence, Value
-from hf_kit import ARRANGED, LISTS, RAGGED, SCALARS, TEXTS, N, assert_same, dataset_of, of_ours, of_torch
 
 from shmload import Jagged, Padded, ShmLoader
 from shmload.errors import SampleError
+from tests.huggingface.hf_kit import (
+    ARRANGED,
+    LISTS,
+    RAGGED,
+    SCALARS,
+    TEXTS,
+    N,
+    assert_same,
+    dataset_of,
+    of_ours,
+    of_torch,
+)
 
 MODES = ["list", "pad", "nested", "jagged"]
 

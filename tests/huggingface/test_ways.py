@@ -22,11 +22,21 @@ from datasets import (
 )
 from datasets.formatting.formatting import PythonFormatter
 from datasets.formatting.torch_formatter import TorchFormatter
-from hf_kit import LISTS, RAGGED, SCALARS, TEXTS, assert_same, batches_of, dataset_of, of_ours, of_torch
 
 from shmload import ShmLoader
 from shmload.batch.arrow_columns import column_of
 from shmload.errors import SampleError
+from tests.huggingface.hf_kit import (
+    LISTS,
+    RAGGED,
+    SCALARS,
+    TEXTS,
+    assert_same,
+    batches_of,
+    dataset_of,
+    of_ours,
+    of_torch,
+)
 
 WHEN = datetime.datetime(2026, 11, 21)
 PLAIN: dict[str, Callable[[], Any]] = {

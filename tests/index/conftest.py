@@ -1,14 +1,10 @@
 """Lets the tests here, and the processes they spawn, import their datasets."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from shmload.shm.group import Group  # the path comes first
+from shmload.shm.group import Group
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import python
-from index_kit import Files, Photo, gone_within, growth_of_epoch, path_of
 from torch.utils.data import DataLoader
 
 from shmload import SharedIndex, ShmLoader
 from shmload.shm import group, segment
 from shmload.shm.names import SHM_DIR, process_stem
+from tests.children import python
+from tests.index.index_kit import Files, Photo, gone_within, growth_of_epoch, path_of
 
 MIB = 1 << 20
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from index_kit import Photo
 
 from shmload import SharedIndex
+from tests.index.index_kit import Photo
 
 TEXT = st.text(st.characters(), max_size=12)  # every code point, lone surrogates too
 COLUMNS: list[st.SearchStrategy[Any]] = [

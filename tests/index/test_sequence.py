@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from index_kit import Photo
 
 from shmload import SharedIndex
+from tests.index.index_kit import Photo
 
 ROWS = [Photo(f"{i}.jpg", i * i) for i in range(10)]
 BOUND = st.none() | st.integers(-15, 15)

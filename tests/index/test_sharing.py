@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import go_on, python, running, says, waits_for_a_lock
-from index_kit import gone_within
 
 from shmload import SharedIndex, world
 from shmload.shm import segment
 from shmload.shm.names import SHM_DIR, meeting_stem
 from shmload.world import run_key
+from tests.children import go_on, python, running, says, waits_for_a_lock
+from tests.index.index_kit import gone_within
 
 RANK = """
 import sys

@@ -18,8 +18,6 @@ import shmload
 FOLDER = Path(__file__).parent
 DEADLINE_S = 90.0  # for a whole program: three interpreters that import torch and a framework on two busy cores
 
-sys.path.insert(0, str(FOLDER))  # for integrations_kit, in workers of every start method too
-
 
 def _run(command: list[str], deadline_s: float) -> str:
     """Runs a program in a session of its own and ends all of it; its stderr."""

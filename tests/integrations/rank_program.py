@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from integrations_kit import Numbers, Tiny, facts
 
 from shmload import ShmLoader
+from tests.integrations.integrations_kit import Numbers, Tiny, facts
 
 RANK = int(os.environ["RANK"])
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from integrations_kit import Numbers, Tiny, facts
 
 from shmload import ShmLoader
 from shmload.autotune.numbers import is_auto
+from tests.integrations.integrations_kit import Numbers, Tiny, facts
 
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate: pip install shmload[integrations]")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from integrations_kit import Numbers, Tiny, facts
 
 from shmload import ShmLoader
 from shmload.autotune.numbers import is_auto
+from tests.integrations.integrations_kit import Numbers, Tiny, facts
 
 L = pytest.importorskip("lightning", reason="needs lightning: pip install shmload[integrations]")
 

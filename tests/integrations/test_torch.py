@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from integrations_kit import Numbers, Tiny, facts
 
 from shmload import ShmLoader
+from tests.integrations.integrations_kit import Numbers, Tiny, facts
 
 
 def flat(steps: list[list[int]]) -> list[int]:
@@ -108,7 +108,7 @@ def test_ranks_known_only_later_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ENDING_PROGRAM = """
 import signal
-from integrations_kit import Numbers
+from tests.integrations.integrations_kit import Numbers
 from shmload import ShmLoader
 
 signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning's Trainer and many a job script do

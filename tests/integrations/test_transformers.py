@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from integrations_kit import Numbers, Tiny, facts
 
 from shmload import ShmLoader
+from tests.integrations.integrations_kit import Numbers, Tiny, facts
 
 pytest.importorskip("accelerate", reason="needs accelerate: pip install shmload[integrations]")
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install shmload[integrations]")

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from launch_kit import Run  # it stands beside this file
+from tests.launch.launch_kit import Run
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +28,7 @@ def started(tmp_path: Path) -> Iterator[Run]:
     processes: list[subprocess.Popen[str]] = []
 
     def start(*command: str | Path, **options: Any) -> subprocess.Popen[str]:
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         told = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         process = subprocess.Popen(
             [sys.executable, *map(str, command)], text=True, start_new_session=True, env=env, cwd=tmp_path, **told

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch_kit import Run, all_end, ranks_up
 
 from shmload import ShmLoader
 from shmload.formats import ArrayDataset
+from tests.launch.launch_kit import Run, all_end, ranks_up
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ print(*(os.environ[name] for name in names), sys.argv, __name__)
 """
 STAY = """
 import os
-from rank_functions import stay
+from tests.launch.rank_functions import stay
 stay(int(os.environ["LOCAL_RANK"]), ".")
 """
 

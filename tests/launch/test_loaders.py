@@ -8,12 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
-import rank_loaders
-from launch_kit import all_end
 
 import shmload
 import shmload.loader  # forked ranks have it, and torch, already
 from shmload import RankFailed
+from tests.launch import rank_loaders
+from tests.launch.launch_kit import all_end
 
 
 @pytest.mark.slow

@@ -10,14 +10,15 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from launch_kit import Run, all_end, ranks_up
+
+from tests.launch.launch_kit import Run, all_end, ranks_up
 
 pytestmark = pytest.mark.slow
 
 STAYING = """
 import sys
 import shmload
-from rank_functions import stay
+from tests.launch.rank_functions import stay
 
 if __name__ == "__main__":
     shmload.spawn(stay, (".", sys.argv[1]), 2, start_method=sys.argv[2], grace_s=5)
@@ -72,7 +73,7 @@ def test_no_rank_outlives_a_launcher_that_is_killed(how: str, start_method: str,
 IMPORTING = """
 import os, signal
 import shmload
-from rank_functions import _up, speak
+from tests.launch.rank_functions import _up, speak
 
 if __name__ == "__main__":
     shmload.spawn(speak, nprocs=2)
@@ -92,7 +93,7 @@ def test_a_rank_that_is_still_importing_the_program_goes_with_its_launcher(start
 
 IMPATIENT = """
 import shmload
-from rank_functions import ignore
+from tests.launch.rank_functions import ignore
 
 if __name__ == "__main__":
     shmload.spawn(ignore, (".",), 2, start_method="fork", grace_s=600)
@@ -120,7 +121,7 @@ def test_a_second_interrupt_cuts_the_grace(started: Run, tmp_path: Path) -> None
 OWN_HANDLER = """
 import signal
 import shmload
-from rank_functions import stay
+from tests.launch.rank_functions import stay
 
 class Enough(Exception):
     pass
@@ -158,7 +159,7 @@ def test_a_programs_own_handler_decides(started: Run, tmp_path: Path) -> None:
 MEANWHILE = """
 import sys
 import shmload
-from rank_functions import stay_and_leave
+from tests.launch.rank_functions import stay_and_leave
 
 if __name__ == "__main__":
     ranks = shmload.spawn(stay_and_leave, (".",), 2, join=False, start_method="fork")
@@ -178,7 +179,7 @@ def test_ranks_end_with_a_program_that_does_not_wait_for_them(started: Run, tmp_
 
 FLOOD = """
 import shmload
-from rank_functions import flood
+from tests.launch.rank_functions import flood
 
 if __name__ == "__main__":
     shmload.spawn(flood, (25_000,), 2, start_method="fork")
@@ -198,7 +199,7 @@ def test_a_flood_of_lines_comes_out_whole_and_in_order(started: Run, tmp_path: P
 
 STUCK = """
 import shmload
-from rank_functions import flood_or_fail
+from tests.launch.rank_functions import flood_or_fail
 
 if __name__ == "__main__":
     shmload.spawn(flood_or_fail, nprocs=2, start_method="fork")

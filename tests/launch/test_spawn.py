@@ -16,12 +16,12 @@ from typing import Any
 
 import psutil
 import pytest
-import rank_functions
-from launch_kit import Run, all_end
 
 import shmload
 from shmload import RankFailed
 from shmload.launch import supervisor
+from tests.launch import rank_functions
+from tests.launch.launch_kit import Run, all_end
 
 CPUS = sorted(os.sched_getaffinity(0))
 BOTH = pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -226,7 +226,7 @@ def test_arguments_that_no_run_can_have_are_refused(monkeypatch: pytest.MonkeyPa
 
 UNGUARDED = """
 import shmload
-from rank_functions import speak
+from tests.launch.rank_functions import speak
 
 shmload.spawn(speak, nprocs=2)
 """
@@ -245,7 +245,7 @@ def test_a_program_without_a_guard_is_told_so(started: Run, tmp_path: Path) -> N
 PLAIN = """
 import sys
 import shmload
-from rank_functions import speak
+from tests.launch.rank_functions import speak
 
 shmload.spawn(speak, nprocs=2, start_method="fork")
 print("torch" in sys.modules, "numpy" in sys.modules)

@@ -224,8 +224,7 @@ def test_a_child_leaves_the_shared_records_alone(stream: Any) -> None:
 PROGRAM = """
 import os, sys
 import torch
-sys.path.insert(0, {folder!r})
-from conftest import Stream
+from tests.leases.conftest import Stream
 
 if __name__ == "__main__":
     stream = Stream()
@@ -244,6 +243,12 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_child_that_exits_like_any_program_prints_nothing_and_harms_nothing() -> None:
-    program = PROGRAM.format(folder=os.path.dirname(__file__))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "right\n", "")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-sys.path.insert(0, os.path.dirname(__file__))
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(__file__)), "faults"))
-
-from live_kit import running  # the path comes first
+from tests.live.live_kit import running
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
-import live_program
-from faults_kit import DEADLINE_S, await_readable, program_env
-
 from shmload.observe.live.watch import Watch
+from tests.faults.faults_kit import DEADLINE_S, await_readable, program_env
+from tests.live import live_program
 
 SECOND = 1_000_000_000
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults_kit import DEADLINE_S, await_readable, program_env
 from typer.testing import CliRunner
 
 from shmload.cli import app
+from tests.faults.faults_kit import DEADLINE_S, await_readable, program_env
 
 NOBODY = "4194305"  # above the largest pid there can be
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import psutil
 import pytest
-from faults_kit import DEADLINE_S, program_env
-from killed_kit import Family
-from live_kit import look_until, only_loader, running
-from live_program import BAD, STUCK
 
 from shmload.observe.live.watch import Watch
 from shmload.shm import janitor
 from shmload.shm.names import SHM_DIR
+from tests.faults.faults_kit import DEADLINE_S, program_env
+from tests.faults.killed_kit import Family
+from tests.live.live_kit import look_until, only_loader, running
+from tests.live.live_program import BAD, STUCK
 
 pytestmark = pytest.mark.slow
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from live_kit import SECOND, made_up, slot, worker
 
 from shmload.observe.live.meaning import HUNG_S, describe
+from tests.live.live_kit import SECOND, made_up, slot, worker
 
 ORDERED, LEASED, DRAINING = 2, 3, 4
 ANY = 2**64 - 1

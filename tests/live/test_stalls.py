@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from live_kit import SECOND, made_up, worker
 
 from shmload.observe.live.stalls import beginning, limit_of, shares
+from tests.live.live_kit import SECOND, made_up, worker
 
 READY = [worker(), worker()]
 

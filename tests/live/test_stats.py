@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live_program import Rows
 
 from shmload import ShmLoader, TokenBudget
 from shmload.observe.live.watch import Watch
+from tests.live.live_program import Rows
 
 DOCS = next(p / "docs" for p in Path(__file__).parents if (p / "docs").exists())
 OF_THE_PROCESS = {

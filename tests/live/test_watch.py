@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from live_kit import SECOND, made_up
 
 from shmload.observe.live import watch
 from shmload.observe.live.find import Block, Found
 from shmload.observe.live.watch import HISTORY, Watch
+from tests.live.live_kit import SECOND, made_up
 
 Blocks = dict[str, Any]
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from seeded_data import Tens
 from torch.utils.data import DataLoader, IterableDataset
 
 import shmload
 from shmload import RingTooSmall, SampleError, ShmLoader
+from tests.loader.seeded_data import Tens
 
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 3], ids=["torch mode", "seed mode"])
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import bad_data as data
 import pytest
 
 from shmload import ShmLoader
 from shmload.errors import SampleError, SampleTimeout, WorkerDied
+from tests.loader import bad_data as data
 
 PATHS: dict[str, tuple[Any, dict[str, Any]]] = {
     "__getitem__": (data.Rows, {}),

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import bad_data as data
 import pytest
 
 from shmload import ShmLoader
 from shmload.errors import SampleError, SampleTimeout, WorkerDied
+from tests.loader import bad_data as data
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 WHOLE = [[*range(6)], [*range(6, 12)]]

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from seeded_data import InBatches, InPlace, Ragged
 
 from shmload import BlockShuffle, LengthBuckets, ShmLoader, StateMismatch, TokenBudget, Weighted
 from shmload.observe.audit.verify import read_folder, verify
+from tests.loader.seeded_data import InBatches, InPlace, Ragged
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 100)
 SAMPLERS: dict[str, Any] = {

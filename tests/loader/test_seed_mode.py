@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from seeded_data import InBatches, InPlace, Lazy, Noisy, Point, Ragged
 from torch.utils.data import ConcatDataset, Subset, random_split
 
 from shmload import ShmLoader, StateMismatch
+from tests.loader.seeded_data import InBatches, InPlace, Lazy, Noisy, Point, Ragged
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
 DATASETS = {"rows": Noisy, "packed": Ragged, "read_into": InPlace, "read_batch_into": InBatches}

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "storage"))
-
-import store_kit  # the path comes first
+from tests.storage import store_kit
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,8 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
-from packing_kit import CountingStore, Noisy, names_in, packed
-
 from shmload.storage.store import StoredObject
+from tests.packing.packing_kit import CountingStore, Noisy, names_in, packed
 
 NUM_SAMPLES, MAXCOUNT, SEED = 300, 12, 5
 DEADLINE_S = 60

@@ -9,20 +9,15 @@ no manifest but that of the dataset packed before. The suite runs a few of these
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, os.path.dirname(__file__))
-
-from kill_kit import NUM_SAMPLES, finished, killed_after  # the path comes first
-from packing_kit import packed
-
 from shmload.remote.manifest import Manifest
 from shmload.storage.local import LocalStore
+from tests.packing.kill_kit import NUM_SAMPLES, finished, killed_after
+from tests.packing.packing_kit import packed
 
 
 def run(num_kills: int, seed: int, folder: Path) -> tuple[int, int]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from packing_kit import names_in, names_of, samples_in
 from typer.testing import CliRunner
 
 import shmload
@@ -18,6 +17,7 @@ from shmload.formats import TarWriter, TFRecordWriter
 from shmload.remote.manifest import Manifest
 from shmload.remote.packing.pack import Progress
 from shmload.storage.local import LocalStore
+from tests.packing.packing_kit import names_in, names_of, samples_in
 
 PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
 Command = Callable[..., Any]

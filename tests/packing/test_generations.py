@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packing_kit import CountingStore, Folder, Grey, names_in, names_of, packed, samples_in
 
 import shmload
 from shmload import StoreError
@@ -15,6 +14,7 @@ from shmload.remote.manifest import Manifest
 from shmload.remote.packing.generation import Generation
 from shmload.storage.local import LocalStore
 from shmload.storage.store import StoredObject
+from tests.packing.packing_kit import CountingStore, Folder, Grey, names_in, names_of, packed, samples_in
 
 PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
 

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from kill_kit import finished, killed_after
-from kills import run
-from packing_kit import Noisy, packed
 
 from shmload import faults
 from shmload.storage.local import LocalStore
+from tests.packing.kill_kit import finished, killed_after
+from tests.packing.kills import run
+from tests.packing.packing_kit import Noisy, packed
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from packing_kit import encoded, packed, samples_in
 from PIL import Image
 
 import shmload
 from shmload.remote.packing.members import Members, OpenFile, members_of
 from shmload.storage.local import LocalStore
+from tests.packing.packing_kit import encoded, packed, samples_in
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packing_kit import Blobs, Grey, Noisy, names_in, names_of, packed, samples_in
 
 from shmload import Permutation
 from shmload._core.crc32c import crc32c
@@ -21,6 +20,7 @@ from shmload.remote.packing import pack
 from shmload.remote.packing.sender import NUM_THREADS
 from shmload.remote.packing.spool import Spool
 from shmload.storage.local import LocalStore
+from tests.packing.packing_kit import Blobs, Grey, Noisy, names_in, names_of, packed, samples_in
 
 
 def bytes_in(folder: Path) -> dict[str, bytes]:

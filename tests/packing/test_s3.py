@@ -8,10 +8,10 @@ from typing import Any
 import boto3
 import botocore.config
 import pytest
-from packing_kit import Grey, names_in, packed
 
 from shmload.remote import Manifest, make_client, upload_cv_dataset
 from shmload.storage.local import LocalStore
+from tests.packing.packing_kit import Grey, names_in, packed
 
 
 def clients(server: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from packing_kit import Folder, encoded, packed, samples_in
 from PIL import Image, ImageDraw
 from torch.utils.data import ConcatDataset, Subset
 
@@ -18,6 +17,7 @@ from shmload.formats import ImageFolder
 from shmload.remote.packing.members import members_of
 from shmload.remote.packing.sources import Files, Samples, source_of
 from shmload.storage.local import LocalStore
+from tests.packing.packing_kit import Folder, encoded, packed, samples_in
 
 PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
 PHOTO = PHOTOS[2]

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from parity_data import KINDS, ByName, InBatches, N, Of
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -26,6 +25,7 @@ from torch.utils.data import (
 )
 
 from shmload import ShmLoader
+from tests.parity.parity_data import KINDS, ByName, InBatches, N, Of
 
 
 class Drawing(Sampler[int]):

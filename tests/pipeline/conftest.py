@@ -18,8 +18,6 @@ import shmload
 FOLDER = Path(__file__).parent
 DEADLINE_S = 110.0  # for eight interpreters that import torch on two busy cores
 
-sys.path.insert(0, str(FOLDER))
-
 
 @pytest.fixture
 def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:

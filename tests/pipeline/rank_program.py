@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from worker_items import as_dict
 
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Partition, Permutation, reconcile
+from tests.pipeline.worker_items import as_dict
 
 N, BATCH = 50, 3
 

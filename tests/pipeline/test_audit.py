@@ -12,12 +12,12 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from pipeline_kit import Add, Joined, Leaf, Spec, pulled, specs
 
 from shmload.observe.audit.file import AuditLog, Batch, Record, batch_record, event_record, header_line
 from shmload.observe.audit.report import Report
 from shmload.observe.audit.verify import read_folder, tell_suspects, verify
 from shmload.pipeline import Collate, Conveyer, Join, Map, Partition, Permutation, Range
+from tests.pipeline.pipeline_kit import Add, Joined, Leaf, Spec, pulled, specs
 
 JOINED = Joined(
     (Leaf(6, True, False, 1), Joined((Leaf(3, False, False, 1), Leaf(5, True, False, 2)), (3, 5), "first")),

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import worker_items as items
-from pipeline_kit import Add, pulled
 
 import shmload.pipeline
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Partition, Permutation, Range
+from tests.pipeline import worker_items as items
+from tests.pipeline.pipeline_kit import Add, pulled
 
 WORK = DistributedBatchedMap(Add(1), 1)
 

@@ -10,13 +10,13 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
-from pipeline_kit import Add, Joined, Leaf, plain, turns
-from pipeline_kit import joined_ranges as joined
 
 from shmload.errors import SampleError
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Partition, Range
 from shmload.pipeline.draws import Draws
 from shmload.schedule.permutation import MAX_N
+from tests.pipeline.pipeline_kit import Add, Joined, Leaf, plain, turns
+from tests.pipeline.pipeline_kit import joined_ranges as joined
 
 POSITIVE = st.one_of(
     st.integers(1, 10**6),

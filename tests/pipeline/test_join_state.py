@@ -11,11 +11,11 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from pipeline_kit import joined_ranges as joined
 
 from shmload.errors import StateMismatch
 from shmload.pipeline import Conveyer, Join, Permutation, Range
 from shmload.schedule.drawn import Drawn
+from tests.pipeline.pipeline_kit import joined_ranges as joined
 
 
 def far(pipeline: Any, count: int) -> Any:

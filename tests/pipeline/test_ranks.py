@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_kit import Leaf, Spec
+
+from tests.pipeline.pipeline_kit import Leaf, Spec
 
 SPEC = Spec(Leaf(50, True, True, 5), batch_size=3)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_kit import Add, Leaf, Spec, pulled
 
 from shmload import ShmLoader
 from shmload.errors import StateMismatch
 from shmload.pipeline import Collate, Conveyer, Join, Map, Partition, Permutation, Range, reconcile
+from tests.pipeline.pipeline_kit import Add, Leaf, Spec, pulled
 
 PLAIN = Leaf(12, True, False, 7)
 

@@ -9,9 +9,9 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
-from pipeline_kit import Leaf, Spec, known_item, plain, pulled, specs
 
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Map, Partition, Permutation, Range
+from tests.pipeline.pipeline_kit import Leaf, Spec, known_item, plain, pulled, specs
 
 MOST = 30  # steps that a pipeline without an end is asked for
 PLAIN = Leaf(10, True, False, 7)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import worker_items as items
-from pipeline_kit import Add, plain, pulled
 
 from shmload import sample_info
 from shmload.errors import SampleError, SampleTimeout, WorkerDied
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Range
+from tests.pipeline import worker_items as items
+from tests.pipeline.pipeline_kit import Add, plain, pulled
 
 PROMPT_S = 1.0  # for a failure to surface, beside its own time
 

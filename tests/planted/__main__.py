@@ -14,10 +14,8 @@ import tempfile
 from pathlib import Path
 from time import monotonic
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from defect_list import DEFECTS  # the path comes first
-from planting import can_unshare, copy_tree, missed_by
+from tests.planted.defect_list import DEFECTS
+from tests.planted.planting import can_unshare, copy_tree, missed_by
 
 
 def main(wanted: list[str]) -> int:

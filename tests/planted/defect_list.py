@@ -5,10 +5,10 @@ A requirement's tests are read off here. Where a node id names a parametrized te
 
 from __future__ import annotations
 
-from pipeline_defects import PIPELINE_DEFECTS
-from planting import Defect
-from sharing_defects import SHARING_DEFECTS
-from storage_defects import STORAGE_DEFECTS
+from tests.planted.pipeline_defects import PIPELINE_DEFECTS
+from tests.planted.planting import Defect
+from tests.planted.sharing_defects import SHARING_DEFECTS
+from tests.planted.storage_defects import STORAGE_DEFECTS
 
 PROMISES = "tests/loader/test_promises.py::"
 

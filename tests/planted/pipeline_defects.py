@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planting import Defect
+from tests.planted.planting import Defect
 
 STREAM, JOIN, WORKERS = (f"tests/pipeline/test_{name}.py::" for name in ("stream", "join", "workers"))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planting import Defect
+from tests.planted.planting import Defect
 
 WORDS = "tests/sharing/test_words.py::"
 SAME = "tests/sharing/test_same_batches.py::"

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from defect_list import DEFECTS
-from planting import ROOT, Defect, node_exists
+
+from tests.planted.defect_list import DEFECTS
+from tests.planted.planting import ROOT, Defect, node_exists
 
 pytestmark = pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="an installed package is being tested")
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from model import Violation
+from tests.proof.model import Violation
 
 BUGS = (
     "a guest claims before it is admitted",

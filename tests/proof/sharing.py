@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from model import Violation
+from tests.proof.model import Violation
 
 BUGS = (
     "holds are looked at before next",

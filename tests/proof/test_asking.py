@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from asking import BUGS, Model
-from model import explore
+from tests.proof.asking import BUGS, Model
+from tests.proof.model import explore
 
 # workers, kills, bumps: states
 RIGHT = {(1, 1, 1): 489, (2, 1, 0): 6809, (2, 1, 1): 31_892, (2, 2, 0): 12_700, (2, 0, 2): 20_907}

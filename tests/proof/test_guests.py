@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from guests import BUGS, Model
-from model import explore
+from tests.proof.guests import BUGS, Model
+from tests.proof.model import explore
 
 # chunks, kills: states
 RIGHT = {(1, 1): 43, (2, 2): 288, (3, 2): 945, (2, 3): 483}

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from model import BUGS, Model, explore
+from tests.proof.model import BUGS, Model, explore
 
 # workers, slots, chunks, batches, kills, bumps: states
 RIGHT = {

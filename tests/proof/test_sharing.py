@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from model import explore
-from sharing import BUGS, Model
+from tests.proof.model import explore
+from tests.proof.sharing import BUGS, Model
 
 # followers, slots, batches before the bump and after it, kills: states
 RIGHT = {(1, 1, 1, 1, 1): 576, (1, 2, 2, 2, 1): 22_969, (2, 2, 1, 0, 1): 9647, (2, 2, 1, 1, 0): 23_379}

@@ -11,11 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from ragged_kit import Frozen, Opaque, Pair, Record, Samples, assert_same, reference
 
 from shmload import SampleError, ShmLoader
 from shmload.batch.ragged import ragged_of
 from shmload.inline import collated
+from tests.ragged.ragged_kit import Frozen, Opaque, Pair, Record, Samples, assert_same, reference
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # there may be fewer cores than workers

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from ragged_kit import Opaque, Samples, assert_same, reference
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from shmload import Jagged, Padded, SampleError, ShmLoader
 from shmload._core.trainer import live_leases
 from shmload.ring_memory import RingMemory
+from tests.ragged.ragged_kit import Opaque, Samples, assert_same, reference
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
 MODES = ["list", "pad", "nested", "jagged"]

@@ -8,12 +8,7 @@ A framework would bring its own markup and a site to keep; these pages are read 
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from pages import FOLDER, pages  # the path comes first
+from tests.reference.pages import FOLDER, pages
 
 
 def main() -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
-from docstrings import markdown
 from typer.models import ArgumentInfo
 
 from shmload.cli import app
+from tests.reference.docstrings import markdown
 
 KINDS = {int: "INTEGER", float: "FLOAT", str: "TEXT", Path: "PATH"}
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from commands import commands_page
-from docstrings import Docstring, markdown, parse
-from public import BASES, documentation, function_of, is_protocol, members, names, parameters, returned
-
 import shmload.errors
+from tests.reference.commands import commands_page
+from tests.reference.docstrings import Docstring, markdown, parse
+from tests.reference.public import BASES, documentation, function_of, is_protocol, members, names, parameters, returned
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "api"
 MADE = "<!-- Written by `python -m tests.reference` from the docstrings: change those. -->\n\n"

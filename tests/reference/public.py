@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from docstrings import parse
-
 import shmload.integrations
+from tests.reference.docstrings import parse
 
 MODULES = (
     "shmload",

@@ -11,12 +11,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from commands import undescribed
-from docstrings import markdown, parse
-from pages import FOLDER, pages
-from public import missing
 
 import shmload
+from tests.reference.commands import undescribed
+from tests.reference.docstrings import markdown, parse
+from tests.reference.pages import FOLDER, pages
+from tests.reference.public import missing
 
 pytestmark = pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="an installed package is being tested")
 
@@ -122,7 +122,7 @@ class Described:
 def test_what_nobody_has_described_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shmload.made_up", sys.modules[__name__])
     monkeypatch.setattr(Described, "__module__", "shmload.made_up")
-    monkeypatch.setattr("public.names", lambda: {"made_up.Described": Described})
+    monkeypatch.setattr("tests.reference.public.names", lambda: {"made_up.Described": Described})
     assert list(missing()) == [
         "made_up.Described: describes arguments that are not there: two",
         "made_up.Described: raises ValueError, which its docstring does not say",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -13,10 +11,7 @@ from time import monotonic
 
 import pytest
 
-sys.path.insert(0, os.path.dirname(__file__))  # in workers of every start method too
-sys.path.insert(0, str(Path(__file__).parents[1] / "storage"))
-
-from store_fixtures import pauses, proxy, server  # the path comes first
+from tests.storage.store_fixtures import pauses, proxy, server
 
 __all__ = ["pauses", "private_folders_go", "proxy", "server"]
 

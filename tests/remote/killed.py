@@ -21,17 +21,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "storage"))
-
-from remote_kit import labels, uploaded, write_packed
-from store_kit import Server, s3_server
-
 from shmload import faults
 from shmload.faults import STORAGE_POINTS
 from shmload.remote import RemoteDataset
 from shmload.storage.cache import Cache
 from shmload.storage.ledger import NEW
+from tests.remote.remote_kit import labels, uploaded, write_packed
+from tests.storage.store_kit import Server, s3_server
 
 COUNTS = (9, 14, 5, 12, 11, 8)
 NUM_SAMPLES = sum(COUNTS)

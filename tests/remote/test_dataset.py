@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from remote_kit import dataset_of, label, labels, watched, write_packed, write_plain
 
 from shmload.errors import ObjectMissing, ShardCorrupt
 from shmload.remote import RemoteDataset
 from shmload.remote.shards import shards_in
 from shmload.storage.local import LocalStore
+from tests.remote.remote_kit import dataset_of, label, labels, watched, write_packed, write_plain
 
 
 @pytest.fixture

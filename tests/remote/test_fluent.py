@@ -16,7 +16,6 @@ import pytest
 import torch
 import webdataset
 from PIL import Image
-from remote_kit import label, write_plain
 
 import shmload
 from shmload.errors import ShardCorrupt
@@ -30,6 +29,7 @@ from shmload.remote import (
     warn_and_continue,
     warn_and_stop,
 )
+from tests.remote.remote_kit import label, write_plain
 
 SPECS = [
     "l8",

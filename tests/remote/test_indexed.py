@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from remote_kit import NBYTES, joined, watched, write_packed, write_plain
 
 from shmload import ShmLoader
 from shmload.formats import TarDataset
 from shmload.remote import RemoteDataset, RemoteSamples
+from tests.remote.remote_kit import NBYTES, joined, watched, write_packed, write_plain
 
 SCHEMA = {"npy": ("float32", (8,)), "cls": "int64", "__key__": str}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from killed import Readers
-from store_kit import Server
+
+from tests.remote.killed import Readers
+from tests.storage.store_kit import Server
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from remote_kit import batch_labels, joined, write_packed
 
 from shmload import ShmLoader
 from shmload.remote import RemoteDataset
+from tests.remote.remote_kit import batch_labels, joined, write_packed
 
 LOADERS = {
     "torch": lambda data, **options: torch.utils.data.DataLoader(data, batch_size=None, **options),

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from remote_kit import NBYTES, dataset_of, labels, watched, write_packed, write_plain
 
 from shmload.errors import ShardCorrupt, StoreError
 from shmload.remote import RemoteDataset
@@ -26,6 +25,7 @@ from shmload.remote.private_folder import PrivateFolder, remove_abandoned
 from shmload.remote.shards import shards_in
 from shmload.storage.folder import BudgetedFolder
 from shmload.storage.local import LocalStore
+from tests.remote.remote_kit import NBYTES, dataset_of, labels, watched, write_packed, write_plain
 
 
 def test_each_shard_is_fetched_once_for_all_epochs_and_datasets_of_a_folder(tmp_path: Path) -> None:

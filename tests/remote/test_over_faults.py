@@ -6,12 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
-from fault_proxy import Fault, FaultProxy, Header, Length, Refuse, Reset, Stall, Status, Truncate
-from remote_kit import labels, uploaded, write_packed, write_plain
-from store_kit import Server
 
 from shmload.errors import ShardCorrupt, StoreError
 from shmload.remote import RemoteDataset
+from tests.remote.remote_kit import labels, uploaded, write_packed, write_plain
+from tests.storage.fault_proxy import Fault, FaultProxy, Header, Length, Refuse, Reset, Stall, Status, Truncate
+from tests.storage.store_kit import Server
 
 COUNTS = (30, 7, 22, 16)
 

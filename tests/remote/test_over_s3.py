@@ -16,13 +16,13 @@ import pytest
 import torch
 import webdataset
 from PIL import Image
-from remote_kit import labels, uploaded, write_packed
-from store_kit import Server
 
 import shmload
 from shmload import ShmLoader
 from shmload.formats import ImageFolder
 from shmload.remote import Client, RemoteDataset, upload_cv_dataset
+from tests.remote.remote_kit import labels, uploaded, write_packed
+from tests.storage.store_kit import Server
 
 PICTURES = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
 NUM_CLASSES, NUM_RANKS = len(PICTURES), 2

@@ -6,7 +6,6 @@ import json
 import logging
 from typing import Any
 
-import noisy_data as data
 import pytest
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -14,6 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shmload import ShmLoader
 from shmload.errors import StateMismatch
 from shmload.opaque import opened
+from tests.resume import noisy_data as data
 
 KINDS = {"iterator": data.StatefulIteratorLines, "dataset": data.StatefulLines, "neither": data.Lines}
 

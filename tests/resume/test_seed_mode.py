@@ -9,7 +9,6 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-import noisy_data as data
 import numpy as np
 import pytest
 import torch
@@ -17,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload import ShmLoader
+from tests.resume import noisy_data as data
 
 
 class Logged(data.Noisy):

@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import noisy_data as data
 import numpy as np
 import pytest
 import torch
@@ -18,6 +17,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from shmload import ShmLoader
 from shmload.errors import StateMismatch
 from shmload.opaque import opened
+from tests.resume import noisy_data as data
 
 Make = Callable[[], ShmLoader]
 

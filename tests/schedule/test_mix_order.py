@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mix_kit import Wanted, draws_of
 
 from shmload import Permutation, Schedule, StateMismatch
 from shmload.schedule import drawn as drawn_module
@@ -19,6 +18,7 @@ from shmload.schedule.drawn import BLOCK, Drawn
 from shmload.schedule.mix_order import MixOrder
 from shmload.schedule.shares import Shares
 from shmload.schedule.state import make_state, resume
+from tests.schedule.mix_kit import Wanted, draws_of
 
 KEY = {"seed": 7, "epoch": 2}
 members = st.lists(

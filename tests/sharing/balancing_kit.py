@@ -11,9 +11,9 @@ from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
-from sharing_kit import DEADLINE_S
 
 from shmload import ShmLoader
+from tests.sharing.sharing_kit import DEADLINE_S
 
 NUM_SAMPLES, BATCH = 48, 4
 HALF = 2  # ranks in most tests: they read every other run of BATCH samples

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from balancing_kit import (
+
+from shmload import SampleTimeout, faults
+from tests.sharing.balancing_kit import (
     BATCH,
     DEADLY,
     HALF,
@@ -26,9 +28,7 @@ from balancing_kit import (
     own_wait_for_a_guest,
     read_until,
 )
-from sharing_kit import Outcome, digests_or_deaths, run_ranks
-
-from shmload import SampleTimeout, faults
+from tests.sharing.sharing_kit import Outcome, digests_or_deaths, run_ranks
 
 NUM_STEPS = NUM_SAMPLES // BATCH // HALF
 _fork = multiprocessing.get_context("fork")

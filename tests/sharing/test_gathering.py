@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from sharing_kit import digests, loader_of, run_ranks
 from torch.utils.data import SequentialSampler
 
 import shmload.sharing.gathering
 from shmload import ShmLoader
+from tests.sharing.sharing_kit import digests, loader_of, run_ranks
 
 
 def read(rank: int, log: Path, others: dict[int, dict[str, Any]]) -> list[str]:

@@ -10,9 +10,9 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from sharing_kit import BATCH, NUM_SAMPLES, digest, digests, loader_of, run_ranks
 
 from shmload import RankLeft
+from tests.sharing.sharing_kit import BATCH, NUM_SAMPLES, digest, digests, loader_of, run_ranks
 
 SOON_S = 10.0  # what is noticed within 0.02 s of waiting, on a machine that others use as well
 NUM_STEPS = NUM_SAMPLES // BATCH

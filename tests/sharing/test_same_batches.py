@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sharing_kit import BATCH, NUM_SAMPLES, digest, digests, digests_or_deaths, loader_of, run_ranks
+
+from tests.sharing.sharing_kit import BATCH, NUM_SAMPLES, digest, digests, digests_or_deaths, loader_of, run_ranks
 
 NUM_STEPS = NUM_SAMPLES // BATCH
 

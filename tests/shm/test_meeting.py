@@ -6,11 +6,11 @@ import os
 import secrets
 
 import pytest
-from children import go_on, running, says, waits_for_a_lock
 
 from shmload.shm import janitor
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import SHM_DIR, STEM_PATTERN, meeting_stem
+from tests.children import go_on, running, says, waits_for_a_lock
 
 ATTENDANT = """
 import sys

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from store_fixtures import pauses, proxy, server  # the path comes first
+from tests.storage.store_fixtures import pauses, proxy, server
 
 __all__ = ["pauses", "proxy", "server"]

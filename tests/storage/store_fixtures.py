@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fault_proxy import FaultProxy, fault_proxy
-from store_kit import Server, s3_server
 
 from shmload.storage import retry
+from tests.storage.fault_proxy import FaultProxy, fault_proxy
+from tests.storage.store_kit import Server, s3_server
 
 __all__ = ["pauses", "proxy", "server"]
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import store_kit
-from fault_proxy import FaultProxy, Garbage, Status
 from rich.console import Console
 from rich.traceback import Traceback
 
@@ -24,6 +22,8 @@ from shmload.remote import make_client
 from shmload.storage.client import Client, client_of
 from shmload.storage.credentials import Credentials
 from shmload.storage.urls import open_store
+from tests.storage import store_kit
+from tests.storage.fault_proxy import FaultProxy, Garbage, Status
 
 VARIABLES = [
     "AWS_ACCESS_KEY_ID",

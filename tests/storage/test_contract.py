@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import store_kit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from shmload.storage.http import HttpStore
 from shmload.storage.local import LocalStore
 from shmload.storage.store import Store, StoredObject
 from shmload.storage.urls import open_store
+from tests.storage import store_kit
 
 KEYS = ["a", "a b/c+d=e&f?g#h%20i.tar", "a/b", "a-b", "ab", "ä/日本.txt", "deep/er/and/deeper", "it's <x>"]
 NOT_KEYS = ["", "/a", "a/", "a//b", "../a", "a/../b", ".", "a/./b", "a\nb", "a\0b", "x" * 1025]

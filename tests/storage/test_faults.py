@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import store_kit
-from fault_proxy import Fault, FaultProxy, Garbage, Header, Length, Refuse, Reset, Stall, Status, Trickle, Truncate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +18,20 @@ from shmload.errors import ObjectExists, ObjectMissing, StoreError
 from shmload.storage import s3_write, web
 from shmload.storage.s3 import S3Store
 from shmload.storage.target import Memory
+from tests.storage import store_kit
+from tests.storage.fault_proxy import (
+    Fault,
+    FaultProxy,
+    Garbage,
+    Header,
+    Length,
+    Refuse,
+    Reset,
+    Stall,
+    Status,
+    Trickle,
+    Truncate,
+)
 
 DATA = np.random.default_rng(5).bytes(300_000)
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>less, please</Message></Error>"

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import store_kit
-from fault_proxy import FaultProxy, Status, fault_proxy
 
 from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.http import HttpStore
 from shmload.storage.retry import Patience
 from shmload.storage.transport import Transport
+from tests.storage import store_kit
+from tests.storage.fault_proxy import FaultProxy, Status, fault_proxy
 
 
 @pytest.fixture

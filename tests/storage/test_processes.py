@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import store_kit
 
 from shmload.storage import web
 from shmload.storage.store import Store
+from tests.storage import store_kit
 
 DATA = np.random.default_rng(7).bytes(200_000)
 DEADLINE_S = 30

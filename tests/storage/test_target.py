@@ -9,16 +9,16 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from fault_proxy import FaultProxy, Reset, Status, Truncate
 from hypothesis import given
 from hypothesis import strategies as st
-from store_kit import Server
 
 from shmload._core.crc32c import crc32c
 from shmload._core.receive import receive
 from shmload.errors import StoreError
 from shmload.storage.cache import Cache, FileFetch
 from shmload.storage.target import joined_crc32c
+from tests.storage.fault_proxy import FaultProxy, Reset, Status, Truncate
+from tests.storage.store_kit import Server
 
 DATA = bytes(range(251)) * 3000  # 753,000 bytes
 

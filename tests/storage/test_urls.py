@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import store_kit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from shmload.storage.keys import is_key
 from shmload.storage.local import LocalStore
 from shmload.storage.s3 import S3Store
 from shmload.storage.urls import is_url, join_url, open_store, split_url
+from tests.storage import store_kit
 
 CLIENT = make_client("http://h", "a", "s", retries=1, parallel=9)
 

@@ -8,10 +8,9 @@ import sys
 import threading
 from typing import Any
 
-from folder_kit import being_written, names, put, really_there
-
 from shmload import CacheFull
 from shmload.storage.folder import BudgetedFolder
+from tests.storage_cache.folder_kit import being_written, names, put, really_there
 
 KIB = 1 << 10
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from folder_kit import being_written, die, really_there
 
 from shmload import CacheFull, StoreError
 from shmload._core.crc32c import crc32c
 from shmload.storage.cache import Cache
 from shmload.storage.settling import FRESH, settle
+from tests.storage_cache.folder_kit import being_written, die, really_there
 
 
 def cache_at(place: str) -> Cache:

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import disk_program
 import pytest
+
+from tests.storage_cache import disk_program
 
 MOUNTS = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
 pytestmark = [

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from folder_kit import being_written, content, die, names, put, really_there, users
 
 from shmload import CacheFull, StoreError
 from shmload.storage import session as session_module
 from shmload.storage.folder import BudgetedFolder
 from shmload.storage.ledger import HIDDEN, NEW, Kept
+from tests.storage_cache.folder_kit import being_written, content, die, names, put, really_there, users
 
 
 def test_room_is_made_by_the_oldest_that_nobody_has_leased(place: str) -> None:

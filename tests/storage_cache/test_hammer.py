@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hammer
 import pytest
 
 from shmload.faults import STORAGE_POINTS
+from tests.storage_cache import hammer
 
 NUM_KILLS = 8 * 50
 

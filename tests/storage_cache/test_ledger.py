@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from folder_kit import names, put, really_there
 
 from shmload import faults
 from shmload.storage import ledger as ledger_module
 from shmload.storage.folder import BudgetedFolder
 from shmload.storage.ledger import HIDDEN
+from tests.storage_cache.folder_kit import names, put, really_there
 
 
 def listings(folder: BudgetedFolder) -> int:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from folder_kit import being_written, content, die, really_there
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -20,6 +19,7 @@ from shmload.storage.folder import BudgetedFolder
 from shmload.storage.lease import Lease
 from shmload.storage.ledger import HIDDEN
 from shmload.storage.reservation import Reservation
+from tests.storage_cache.folder_kit import being_written, content, die, really_there
 
 CAPACITY, MAX_FILES = 100, 6
 SIZES = st.integers(1, 60)

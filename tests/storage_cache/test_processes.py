@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from folder_kit import being_written, names, put, really_there, users
 
 from shmload import CacheFull
 from shmload.storage.folder import BudgetedFolder
 from shmload.storage.lease import Lease
+from tests.storage_cache.folder_kit import being_written, names, put, really_there, users
 
 DEADLINE_S = 20
 

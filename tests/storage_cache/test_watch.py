@@ -6,12 +6,12 @@ import os
 from time import monotonic
 
 import pytest
-from folder_kit import put
 
 from shmload import CacheFull
 from shmload.storage import watch as watch_module
 from shmload.storage.folder import BudgetedFolder
 from shmload.storage.watch import LOOK_S, Watch
+from tests.storage_cache.folder_kit import put
 
 
 @pytest.mark.parametrize("what", ["release", "publish", "abandon", "shrink", "discard", "wake"])

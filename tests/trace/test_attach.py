@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trace_kit import Rows, check, loaded, of_kind, run
 from typer.testing import CliRunner
 
 from shmload import ShmLoader
@@ -21,6 +20,7 @@ from shmload.observe.live.find import Block, Found, find
 from shmload.observe.trace import attach, plot
 from shmload.observe.trace.attach import Watch
 from shmload.shm import segment
+from tests.trace.trace_kit import Rows, check, loaded, of_kind, run
 
 Command = Callable[..., Any]
 
@@ -163,8 +163,8 @@ def test_lost_events_are_told_by_the_command(
 def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
     """The owner is stopped, so whatever changed would be the onlooker's doing."""
     code = (
-        "import os, signal, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from trace_kit import Rows, run\n"
+        "import os, signal\n"
+        "from tests.trace.trace_kit import Rows, run\n"
         "from shmload import ShmLoader\n"
         "loader = ShmLoader(Rows(), 8, num_workers=1, seed=1); run(loader)\n"
         "for worker in loader.stats()['workers']: os.kill(worker['pid'], signal.SIGSTOP)\n"
@@ -173,7 +173,7 @@ def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
         "loader.close()\n"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", code, str(Path(__file__).parent)],
+        [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

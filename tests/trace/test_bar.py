@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tqdm import tqdm
-from trace_kit import Plain, Rows, Stream, run
 
 from shmload import Mix, ShmLoader
 from shmload.observe import bar
+from tests.trace.trace_kit import Plain, Rows, Stream, run
 
 MODES = pytest.mark.parametrize("seed", [1, None])
 

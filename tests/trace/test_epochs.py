@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trace_kit import Broken, Growing, Plain, Rows, Stream, run
 
 import shmload.metrics
 from shmload import ShmLoader
 from shmload.metrics import EpochMetrics, summary_line, to_log, to_tensorboard
 from shmload.observe.epochs import nbytes_of, rows_of
+from tests.trace.trace_kit import Broken, Growing, Plain, Rows, Stream, run
 
 MODES = pytest.mark.parametrize("seed", [1, None])
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -268,14 +268,13 @@ def test_where_the_logger_tells_nobody_the_line_goes_to_stderr(
 @pytest.mark.slow
 def test_a_program_that_ends_within_an_epoch_says_nothing_odd(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from trace_kit import Rows\n"
+        "from tests.trace.trace_kit import Rows\n"
         "from shmload import ShmLoader\n"
         "loader = ShmLoader(Rows(), 8, num_workers=1, seed=1)\n"
         "iterator = iter(loader); next(iterator)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, str(Path(__file__).parent)],
+        [sys.executable, "-W", "error", "-c", code],
         capture_output=True,
         text=True,
         timeout=60,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch.autograd import profiler
 from torch.profiler import ProfilerActivity, profile
-from trace_kit import Broken, Rows, run
 
 from shmload import ShmLoader
+from tests.trace.trace_kit import Broken, Rows, run
 
 
 def ranges(path: Path) -> list[str]:

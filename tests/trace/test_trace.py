@@ -10,9 +10,9 @@ from time import monotonic_ns
 from typing import Any
 
 import pytest
-from trace_kit import Broken, Event, Growing, Plain, Rows, check, loaded, of_kind, run
 
 from shmload import ShmLoader
+from tests.trace.trace_kit import Broken, Event, Growing, Plain, Rows, check, loaded, of_kind, run
 
 
 @pytest.mark.parametrize("seed", [3, None])

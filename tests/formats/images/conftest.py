@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import io
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from PIL import Image
 import shmload
 from shmload.formats.images.crops import Window
 from shmload.formats.images.libjpeg import unbound
-
-sys.path.insert(0, str(Path(__file__).parent))  # for jpegs.py
 
 PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
 Encode = Callable[..., bytes]

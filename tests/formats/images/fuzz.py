@@ -17,7 +17,6 @@ from pathlib import Path
 from time import monotonic
 
 import numpy as np
-from damaged import damage, file_with_markers, read_damaged
 from PIL import Image
 
 import shmload
@@ -27,6 +26,7 @@ from shmload.formats import ImageDecoder, RandomResizedCrop, Resize
 from shmload.formats.images.headers import JPEG, jpeg_header
 from shmload.formats.images.libjpeg import unbound
 from shmload.formats.images.restart import recoded
+from tests.formats.images.damaged import damage, file_with_markers, read_damaged
 
 PHOTO = Path(shmload.__file__).parent / "data" / "chelsea.jpg"
 DECODERS = [

@@ -14,11 +14,11 @@ import pytest
 import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jpegs import SAMPLINGS, Box, encoded, part_of, parts
 from PIL import Image
 
 from shmload._core.jpeg import bind, decode
 from shmload.formats.images.libjpeg import unbound
+from tests.formats.images.jpegs import SAMPLINGS, Box, encoded, part_of, parts
 
 Encode = Callable[..., bytes]
 

@@ -18,13 +18,13 @@ import pytest
 import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jpegs import SAMPLINGS, dropped_scan, encoded, interval, markers
 from PIL import Image
 
 from shmload.formats import with_restart_markers
 from shmload.formats.images.headers import jpeg_header
 from shmload.formats.images.libjpeg import unbound
 from shmload.formats.images.restart import recoded
+from tests.formats.images.jpegs import SAMPLINGS, dropped_scan, encoded, interval, markers
 
 Encode = Callable[..., bytes]
 Every = Literal["tile", "row"]

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from damaged import WIDTHS, damage, file_with_markers, read_damaged
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jpegs import SAMPLINGS, encoded, in_order, interval, intervals, part_of, parts
 from PIL import Image
 
 from shmload._core.jpeg import recode
@@ -28,6 +26,8 @@ from shmload.formats import (
     with_restart_markers,
 )
 from shmload.formats.images.libjpeg import unbound
+from tests.formats.images.damaged import WIDTHS, damage, file_with_markers, read_damaged
+from tests.formats.images.jpegs import SAMPLINGS, encoded, in_order, interval, intervals, part_of, parts
 
 Encode = Callable[..., bytes]
 

@@ -13,8 +13,7 @@ import pytest
 
 from shmload import ShardCorrupt, ShmLoader
 from shmload.formats import TFRecordDataset
-
-from .conftest import NUM_SAMPLES, SCHEMA, sample
+from tests.formats.tfrecord.conftest import NUM_SAMPLES, SCHEMA, sample
 
 
 def taken(batch: Any) -> list[dict[str, Any]]:

@@ -1,8 +1,0 @@
-"""Makes the plain module beside the tests importable, in workers of every start method too."""
-
-from __future__ import annotations
-
-import os
-import sys
-
-sys.path.insert(0, os.path.dirname(__file__))

@@ -1,8 +1,0 @@
-"""Tests of ranks that share a ring find their kit here."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

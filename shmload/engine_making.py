@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +20,7 @@ from shmload.device.sending import Sender
 from shmload.engine import Engine
 from shmload.machinery import EngineOptions
 from shmload.observed import ObservedLoader, T
-from shmload.worker.reader import in_place_of
+from shmload.worker.read_plan import ReadPlan, plan_of
 from shmload.worker.spec import Job
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class EngineMaking(ObservedLoader[T]):
     crew: Any
     address: str | None
     num_local_workers: int
-    ragged_rule: Any
+    ragged: str | Mapping[str, str]
     seed_samples: bool
     snapshot_every_n_steps: int
     ring_bytes: int | None
@@ -54,11 +54,15 @@ class EngineMaking(ObservedLoader[T]):
         return self.num_workers + self.num_local_workers
 
     @property
-    def in_place(self) -> Any:
-        """The dataset's way of decoding into rows, if it has one that is used."""
-        if self.custom_collate_fn or not self._auto_collation:
-            return None
-        return in_place_of(self.dataset, self.ragged_rule)
+    def _read_plan(self) -> ReadPlan:
+        """How batches are read; made anew when someone asks, as collate_fn may be set between passes."""
+        return plan_of(
+            self.dataset,
+            collate_fn=self.custom_collate_fn,
+            auto_collation=self._auto_collation,
+            ragged=self.ragged,
+            is_torch_mode=self.seed is None,
+        )
 
     @property
     def custom_collate_fn(self) -> Callable[[Any], Any] | None:
@@ -79,7 +83,7 @@ class EngineMaking(ObservedLoader[T]):
             drop_last=bool(self.drop_last),
             snapshot_every=self.snapshot_every_n_steps if self.seed is None else 0,
             tolerates_bad_samples=self.on_error != "raise",
-            ragged=self.ragged_rule,
+            plan=self._read_plan,
             num_threads=self.threads_per_worker,
         )
 
@@ -91,16 +95,14 @@ class EngineMaking(ObservedLoader[T]):
             of_job: what the job has of the pass, not of the loader.
         """
         loader = cast("ShmLoader[Any]", self)
-        in_place = self.in_place
-        layout = in_place and in_place.layout()
-        if self.tuner is not None and not self.tuner.is_of(loader):  # they may be set between passes
-            self.tuner = tuner_of(loader)
+        if self._tuner is not None and not self._tuner.is_of(loader):  # they may be set between passes
+            self._tuner = tuner_of(loader)
         known = self.batch_size if self._auto_collation else 1
         calls = calls_of(self.device, pin_memory=self.pin_memory and self.share is None)
         engine = self._kind_of_engine()(
             dataclasses.replace(self.make_job(), **of_job),
             EngineOptions(
-                **(self.tuner.engine_options() if self.tuner is not None else self._fixed_size()),
+                **(self._tuner.engine_options() if self._tuner is not None else self._fixed_size()),
                 max_rows=known or 0,
                 is_static=self.seed is None,
                 ring_bytes=self.ring_bytes,
@@ -108,7 +110,6 @@ class EngineMaking(ObservedLoader[T]):
                 max_restarts=self.max_restarts,
                 multiprocessing_context=self.multiprocessing_context,
                 base_seed=base_seed,
-                layout=None if layout is None or layout.is_ragged else layout,
                 resume=resume,
                 sample_timeout_s=self.sample_timeout_s,
                 rank=self.rank,
@@ -120,7 +121,7 @@ class EngineMaking(ObservedLoader[T]):
                 address=(self.address or "auto") if self.crew == "ray" else None,
                 num_local_workers=self.num_local_workers,
             ),
-            self.bad_samples,
+            self._bad_samples,
         )
         self._num_rings += 1
         self._last_engine = engine
@@ -179,4 +180,4 @@ class EngineMaking(ObservedLoader[T]):
     @property
     def reads_inline(self) -> bool:
         """Whether, without workers, the dataset is read by our reader and not by torch's."""
-        return self.in_place is not None or self.bad_samples.are_tolerated
+        return self._read_plan.is_in_place or self._bad_samples.are_tolerated

@@ -16,7 +16,7 @@ from shmload.batch.ragged import Ragged
 from shmload.batch.ragged_rows import Arenas, RaggedRows
 from shmload.batch.unpacked import unpack
 from shmload.orders import NOTHING, Order
-from shmload.worker.reader import in_place_of, no_room, read_alone
+from shmload.worker.reader import no_room, read_alone
 from shmload.worker.sample_rng import begin_sample, end_samples, kept_generators
 from shmload.worker.spec import Job
 
@@ -31,8 +31,7 @@ class InlineReader:
     def __init__(self, job: Job, bad_samples: BadSamples) -> None:
         self._job = job
         self._bad_samples = bad_samples
-        is_default = job.collate_fn is None and job.auto_collation
-        self._in_place = in_place_of(job.dataset, job.ragged) if is_default else None
+        self._in_place = job.plan.in_place(job.dataset)
         self._arenas = Arenas()
         self._row = -1
 
@@ -66,7 +65,7 @@ class InlineReader:
         for row in range(self._row + 1, len(keys)):
             try:
                 self._begin(row, keys[row], epoch)
-                read_alone(self._job.dataset, self._in_place, self._job.ragged, keys[row])
+                read_alone(self._job.dataset, self._in_place, self._job.plan.ragged, keys[row])
             except Exception:
                 bad.append(row)
         return bad
@@ -80,14 +79,13 @@ class InlineReader:
             sample = job.dataset[keys[0]]
             self._row = -1
             return (job.collate_fn or torch.utils.data.default_convert)(sample)
-        getitems = getattr(job.dataset, "__getitems__", None)
-        if getitems:
+        if job.plan.has_getitems:
             self._begin(-1, keys[0], epoch)
-            samples = getitems(keys)
+            samples = job.dataset.__getitems__(keys)
         else:
             samples = [self._sample(row, key, epoch) for row, key in enumerate(keys)]
             self._row = -1
-        return (job.collate_fn or partial(collated, ragged=job.ragged))(samples)
+        return (job.collate_fn or partial(collated, ragged=job.plan.ragged))(samples)
 
     def _sample(self, row: int, key: Any, epoch: int) -> Any:
         self._begin(row, key, epoch)
@@ -104,10 +102,12 @@ class InlineReader:
 
     def _read_in_place(self, keys: list[Any], epoch: int) -> Any:
         assert self._in_place is not None
-        layout = self._in_place.layout()
-        if layout.is_ragged:
-            assert self._job.ragged is not None
-            ragged_rows = RaggedRows(layout, self._job.ragged, len(keys), no_room, self._arenas)
+        plan = self._job.plan
+        layout = plan.layout
+        assert layout is not None
+        if plan.is_whole:
+            assert plan.ragged is not None
+            ragged_rows = RaggedRows(layout, plan.ragged, len(keys), no_room, self._arenas)
             self._in_place.read_ragged(keys, ragged_rows, lambda row: self._begin_ragged(keys, row, epoch))
             return unpack(PrivateBatch(ragged_rows.finish()))
         tensors = private_tensors(layout, len(keys))

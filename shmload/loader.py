@@ -23,7 +23,7 @@ from shmload.arguments import as_keyed, check_arguments
 from shmload.autotune.numbers import is_auto
 from shmload.autotune.tuner import Autotuner, first_numbers, tuner_of
 from shmload.bad_samples import BadSamples, OnError
-from shmload.batch.ragged import AS_TORCH_OR_LIST, ragged_of
+from shmload.batch.ragged import AS_TORCH_OR_LIST
 from shmload.device.sending import Sender
 from shmload.engine import Engine
 from shmload.engine_making import EngineMaking
@@ -39,7 +39,6 @@ from shmload.torch_mode import TorchInlineIterator, TorchIterator
 from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
 from shmload.worker.muster import num_actors
 from shmload.worker.own_generators import own_generators
-from shmload.worker.reader import in_place_of, read_path
 from shmload.worker.sources import DecodesBatches, DecodesSamples, Samples
 
 if TYPE_CHECKING:
@@ -197,23 +196,18 @@ class ShmLoader(EngineMaking[T]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        self.shuffle = shuffle
+        self._shuffle = shuffle
         self.on_error: OnError = on_error
         self.max_bad = max_bad
         self.device = device
         self._sender: Sender | None = None
-        self.ragged = ragged
-        asked = ragged_of(ragged, None, is_torch_mode=seed is None)
-        schema = getattr(in_place_of(dataset, asked) or dataset, "schema", None)
-        self.ragged_rule = ragged_of(
-            ragged, schema if isinstance(schema, Mapping) else None, is_torch_mode=seed is None
-        )
+        self.ragged, self.seed = ragged, seed
+        _ = self._read_plan  # says at once if ragged does not go with the dataset
         self.sample_timeout_s = sample_timeout_s
         self.snapshot_every_n_steps = snapshot_every_n_steps or 0
-        self.bad_samples = BadSamples(on_error, max_bad, self._substitute)
+        self._bad_samples = BadSamples(on_error, max_bad, self._substitute)
         self._progress: Progress | None = None  # of the newest pass, in torch mode
         self._loaded: TorchState | None = None  # what the next pass goes on from
-        self.seed = seed
         self.threads_per_worker = threads_per_worker
         can_reseed = seed is not None and threads_per_worker == 1
         self.seed_samples = can_reseed if seed_samples is None else seed_samples
@@ -224,7 +218,7 @@ class ShmLoader(EngineMaking[T]):
         is_keyed = seed is not None and (isinstance(sampler, KeyedOrder) or isinstance(batch_sampler, KeyedBatches))
         self._has_own_order = not is_keyed and (sampler is not None or batch_sampler is not None)
         self.audit = audit
-        self.recorder = Recorder(audit, has_indices=not isinstance(dataset, IterableDataset))
+        self._recorder = Recorder(audit, has_indices=not isinstance(dataset, IterableDataset))
         self._is_closed = False
         self._last_engine: Engine | None = None
         self._trace: Trace | None = None
@@ -232,7 +226,7 @@ class ShmLoader(EngineMaking[T]):
         self._epoch_callbacks = callbacks_of_environment()
         self._engines: WeakSet[Engine] = WeakSet()
         self._stream: SeedStream | None = None
-        self.tuner: Autotuner | None = tuner_of(self)
+        self._tuner: Autotuner | None = tuner_of(self)
         if self.seed_samples and (own := own_generators(dataset)):
             warnings.warn(
                 f"seed_samples cannot reseed the generators that the dataset keeps: {', '.join(own)}. What they draw depends on "
@@ -241,6 +235,11 @@ class ShmLoader(EngineMaking[T]):
             )
         if seed is not None:
             self._stream = SeedStream(self)
+
+    @property
+    def shuffle(self) -> bool | None:
+        """As it was given. Not in `vars(loader)`: who builds a loader again of these adds a sampler, which shuffle excludes."""
+        return self._shuffle
 
     # ------------------------------------------------------------ iterating
 
@@ -300,7 +299,7 @@ class ShmLoader(EngineMaking[T]):
             state = fresh_state(self, self._progress)
         else:
             state = self._progress.state()
-        return packed_state({**state, "passes": self.recorder.num_passes})
+        return packed_state({**state, "passes": self._recorder.num_passes})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state` was taken: the next iteration yields the rest of that epoch.
@@ -321,8 +320,8 @@ class ShmLoader(EngineMaking[T]):
         self._progress = None
         if self._loaded is not None and "passes" in self._loaded:
             is_finished = self._loaded["is_finished"]
-            self.recorder.num_passes = self._loaded["passes"] - (not is_finished)
-            self.recorder.resumed(self.recorder.num_passes, 0 if is_finished else self._loaded["position"])
+            self._recorder.num_passes = self._loaded["passes"] - (not is_finished)
+            self._recorder.resumed(self._recorder.num_passes, 0 if is_finished else self._loaded["position"])
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined]  # ours, of persistent workers
 
@@ -348,7 +347,6 @@ class ShmLoader(EngineMaking[T]):
 
     def __repr__(self) -> str:
         mode = "torch mode" if self.seed is None else f"seed {self.seed}"
-        path = read_path(self.dataset, self.custom_collate_fn is not None, self._auto_collation, self.ragged_rule)
         engine = self._last_engine
         ring = "no ring yet" if engine is None else f"{engine.num_slots} slots, {engine.layout or 'packed batches'}"
         workers = f"num_workers={self.num_workers}"
@@ -356,7 +354,7 @@ class ShmLoader(EngineMaking[T]):
             workers += f", num_local_workers={self.num_local_workers}"
         return (
             f"ShmLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, {workers}, {mode}, "
-            f"read by {path}, {ring})"
+            f"read by {self._read_plan.path}, {ring})"
         )
 
     def check_worker_number_rationality(self) -> None:
@@ -377,11 +375,11 @@ class ShmLoader(EngineMaking[T]):
             "_trace",
             "_watch",
             "_epoch_callbacks",
-            "tuner",
+            "_tuner",
             "_sender",
         ):
             del state[name]
-        state["recorder"] = copy.copy(self.recorder)
+        state["_recorder"] = copy.copy(self._recorder)
         if stream is not None:
             state["position"] = stream.state_dict()
         return state
@@ -391,7 +389,7 @@ class ShmLoader(EngineMaking[T]):
         self.__dict__.update(state)
         self._engines, self._last_engine, self._progress, self._sender = WeakSet(), None, None, None
         self._trace, self._watch, self._epoch_callbacks = None, None, callbacks_of_environment()
-        self.tuner = tuner_of(self)
+        self._tuner = tuner_of(self)
         self._stream = None if self.seed is None else SeedStream(self)
         if self._stream is not None and position is not None:
             self._stream.load_state_dict(position)

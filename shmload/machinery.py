@@ -56,7 +56,6 @@ class EngineOptions:
     max_restarts: int | None
     multiprocessing_context: Any
     base_seed: int
-    layout: Layout | None
     resume: Sequence[bytes] = ()
     sample_timeout_s: float | None = None
     first_workers: int = 0
@@ -136,16 +135,11 @@ class Machinery:
         num_order_bells = options.num_workers if options.is_static else 1 + (options.num_local_workers > 0)
         self._orders = [group.doorbell(f"orders-{i}") for i in range(num_order_bells)]
         job = self._job
-        is_packed = (
-            job.collate_fn is not None
-            or not job.auto_collation
-            or (options.layout is None and job.ragged is not None and job.ragged.is_certain)
-        )
         bells = self._orders if options.is_static or len(self._orders) == 1 else [JointBell(self._orders)]
-        self._writer = OrderWriter(self._ring, self._memory, bells, is_packed=is_packed)
-        self._has_layout = options.layout is not None or is_packed
+        self._writer = OrderWriter(self._ring, self._memory, bells, is_packed=job.plan.is_whole)
+        self._has_layout = job.plan.rows is not None or job.plan.is_whole
         if self._has_layout:
-            self._writer.settle(options.layout, options.max_rows)
+            self._writer.settle(job.plan.rows, options.max_rows)
         self._has_notes = self._job.seed is None
         self._stacks = {}  # by worker, where they can be asked for theirs; actors are watched where they are
         if options.sample_timeout_s is not None:

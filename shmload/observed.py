@@ -33,9 +33,9 @@ class ObservedLoader(DataLoader[T]):
     """The part of ShmLoader that only looks."""
 
     seed: int | None
-    bad_samples: BadSamples
-    recorder: Recorder
-    tuner: Autotuner | None
+    _bad_samples: BadSamples
+    _recorder: Recorder
+    _tuner: Autotuner | None
     _stream: SeedStream | None
     _loaded: TorchState | None
     _last_engine: Engine | None
@@ -65,7 +65,7 @@ class ObservedLoader(DataLoader[T]):
         An int64 array, or the list of keys as the sampler gave it; after skipped and substituted samples. It is the loader's own:
         copy it before changing it. With batch_size=None a list of one key.
         """
-        return self.recorder.last_indices
+        return self._recorder.last_indices
 
     # ------------------------------------------------------------ looking at it
 
@@ -81,9 +81,12 @@ class ObservedLoader(DataLoader[T]):
 
         Cost: about 0.1 ms with a few workers; the files of their processes under /proc are read.
         """
-        bad: dict[str, Any] = {"num_bad_samples": self.bad_samples.count, "bad_samples": list(self.bad_samples.listed)}
-        if self.tuner is not None:
-            bad["autotune"] = self.tuner.stats()
+        bad: dict[str, Any] = {
+            "num_bad_samples": self._bad_samples.count,
+            "bad_samples": list(self._bad_samples.listed),
+        }
+        if self._tuner is not None:
+            bad["autotune"] = self._tuner.stats()
         return bad if self._last_engine is None else {**self._last_engine.counters(), **bad}
 
     def holders(self) -> list[Holder]:

@@ -70,7 +70,7 @@ class SeedIterator:
         try:
             return self._stream.take(self.place, watch)
         except StopIteration:
-            self._loader.recorder.ended(self.place.epoch, self._stream.epochs.step_number(self.place.step))
+            self._loader._recorder.ended(self.place.epoch, self._stream.epochs.step_number(self.place.step))
             if watch is not None:
                 watch.end(is_complete=True)
             raise
@@ -136,7 +136,7 @@ class SeedStream:
             self._num_ahead += NUM_SENT
         self._place = Place(self._next_epoch, self._first_step)
         header = partial(header_of, self._loader, self.epochs.formula, self.epochs.rank)
-        self._loader.recorder.begins(header, self._next_epoch, self.epochs.step_number(self._first_step))
+        self._loader._recorder.begins(header, self._next_epoch, self.epochs.step_number(self._first_step))
         self._next_epoch, self._first_step = self._next_epoch + 1, 0
         if self._engine is not None:
             self._tell_length(self._engine)
@@ -195,7 +195,7 @@ class SeedStream:
     def _delivered(self, loader: ShmLoader[Any], order: Order, batch: Any) -> None:
         self.valid = self.epochs.num_valid(order)
         step = order.step if self.epochs.is_uniform else self.epochs.step_number(order.step)
-        loader.recorder.delivered(order, batch, valid=self.valid, step=step)
+        loader._recorder.delivered(order, batch, valid=self.valid, step=step)
 
     def _fill(self, engine: Engine) -> None:
         """Orders ahead, into the next epoch if this one is all ordered."""
@@ -219,7 +219,7 @@ class SeedStream:
     def _made_engine(self) -> Engine:
         self._pid = os.getpid()
         self._engine = self._loader.make_engine(base_seed=_base_seed(self._loader.seed or 0))
-        self._tuner = self._loader.tuner
+        self._tuner = self._loader._tuner
         self._tell_length(self._engine)
         return self._engine
 
@@ -232,7 +232,7 @@ class SeedStream:
 
     def _read_inline(self, place: Place, watch: EpochWatch | None) -> Any:
         if self._inline is None:
-            self._inline = InlineReader(self._loader.make_job(), self._loader.bad_samples)
+            self._inline = InlineReader(self._loader.make_job(), self._loader._bad_samples)
         order = self.epochs.order(place.epoch, place.step)
         if order is None:
             raise StopIteration
@@ -262,7 +262,7 @@ class SeedStream:
         if self._place is None and epoch == self._next_epoch:
             return
         self._next_epoch, self._first_step, self._place = epoch, 0, None
-        self._loader.recorder.resumed(epoch, 0, by="set_epoch")
+        self._loader._recorder.resumed(epoch, 0, by="set_epoch")
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the batch that comes next."""
@@ -273,7 +273,7 @@ class SeedStream:
         self._refresh()
         epoch, step = self.epochs.load_state_dict(state)
         self._next_epoch, self._first_step, self._place = epoch, step, None
-        self._loader.recorder.resumed(epoch, self.epochs.step_number(step))
+        self._loader._recorder.resumed(epoch, self.epochs.step_number(step))
 
     def _position(self) -> tuple[int, int]:
         """(epoch, step) of the batch that comes next."""

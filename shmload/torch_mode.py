@@ -89,7 +89,7 @@ class _Iterator(_BaseDataLoaderIter):
 
     def _begin_record(self, loader: ShmLoader[Any]) -> None:
         """From here on what is yielded reaches the user."""
-        recorder = self._recorder = loader.recorder
+        recorder = self._recorder = loader._recorder
         self._pass, recorder.num_passes = recorder.num_passes, recorder.num_passes + 1
         recorder.begins(functools.partial(header_of, loader, None), self._pass, self.progress.num_delivered)
         self._watch = watched(loader, self._pass)
@@ -143,7 +143,7 @@ class TorchIterator(_Iterator):
             worker_init_fn=init_fn,
             shared_seed=self._shared_seed,
         )
-        self._tuner = loader.tuner
+        self._tuner = loader._tuner
         self._reset(loader, first_iter=True, state=state)
 
     @property
@@ -328,9 +328,10 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
                 origin=origin,
                 is_seed_between=True,
             )
-        self._reader = InlineReader(loader.make_job(), loader.bad_samples) if loader.reads_inline else None
-        if loader.ragged_rule is not None and loader.custom_collate_fn is None and self._auto_collation:
-            self._dataset_fetcher.collate_fn = functools.partial(collated, ragged=loader.ragged_rule)
+        job = loader.make_job()
+        self._reader = InlineReader(job, loader._bad_samples) if loader.reads_inline else None
+        if job.plan.ragged is not None and job.collate_fn is None and self._auto_collation:
+            self._dataset_fetcher.collate_fn = functools.partial(collated, ragged=job.plan.ragged)
         self._sampler_iter = reader
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         if state is not None and state["is_finished"]:

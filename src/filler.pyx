@@ -208,8 +208,11 @@ cdef class WorkerRing:
         return self._record().used_nbytes
 
     def set_used(self, uint64_t nbytes):
-        """Says how many payload bytes a packed batch takes."""
-        self._record().used_nbytes = nbytes
+        """Says how many payload bytes a packed batch takes. The order must be one chunk: the batch has one writer."""
+        cdef shml_slot *record = self._record()
+        if record.nchunks != 1:
+            raise ValueError(f"a packed batch is written by one worker; this order is divided among {record.nchunks} chunks")
+        record.used_nbytes = nbytes
 
     def write_note(self, bytes note):
         """Sends a note along with the claimed order's batch, at most `text_capacity` bytes. The order must be one chunk."""

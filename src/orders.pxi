@@ -62,6 +62,8 @@ cdef class OrderDesk(SlotDesk):
             self._require_final(slot)
         if nchunks < 1 or nchunks > SHML_MAX_CHUNKS or (nrows and nchunks > nrows):
             raise ValueError(f"an order has 1 to {SHML_MAX_CHUNKS} chunks and no more than rows, got {nchunks} for {nrows}")
+        if is_packed and nchunks != 1:
+            raise ValueError(f"a packed batch is written by one worker: its order has 1 chunk, got {nchunks}")
         if len(order_path) >= SHML_PATH_NBYTES:
             raise ValueError(f"an order path has at most {SHML_PATH_NBYTES - 1} bytes, got {len(order_path)}")
         PyObject_GetBuffer(indices, &view, PyBUF_SIMPLE)

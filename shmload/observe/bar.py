@@ -55,7 +55,7 @@ def shown(loader: ObservedLoader[T], description: str, console: Console | None) 
                 progress.update(task, completed=done)
                 return
             now = monotonic()
-            order = loader.recorder.last
+            order = loader._recorder.last
             assert order is not None
             done, rows, waited = done + 1, rows + order.nrows, waited + now - began
             if now >= due:

@@ -49,12 +49,12 @@ class EpochWatch:
     def __init__(self, loader: ShmLoader[Any], epoch: int) -> None:
         self._loader = weakref.ref(loader)  # in torch mode an iterator works on without its loader
         self._callbacks = loader._epoch_callbacks
-        self._bad_samples = loader.bad_samples
-        self._recorder = loader.recorder
+        self._bad_samples = loader._bad_samples
+        self._recorder = loader._recorder
         self._num_workers = loader.crew_size
         self._epoch = epoch
         self._place = rank_and_world_size(loader.rank, loader.world_size)
-        self._num_bad = loader.bad_samples.count
+        self._num_bad = loader._bad_samples.count
         self._engine: Engine | None = loader._last_engine
         self._totals = NO_TOTALS if self._engine is None else self._engine.totals()
         self._is_iterable = isinstance(loader.dataset, IterableDataset)

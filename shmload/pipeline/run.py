@@ -150,7 +150,7 @@ class Run:
             if (method := context.get_start_method()) != "fork":
                 check_travels(self._stages, method)
         if plan.collate is None:
-            loader.bad_samples = self._errors
+            loader._bad_samples = self._errors
         else:
-            loader.bad_samples = NamedErrors(loader.on_error, loader.max_bad, loader._substitute, plan.source.name)
+            loader._bad_samples = NamedErrors(loader.on_error, loader.max_bad, loader._substitute, plan.source.name)
         return loader

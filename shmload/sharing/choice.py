@@ -59,7 +59,7 @@ def shared_engine(loader: ShmLoader[Any], job: Job, options: EngineOptions, bad_
 
 def _promise(loader: ShmLoader[Any]) -> dict[str, Any]:
     """What says which batches there are, and how far ahead."""
-    layout = loader.in_place and loader.in_place.layout()
+    layout = loader._read_plan.layout
     collate_fn = loader.custom_collate_fn
     order = loader.sampler if loader.sampler is not None and not loader._has_own_order else None
     return {

@@ -22,7 +22,6 @@ from shmload.worker.birth import process_begin_ns
 from shmload.worker.failure import Failure
 from shmload.worker.iterable import IterablePass
 from shmload.worker.notes import dump_note
-from shmload.worker.reader import in_place_of, read_path
 from shmload.worker.sample_reader import SampleReader
 from shmload.worker.sample_rng import end_samples
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
@@ -70,13 +69,10 @@ class Body:
         self._snapshots = snapshots
         self._visits = visits
         self._init_failure = init_failure
-        is_default = job.collate_fn is None and job.auto_collation
-        self._in_place = in_place_of(job.dataset, job.ragged) if is_default else None
-        layout = None if self._in_place is None else self._in_place.layout()
-        self._ragged_layout = layout if layout is not None and layout.is_ragged else None
-        self._path = read_path(job.dataset, job.collate_fn is not None, job.auto_collation, job.ragged)
+        self._plan = job.plan
+        self._in_place = self._plan.in_place(job.dataset)
         self._has_ended = False  # the iterable dataset, at the claimed order
-        self._reader = SampleReader(ring, job, self._in_place, self._path, open_memory)
+        self._reader = SampleReader(ring, job, self._in_place, open_memory)
         self._num_misfits = 0  # batches begun as rows whose samples turned out to differ
         self._arenas = Arenas()
         self._num_foreign = 0
@@ -158,17 +154,15 @@ class Body:
         keys = self._reader.keys()
         if self._source is not None:
             return self._fill_from(self._source, keys)
-        if self._ragged_layout is not None:
-            return self._read_ragged(self._ragged_layout, keys)
-        if ring.is_packed or self._path == "collate_fn" or not self._job.auto_collation:
+        if ring.is_packed:
             return self._fill_packed(keys, [])
         if ring.has_layout and ring.is_packed_only:
             return self._ask_repack(keys, [])
         if self._in_place is not None and not self._in_place.takes(keys):
-            return self._ask_repack(list(keys), [])
-        if self._path == "read_batch_into":
+            return self._ask_repack(keys, [])
+        if self._plan.path == "read_batch_into":
             return self._read_batch_into(keys)
-        if self._path == "read_into":
+        if self._plan.path == "read_into":
             return self._read_into(keys)
         return self._place(keys)
 
@@ -233,8 +227,8 @@ class Body:
 
     def _read_ragged(self, layout: Layout, keys: Any) -> int:
         assert self._in_place is not None
-        assert self._job.ragged is not None
-        rows = RaggedRows(layout, self._job.ragged, len(keys), self._memory.room_for, self._arenas)
+        assert self._plan.ragged is not None
+        rows = RaggedRows(layout, self._plan.ragged, len(keys), self._memory.room_for, self._arenas)
         if not self._in_place.read_ragged(keys, rows, partial(self._begin_ragged, keys)):
             return VOID
         return self._write(rows.finish())
@@ -248,15 +242,20 @@ class Body:
 
     # ------------------------------------------------------------ packed batches
 
-    def _ask_repack(self, keys: list[Any], samples: list[Any]) -> int:
+    def _ask_repack(self, keys: Any, samples: list[Any]) -> int:
         """Fills the batch packed if it is all this worker's; else asks the trainer to order it so."""
         if self._ring.nchunks == 1:
             return self._fill_packed(keys, samples)
         self._ring.ask_repack()
         return VOID
 
-    def _fill_packed(self, keys: list[Any], samples: list[Any]) -> int:
+    def _fill_packed(self, keys: Any, samples: list[Any]) -> int:
         """Reads what is not in `samples` yet, collates, and writes the whole batch."""
+        plan = self._plan
+        if self._in_place is not None and plan.layout is not None and plan.is_whole and self._in_place.takes(keys):
+            return self._read_ragged(plan.layout, keys)
+        if isinstance(keys, np.ndarray):
+            keys = keys.tolist()
         if not self._job.auto_collation:
             return self._write(pack(self._convert(self._reader.one(0, keys[0]))))
         return self._write(self.packed(samples + self._reader.many(keys, len(samples), len(keys))))
@@ -285,7 +284,7 @@ class Body:
         placer, num_placed = None, 0
         samples: list[Any] = []
         for sample in self._up_to(source, len(keys)):
-            if num_placed == 0 and not samples and self._path != "collate_fn":
+            if num_placed == 0 and not samples and self._plan.path != "collate_fn":
                 if not ring.has_layout and not self._memory.find_layout(sample):
                     return VOID
                 placer = None if ring.is_packed_only else self._memory.placer()
@@ -344,7 +343,7 @@ class Body:
         job = self._job
         if job.collate_fn is not None:
             return pack(job.collate_fn(samples))
-        packed = pack_samples(samples, job.ragged, registered_functions())
+        packed = pack_samples(samples, job.plan.ragged, registered_functions())
         if packed is not None:
             return packed
         from shmload.worker.torch_side import default_collate

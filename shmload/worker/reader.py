@@ -1,7 +1,4 @@
-"""How samples are read: which of its abilities a dataset is asked to use, and the wrappers that pass them on.
-
-Precedence: a custom collate_fn (the whole batch, by itself), then `read_batch_into`, `read_into`, `__getitems__`, `__getitem__`.
-"""
+"""How a dataset decodes into rows itself, also through the wrappers that pass this on. Whether it is asked to: read_plan.py."""
 
 from __future__ import annotations
 
@@ -200,13 +197,3 @@ def read_alone(dataset: Any, in_place: InPlace | None, ragged: Ragged | None, ke
         dataset[key]
     else:
         dataset.__getitems__([key])
-
-
-def read_path(dataset: Any, has_collate_fn: bool, auto_collation: bool, ragged: Ragged | None = None) -> str:
-    """Which of its abilities the dataset is read by: the name of the method, or "collate_fn"."""
-    if has_collate_fn or not auto_collation:
-        return "collate_fn" if has_collate_fn else "__getitem__"
-    in_place = in_place_of(dataset, ragged)
-    if in_place is not None:
-        return "read_batch_into" if in_place.read_batch_into is not None else "read_into"
-    return "__getitems__" if getattr(dataset, "__getitems__", None) else "__getitem__"

@@ -21,7 +21,6 @@ class SampleReader:
     """One worker's way to its dataset.
 
     Args:
-        path: which of its abilities the dataset is read by (`reader.read_path`).
         open_memory: (path) -> mapping of a segment the trainer has made.
 
     Attributes:
@@ -29,14 +28,12 @@ class SampleReader:
     """
 
     def __init__(
-        self, ring: WorkerRing, job: Job, in_place: InPlace | None, path: str, open_memory: Callable[[str], Mapping]
+        self, ring: WorkerRing, job: Job, in_place: InPlace | None, open_memory: Callable[[str], Mapping]
     ) -> None:
         self._ring = ring
         self._job = job
         self._in_place = in_place
-        self._path = path
         self._open = open_memory
-        self._has_getitems = job.auto_collation and bool(getattr(job.dataset, "__getitems__", None))
         self._kept: tuple[Any, Any] | None = None  # (key, sample) decoded to learn the layout, not to be read twice
         self._given: Any = None  # the batch sampler's own object, if it is no list of int
         self._threads = ReadingThreads(job.num_threads) if job.num_threads > 1 else None
@@ -54,7 +51,7 @@ class SampleReader:
     @property
     def reads_all(self) -> bool:
         """Whether a batch's samples come together, not one by one."""
-        return self._path == "__getitems__" or self.threads is not None
+        return self._job.plan.path == "__getitems__" or self.threads is not None
 
     def keys(self) -> Any:
         """What the order asks for: the whole batch's indices (an array for `read_batch_into`), or the sampler's keys."""
@@ -66,7 +63,7 @@ class SampleReader:
             keys = self._given = pickle.loads(raw)  # written by the trainer
             return keys if type(keys) is list else list(keys)
         indices = np.frombuffer(raw, np.int64)
-        return indices if self._path == "read_batch_into" and not ring.is_packed else indices.tolist()
+        return indices if self._job.plan.path == "read_batch_into" else indices.tolist()
 
     def begin(self, row: int, key: Any) -> None:
         """Says which sample is read next, and seeds its randomness."""
@@ -105,7 +102,7 @@ class SampleReader:
         if first >= end:
             return []
         dataset = self._job.dataset
-        if self._has_getitems:
+        if self._job.plan.has_getitems:
             self.begin_all(first, keys[first])
             is_whole = self._given is not None and end - first == len(keys)
             samples = dataset.__getitems__(self._given if is_whole else keys[first:end])
@@ -141,7 +138,7 @@ class SampleReader:
         for row in range(first if self.row < 0 else self.row + 1, end):
             try:
                 self.begin(row, keys[row] if type(keys) is list else keys[row].item())
-                read_alone(self._job.dataset, self._in_place, self._job.ragged, keys[row])
+                read_alone(self._job.dataset, self._in_place, self._job.plan.ragged, keys[row])
             except Exception:
                 bad.append(row)
         return tuple(bad)

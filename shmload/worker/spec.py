@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shmload.batch.ragged import Ragged
+from shmload.worker.read_plan import PLAIN, ReadPlan
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Job:
 
     `collate_fn` is None for the default collate. `seed` is None in torch mode. `drop_last` matters to iterable datasets alone,
     whose last batch only the worker sees; `shared_seed` to DataPipes. Where a worker stands travels with every
-    `snapshot_every`-th batch; 0: never. `ragged` is None where what torch's collate refuses is refused.
+    `snapshot_every`-th batch; 0: never. How they are read is the `plan`'s word.
     """
 
     dataset: Any
@@ -29,7 +29,7 @@ class Job:
     shared_seed: int | None = None
     snapshot_every: int = 0
     tolerates_bad_samples: bool = False
-    ragged: Ragged | None = None
+    plan: ReadPlan = PLAIN
     num_threads: int = 1
 
 

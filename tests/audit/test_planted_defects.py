@@ -125,13 +125,13 @@ def test_a_loader_that_delivers_the_last_batchs_memory_again_is_caught(
 ) -> None:
     loader = make(tmp_path, dataset=[(i, i * i) for i in range(40)], seed=seed)
     kept: list[Any] = []
-    recorded = loader.recorder.delivered
+    recorded = loader._recorder.delivered
 
     def delivered(order: Order, batch: Any, **more: Any) -> None:
         kept.append(batch)
         recorded(order, kept[4] if order.step == 5 else batch, **more)
 
-    monkeypatch.setattr(loader.recorder, "delivered", delivered)
+    monkeypatch.setattr(loader._recorder, "delivered", delivered)
     run([loader])
     report = judged(tmp_path)
     assert (1, {"stale"}) == (report.status, kinds(report))

@@ -46,7 +46,7 @@ def auto_loader(**options: Any) -> ShmLoader[Any]:
 
 
 def decides_nothing(loader: ShmLoader[Any]) -> None:
-    tuner: Any = loader.tuner
+    tuner: Any = loader._tuner
     tuner.counted = lambda engine: tuner.num_ahead
 
 

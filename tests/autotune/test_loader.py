@@ -268,11 +268,11 @@ def test_a_sampler_is_asked_no_further_ahead_than_the_numbers_say() -> None:
 def test_the_first_look_at_another_engine_begins_anew(by_count: list[float]) -> None:
     now = by_count
     with loader_of(seed=SEED) as loader:
-        assert loader.tuner is not None
+        assert loader._tuner is not None
         read(loader, now, 10, lambda: (0.0, 0.0, 0))
-        began = loader.tuner._began
+        began = loader._tuner._began
         stream = loader._stream
         assert stream is not None
         stream.close()  # as where the world's size has changed
         read(loader, now, 2, lambda: (0.0, 0.0, 0))
-        assert loader.tuner._began > began
+        assert loader._tuner._began > began

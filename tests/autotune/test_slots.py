@@ -136,7 +136,7 @@ def test_memory_is_reserved_for_slots_in_use_and_no_others(dataset: Any) -> None
         next(batches)
         first, num_slots = reserved(loader)
         assert num_slots == 4
-        tuned: Any = loader.tuner
+        tuned: Any = loader._tuner
         room = partial(engine_of(loader).size.make_room, budget=1 << 40)
         tuned.counted = lambda engine: room(tuned.num_ahead) * 0 + tuned.num_ahead  # every batch ends a window
         for num_workers, prefetch, wanted in [(2, 4, 10), (1, 2, 4), (4, 1, 6)]:

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmload._core.filler import DONE, ERROR
-from shmload.batch.ragged import ragged_of
+from shmload.batch.ragged import AS_TORCH_OR_LIST
 from shmload.shm import travel
 from shmload.worker.actors.decoder import Decoder
 from shmload.worker.actors.errand import Errand, Setting
 from shmload.worker.failure import Failure
+from shmload.worker.read_plan import plan_of
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.spec import Job, Post
 from tests.cluster.ray_datasets import Failing, InPlace, Rows, Texts
@@ -25,8 +26,9 @@ AREA = 16384
 POST = Post(1, 2, os.getpid(), "", 0, "", "", "", 0, (), "", 0)
 
 
-def decoder(dataset: Any, **of_job: Any) -> Decoder:
-    job = Job(dataset, None, None, True, 3, False, **of_job)
+def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Decoder:
+    plan = plan_of(dataset, collate_fn=None, auto_collation=True, ragged=ragged, is_torch_mode=True)
+    job = Job(dataset, None, None, True, 3, False, plan=plan, **of_job)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shmload.worker.actors.decoder._name_classes_of_main", lambda: None)
         patch.setattr("shmload.worker.actors.decoder.prepare", lambda job, post: (job, None, None))
@@ -71,7 +73,7 @@ def test_an_order_larger_than_its_area_is_read_whole() -> None:
 
 
 def test_samples_without_fixed_rows_come_packed_and_say_so() -> None:
-    outcome = decoder(Texts(), ragged=ragged_of("list", None, is_torch_mode=False)).work(part([3, 1], 0, 2))
+    outcome = decoder(Texts(), ragged="list").work(part([3, 1], 0, 2))
     assert (outcome.own, outcome.row_nbytes, outcome.layout) == (DONE, None, b"")
     assert outcome.payload.nbytes > 0
 

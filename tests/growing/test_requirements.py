@@ -17,7 +17,7 @@ from shmload import ShmLoader
 from shmload._core.crc32c import crc32c, masked
 from shmload.errors import StateMismatch
 from shmload.growing import SampleCache
-from shmload.worker.reader import read_path
+from shmload.worker.read_plan import plan_of
 from tests.growing.growing_kit import (
     RECORD_NBYTES,
     SCHEMA,
@@ -111,7 +111,8 @@ def test_s6_records_reach_the_batch_without_python_in_the_trainer(cache: SampleC
     put(cache, range(8))
     dataset = dataset_of(cache)
     with loader_of(dataset, num_workers=1) as loader:
-        assert read_path(dataset, False, True) == "read_batch_into"
+        plan = plan_of(dataset, collate_fn=None, auto_collation=True, ragged="list", is_torch_mode=False)
+        assert plan.path == "read_batch_into"
         batches = list(loader)
         assert list(range(8)) == [value for batch in batches for value in values_of(batch)]
         with pytest.raises(RuntimeError, match="not resizable"):

@@ -5,6 +5,7 @@ A requirement's tests are read off here. Where a node id names a parametrized te
 
 from __future__ import annotations
 
+from tests.planted.crossing_defects import CROSSING_DEFECTS
 from tests.planted.pipeline_defects import PIPELINE_DEFECTS
 from tests.planted.planting import Defect
 from tests.planted.sharing_defects import SHARING_DEFECTS
@@ -13,6 +14,7 @@ from tests.planted.storage_defects import STORAGE_DEFECTS
 PROMISES = "tests/loader/test_promises.py::"
 
 DEFECTS = [
+    *CROSSING_DEFECTS,
     *PIPELINE_DEFECTS,
     *STORAGE_DEFECTS,
     *SHARING_DEFECTS,

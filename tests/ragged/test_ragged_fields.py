@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,12 +13,15 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from shmload import Jagged, Padded, SampleError, ShmLoader
-from shmload._core.trainer import live_leases
+from shmload._core.filler import WorkerRing
+from shmload._core.trainer import TrainerRing, control_nbytes, live_leases
 from shmload.ring_memory import RingMemory
+from shmload.worker.actors.desk import private
 from tests.ragged.ragged_kit import Opaque, Samples, assert_same, reference
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
 MODES = ["list", "pad", "nested", "jagged"]
+SIZES = {"order_capacity": 4096, "text_capacity": 1024, "layout_capacity": 1024}
 
 
 def loader_of(samples: list[Any], batch_size: int = 2, **options: Any) -> ShmLoader[Any]:
@@ -397,3 +401,48 @@ def test_a_schema_with_text_and_nothing_ragged_needs_no_rule(num_workers: int) -
 
     with ShmLoader(Captions(), 2, num_workers=num_workers) as loader:  # type: ignore[arg-type]  # a duck-typed dataset
         assert [batch["caption"] for batch in loader] == [["№ 0", "№ 1"], ["№ 2", "№ 3"]]
+
+
+class _Captions:
+    """Text and nothing ragged: a batch has no rows at known places, though no field has a ragged dimension."""
+
+    schema: ClassVar = {"caption": str, "x": "int64"}
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+
+    def __len__(self) -> int:
+        return 48
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        with open(self.log, "a") as log:
+            log.write(f"{len(indices)}\n")
+        out["caption"] = [f"№ {index}" for index in indices]
+        out["x"][...] = indices
+
+
+def test_a_batch_of_text_is_read_once_by_one_of_several_workers(tmp_path: Path) -> None:
+    """Ordered in chunks, it would be written whole by each chunk's worker, all into one slot."""
+    log = tmp_path / "log"
+    with ShmLoader(_Captions(str(log)), 6, shuffle=True, num_workers=3, seed=1) as loader:  # type: ignore[arg-type]  # duck-typed
+        batches = [(batch["x"].tolist(), batch["caption"]) for batch in loader]
+    assert sorted(index for indices, _ in batches for index in indices) == list(range(48))
+    assert all(captions == [f"№ {index}" for index in indices] for indices, captions in batches)
+    assert len(batches) <= len(log.read_text().split()) <= 2 * len(batches)  # the next epoch's are read ahead
+
+
+def test_the_ring_refuses_a_packed_batch_of_several_writers() -> None:
+    ring = TrainerRing(private(control_nbytes(1, 2, **SIZES)), num_slots=1, num_workers=2, **SIZES)
+    indices = np.arange(4)
+    with pytest.raises(ValueError, match=r"a packed batch is written by one worker: its order has 1 chunk, got 2"):
+        ring.publish(ring.hold(), epoch=0, step=0, seq=0, indices=indices, nrows=4, nchunks=2, is_packed=True)
+
+
+def test_a_worker_of_many_does_not_write_a_packed_batch() -> None:
+    control = private(control_nbytes(1, 2, **SIZES))
+    trainer = TrainerRing(control, num_slots=1, num_workers=2, **SIZES)
+    trainer.publish(trainer.hold(), epoch=0, step=0, seq=0, indices=np.arange(4), nrows=4, nchunks=2)
+    worker = WorkerRing(control, 0)
+    assert worker.claim()
+    with pytest.raises(ValueError, match="divided among 2 chunks"):
+        worker.set_used(8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shmload._core.trainer import TrainerRing
-from shmload.worker.reader import read_path
 from shmload.worker.spec import Job
 from shmload.world import rank_and_world_size
 
@@ -18,7 +17,9 @@ def introduce(ring: TrainerRing, job: Job, rank: int | None, world_size: int | N
         rank, world_size = rank_and_world_size(rank, world_size)
     except ValueError:  # nobody has said which rank this is: the loader asks again, and loudly, where it matters
         rank, world_size = 0, 1
-    path = read_path(job.dataset, job.collate_fn is not None, job.auto_collation, job.ragged)
     ring.introduce(
-        dataset_name=type(job.dataset).__name__.encode(), read_path=path.encode(), rank=rank, world_size=world_size
+        dataset_name=type(job.dataset).__name__.encode(),
+        read_path=job.plan.path.encode(),
+        rank=rank,
+        world_size=world_size,
     )

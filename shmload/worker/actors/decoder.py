@@ -21,7 +21,6 @@ from shmload.worker.body import Body
 from shmload.worker.failure import Failure
 from shmload.worker.notes import END, load_note
 from shmload.worker.process import prepare
-from shmload.worker.reader import in_place_of
 from shmload.worker.spec import Job
 
 
@@ -64,12 +63,8 @@ class Decoder:
 
     def _settle_schema(self) -> None:
         """The layout that the dataset declares: the trainer has settled the same."""
-        job = self._job
-        is_default = job.collate_fn is None and job.auto_collation
-        in_place = in_place_of(job.dataset, job.ragged) if is_default else None
-        layout = None if in_place is None else in_place.layout()
-        if layout is not None and not layout.is_ragged:
-            self._desk.settle(layout.dumps())
+        if (rows := self._job.plan.rows) is not None:
+            self._desk.settle(rows.dumps())
 
     def work(self, errand: Errand) -> Outcome:
         """Fills the errand's rows."""

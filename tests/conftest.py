@@ -83,13 +83,27 @@ def output_of(tmp_path: Path) -> Callable[[str], str]:
     return run
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the slow tests, too; by default only where they are named")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # one of several processes
         own_shared_memory()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def wants_slow(config: pytest.Config) -> bool:
+    """Whether slow tests run: those of a place that is named, those that -m selects, or all."""
+    is_whole_tree = config.args_source is not pytest.Config.ArgsSource.ARGS
+    return bool(config.option.all or config.option.markexpr) or not is_whole_tree
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Fast tests first. What the imports made is for good: else every test's collection of garbage would go over it again."""
+    if not wants_slow(config):
+        left_out = [item for item in items if item.get_closest_marker("slow") is not None]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
     keep_together(items)
     gc.collect()

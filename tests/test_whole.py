@@ -1,0 +1,62 @@
+"""The tests as a whole: no helper hides another, and the plain command runs what is quick."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+FILES = sorted(HERE.rglob("*.py"))
+OURS = {path.stem for path in FILES} | {path.name for path in HERE.iterdir() if path.is_dir()}
+
+
+def bare_imports(path: Path) -> list[str]:
+    """What a file imports by the bare name of a module of the tests."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [node.module or ""] if node.level == 0 else []
+    return [name for name in found if name.partition(".")[0] in OURS - set(sys.stdlib_module_names)]
+
+
+def test_helpers_are_imported_by_their_whole_name() -> None:
+    """Two helpers of one bare name, in two folders, hid each other: whoever came first was both."""
+    assert {str(path.relative_to(HERE)): bare_imports(path) for path in FILES if bare_imports(path)} == {}
+
+
+def test_a_bare_name_is_found(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("def f():\n    import soak\n    from tests.faults import soak\n    import json\n")
+    assert bare_imports(program) == ["soak"]
+
+
+def selected(folder: Path, *arguments: str) -> list[str]:
+    """The tests that pytest would run over a folder with a quick and a slow one, under this suite's conftest."""
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *arguments]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True, env=env)
+    return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+
+
+@pytest.mark.slow
+def test_slow_tests_run_where_they_are_named_and_when_all_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.pytest.ini_options]\ntestpaths = ["some"]\nmarkers = ["slow: slow"]\n'
+    )
+    (tmp_path / "conftest.py").write_text((HERE / "conftest.py").read_text())
+    some = tmp_path / "some"
+    some.mkdir()
+    (some / "test_some.py").write_text(
+        "import pytest\n\n\ndef test_quick(): pass\n\n\n@pytest.mark.slow\ndef test_slow(): pass\n"
+    )
+    assert selected(tmp_path) == ["test_quick"]
+    assert selected(tmp_path, "--all") == ["test_quick", "test_slow"]
+    assert selected(tmp_path, "some") == ["test_quick", "test_slow"]
+    assert selected(tmp_path, "-m", "slow") == ["test_slow"]

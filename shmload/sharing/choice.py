@@ -59,7 +59,7 @@ def shared_engine(loader: ShmLoader[Any], job: Job, options: EngineOptions, bad_
 
 def _promise(loader: ShmLoader[Any]) -> dict[str, Any]:
     """What says which batches there are, and how far ahead."""
-    layout = loader._read_plan.layout
+    plan = loader._read_plan
     collate_fn = loader.custom_collate_fn
     order = loader.sampler if loader.sampler is not None and not loader._has_own_order else None
     return {
@@ -75,5 +75,7 @@ def _promise(loader: ShmLoader[Any]) -> dict[str, Any]:
         "prefetch_factor": loader.prefetch_factor,
         "collate_fn": getattr(collate_fn, "__qualname__", type(collate_fn).__qualname__),
         "seed_samples": loader.seed_samples,
-        "schema": "" if layout is None else repr((layout.fields, layout.tree)),
+        "schema": "" if plan.layout is None else repr((plan.layout.fields, plan.layout.tree)),
+        "ragged": repr(plan.ragged),
+        "read by": plan.path,
     }

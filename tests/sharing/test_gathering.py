@@ -45,6 +45,13 @@ def test_loaders_of_different_ranks_that_differ_are_refused_as_well(tmp_path: Pa
     assert outcomes[0].text == outcomes[1].text
 
 
+def test_ranks_that_would_deliver_ragged_fields_in_two_ways_are_refused(tmp_path: Path) -> None:
+    """A guest fills its neighbour's batch by its own plan, so there must be one."""
+    outcomes = run_ranks(read, 2, tmp_path / "log", {1: {"ragged": "pad"}})
+    assert [outcome.error for outcome in outcomes] == ["ValueError", "ValueError"]
+    assert "loaders that differ (ragged: " in outcomes[0].text
+
+
 def test_the_only_rank_of_a_node_reads_as_without_sharing(tmp_path: Path) -> None:
     (outcome,) = run_ranks(read, 1, tmp_path / "log", {})
     with loader_of(tmp_path / "alone", share=None) as loader:

@@ -16,8 +16,8 @@ from shmload.batch.ragged import Ragged
 from shmload.batch.ragged_rows import Arenas, RaggedRows
 from shmload.batch.unpacked import unpack
 from shmload.orders import NOTHING, Order
-from shmload.worker.reader import no_room, read_alone
-from shmload.worker.sample_rng import begin_sample, end_samples, kept_generators
+from shmload.worker.reader import no_room, read_alone, sample_alone
+from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples, kept_generators
 from shmload.worker.spec import Job
 
 
@@ -32,6 +32,7 @@ class InlineReader:
         self._job = job
         self._bad_samples = bad_samples
         self._in_place = job.plan.in_place(job.dataset)
+        self._reads_many = job.plan.has_getitems  # until its samples draw random numbers
         self._arenas = Arenas()
         self._row = -1
 
@@ -79,17 +80,21 @@ class InlineReader:
             sample = job.dataset[keys[0]]
             self._row = -1
             return (job.collate_fn or torch.utils.data.default_convert)(sample)
-        if job.plan.has_getitems:
+        samples = None
+        if self._reads_many:
             self._begin(-1, keys[0], epoch)
+            begin_many(can_repeat=True, compares=job.seed_samples)
             samples = job.dataset.__getitems__(keys)
-        else:
+            if drew_for_many():
+                samples, self._reads_many = None, False  # what a sample draws is keyed by the sample
+        if samples is None:
             samples = [self._sample(row, key, epoch) for row, key in enumerate(keys)]
             self._row = -1
         return (job.collate_fn or partial(collated, ragged=job.plan.ragged))(samples)
 
     def _sample(self, row: int, key: Any, epoch: int) -> Any:
         self._begin(row, key, epoch)
-        return self._job.dataset[key]
+        return sample_alone(self._job.dataset, key)
 
     def _begin(self, row: int, key: Any, epoch: int) -> None:
         self._row = row
@@ -98,6 +103,8 @@ class InlineReader:
 
     def _begin_ragged(self, keys: list[Any], row: int, epoch: int) -> bool:
         self._begin(row, keys[max(row, 0)], epoch)
+        if row < 0:
+            begin_many(can_repeat=False)
         return True
 
     def _read_in_place(self, keys: list[Any], epoch: int) -> Any:
@@ -114,6 +121,7 @@ class InlineReader:
         rows = private_rows(layout, len(keys), tensors)
         if self._in_place.read_batch_into is not None:
             self._begin(-1, keys[0], epoch)
+            begin_many(can_repeat=False)
             self._in_place.read_batch_into(np.asarray(keys, np.int64), RowOut(rows, slice(0, len(keys))))
         else:
             assert self._in_place.read_into is not None

@@ -184,6 +184,14 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
     return None
 
 
+def sample_alone(dataset: Any, key: Any) -> Any:
+    """One sample, also of a dataset that has `__getitems__` alone."""
+    if hasattr(dataset, "__getitem__"):
+        return dataset[key]
+    (sample,) = dataset.__getitems__([key])
+    return sample
+
+
 def read_alone(dataset: Any, in_place: InPlace | None, ragged: Ragged | None, key: Any) -> None:
     """Reads one sample for nothing but to see whether it can be read."""
     if in_place is not None and in_place.takes([key]):
@@ -193,7 +201,5 @@ def read_alone(dataset: Any, in_place: InPlace | None, ragged: Ragged | None, ke
             in_place.read_ragged([key], RaggedRows(layout, ragged, 1, no_room, Arenas()), lambda row: True)
         else:
             in_place.read_alone(key, private_rows(layout, 1))
-    elif hasattr(dataset, "__getitem__"):
-        dataset[key]
     else:
-        dataset.__getitems__([key])
+        sample_alone(dataset, key)

@@ -11,8 +11,8 @@ import numpy as np
 from shmload import faults
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
-from shmload.worker.reader import InPlace, read_alone
-from shmload.worker.sample_rng import begin_sample, end_samples
+from shmload.worker.reader import InPlace, read_alone, sample_alone
+from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples
 from shmload.worker.spec import Job
 from shmload.worker.threads import ReadingThreads
 
@@ -36,6 +36,7 @@ class SampleReader:
         self._open = open_memory
         self._kept: tuple[Any, Any] | None = None  # (key, sample) decoded to learn the layout, not to be read twice
         self._given: Any = None  # the batch sampler's own object, if it is no list of int
+        self._reads_many = job.plan.has_getitems  # until its samples draw random numbers
         self._threads = ReadingThreads(job.num_threads) if job.num_threads > 1 else None
         self.key: Any = None
         self.row = -1
@@ -51,7 +52,7 @@ class SampleReader:
     @property
     def reads_all(self) -> bool:
         """Whether a batch's samples come together, not one by one."""
-        return self._job.plan.path == "__getitems__" or self.threads is not None
+        return (self._job.plan.path == "__getitems__" and self._reads_many) or self.threads is not None
 
     def keys(self) -> Any:
         """What the order asks for: the whole batch's indices (an array for `read_batch_into`), or the sampler's keys."""
@@ -79,6 +80,7 @@ class SampleReader:
         """Says that many samples are read at once, from this one on."""
         self.begin(row, key.item() if isinstance(key, np.integer) else key)
         self.end()
+        begin_many(can_repeat=False)
 
     def end(self) -> None:
         """Says that no one sample is being read."""
@@ -90,7 +92,7 @@ class SampleReader:
         if self._kept is not None and self._kept[0] == (self._ring.epoch, key):
             sample, self._kept = self._kept[1], None
             return sample
-        return self._job.dataset[key]
+        return sample_alone(self._job.dataset, key)
 
     def keep(self, key: Any, sample: Any) -> None:
         """Keeps a sample that was read in vain, so that it need not be read twice."""
@@ -101,16 +103,19 @@ class SampleReader:
         """Reads rows `first` to `end` into a list, by `__getitems__` if the dataset has it."""
         if first >= end:
             return []
-        dataset = self._job.dataset
-        if self._job.plan.has_getitems:
+        dataset, job = self._job.dataset, self._job
+        if self._reads_many:
             self.begin_all(first, keys[first])
+            begin_many(can_repeat=True, compares=job.seed_samples)
             is_whole = self._given is not None and end - first == len(keys)
             samples = dataset.__getitems__(self._given if is_whole else keys[first:end])
-            return samples if type(samples) is list else list(samples)
+            if not drew_for_many():
+                return samples if type(samples) is list else list(samples)
+            self._reads_many = False  # what a sample draws is keyed by the sample
         if self.threads is None:
             samples = [self.one(row, keys[row]) for row in range(first, end)]
         else:
-            samples = list(self.by_threads(lambda row: dataset[keys[row]], keys, first, end))
+            samples = list(self.by_threads(lambda row: sample_alone(dataset, keys[row]), keys, first, end))
         self.end()
         return samples
 

@@ -29,7 +29,7 @@ class ZarrDataset(ArrayTreeDataset):
 
     Args:
         path: the folder.
-        fields: name -> path within the group, {"image": "train/x"}; by default its arrays, or the one array as "data".
+        fields: name -> path within the group, {"image": "train/x"}; by default its arrays, by name, or the one array as "data".
         cache_bytes: of decoded chunks, for each process that reads.
     Raises:
         ModuleNotFoundError: zarr is not installed (extra `zarr`).
@@ -43,7 +43,7 @@ class ZarrDataset(ArrayTreeDataset):
         os.stat(self.path)  # whose error names the path
         try:
             found = zarr.open(self.path, mode="r")
-            arrays = {"data": found} if isinstance(found, zarr.Array) else dict(found.arrays())
+            arrays = {"data": found} if isinstance(found, zarr.Array) else dict(sorted(found.arrays()))
             if self._fields is not None:
                 arrays = {name: found[place] for name, place in self._fields.items()}
         except KeyError as error:

@@ -30,6 +30,14 @@ def test_shards_are_blocks(tmp_path: Path) -> None:
     assert cache.nbytes == 10 * 3 * 4
 
 
+def test_fields_stand_in_the_order_of_their_names(tmp_path: Path) -> None:
+    """And not in that of the folder's entries, which is another on each file system."""
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    for name in "rxaib":
+        group.create_array(name, data=ROWS)
+    assert list(ZarrDataset(tmp_path / "a.zarr").schema) == ["a", "b", "i", "r", "x"]
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -219,6 +219,9 @@ cdef class TarHeaders:
                 self._fail(b"a PAX header holds a broken record")
                 return False
             cursor += 1
+            if length <= cursor - begin:  # a length counts itself: 0 would put the end before the beginning, and lead on nowhere
+                self._fail(b"a PAX header holds a broken record")
+                return False
             end = begin + length - 1  # of the value; a newline stands there
             value = cursor
             while value < end and at[value] != c'=':

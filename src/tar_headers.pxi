@@ -30,7 +30,8 @@ cdef struct Name:
 cdef bint _keep(Name *name, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil:
     if nbytes >= NAME_LIMIT:
         return False
-    memcpy(name.at, at, nbytes)
+    if nbytes:  # an empty payload has no address
+        memcpy(name.at, at, nbytes)
     name.nbytes = nbytes
     return True
 

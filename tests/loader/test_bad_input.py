@@ -332,7 +332,7 @@ def test_stop_iteration_of_the_users_is_no_end_of_a_pass_in_seed_mode(kind: Any,
                 found.append("a batch")
             except RuntimeError as error:
                 found.append(str(error))
-        assert [] == list(iterator)
+        assert list(iterator) == []
     told = "the dataset, collate_fn or sampler (epoch 0, batch 2) raised StopIteration, which would have ended the pass"
     assert found[:2] + found[3:] == ["a batch"] * 5
     assert told in found[2]
@@ -341,5 +341,6 @@ def test_stop_iteration_of_the_users_is_no_end_of_a_pass_in_seed_mode(kind: Any,
 
 def test_stop_iteration_of_a_workers_start_is_no_end_of_a_pass_in_seed_mode() -> None:
     with ShmLoader(list(range(4)), batch_size=2, seed=0, num_workers=1, worker_init_fn=stopping_start) as loader:
+        iterator = iter(loader)
         with pytest.raises(RuntimeError, match=r"(?s)raised StopIteration, .*no start"):
-            next(iter(loader))
+            next(iterator)

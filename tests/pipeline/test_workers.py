@@ -71,7 +71,7 @@ def test_a_batchs_exception_names_its_item_and_the_other_batches_come(n_workers:
 def test_an_items_error_names_its_batch() -> None:
     """A step of a pipeline goes by its first position, which is no number of a batch."""
     with Conveyer([Range(8), DistributedBatchedMap(items.fails_at_3, 1), Collate(2)]) as pipeline:
-        assert [[0, 1]] == pulled(pipeline, 1)
+        assert pulled(pipeline, 1) == [[0, 1]]
         with pytest.raises(KeyError) as caught:
             pipeline()
     assert "shmload: sample 3, epoch 0, batch 1" in caught.value.__notes__
@@ -110,7 +110,7 @@ def test_stop_iteration_behind_collate_does_not_end_the_pipeline(n_workers: int)
         got = outcomes(pipeline)
     assert got[:2] + got[3:] == [[0, 1], [2, 3], [6, 7]]
     assert f"the function of stage {2 + n_workers}, a Map, raised StopIteration" in str(got[2])
-    assert ["shmload: batch 2, whose step begins with item 4 of epoch 0"] == got[2].__notes__
+    assert got[2].__notes__ == ["shmload: batch 2, whose step begins with item 4 of epoch 0"]
 
 
 def test_stop_iteration_of_a_member_behind_collate_does_not_end_its_epoch_in_a_join() -> None:

@@ -66,7 +66,8 @@ def mutations(seed: int, folder: Path) -> Iterator[tuple[Path, str, bytes]]:
 
 
 def _change_word(data: bytearray, rng: random.Random, body: int) -> None:
-    words = range(8, TAR_SUM, 8) if rng.random() < 0.2 and body == TAR_HEAD else range(body, len(data) - 7, 8)
+    is_of_head = rng.random() < 0.2 and body == TAR_HEAD
+    words = range(8, min(TAR_SUM, len(data) - 7), 8) if is_of_head else range(body, len(data) - 7, 8)
     kind = rng.randrange(5)
     if kind == 0:
         data[rng.randrange(len(data))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
@@ -97,7 +98,7 @@ def _sum_up(data: bytearray, name: str) -> None:
     if name.endswith(TAR_SUFFIX) and len(data) >= TAR_HEAD:
         data[TAR_SUM : TAR_SUM + 4] = struct.pack("<I", zlib.crc32(data[TAR_HEAD:]))
     elif name.endswith(RECORD_SUFFIX):
-        magic, head, body = (bytes(data).split(b"\n", 2) + [b"", b""])[:3]
+        magic, head, body = [*bytes(data).split(b"\n", 2), b"", b""][:3]
         try:
             said = json.loads(head)
         except ValueError:

@@ -191,7 +191,7 @@ def test_a_pax_record_of_no_length_is_a_broken_record() -> None:
     done = subprocess.run(
         [sys.executable, "-c", BROKEN_RECORDS], capture_output=True, text=True, timeout=30, check=False
     )
-    assert (0, ["False a PAX header holds a broken record"] * 8) == (done.returncode, done.stdout.splitlines())
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["False a PAX header holds a broken record"] * 8)
 
 
 def test_every_truncation_is_an_error(tar_of: Any) -> None:

@@ -34,7 +34,7 @@ def test_values_that_turn_into_floats_before_they_are_written_stay_within_their_
     fields = fields_of({"n": ("int8", (None,))}, {})
     reader = RecordReader([data], [None], np.array([1]), np.array([0]), [f.native() for f in fields], 1, 0)
     survey = reader.survey(np.array([0]))
-    assert [16] == survey.steps(0)
+    assert survey.steps(0) == [16]
     kind = bytes(data).index(b"\x1a\x12\x0a\x10")
     data[kind] = 0x12  # a float list
     rows = np.full(64, 0xA5, np.uint8)

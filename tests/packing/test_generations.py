@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ def test_a_damaged_shard_of_a_finished_packing_is_written_again_and_no_other(suf
     assert [manifest.shards[3].name] == [name for name in store.written if name.endswith(".tar")]
     assert wanted == bytes_in(tmp_path)
     assert manifest == packed(Grey(60), again := CountingStore(tmp_path))
-    assert [] == again.written
+    assert again.written == []
 
 
 OTHERS: dict[str, tuple[Any, dict[str, Any]]] = {

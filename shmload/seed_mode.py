@@ -32,9 +32,13 @@ from shmload.observe.epochs import EpochWatch, watched
 from shmload.orders import NOTHING, Order
 from shmload.schedule.permutation import MAX_N
 from shmload.seed_epochs import Epochs
+from shmload.worker.failure import no_end
 
 if TYPE_CHECKING:
     from shmload.loader import ShmLoader
+
+
+END = object()  # what a stream gives beyond an epoch's last batch: a StopIteration that comes out of it is the user's
 
 
 @dataclass
@@ -67,13 +71,18 @@ class SeedIterator:
         watch = self._watch
         if watch is not None:
             watch.asked()
+        epoch, step = self.place.epoch, self.place.step
         try:
-            return self._stream.take(self.place, watch)
-        except StopIteration:
+            batch = self._stream.take(self.place, watch)
+        except StopIteration as error:
+            number = self._stream.epochs.step_number(step)
+            raise no_end(error, f"the dataset, collate_fn or sampler (epoch {epoch}, batch {number})") from error
+        if batch is END:
             self._loader._recorder.ended(self.place.epoch, self._stream.epochs.step_number(self.place.step))
             if watch is not None:
                 watch.end(is_complete=True)
-            raise
+            raise StopIteration
+        return batch
 
     def __len__(self) -> int:
         return len(self._stream)
@@ -151,7 +160,7 @@ class SeedStream:
             engine.leave_pass()
 
     def take(self, place: Place, watch: EpochWatch | None) -> Any:
-        """The batch at a place, which moves on, also beyond one that failed; StopIteration beyond the epoch's last.
+        """The batch at a place, which moves on, also beyond one that failed; END beyond the epoch's last.
 
         The place moves last: an interrupt before that loses nothing, as the same batch is taken again.
         """
@@ -167,14 +176,14 @@ class SeedStream:
         front = engine.front
         if front is None or (front.epoch, front.step) != (epoch, step):
             if self.epochs.sampled is None and step >= self.epochs.end_of(epoch):
-                raise StopIteration  # what is ordered ahead is the next pass's
+                return END  # what is ordered ahead is the next pass's
             if front is not None:
                 engine.abandon()
             self._cursor = (epoch, step)
             self._fill(engine)
             front = engine.front
             if front is None or (front.epoch, front.step) != (epoch, step):
-                raise StopIteration
+                return END
         try:
             _, batch, _ = engine.next()
         except Exception:
@@ -235,7 +244,7 @@ class SeedStream:
             self._inline = InlineReader(self._loader.make_job(), self._loader._bad_samples)
         order = self.epochs.order(place.epoch, place.step)
         if order is None:
-            raise StopIteration
+            return END
         try:
             if profiler._is_profiler_enabled:
                 with profiler.record_function("shmload: read"):

@@ -172,8 +172,8 @@ class Supervisor:
     def _what_is_late(self, worker: int, slot: int, row: int) -> str:
         order = self._order_in(slot)
         if row < 0:
-            return f"{'a batch' if order is None else _work_of(order, row)} was claimed, and no sample of it begun for"
-        sample = f"sample {self._ring.worker(worker)['index']}" if order is None else _work_of(order, row)
+            return f"{'a batch' if order is None else self._work_of(order, row)} was claimed, and no sample of it begun for"
+        sample = f"sample {self._ring.worker(worker)['index']}" if order is None else self._work_of(order, row)
         return f"{sample} took longer than"
 
     def _replace(self, worker: int) -> None:
@@ -197,15 +197,15 @@ class Supervisor:
         order = self._order_in(slot)
         if order is None:
             return None
-        work = _work_of(order, row)
+        work = self._work_of(order, row)
         self._kills[work] += 1
         return work
 
-
-def _work_of(order: Order, row: int) -> str:
-    if row < 0:
-        return f"batch {order.step} of epoch {order.epoch}"
-    return sample_at(order.indices[row], order.epoch, row, order.step)
+    def _work_of(self, order: Order, row: int) -> str:
+        batch = self._ring.batch_of(order.step)
+        if row < 0:
+            return f"batch {batch} of epoch {order.epoch}"
+        return sample_at(order.indices[row], order.epoch, row, batch)
 
 
 def _verdict(text: str, death: Death, work: str | None) -> Verdict:

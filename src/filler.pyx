@@ -139,6 +139,12 @@ cdef class WorkerRing:
         self.is_pickled = record.order_kind == SHML_ORDER_PICKLED
         return True
 
+    @property
+    def batch(self):
+        """The number of the claimed batch within its epoch, for people: where an order makes the batches, a step is a place in it."""
+        cdef int64_t stride = max(self._ring.header.step_stride, 1)
+        return (self.step + stride - 1) // stride
+
     cdef shml_slot *_record(self) except NULL:
         if not self._is_claimed:
             raise RuntimeError("there is no claim")

@@ -4,7 +4,7 @@ Addresses come from the caller, who has checked every index and every offset aga
 alive; `out` is checked here. No Python object is made for a value, and the GIL is given up.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uintptr_t
+from libc.stdint cimport int64_t, uint64_t, uint8_t, uintptr_t
 from libc.string cimport memcpy
 
 
@@ -42,14 +42,15 @@ def gather_runs(const int64_t[::1] addresses not None, const int64_t[::1] nbytes
         ValueError: a length is missing or negative, or `out` has not exactly room for them.
     """
     cdef Py_ssize_t i, count = addresses.shape[0]
-    cdef int64_t total = 0
+    cdef uint64_t total = 0
     if nbytes.shape[0] != count:
         raise ValueError(f"{count} runs need as many lengths; got {nbytes.shape[0]}")
     for i in range(count):
         if nbytes[i] < 0:
             raise ValueError(f"run {i} is {nbytes[i]} bytes long")
-        total += nbytes[i]
-    if total != out.shape[0]:
+        if total <= <uint64_t>out.shape[0]:  # beyond it there is nothing to count, and sums wrap
+            total += nbytes[i]
+    if total != <uint64_t>out.shape[0]:
         raise ValueError(f"{count} runs of {total} bytes do not fit {out.shape[0]} bytes")
     if total == 0:
         return

@@ -310,6 +310,11 @@ cdef class SlotDesk:
         self._ring.header.step_stride = step_stride
         self._ring.header.epoch_base = <uint32_t>epoch_base
 
+    def batch_of(self, int64_t step):
+        """The number of an order's batch within its epoch, for people."""
+        cdef int64_t stride = max(self._ring.header.step_stride, 1)
+        return (step + stride - 1) // stride
+
     @property
     def order_capacity(self):
         """Bytes of an order that fit its area."""

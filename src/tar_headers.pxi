@@ -30,7 +30,8 @@ cdef struct Name:
 cdef bint _keep(Name *name, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil:
     if nbytes >= NAME_LIMIT:
         return False
-    memcpy(name.at, at, nbytes)
+    if nbytes:  # an empty payload has no address
+        memcpy(name.at, at, nbytes)
     name.nbytes = nbytes
     return True
 
@@ -219,6 +220,9 @@ cdef class TarHeaders:
                 self._fail(b"a PAX header holds a broken record")
                 return False
             cursor += 1
+            if length <= cursor - begin:  # a length counts itself: 0 would put the end before the beginning, and lead on nowhere
+                self._fail(b"a PAX header holds a broken record")
+                return False
             end = begin + length - 1  # of the value; a newline stands there
             value = cursor
             while value < end and at[value] != c'=':

@@ -295,7 +295,7 @@ cdef int _pack_block(
 ) noexcept nogil:
     """Returns 1 if there is no memory."""
     cdef Py_ssize_t num_words = window // 64 + 1, i, k, word
-    cdef int64_t *heads = <int64_t *>malloc((window + 2) * sizeof(int64_t))  # counts while sorting, then the stacks' tops
+    cdef int64_t *heads = <int64_t *>malloc((<size_t>window + 2) * sizeof(int64_t))  # counts while sorting, then the stacks' tops
     cdef int64_t *below = <int64_t *>malloc(n * sizeof(int64_t))  # the window under each one in its stack
     cdef int64_t *order = <int64_t *>malloc(n * sizeof(int64_t))
     cdef uint64_t *rooms = <uint64_t *>calloc(num_words, sizeof(uint64_t))

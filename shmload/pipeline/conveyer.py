@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from shmload.errors import StateMismatch
 from shmload.pipeline.plan import compose
-from shmload.pipeline.program import RowProgram
+from shmload.pipeline.program import RowProgram, called
 from shmload.pipeline.run import Run
 from shmload.pipeline.stream import SourceOrder
 from shmload.schedule.keyed import KeyedOrder
@@ -90,9 +90,20 @@ class Conveyer:
         if self.plan.collate is None:
             return self._run.next_item()
         batch = self._run.next_batch()
-        for function in self.plan.batch_functions:
-            batch = function(batch)
+        try:
+            for function, name in zip(self.plan.batch_functions, self.plan.batch_names, strict=True):
+                batch = called(function, batch, name)
+        except Exception as error:
+            error.add_note(f"shmload: {self._newest_batch()}")
+            raise
         return batch
+
+    def _newest_batch(self) -> str:
+        """The batch just given, for people."""
+        schedule = self._run.schedule
+        step = self._run.position - schedule.stride
+        epoch, first = divmod(step, schedule.n) if self.is_endless else (self._run.epoch, step)
+        return f"batch {step // schedule.stride}, whose step begins with item {first} of epoch {epoch}"
 
     def __iter__(self) -> Self:
         if self.is_ended:
@@ -128,7 +139,7 @@ class Conveyer:
     def __getitem__(self, key: int) -> Any:
         """The item that a key of its order stands for."""
         self._check_bare()
-        return RowProgram(self.plan.source, self.plan.functions)[key]
+        return RowProgram(self.plan.source, self.plan.functions, self.plan.names)[key]
 
     def _check_bare(self) -> None:
         if self.plan.collate is not None or self.plan.partition.n_ranks > 1:

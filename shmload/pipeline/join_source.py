@@ -37,7 +37,10 @@ class JoinSource:
 
     def __init__(self, plans: Sequence[Plan], weights: Sequence[Any], stop: Stop, seed: int) -> None:
         self._sources: list[Keys] = [plan.source for plan in plans]
-        self._programs = [RowProgram(plan.source, plan.functions) for plan in plans]
+        self._programs = [
+            RowProgram(plan.source, plan.functions, [f"{name}, of member {number}" for name in plan.names])
+            for number, plan in enumerate(plans)
+        ]
         self._draws = Draws([MAX_N if source.repeating else source.n for source in self._sources], weights, stop)
         self._newest = (0, np.empty(0, np.int64))  # (position, keys from there on)
         self.crews: list[Crew] = [plan.crew for plan in plans]

@@ -49,11 +49,18 @@ class Crew:
 
 @dataclass(frozen=True)
 class Plan:
-    """A pipeline, compiled."""
+    """A pipeline, compiled.
+
+    Attributes:
+        functions, batch_functions: of items before Collate, of batches behind it.
+        names, batch_names: what their stages are called, for people.
+    """
 
     source: Keys
     functions: tuple[Any, ...]
+    names: tuple[str, ...]
     batch_functions: tuple[Callable[[Any], Any], ...]
+    batch_names: tuple[str, ...]
     partition: Partition
     collate: Collate | None
     crew: Crew
@@ -62,10 +69,11 @@ class Plan:
     def program(self) -> RowProgram:
         """The dataset that is read."""
         if self.collate is None:
-            return (ItemProgram if self.crew.num_workers else RowProgram)(self.source, self.functions)
+            return (ItemProgram if self.crew.num_workers else RowProgram)(self.source, self.functions, self.names)
         *before, last = self.functions or (None,)
-        is_in_place = hasattr(last, "read_into")
-        return InPlaceProgram(self.source, before, last) if is_in_place else RowProgram(self.source, self.functions)
+        if hasattr(last, "read_into"):
+            return InPlaceProgram(self.source, before, self.names, last)
+        return RowProgram(self.source, self.functions, self.names)
 
     @property
     def uneven(self) -> Any:
@@ -91,6 +99,8 @@ def compose(stages: Sequence[Any]) -> Plan:
         joined = source.crews
     functions: list[Any] = []
     batch_functions: list[Callable[[Any], Any]] = []
+    names: list[str] = []
+    batch_names: list[str] = []
     partition: Partition | None = None
     collate: Collate | None = None
     crews: list[DistributedBatchedMap] = []
@@ -103,6 +113,8 @@ def compose(stages: Sequence[Any]) -> Plan:
             raise ValueError(
                 f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate"
             )
+        if isinstance(stage, Map | DistributedBatchedMap):
+            (names if collate is None else batch_names).append(where.removesuffix(","))
         if isinstance(stage, Map):
             (functions if collate is None else batch_functions).append(stage.fn)
         elif isinstance(stage, DistributedBatchedMap | Partition | Collate) and collate is not None:
@@ -125,7 +137,9 @@ def compose(stages: Sequence[Any]) -> Plan:
     return Plan(
         source,
         tuple(functions),
+        tuple(names),
         tuple(batch_functions),
+        tuple(batch_names),
         partition or Partition(0, 1),
         collate,
         Crew.of(crews, joined),

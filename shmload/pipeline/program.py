@@ -6,14 +6,26 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from shmload.pipeline.stream import Keys
-from shmload.worker.failure import Failure
+from shmload.worker.failure import Failure, no_end
+
+
+def called(function: Callable[[Any], Any], value: Any, stage: str) -> Any:
+    """What a stage's function makes of an item or a batch. Its StopIteration is an error: it would end the pipeline."""
+    try:
+        return function(value)
+    except StopIteration as error:
+        raise no_end(error, f"the function of {stage},") from error
 
 
 class RowProgram:
-    """A dataset: key -> the item behind the pipeline's functions. What they raise has a note that names the item."""
+    """A dataset: key -> the item behind the pipeline's functions. What they raise has a note that names the item.
 
-    def __init__(self, source: Keys, functions: Sequence[Callable[[Any], Any]]) -> None:
-        self._source, self._functions = source, tuple(functions)
+    Args:
+        stages: what each function's stage is called, for people.
+    """
+
+    def __init__(self, source: Keys, functions: Sequence[Callable[[Any], Any]], stages: Sequence[str]) -> None:
+        self._source, self._functions, self._stages = source, tuple(functions), tuple(stages)
 
     def __len__(self) -> int:
         return self._source.n
@@ -28,19 +40,18 @@ class RowProgram:
     def value(self, key: int) -> Any:
         """The item behind the functions."""
         value = self._source.item(key)
-        try:
-            for function in self._functions:
-                value = function(value)
-        except StopIteration as error:  # it would end the pipeline that it comes out of
-            raise RuntimeError("a function of the pipeline raised StopIteration") from error
+        for function, stage in zip(self._functions, self._stages, strict=False):
+            value = called(function, value, stage)
         return value
 
 
 class InPlaceProgram(RowProgram):
     """One whose last function decodes straight into the row it is given."""
 
-    def __init__(self, source: Keys, functions: Sequence[Callable[[Any], Any]], decoder: Any) -> None:
-        super().__init__(source, functions)
+    def __init__(
+        self, source: Keys, functions: Sequence[Callable[[Any], Any]], stages: Sequence[str], decoder: Any
+    ) -> None:
+        super().__init__(source, functions, stages)
         self._decoder = decoder
         self.schema = decoder.schema
         self.batch_type = getattr(decoder, "batch_type", None)
@@ -48,7 +59,7 @@ class InPlaceProgram(RowProgram):
     def read_into(self, key: int, out: Any) -> None:
         """Decodes an item into a row."""
         try:
-            self._decoder.read_into(self.value(key), out)
+            called(lambda item: self._decoder.read_into(item, out), self.value(key), self._stages[-1])
         except Exception as error:
             error.add_note(f"shmload: {self._source.name(key)}")
             raise

@@ -57,7 +57,7 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         seed: 0 to 2^64 - 1; of all orders.
         cache_folder: where copies of shards are kept and found again, by all processes of this machine; None: in a folder of its
             own that ends with the dataset and its workers.
-        cache_bytes: what that folder may hold. All users of a folder say the same.
+        cache_bytes: what that folder may hold; 0: nothing is kept, each sample is read alone. All users of a folder say the same.
         window: shards whose samples are mixed; None: up to 16, as many as `cache_bytes` holds three times. All ranks need the same.
         uneven: where the samples do not divide evenly by the ranks: "pad" repeats some from the epoch's start, "drop" leaves some
             out, "exact" lets the last ranks have one less.
@@ -164,6 +164,8 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
             raise ValueError(f'uneven is "pad", "drop" or "exact"; got {uneven!r}')
         if (rank is None) != (world_size is None):
             raise ValueError(f"rank and world_size go together; got rank={rank}, world_size={world_size}")
+        if not cache_bytes >= 0:
+            raise ValueError(f"cache_bytes is a number of bytes, 0 or more; got {cache_bytes!r}")
         if window is not None and not window >= 1:
             raise ValueError(f"window is a number of shards, at least 1, or None; got {window!r}")
         if window is not None and (needed := min(window, len(shards.all)) * shards.largest) > cache_bytes:
@@ -173,7 +175,7 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
             )
         self.program = Program()
         self.shuffled, self.seed, self.uneven = shuffle, seed, uneven
-        self._source = RemoteSource(LocalShards(shards, cache_folder, int(cache_bytes)), window)
+        self._source = RemoteSource(LocalShards(shards, cache_folder, max(int(cache_bytes), 1)), window)
         self._rank_and_world_size = (rank, world_size)
         self._passes = Passes()
         self._order: ShardShuffle | None = None

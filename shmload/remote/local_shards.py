@@ -238,6 +238,9 @@ class LocalShards:
         with self._lock:
             self._wanted, self._prefetcher = [], None
             self._copies.clear()
+        if self._pool is not None:  # a fork would meet its threads
+            self._pool.shutdown(wait=False)
+            self._pool = None
         self.cache.close()
         if self._private is not None:
             self._private.close()

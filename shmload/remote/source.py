@@ -94,8 +94,8 @@ class RemoteSource:
             for extension, offset, size in members:
                 made[extension] = copy[offset : offset + size].tobytes()
             return made
-        begin, end = span(members)
-        data = memoryview(local.range(shard, begin, end - begin))
+        begin, nbytes = span(members)
+        data = memoryview(local.range(shard, begin, nbytes))
         for extension, offset, size in members:
             made[extension] = bytes(data[offset - begin : offset - begin + size])
         return made
@@ -109,8 +109,9 @@ class RemoteSource:
 
 
 def span(members: list[tuple[str, int, int]]) -> tuple[int, int]:
-    """Where the members of a sample begin and end: they lie next to each other."""
-    return min(offset for _, offset, _ in members), max(offset + size for _, offset, size in members)
+    """The (offset, nbytes) of a sample's members, which lie next to each other; ranges of shards and objects are always told so."""
+    begin = min(offset for _, offset, _ in members)
+    return begin, max(offset + size for _, offset, size in members) - begin
 
 
 def taken_at(order: ShardShuffle, positions: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from shmload.remote.collation import first_of
 from shmload.remote.decoding import SampleDecoder
 from shmload.remote.handlers import Handler, reraise_exception
+from shmload.worker.failure import no_end
 
 __all__ = ["Batch", "Each", "Select", "Shuffle", "Slice", "Stage", "Then", "Unbatch"]
 
@@ -40,7 +41,7 @@ class Each:
         function = self.function
         for item in items:
             try:
-                made = function(item)
+                made = _of_one(self.name, function, item)
             except Exception as error:
                 if self.handler(error):
                     continue
@@ -147,7 +148,9 @@ class Select:
     predicate: Callable[[Any], Any]
 
     def run(self, items: Iterator[Any], seed: int) -> Iterator[Any]:
-        return filter(self.predicate, items)
+        for item in items:  # not filter(), which a StopIteration of the function would end
+            if _of_one("select", self.predicate, item):
+                yield item
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,7 @@ class Batch:
     def run(self, items: Iterator[Any], seed: int) -> Iterator[Any]:
         while held := list(islice(items, self.size)):
             if len(held) == self.size or self.partial:
-                yield held if self.collation_fn is None else self.collation_fn(held)
+                yield held if self.collation_fn is None else _of_one("batched", self.collation_fn, held)
 
 
 @dataclass(frozen=True)
@@ -231,6 +234,17 @@ class Then:
 
     def run(self, items: Iterator[Any], seed: int) -> Iterator[Any]:
         return iter(self.function(items, *self.args, **self.kwargs))
+
+
+def _of_one(stage: str, function: Callable[[Any], Any], item: Any) -> Any:
+    """What a function makes of an item; a StopIteration of its is no end of the items."""
+    try:
+        return function(item)
+    except StopIteration as error:
+        first = item[0] if isinstance(item, list) and item else item
+        key = first.get("__key__") if isinstance(first, Mapping) else None
+        of_sample = "" if key is None else f" at sample {key!r}"
+        raise no_end(error, f"the function of {stage}{of_sample}") from error
 
 
 def _needs_dict(method: str, item: Any) -> None:

@@ -12,6 +12,7 @@ import functools
 import http.client
 import io
 import os
+import re
 import select
 import socket
 import ssl
@@ -21,10 +22,10 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, cast
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from shmload._core.receive import receive
 from shmload.errors import StoreError
+from shmload.storage.proxy import Proxy
 from shmload.storage.retry import Unsure
 
 __all__ = ["Answer", "Transport"]
@@ -56,6 +57,18 @@ class _Response(http.client.HTTPResponse):
         self.fp = _OneLook(self.fp.detach())
 
 
+class _Connection(http.client.HTTPConnection):
+    """To a server, or to the proxy before it."""
+
+    response_class = _Response
+    proxy: Proxy | None = None
+    is_tunnel = False  # through the proxy
+
+
+class _SecureConnection(http.client.HTTPSConnection, _Connection):
+    """The same over TLS."""
+
+
 class _Pace:
     """Tells a body that comes slowly from one that stands still."""
 
@@ -76,7 +89,7 @@ class _Pool:
     """The idle connections of one process."""
 
     pid: int
-    idle: list[http.client.HTTPConnection] = field(default_factory=list)
+    idle: list[_Connection] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     answered: bool = False  # whether anyone ever answered there: what never did is more likely a wrong address
 
@@ -84,7 +97,7 @@ class _Pool:
 class Answer:
     """A status with its headers, and a body that is read at most once. Close it: a connection with all read is used again."""
 
-    def __init__(self, transport: Transport, connection: http.client.HTTPConnection, response: _Response) -> None:
+    def __init__(self, transport: Transport, connection: _Connection, response: _Response) -> None:
         self._transport = transport
         self._connection = connection
         self._response = response
@@ -122,7 +135,7 @@ class Answer:
 
     def is_plain(self) -> bool:
         """Whether the body lies in the socket as it is: not encrypted, not in pieces."""
-        return not self._transport.secure and self._response.length is not None
+        return not isinstance(self._connection, _SecureConnection) and self._response.length is not None
 
     def to_file(self, fd: int, offset: int, nbytes: int, crc: int) -> Iterator[tuple[int, int]]:
         """Writes so many bytes of a plain body, of which none is read ahead, straight into a file, until it ends.
@@ -210,11 +223,13 @@ class Transport:
         """
         while True:
             connection, used = self._connection()
+            proxy = connection.proxy
             try:
-                connection.request(method, target, headers=dict(headers))
+                if proxy is not None and not connection.is_tunnel:
+                    connection.request(method, self.base_url + target, headers={**headers, **proxy.headers})
+                else:
+                    connection.request(method, target, headers=dict(headers))
                 response = cast(_Response, connection.getresponse())
-                self._here().answered = True
-                return Answer(self, connection, response)
             except ssl.SSLCertVerificationError as error:
                 connection.close()
                 raise StoreError(
@@ -223,25 +238,35 @@ class Transport:
             except socket.gaierror as error:
                 connection.close()
                 if error.errno == socket.EAI_AGAIN:
-                    raise Unsure(f"{self.host} could not be looked up ({error.strerror})") from None
+                    raise Unsure(f"{proxy or self.host} could not be looked up ({error.strerror})") from None
+                if proxy is not None:
+                    raise StoreError(f"{proxy} has no address: look at http_proxy and https_proxy") from None
                 raise StoreError(f"there is no host {self.host}: look at the URL {self.base_url}") from None
             except ConnectionRefusedError:
                 connection.close()
                 if self._here().answered:
                     raise Unsure(f"{self.base_url} takes no connections any more") from None
                 raise StoreError(
-                    f"nothing listens at {self.base_url}: look at host and port, or start the server"
+                    f"nothing listens at {proxy or self.base_url}: look at host and port, or start the server"
                 ) from None
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
+                if proxy is not None and (refused := _TUNNEL_REFUSED.match(str(error))):
+                    raise proxy.refusal(int(refused[1]), self.base_url) from None
                 if used and not isinstance(error, TimeoutError):
                     continue
                 raise Unsure(f"no answer from {self.base_url} ({words(error)})") from None
             except BaseException:
                 connection.close()
                 raise
+            if proxy is not None and response.status == 407:
+                response.close()
+                connection.close()
+                raise proxy.refusal(407, self.base_url)
+            self._here().answered = True
+            return Answer(self, connection, response)
 
-    def give_back(self, connection: http.client.HTTPConnection, *, whole: bool) -> None:
+    def give_back(self, connection: _Connection, *, whole: bool) -> None:
         """Keeps a connection for the next request, if all of the answer was read."""
         pool = self._here()
         if not whole or connection.sock is None:
@@ -278,20 +303,17 @@ class Transport:
                 if not _is_readable(found.sock):
                     return found, True
                 found.close()
-        scheme = "https" if self.secure else "http"
-        proxy = None if proxy_bypass(self.host) else getproxies().get(scheme)
-        host, port = self.host, self.port
-        if proxy:
-            via = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-            host, port = via.hostname or "", via.port or 80
-        made: http.client.HTTPConnection
-        if self.secure:
-            made = http.client.HTTPSConnection(host, port, timeout=self.stall_s, context=_context(self.ca_file))
+        proxy = Proxy.of_environment("https" if self.secure else "http", self.netloc)
+        host, port = (self.host, self.port) if proxy is None else (proxy.host, proxy.port)
+        made: _Connection
+        if self.secure or (proxy is not None and proxy.secure):
+            made = _SecureConnection(host, port, timeout=self.stall_s, context=_context(self.ca_file))
         else:
-            made = http.client.HTTPConnection(host, port, timeout=self.stall_s)
-        if proxy:
-            made.set_tunnel(self.host, self.port)
-        made.response_class = _Response
+            made = _Connection(host, port, timeout=self.stall_s)
+        made.proxy = proxy
+        if proxy is not None and self.secure:
+            made.is_tunnel = True
+            made.set_tunnel(self.host, self.port, proxy.headers)
         return made, False
 
 
@@ -301,6 +323,9 @@ def _context(ca_file: str | None) -> ssl.SSLContext:
     if ca_file is not None:
         made.load_verify_locations(ca_file)
     return made
+
+
+_TUNNEL_REFUSED = re.compile(r"Tunnel connection failed: (4\d\d)")  # http.client's words
 
 
 def _is_readable(sock: socket.socket) -> bool:

@@ -130,7 +130,7 @@ class Body:
         else:
             key = self._reader.key
             sample = "" if key is None else f"sample {key!r}, "
-            note = f"shmload: {sample}epoch {self._ring.epoch}, batch {self._ring.step}"
+            note = f"shmload: {sample}epoch {self._ring.epoch}, batch {self._ring.batch}"
             failure = Failure.of(error, f"in DataLoader worker process {self._ring.worker_id}", note)
             if self._job.tolerates_bad_samples:
                 failure = failure._replace(rows=self._reader.bad_rows())

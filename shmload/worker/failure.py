@@ -66,6 +66,21 @@ class Failure(NamedTuple):
         return error
 
 
+def no_end(error: StopIteration, who: str) -> RuntimeError:
+    """The error for a StopIteration of a user's function: raised out of next() it would end the loop, and nobody would hear of it.
+
+    Args:
+        who: raised it, for people.
+    """
+    made = RuntimeError(
+        f"{who} raised StopIteration, which would have ended the pass as if there were no more: catch it there, or call "
+        f"next(iterator, default) {error}".rstrip()
+    )
+    for note in getattr(error, "__notes__", ()):
+        made.add_note(note)
+    return made
+
+
 class _Readable(str):
     """A string whose repr is itself: KeyError shows the repr of its argument, which makes a traceback one line."""
 

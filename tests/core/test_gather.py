@@ -40,8 +40,9 @@ def test_rows_need_exactly_their_room(nbytes: int, room: int) -> None:
         ([4], "2 runs need as many lengths; got 1"),
         ([9, -1], "run 1 is -1 bytes long"),
         ([4, 5], "2 runs of 9 bytes do not fit 8 bytes"),
+        ([2**62] * 4 + [8], "5 runs of 4611686018427387904 bytes do not fit 8 bytes"),  # their sum is 8, modulo 2**64
     ],
 )
 def test_runs_need_lengths_and_exactly_their_room(lengths: list[int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        gather_runs(np.full(2, AT, np.int64), np.array(lengths, np.int64), np.zeros(8, np.uint8))
+        gather_runs(np.full(max(len(lengths), 2), AT, np.int64), np.array(lengths, np.int64), np.zeros(8, np.uint8))

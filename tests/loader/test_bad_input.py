@@ -286,3 +286,61 @@ def test_an_iterable_dataset_is_refused_where_indices_are_needed() -> None:
 def test_a_dead_workers_iterator_cannot_be_restarted() -> None:
     with pytest.raises(ValueError, match="max_restarts=1 needs a map-style dataset"):
         ShmLoader(Stream(), num_workers=1, max_restarts=1)
+
+
+def stopping_collate(samples: list[Any]) -> Any:
+    if 5 in samples:
+        raise StopIteration("collated enough")
+    return torch.tensor(samples)
+
+
+def stopping_start(worker: int) -> None:
+    raise StopIteration("no start")
+
+
+class StoppingLists(Failing):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+class StoppingInPlace(Failing):
+    schema = {"index": ("int64", ())}
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["index"] = self[index]
+
+
+class StoppingBatches(Failing):
+    schema = {"index": ("int64", ())}
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        out["index"][:] = [self[int(index)] for index in indices]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", [Failing, StoppingLists, StoppingInPlace, StoppingBatches, stopping_collate])
+def test_stop_iteration_of_the_users_is_no_end_of_a_pass_in_seed_mode(kind: Any, num_workers: int) -> None:
+    is_dataset = isinstance(kind, type)
+    dataset = kind(StopIteration("early")) if is_dataset else list(range(12))
+    collate = None if is_dataset else kind
+    with ShmLoader(dataset, batch_size=2, seed=0, num_workers=num_workers, collate_fn=collate) as loader:
+        found: list[Any] = []
+        iterator = iter(loader)
+        for _ in range(6):
+            try:
+                next(iterator)
+                found.append("a batch")
+            except RuntimeError as error:
+                found.append(str(error))
+        assert list(iterator) == []
+    told = "the dataset, collate_fn or sampler (epoch 0, batch 2) raised StopIteration, which would have ended the pass"
+    assert found[:2] + found[3:] == ["a batch"] * 5
+    assert told in found[2]
+    assert ("early" if is_dataset else "collated enough") in found[2]
+
+
+def test_stop_iteration_of_a_workers_start_is_no_end_of_a_pass_in_seed_mode() -> None:
+    with ShmLoader(list(range(4)), batch_size=2, seed=0, num_workers=1, worker_init_fn=stopping_start) as loader:
+        iterator = iter(loader)
+        with pytest.raises(RuntimeError, match=r"(?s)raised StopIteration, .*no start"):
+            next(iterator)

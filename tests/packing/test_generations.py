@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,15 @@ def bytes_in(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names_in(folder)}
 
 
+def damage_in_place(path: Path) -> None:
+    """Other bytes, as many, and the old time."""
+    status, data = path.stat(), bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    with open(path, "r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
 @pytest.mark.slow
 def test_a_packing_ended_at_any_object_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     packed(Grey(60), LocalStore(tmp_path / "whole"))
@@ -85,7 +95,7 @@ def test_whole_shards_are_neither_read_nor_sent_again(tmp_path: Path) -> None:
     assert 60 - 10 * len(noted) == len(dataset.read) - 8  # probes tell the dataset from another
 
 
-@pytest.mark.parametrize("damage", ["gone", "short", "no index", "bad note", "note of another"])
+@pytest.mark.parametrize("damage", ["gone", "short", "changed", "no index", "bad index", "bad note", "note of another"])
 def test_a_shard_that_is_not_whole_is_packed_again_and_its_neighbours_are_not(damage: str, tmp_path: Path) -> None:
     packed(Grey(60), LocalStore(tmp_path / "whole"))
     wanted = bytes_in(tmp_path / "whole")
@@ -99,6 +109,10 @@ def test_a_shard_that_is_not_whole_is_packed_again_and_its_neighbours_are_not(da
             shard.unlink()
         case "short":
             shard.write_bytes(shard.read_bytes()[:-1])
+        case "changed":
+            damage_in_place(shard)
+        case "bad index":
+            damage_in_place(shard.with_name(shard.name + ".index"))
         case "no index":
             shard.with_name(shard.name + ".index").unlink()
         case "bad note":
@@ -134,6 +148,20 @@ def test_a_shard_lost_from_a_finished_one_is_packed_again(tmp_path: Path) -> Non
     assert manifest == packed(Grey(60), store)
     assert [manifest.shards[3].name] == [name for name in store.written if name.endswith(".tar")]
     assert wanted == bytes_in(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["", ".index"])
+def test_a_damaged_shard_of_a_finished_packing_is_written_again_and_no_other(suffix: str, tmp_path: Path) -> None:
+    """What a reader says to a wrong checksum, to upload again, must help: sizes and times say nothing."""
+    manifest = packed(Grey(60), LocalStore(tmp_path))
+    wanted = bytes_in(tmp_path)
+    damage_in_place(tmp_path / (manifest.shards[3].name + suffix))
+    store = CountingStore(tmp_path)
+    assert manifest == packed(Grey(60), store)
+    assert [manifest.shards[3].name] == [name for name in store.written if name.endswith(".tar")]
+    assert wanted == bytes_in(tmp_path)
+    assert manifest == packed(Grey(60), again := CountingStore(tmp_path))
+    assert again.written == []
 
 
 OTHERS: dict[str, tuple[Any, dict[str, Any]]] = {

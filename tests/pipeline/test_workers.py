@@ -68,6 +68,15 @@ def test_a_batchs_exception_names_its_item_and_the_other_batches_come(n_workers:
     assert "shmload: item 3 of epoch 1" in str(got[5]) + "".join(got[5].__notes__)
 
 
+def test_an_items_error_names_its_batch() -> None:
+    """A step of a pipeline goes by its first position, which is no number of a batch."""
+    with Conveyer([Range(8), DistributedBatchedMap(items.fails_at_3, 1), Collate(2)]) as pipeline:
+        assert pulled(pipeline, 1) == [[0, 1]]
+        with pytest.raises(KeyError) as caught:
+            pipeline()
+    assert "shmload: sample 3, epoch 0, batch 1" in caught.value.__notes__
+
+
 def test_an_item_of_a_join_is_named_by_its_member() -> None:
     joined = Join([(Conveyer([Range(4)]), 1), (Conveyer([Range(4), Map(items.fails_at_3)]), 1)])
     with Conveyer([joined, DistributedBatchedMap(Add(0), 1)]) as pipeline:
@@ -84,7 +93,36 @@ def test_stop_iteration_out_of_a_function_does_not_end_the_pipeline(n_workers: i
         got = outcomes(pipeline)
     assert len(got) == 8
     assert isinstance(got[3], RuntimeError)
-    assert "a function of the pipeline raised StopIteration" in str(got[3])
+    name = "a DistributedBatchedMap" if n_workers else "a Map"
+    assert f"the function of stage 1, {name}, raised StopIteration" in str(got[3])
+    assert "shmload: item 3 of epoch 0" in str(got[3]) + "".join(getattr(got[3], "__notes__", ()))
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_stop_iteration_behind_collate_does_not_end_the_pipeline(n_workers: int) -> None:
+    def stops(batch: torch.Tensor) -> torch.Tensor:
+        if 5 in batch:
+            raise StopIteration
+        return batch
+
+    stages = [DistributedBatchedMap(Add(0), 1)] if n_workers else []
+    with Conveyer([Range(8, repeating=False), *stages, Collate(2), Map(stops)]) as pipeline:
+        got = outcomes(pipeline)
+    assert got[:2] + got[3:] == [[0, 1], [2, 3], [6, 7]]
+    assert f"the function of stage {2 + n_workers}, a Map, raised StopIteration" in str(got[2])
+    assert got[2].__notes__ == ["shmload: batch 2, whose step begins with item 4 of epoch 0"]
+
+
+def test_stop_iteration_of_a_member_behind_collate_does_not_end_its_epoch_in_a_join() -> None:
+    def stops(batch: torch.Tensor) -> torch.Tensor:
+        if 3 in batch:
+            raise StopIteration
+        return batch
+
+    member = Conveyer([Range(6, repeating=False), Collate(2), Map(stops)])
+    with Join([(member, 1)], stop="all") as pipeline:
+        got = outcomes(pipeline)
+    assert [[0, 1], RuntimeError, [4, 5]] == [each if isinstance(each, list) else type(each) for each in got]
 
 
 def test_a_function_of_batches_that_fails_loses_its_batch() -> None:

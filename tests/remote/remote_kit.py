@@ -148,6 +148,31 @@ class WatchedStore:
         return sum(asked == method for asked, _ in self.asked)
 
 
+@dataclass(frozen=True)
+class CountedStore(LocalStore):
+    """A folder's store that counts, in a file, what all processes read of its shards."""
+
+    log: Path = Path("/dev/null")
+
+    def _read(self, key: str, nbytes: int) -> None:
+        if key.endswith(".tar"):
+            with open(self.log, "a") as file:
+                file.write(f"{nbytes}\n")
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, etag: str | None = None) -> list[Buffer]:
+        for _, nbytes in ranges:
+            self._read(key, nbytes)
+        return super().get_ranges(key, ranges, etag=etag)
+
+    def read_into(self, key: str, out: Buffer, *, offset: int = 0, etag: str | None = None) -> None:
+        self._read(key, memoryview(out).nbytes)
+        super().read_into(key, out, offset=offset, etag=etag)
+
+    def num_read(self) -> int:
+        """Bytes so far."""
+        return sum(map(int, self.log.read_text().split()))
+
+
 def dataset_of(shards: Shards, **options: Any) -> RemoteDataset:
     """A dataset of shards that were looked up already, as of a store of the test's own."""
     made = RemoteDataset.__new__(RemoteDataset)

@@ -201,6 +201,26 @@ def test_the_usual_handler_raises(shards: Path) -> None:
         list(ours(shards).decode().map(fails_at_three, handler=reraise_exception))
 
 
+def stops_at_three(item: Any) -> Any:
+    if label(item[0] if isinstance(item, list) else item) == 3:
+        raise StopIteration
+    return item
+
+
+@pytest.mark.parametrize("stage", ["map", "select", "batched"])
+def test_stop_iteration_of_a_function_is_no_end_of_the_samples(shards: Path, stage: str) -> None:
+    dataset = ours(shards).decode()
+    made = {
+        "map": lambda: dataset.map(stops_at_three),
+        "select": lambda: dataset.select(stops_at_three),
+        "batched": lambda: dataset.batched(1, collation_fn=stops_at_three),
+    }[stage]()
+    with pytest.raises(
+        RuntimeError, match=f"the function of {stage if stage != 'map' else '.*'} at sample 'a/03' raised"
+    ):
+        list(made)
+
+
 @pytest.mark.parametrize("extension", ["pkl", "pickle", "pyd", "pth"])
 def test_pickles_are_refused_until_they_are_allowed(tmp_path: Path, extension: str) -> None:
     stored = io.BytesIO()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from shmload import ShmLoader
 from shmload.formats import TarDataset
 from shmload.remote import RemoteDataset, RemoteSamples
-from tests.remote.remote_kit import NBYTES, joined, watched, write_packed, write_plain
+from shmload.remote.shards import shards_in
+from tests.remote.remote_kit import NBYTES, CountedStore, dataset_of, joined, watched, write_packed, write_plain
 
 SCHEMA = {"npy": ("float32", (8,)), "cls": "int64", "__key__": str}
 
@@ -107,3 +109,84 @@ def test_plain_shards_have_the_view_too(tmp_path: Path) -> None:
     write_plain(tmp_path, [3, 4])
     view = RemoteDataset.from_urls(str(tmp_path)).indexed(fields={"label": "cls"})
     assert [view[3]["label"], view[6]["label"]] == [3, 6]
+
+
+NUM_VALUES = 1000  # of a sample: 4,000 bytes
+SHARD = 8 * 5632 + 2048  # about
+LARGE = {"npy": ("float32", (NUM_VALUES,)), "cls": "int64"}
+CACHES = {
+    "none": 0,
+    "less than a sample": 500,
+    "less than a shard": SHARD // 2,
+    "a shard": SHARD * 3 // 2,
+    "half": SHARD * 3,
+}
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> CountedStore:
+    """Six shards of eight samples, and what is read of them."""
+    (tmp_path / "shards").mkdir()
+    write_plain(tmp_path / "shards", [8] * 6, 4 * NUM_VALUES)
+    (tmp_path / "log").touch()
+    return CountedStore(tmp_path / "shards", tmp_path / "log")
+
+
+def drawn(loader: Any, most: int = 1000) -> list[list[int]]:
+    """The numbers of the batches, whose arrays must say the same."""
+    found = []
+    for batch in islice(loader, most):
+        assert (batch["npy"] == batch["cls"][:, None]).all()
+        found.append(batch["cls"].tolist())
+    return found
+
+
+@pytest.mark.parametrize("is_blocks", [False, True], ids=["shuffle", "block shuffle"])
+@pytest.mark.parametrize(
+    "num_workers", [0, 2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
+@pytest.mark.parametrize("cache", CACHES)
+def test_samples_that_find_no_room_are_read_alone_by_their_own_ranges(
+    counted: CountedStore, cache: str, num_workers: int, is_blocks: bool
+) -> None:
+    dataset = dataset_of(shards_in(counted), cache_bytes=CACHES[cache])
+    assert dataset.num_samples == 48
+    nbytes, indexed = sum(p.stat().st_size for p in counted.root.iterdir()), counted.num_read()
+    assert indexed <= nbytes
+    view = dataset.indexed(schema=LARGE)
+    order: dict[str, Any] = {"sampler": view.block_shuffle()} if is_blocks else {"shuffle": True}
+    with ShmLoader(view, batch_size=4, seed=1, num_workers=num_workers, **order) as loader:
+        assert list(range(48)) == sorted(joined(drawn(loader)))
+    # workers are ahead in the next epoch, and a shard that does not stay may be fetched more than once
+    assert counted.num_read() - indexed <= (3 if is_blocks and CACHES[cache] > SHARD else 2) * nbytes
+    dataset.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("is_blocks", [False, True], ids=["shuffle", "block shuffle"])
+@pytest.mark.parametrize("cache", ["less than a shard", "half"])
+def test_a_resume_on_more_ranks_reads_the_rest_through_a_small_cache(
+    counted: CountedStore, tmp_path: Path, cache: str, is_blocks: bool, num_workers: int
+) -> None:
+    def loader(rank: int, world_size: int, batch_size: int) -> ShmLoader[Any]:
+        dataset = dataset_of(
+            shards_in(counted), cache_bytes=CACHES[cache], cache_folder=tmp_path / "cache", window=None
+        )
+        view = dataset.indexed(schema=LARGE)
+        order: dict[str, Any] = {"sampler": view.block_shuffle(2)} if is_blocks else {"shuffle": True}
+        return ShmLoader(
+            view, batch_size=batch_size, seed=1, num_workers=num_workers, rank=rank, world_size=world_size, **order
+        )
+
+    found, states = [], []
+    for rank in range(2):
+        with loader(rank, 2, 4) as half:
+            found += drawn(half, 2)
+            states.append(half.state_dict())
+    assert states[0] == states[1]
+    for rank in range(4):
+        with loader(rank, 4, 2) as quarter:
+            quarter.load_state_dict(states[0])
+            found += drawn(quarter)
+    assert list(range(48)) == sorted(joined(found))

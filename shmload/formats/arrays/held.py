@@ -16,6 +16,7 @@ import numpy as np
 
 from shmload.batch.array_rows import TypedArray, typed_array
 from shmload.errors import ShardCorrupt
+from shmload.formats.paths import check_local
 from shmload.index.memory import Memory
 
 _ALIGNMENT = 64
@@ -38,6 +39,7 @@ def npy_place(path: str | os.PathLike[str]) -> Place:
     Raises:
         ShardCorrupt: it is none, or shorter than its head says.
     """
+    check_local(path, "ArrayDataset")
     path = os.fspath(path)
     with open(path, "rb") as file:
         try:

@@ -14,6 +14,7 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.images.decoder import ImageDecoder
 from shmload.formats.images.libraries import checked, open_image, open_picture, rgb_picture
 from shmload.formats.images.listing import find_classes, find_images
+from shmload.formats.paths import check_local
 from shmload.index.shared_index import SharedIndex
 
 if TYPE_CHECKING:
@@ -68,10 +69,13 @@ class ImageFolder:
             if labels is not None:
                 raise ValueError("labels go with a list of paths; in a folder the classes' folders give them")
             self.root = os.fspath(source)
+            check_local(self.root, "ImageFolder")
             self.classes = find_classes(self.root)
             entries = list(find_images(self.root, self.classes))
         else:
             entries = [os.fspath(path) for path in source]
+            for path in entries:
+                check_local(path, "ImageFolder")
             if labels is not None:
                 if len(labels) != len(entries):
                     raise ValueError(f"one label for each path is needed; got {len(labels)} for {len(entries)}")

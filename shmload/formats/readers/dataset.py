@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload.formats.paths import check_local
 from shmload.formats.readers.one_sample import OneSample
 from shmload.formats.readers.per_process import PerProcess
 
@@ -90,6 +91,7 @@ class ArrayTreeDataset(ColumnDataset):
         self, path: str | os.PathLike[str], fields: Mapping[str, str] | None = None, *, cache_bytes: int = 1 << 28
     ) -> None:
         super().__init__()
+        check_local(path, type(self).__name__)
         self.path = os.path.abspath(path)
         self._fields = None if fields is None else dict(fields)
         self._cache_bytes = cache_bytes

@@ -19,6 +19,7 @@ import numpy as np
 from shmload.batch.array_rows import TypedArray
 from shmload.batch.dtypes import ELEMENT_TYPES
 from shmload.errors import ShardCorrupt
+from shmload.formats.paths import check_local
 from shmload.formats.readers.columns import Columns, MappedColumn, NoField, one_length
 from shmload.formats.readers.dataset import ColumnDataset, Opened
 from shmload.formats.readers.library import library
@@ -61,6 +62,7 @@ class SafetensorsDataset(ColumnDataset):
 
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
         super().__init__()
+        check_local(path, type(self).__name__)
         self.path = os.path.abspath(path)
         self._fields = None if fields is None else list(fields)
 

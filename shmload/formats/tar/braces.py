@@ -15,17 +15,23 @@ import re
 import string
 from collections.abc import Iterable
 
+from shmload.formats.paths import check_local
+
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d+))?")
 _ALPHABET = string.ascii_uppercase + string.ascii_lowercase
 _MOST = 1_000_000  # names: more is a mistake that would take all memory
 
 
-def shard_paths(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+def shard_paths(
+    given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, reader: str | None = None
+) -> list[str]:
     """The paths that one or several names stand for, in order.
 
+    Args:
+        reader: what reads files of this machine only, for the error; None: URLs are welcome.
     Raises:
-        ValueError: there is none, a brace has no partner, or an environment variable is missing.
+        ValueError: there is none, a brace has no partner, an environment variable is missing, or the reader was given a URL.
     """
     names = [given] if isinstance(given, (str, os.PathLike)) else list(given)
     found: list[str] = []
@@ -34,6 +40,8 @@ def shard_paths(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
             found.append(os.fspath(name))
         else:
             for part in name.split("::"):
+                if reader is not None:
+                    check_local(part, reader)
                 found += expand_braces(_with_environment(part))
     if not found:
         raise ValueError(f"a tar dataset needs at least one shard; got {given!r}")

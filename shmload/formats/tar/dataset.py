@@ -145,7 +145,7 @@ class TarDataset:
         allow_pickle: bool = False,
         cache: bool = True,
     ) -> None:
-        self.paths = shard_paths(shards)
+        self.paths = shard_paths(shards, reader="TarDataset")
         self.schema = None if schema is None else dict(schema)
         self._fields = _fields(fields, self.schema)
         self._decoders = Decoders(decode, allow_pickle=allow_pickle)

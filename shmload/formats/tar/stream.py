@@ -49,7 +49,7 @@ class TarStream(IterableDataset[dict[str, Any]]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        self.paths = shard_paths(shards)
+        self.paths = shard_paths(shards, reader="TarStream")
         self._decoders = Decoders(decode, allow_pickle=allow_pickle)
         self._rank, self._world_size = rank, world_size
 

@@ -36,6 +36,7 @@ SUFFIX = ".shmload-index"
 FOREIGN_SUFFIXES = (".tfindex", ".index", ".idx")
 COMPRESSIONS = ("auto", "none", "gzip", "zlib")
 CHANGED = "the file was changed while it was in use; it had {was} bytes when it was opened: make the dataset anew"
+OVERHEAD = 16  # bytes of a record beside its data
 _STEP = 1 << 20  # bytes inflated at a time
 
 Offsets = NDArray[np.int64]
@@ -107,7 +108,15 @@ class RecordFile:
             return None
         if not text.startswith(MAGIC) or len(body) % 8 or said != {**self._identity, "crc32c": crc32c(body)}:
             return None
-        return np.frombuffer(body, np.int64)
+        found = np.frombuffer(body, np.int64)
+        return found if self._lie_end_to_end(found) else None
+
+    def _lie_end_to_end(self, offsets: Offsets) -> bool:
+        """Whether offsets begin with the file, end with it, and leave each record room for its frame."""
+        size = self.nbytes
+        if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != size or offsets.min() < 0 or offsets.max() > size:
+            return False  # what lies within the file can be subtracted: it does not wrap
+        return bool(np.all(np.diff(offsets) >= OVERHEAD))
 
     def _foreign(self) -> Offsets | None:
         for suffix in FOREIGN_SUFFIXES:
@@ -122,15 +131,13 @@ class RecordFile:
             numbers = np.array(path.read_bytes().split(), np.int64)
         except (OSError, ValueError, OverflowError):
             return None
-        size = self.nbytes
         if len(numbers) % 2 or len(numbers) == 0:
             return None
-        starts, lengths = numbers[::2], numbers[1::2]
-        ends = np.concatenate([starts[1:], [size]])
-        if starts[0] != 0 or lengths.min() < 16 or not np.array_equal(starts + lengths, ends):
+        offsets = np.concatenate([numbers[::2], [self.nbytes]])
+        if not self._lie_end_to_end(offsets) or not np.array_equal(np.diff(offsets), numbers[1::2]):
             log.warning("%s does not fit %s: its records are looked for anew", path, self.path)
             return None
-        return np.concatenate([starts, [size]])
+        return offsets
 
 
 def write_index(path: str, identity: dict[str, Any], offsets: Offsets) -> bool:

@@ -16,6 +16,7 @@ from shmload._core.tokens import WindowReader, document_offsets
 from shmload.batch.array_rows import place_of
 from shmload.errors import ShardCorrupt
 from shmload.formats.arrays.held import HeldArrays
+from shmload.formats.paths import check_local
 from shmload.formats.tokens.megatron import read_index
 from shmload.formats.tokens.plan import Windows, checked_offsets, planned
 
@@ -85,6 +86,7 @@ class TokenDataset:
         source = ""
         if isinstance(document_index, (str, os.PathLike)) and os.fspath(document_index).endswith(".idx"):
             source = os.fspath(document_index)
+            check_local(source, "TokenDataset")
             index = read_index(source)
             dtype, document_index = dtype or index.dtype, index.offsets
         self.window, self.stride, self.pad, self.out_dtype = window, stride, pad, out_dtype
@@ -218,6 +220,7 @@ def _check(given: Mapping[str, Any]) -> None:
 def _opened(tokens: Any, dtype: Any) -> Any:
     if not isinstance(tokens, (str, os.PathLike)) or os.fspath(tokens).endswith(".npy"):
         return tokens
+    check_local(tokens, "TokenDataset")
     if dtype is None:
         raise ValueError(f"{tokens}: a raw file does not say what its tokens are: give dtype='uint16' or the like")
     nbytes, kind = os.path.getsize(tokens), np.dtype(dtype).newbyteorder("<")

@@ -2,7 +2,13 @@
 
     packing.json                            generation of the packing under way; the last one that began
     <generation>/shard-000000.tar.json      written after its shard and index: these are whole
+    <generation>/etags.json                 of a bucket: the versions of all of these, as the store named them; before the manifest
     manifest.json                           of the newest whole generation; written last
+
+A shard that is there counts as whole if its bytes are those that were written. A bucket's objects are, if they are still of the
+versions that were noted; what those are made of, such as several parts' digests, is the store's affair. An object of another
+version, or of one that was not noted, is read and its checksum compared, and so is every file of a folder, whose version is only a
+time and an inode.
 
 A generation is named after the dataset and the arguments, so the same packing finds what it has done, whoever killed it, and
 two of the same at once write the same bytes under the same names. One of another kind takes the claim over: who finds another
@@ -13,18 +19,26 @@ claimed since. Objects that are no such names are never touched.
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from shmload import faults
+from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.remote.manifest import MANIFEST_NAME, Manifest, ShardEntry
 from shmload.remote.packing.shard_file import Record
-from shmload.storage.store import Store
+from shmload.storage.store import Store, StoredObject
+from shmload.storage.web import WebReader
 
+logger = logging.getLogger("shmload")
 CLAIM = "packing.json"
 _NOTE = ".json"
-_OURS = re.compile(r"([0-9a-f]{16})/shard-[0-9]{6,9}\.tar(\.index|\.json)?")
+_ETAGS = "etags.json"
+_OURS = re.compile(r"([0-9a-f]{16})/(etags\.json|shard-[0-9]{6,9}\.tar(\.index|\.json)?)")
+_PIECE_NBYTES = 32 << 20  # of an object that is read to be compared
+_AT_ONCE = 4  # such objects
 
 
 class Generation:
@@ -37,6 +51,8 @@ class Generation:
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self.name = store, name
+        self._names_versions = isinstance(store, WebReader)
+        self._etags: dict[str, str] = {}  # of objects that are known to be as they should
 
     def shard_name(self, number: int) -> str:
         """Where a shard goes."""
@@ -80,9 +96,16 @@ class Generation:
             return None
         return found if found.generation == self.name else None
 
+    def wrote(self, written: StoredObject) -> None:
+        """Hears of an object that was written, and of which version it is."""
+        self._etags[written.key] = written.etag
+
     def note(self, record: Record) -> None:
         """Says that a shard is whole."""
-        told = {"first": record.first, "extensions": list(record.extensions), "shard": record.shard.as_dict()}
+        shard = record.shard
+        told = {"first": record.first, "extensions": list(record.extensions), "shard": shard.as_dict()}
+        if self._names_versions:
+            told["etags"] = {name: self._etags.get(name, "") for name in (shard.name, shard.index.name)}
         self._store.put(record.shard.name + _NOTE, json.dumps(told).encode("ascii"))
 
     def forget(self, records: Sequence[Record]) -> None:
@@ -92,15 +115,44 @@ class Generation:
 
     def records(self) -> list[Record]:
         """Shards of this generation that are in the store, whole, by their first positions."""
-        sizes = self._sizes()
+        there = self._there()
         manifest = self.committed()
-        found = _of_manifest(manifest) if manifest is not None else self._noted(sizes)
-        whole = [record for record in found if _is_there(record.shard, sizes)]
+        noted: dict[str, str] = {}
+        found = self._noted(there, noted) if manifest is None else _of_manifest(manifest)
+        if manifest is not None and self._names_versions:
+            noted = self._kept_etags()
+        found = [record for record in found if _is_there(record.shard, there)]
+        with ThreadPoolExecutor(_AT_ONCE, "shmload-check") as pool:
+            are_whole = list(pool.map(lambda record: self._is_whole(record, there, noted), found))
+        whole = [record for record, is_whole in zip(found, are_whole, strict=True) if is_whole]
         return sorted(whole, key=lambda record: record.first)
 
-    def _noted(self, sizes: dict[str, int]) -> list[Record]:
+    def _is_whole(self, record: Record, there: Mapping[str, StoredObject], noted: Mapping[str, str]) -> bool:
+        shard = record.shard
+        for name, crc in ((shard.name, shard.crc32c), (shard.index.name, shard.index.crc32c)):
+            found = there[name]
+            if not (found.etag and noted.get(name) == found.etag) and self._crc32c(found) != crc:
+                logger.info("%s/%s is not as it was written: it is packed again", self._store.url, name)
+                return False
+            self.wrote(found)
+        return True
+
+    def _crc32c(self, found: StoredObject) -> str:
+        """The checksum of an object's bytes; "" if it is gone."""
+        room, crc = memoryview(bytearray(min(found.nbytes, _PIECE_NBYTES))), 0
+        for offset in range(0, found.nbytes, _PIECE_NBYTES):
+            piece = room[: min(found.nbytes - offset, _PIECE_NBYTES)]
+            try:
+                self._store.read_into(found.key, piece, offset=offset)
+            except ObjectMissing:
+                return ""
+            crc = crc32c(piece, crc)
+        return f"{crc:08x}"
+
+    def _noted(self, there: Mapping[str, StoredObject], etags: dict[str, str]) -> list[Record]:
+        """What the notes say; also the versions in them."""
         found = []
-        for key in sizes:
+        for key in there:
             if not key.endswith(_NOTE) or not _OURS.fullmatch(key):
                 continue
             try:
@@ -108,12 +160,21 @@ class Generation:
                 shard = ShardEntry.of(told["shard"], self.name, key)
                 if shard.name + _NOTE == key and type(told["first"]) is int and told["first"] >= 0:
                     found.append(Record(told["first"], tuple(map(str, told["extensions"])), shard))
+                    etags.update(told.get("etags", {}))
             except (ValueError, KeyError, TypeError, ObjectMissing):  # no record is less than a wrong one: packed again
                 continue
         return found
 
-    def _sizes(self) -> dict[str, int]:
-        return {each.key: each.nbytes for each in self._store.list_objects(self.name)}
+    def _kept_etags(self) -> dict[str, str]:
+        """The versions of a whole generation; none if they are not known: then its objects are read."""
+        try:
+            told = json.loads(bytes(self._store.get(f"{self.name}/{_ETAGS}")))
+        except (ValueError, ObjectMissing):
+            return {}
+        return told if isinstance(told, dict) else {}
+
+    def _there(self) -> dict[str, StoredObject]:
+        return {each.key: each for each in self._store.list_objects(self.name)}
 
     def commit(self, records: Sequence[Record], seed: int) -> Manifest:
         """Makes these shards the dataset: writes the manifest, then removes what it replaces.
@@ -132,6 +193,7 @@ class Generation:
         )
         self.check()
         self._has_all(shards)
+        self._keep_etags(shards)
         faults.hit("before_manifest")
         if self.committed() != manifest:
             self._store.put(MANIFEST_NAME, manifest.dump())
@@ -142,9 +204,17 @@ class Generation:
         self._clean(manifest)
         return manifest
 
+    def _keep_etags(self, shards: Iterable[ShardEntry]) -> None:
+        if not self._names_versions:
+            return
+        names = [name for shard in shards for name in (shard.name, shard.index.name)]
+        etags = {name: self._etags[name] for name in names if name in self._etags}
+        if etags != self._kept_etags():
+            self._store.put(f"{self.name}/{_ETAGS}", json.dumps(etags).encode("ascii"))
+
     def _has_all(self, shards: Iterable[ShardEntry]) -> None:
-        sizes = self._sizes()
-        if absent := [shard.name for shard in shards if not _is_there(shard, sizes)]:
+        there = self._there()
+        if absent := [shard.name for shard in shards if not _is_there(shard, there)]:
             raise StoreError(
                 f"{self._store.url}: {absent[0]} was written and is not there as it was ({len(absent)} shards in all): something "
                 "else writes to or empties this folder. Run the same packing again: it packs what is missing"
@@ -153,7 +223,9 @@ class Generation:
     def _clean(self, manifest: Manifest) -> None:
         """Removes what is of no use any more: other generations, notes, the claim."""
         claimed = self._claimed()
-        kept = {name for shard in manifest.shards for name in (shard.name, shard.index.name)}
+        kept = {name for shard in manifest.shards for name in (shard.name, shard.index.name)} | {
+            f"{self.name}/{_ETAGS}"
+        }
         under_way = set() if claimed == self.name else {claimed}
         found = [each.key for each in self._store.list_objects()]
         ours = [(key, match[1]) for key in found if (match := _OURS.fullmatch(key)) is not None]
@@ -163,8 +235,10 @@ class Generation:
             self._store.delete([CLAIM])
 
 
-def _is_there(shard: ShardEntry, sizes: dict[str, int]) -> bool:
-    return sizes.get(shard.name) == shard.nbytes and sizes.get(shard.index.name) == shard.index.nbytes
+def _is_there(shard: ShardEntry, there: Mapping[str, StoredObject]) -> bool:
+    """Whether a shard and its index are there, with as many bytes as they should have."""
+    found = [there.get(each.name) for each in (shard, shard.index)]
+    return [each and each.nbytes for each in found] == [shard.nbytes, shard.index.nbytes]
 
 
 def _of_manifest(manifest: Manifest) -> list[Record]:

@@ -65,11 +65,12 @@ class Sender:
     def _put(self, shard: ShardFile, record: Record, index: bytes) -> Record:
         try:
             faults.hit("sending")
-            self._store.put_file(record.shard.name, shard.path)
+            written = self._store.put_file(record.shard.name, shard.path)
         finally:
             shard.close()
+        self._generation.wrote(written)
         faults.hit("shard_sent")
-        self._store.put(record.shard.index.name, index)
+        self._generation.wrote(self._store.put(record.shard.index.name, index))
         faults.hit("index_sent")
         self._generation.note(record)
         faults.hit("shard_noted")

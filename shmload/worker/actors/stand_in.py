@@ -60,7 +60,7 @@ class StandIn:
         try:
             own = self._fill()
         except Exception as error:
-            note = f"shmload: epoch {ring.epoch}, batch {ring.step}"
+            note = f"shmload: epoch {ring.epoch}, batch {ring.batch}"
             failure = Failure.of(error, f"in DataLoader worker process {ring.worker_id}", note)
             ring.write_error(failure.dumps(ring.text_capacity))
             own = ERROR

@@ -15,6 +15,9 @@ import numpy as np
 
 from shmload._core.tar import TarScan
 from shmload._core.tar_rows import TarRows
+from shmload.errors import ShardCorrupt
+from shmload.formats.tar.shard import pack_index
+from shmload.remote.scan import scan_remote
 
 ALTERNATIVES = ("npy", "cls", "txt")
 
@@ -45,8 +48,10 @@ def mutations(seed: int, folder: Path) -> Iterator[tuple[bytes]]:
         data = bytearray(rng.choice(valid))
         for _ in range(rng.randint(1, 6)):
             block = rng.randrange(len(data) // 512) * 512
-            kind = rng.randrange(4)
-            if kind == 0:
+            kind = rng.randrange(5)
+            if kind == 4:
+                _change_length(data, rng)
+            elif kind == 0:
                 data[block + rng.randrange(512)] = rng.choice((0, 0x20, 0x30, 0x37, 0x80, 0xFF, rng.randrange(256)))
             elif kind == 1:
                 field = block + rng.choice((124, 156, 0, 345, 8, 60))
@@ -65,9 +70,35 @@ def mutations(seed: int, folder: Path) -> Iterator[tuple[bytes]]:
         yield (bytes(data),)
 
 
+def _change_length(data: bytearray, rng: random.Random) -> None:
+    """One of the lengths that PAX records begin with becomes another, of as many bytes or not."""
+    payloads = [at + 512 for at in range(0, len(data) - 1024, 512) if data[at + 156 : at + 157] in (b"x", b"g")]
+    if not payloads:
+        return
+    begin = rng.choice(payloads)
+    starts = [begin] + [at + 1 for at in range(begin, begin + 512) if data[at] == 10]
+    at = rng.choice(starts)
+    end = data.find(b" ", at)
+    length = rng.choice(
+        (b"0", b"00", b"0" * 20, b"1", b"2", b"3", b"9", b"512", b"9223372036854775808", b"18446744073709551615")
+    )
+    if rng.random() < 0.5:
+        length = length[: end - at].rjust(end - at, b"0")  # where it stands, all behind it stays where it is
+    if end > 0:
+        data[at:end] = length
+        if extra := len(data) % 512:
+            del data[-extra:]
+
+
 def read(data: bytes) -> bool:
-    """Everything that is read of a shard natively; whether the scan found it sound."""
+    """Everything that is read of a shard natively; whether the scan found it sound, as the reader through ranges does."""
     scan = TarScan(data)
+    try:
+        found = scan_remote("shard", len(data), lambda offset, nbytes: data[offset : offset + nbytes])
+    except ShardCorrupt:
+        assert scan.cause or len(data) < 512
+    else:
+        assert found == pack_index("shard", data)
     if scan.cause:
         return False
     first = np.frombuffer(scan.first, np.uint64)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,25 @@ def test_a_long_name_without_its_member_is_an_error(tar_of: Any, flag: bytes) ->
     path.write_bytes(data)
     with pytest.raises(ShardCorrupt, match="a long name or PAX header has no member after it"):
         samples_of(path)
+
+
+BROKEN_RECORDS = """
+import sys
+from shmload._core.tar import PAX, TarHeaders
+
+for record in (b"0 path=x.y\\n", b"00 size=1\\n", b"9 a=bcde\\n0 path=x.y\\n", b"1 a=b\\n", b"3 a=b\\n", b"0 =", b"0", b"18446744073709551616 a=b\\n"):
+    headers = TarHeaders()
+    payload = memoryview(b"\\n" + record)[1:]  # a newline stands before it, as behind the value of a sound one
+    print(headers.read_payload(PAX, payload), headers.cause)
+"""
+
+
+def test_a_pax_record_of_no_length_is_a_broken_record() -> None:
+    """In a child, as such a record once led its reader round for ever, where no signal reached it, or out of the file."""
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN_RECORDS], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["False a PAX header holds a broken record"] * 8)
 
 
 def test_every_truncation_is_an_error(tar_of: Any) -> None:

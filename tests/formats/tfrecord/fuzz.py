@@ -99,8 +99,14 @@ def mutations(seed: int, folder: Path) -> Iterator[tuple[bytes, bytes]]:
             del data[rng.choice((len(data), rng.randrange(len(data)))) :]
         later = bytearray(data)
         if rng.random() < 0.2 and later:
+            kinds = [
+                at for at, byte in enumerate(later) if byte in b"\x0a\x12\x1a"
+            ]  # tags, some of which say of what kind values are
             for _ in range(rng.randint(1, 8)):
-                later[rng.randrange(len(later))] = rng.randrange(256)
+                if kinds and rng.random() < 0.5:
+                    later[rng.choice(kinds)] = rng.choice(b"\x0a\x12\x1a")
+                else:
+                    later[rng.randrange(len(later))] = rng.randrange(256)
         yield bytes(data), bytes(later)
 
 

@@ -18,6 +18,7 @@ from shmload._core.mapped_file import MappedFile
 from shmload.formats import TFRecordDataset, TFRecordWriter
 
 HERE = Path(__file__).parent
+WRAPPING = f"0 {2**63 - 1} {2**63 - 1} {2**63 - 1} -2 {2 + 264}"  # each ends where the next begins, modulo 2**64
 WHOLE = [b"record %d" % i * (i + 1) for i in range(6)]
 
 
@@ -125,7 +126,7 @@ def test_a_foreign_index_is_read_under_all_its_names(path, name):
     assert not Path(f"{path}.shmload-index").exists()
 
 
-@pytest.mark.parametrize("text", ["", "0", "0 x", "0 10\n", "1 5", "0 99999999999999999999", "0 -5 -5 5"])
+@pytest.mark.parametrize("text", ["", "0", "0 x", "0 10\n", "1 5", "0 99999999999999999999", "0 -5 -5 5", WRAPPING])
 def test_a_foreign_index_that_does_not_fit_is_left_aside(path, text):
     path.with_suffix(".tfindex").write_text(text)
     assert records_of(path) == WHOLE

@@ -1,0 +1,110 @@
+"""A proxy as organisations have them: it forwards requests whose target is a URL, and opens tunnels; with a password if that is wanted."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    server: Any
+
+    def handle(self) -> None:
+        while request := self._head():
+            line, headers = request
+            method, target, _ = line.split(" ")
+            authorization = headers.pop("proxy-authorization", None)
+            self.server.requests.append((method, target, authorization))
+            if self.server.refuses or authorization != self.server.wanted:
+                status = self.server.refuses or "407 Proxy Authentication Required"
+                self.wfile.write(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+                return
+            if method == "CONNECT":
+                host, port = target.rsplit(":", 1)
+                self._tunnel(host, int(port))
+                return
+            parts = urlsplit(target)
+            if parts.scheme != "http":
+                self.wfile.write(b"HTTP/1.1 400 No URL\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                return
+            self._forward(method, parts, headers)
+
+    def _head(self) -> tuple[str, dict[str, str]] | None:
+        lines = []
+        while (line := self.rfile.readline()) not in (b"\r\n", b""):
+            lines.append(line.decode("latin-1").strip())
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines[1:])}
+        return (lines[0], headers) if lines else None
+
+    def _forward(self, method: str, parts: Any, headers: dict[str, str]) -> None:
+        """One request, whose answer ends with the server's connection, and the client's."""
+        with socket.create_connection((parts.hostname, parts.port or 80)) as upstream:
+            target = parts.path + (f"?{parts.query}" if parts.query else "")
+            lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+            upstream.sendall("\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1"))
+            while data := upstream.recv(1 << 16):
+                self.wfile.write(data)
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _tunnel(self, host: str, port: int) -> None:
+        with socket.create_connection((host, port)) as upstream:
+            self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            back = threading.Thread(target=_pump, args=(upstream, self.connection))
+            back.start()
+            _pump(self.connection, upstream)
+            back.join()
+
+
+def _pump(source: socket.socket, to: socket.socket) -> None:
+    try:
+        while data := source.recv(1 << 16):
+            to.sendall(data)
+        to.shutdown(socket.SHUT_WR)
+    except OSError:  # one of the two has gone
+        pass
+
+
+class ForwardProxy(socketserver.ThreadingTCPServer):
+    """The proxy.
+
+    Attributes:
+        requests: (method, target, Proxy-Authorization) of each that came.
+        wanted: the Proxy-Authorization that is let through; None: nobody has to say who he is.
+        refuses: a status that is given to all; "": none.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, who: str | None) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.requests: list[tuple[str, str, str | None]] = []
+        self.wanted = None if who is None else f"Basic {base64.b64encode(who.encode()).decode()}"
+        self.refuses = ""
+        self.place = f"127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away."""
+
+
+@contextmanager
+def forward_proxy(who: str | None = None) -> Iterator[ForwardProxy]:
+    """A running proxy.
+
+    Args:
+        who: "name:password" that it wants; None: it lets all through.
+    """
+    with ForwardProxy(who) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield made
+        finally:
+            made.shutdown()
+            thread.join()

@@ -1,0 +1,167 @@
+"""Through the proxies that the environment names."""
+
+from __future__ import annotations
+
+import http.server
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmload.errors import StoreError
+from shmload.storage.http import HttpStore
+from shmload.storage.retry import Patience
+from shmload.storage.transport import Transport
+from tests.storage import store_kit
+from tests.storage.forward_proxy import ForwardProxy, forward_proxy
+
+DATA = bytes(range(256)) * 4000
+WHO, IN_URL = "ann@firm:p/w:d", "ann%40firm:p%2Fw%3Ad"
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "REQUEST_METHOD"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "x").write_bytes(DATA)
+    return tmp_path
+
+
+@pytest.fixture(params=[None, WHO], ids=["open", "with a password"])
+def proxy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForwardProxy]:
+    with forward_proxy(request.param) as made:
+        before = f"{IN_URL}@" if request.param else ""
+        for name in ("http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, f"http://{before}{made.place}")
+        yield made
+
+
+def reads_all(store: HttpStore, tmp_path: Path) -> None:
+    """Every way of reading."""
+    assert bytes(store.get("x")) == DATA
+    assert [DATA[5:300_000]] == [bytes(each) for each in store.get_ranges("x", [(5, 299_995)])]
+    with open(tmp_path / "copy", "w+b") as file:
+        store.read_to_file("x", file.fileno(), len(DATA))
+        assert file.read() == DATA
+    store.close()
+
+
+def test_a_request_to_an_http_server_is_handed_over_whole(folder: Path, proxy: ForwardProxy) -> None:
+    with store_kit.web_server(folder) as url:
+        reads_all(HttpStore(url), folder)
+    assert {("GET", f"{url}/x", proxy.wanted)} == set(proxy.requests)
+
+
+class Hearing(http.server.BaseHTTPRequestHandler):
+    """A server that tells what it heard."""
+
+    def do_GET(self) -> None:
+        told = str(self.headers).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(told)))
+        self.end_headers()
+        self.wfile.write(told)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_the_password_goes_to_the_proxy_alone(proxy: ForwardProxy) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hearing) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        transport = Transport(f"http://127.0.0.1:{server.server_port}", stall_s=5)
+        with transport.request("GET", "/", {"Host": "far.example"}) as answer:
+            heard = answer.text().decode().lower()
+        transport.close()
+        server.shutdown()
+    assert "host: far.example" in heard
+    assert "authorization" not in heard
+    assert [proxy.wanted] == [authorization for _, _, authorization in proxy.requests]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSLContext]:
+    """A server's own, for localhost."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    )
+    subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return certificate, context
+
+
+def test_a_request_to_an_https_server_goes_through_a_tunnel(
+    folder: Path, proxy: ForwardProxy, certificate: tuple[Path, ssl.SSLContext]
+) -> None:
+    with store_kit.web_server(folder, context=certificate[1]) as url:
+        url = url.replace("http://127.0.0.1", "https://localhost")
+        reads_all(HttpStore(url, ca_file=str(certificate[0])), folder)
+    assert {("CONNECT", url.removeprefix("https://"), proxy.wanted)} == set(proxy.requests)
+
+
+@pytest.mark.parametrize("no_proxy", ["127.0.0.1", "elsewhere,127.0.0.1", "HOST:PORT", "*"])
+def test_servers_that_need_no_proxy_are_asked_themselves(
+    folder: Path, proxy: ForwardProxy, no_proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store_kit.web_server(folder) as url:
+        monkeypatch.setenv("no_proxy", no_proxy.replace("HOST:PORT", url.removeprefix("http://")))
+        reads_all(HttpStore(url), folder)
+        assert proxy.requests == []
+        monkeypatch.setenv("no_proxy", "127.0.0.1:1")
+        reads_all(HttpStore(url), folder)
+        assert proxy.requests != []
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("given", ["", "ann:wrong@"])
+def test_a_proxy_that_wants_a_password_says_so_at_once(
+    scheme: str, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with forward_proxy(WHO) as proxy:
+        monkeypatch.setenv(f"{scheme}_proxy", f"http://{given}{proxy.place}")
+        store = HttpStore(f"{scheme}://far.example", patience=Patience(retries=3))
+        with pytest.raises(
+            StoreError, match=r"the proxy 127\.0\.0\.1:\d+ wants a name and a password for .* \(407\)"
+        ) as caught:
+            store.get("x")
+        assert "wrong" not in str(caught.value)
+        assert len(proxy.requests) == 1
+
+
+def test_a_proxy_that_lets_nobody_through_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with forward_proxy() as proxy:
+        proxy.refuses = "403 Forbidden"
+        monkeypatch.setenv("https_proxy", proxy.place)
+        with pytest.raises(
+            StoreError, match=r"the proxy 127\.0\.0\.1:\d+ does not let through to https://far\.example \(403\)"
+        ):
+            HttpStore("https://far.example", patience=Patience(retries=3)).get("x")
+        assert len(proxy.requests) == 1
+
+
+def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with forward_proxy() as proxy:
+        place = proxy.place
+    monkeypatch.setenv("http_proxy", f"http://ann:secret@{place}")
+    with pytest.raises(StoreError, match=f"nothing listens at the proxy {place}"):
+        HttpStore("http://far.example").get("x")
+    monkeypatch.setenv("http_proxy", "socks5://ann:secret@host:1080")
+    with pytest.raises(
+        StoreError, match=r"http_proxy names a proxy of kind 'socks5' \(host:1080\): http:// proxies are known"
+    ) as caught:
+        HttpStore("http://far.example").get("x")
+    assert "secret" not in str(caught.value)

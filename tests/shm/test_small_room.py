@@ -38,9 +38,7 @@ def test_in_a_small_dev_shm_batches_that_grow_come_right(method: str, size: str,
 
 
 def read_growing(rank: int) -> list[str]:
-    return what_is_wrong(
-        Growing(60, 800), num_workers=2, seed=1, shuffle=False, rank=0, world_size=1, share="node"
-    )
+    return what_is_wrong(Growing(60, 800), num_workers=2, seed=1, shuffle=False, rank=0, world_size=1, share="node")
 
 
 @pytest.mark.usefixtures("no_room")

@@ -13,7 +13,6 @@ from threading import RLock
 from typing import Any
 from weakref import WeakSet
 
-
 LEAVE_S = 1.0  # for who is inside to come out
 
 

@@ -357,6 +357,8 @@ class Engine(Machinery):
     # ------------------------------------------------------------ deaths
 
     def _see_to_deaths(self) -> None:
+        if self._is_closed:  # by another thread, while this one waits
+            raise self._why_closed()
         self._death_look = monotonic()
         self._ring.look_again(DEATH_LOOK_S)
         if self._options.sample_timeout_s is not None:

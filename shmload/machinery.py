@@ -26,6 +26,7 @@ from shmload.ring_memory import RingMemory
 from shmload.shm.doorbell import JointBell
 from shmload.shm.group import Group
 from shmload.supervision import Supervisor, Verdict
+from shmload.turns import Turns
 from shmload.worker.crew import STOP_GRACE_S, interrupts_held
 from shmload.worker.muster import muster
 from shmload.worker.process import STACK_NBYTES
@@ -86,6 +87,7 @@ class Machinery:
         self._broken: Verdict | None = None
         self._pid = os.getpid()
         self._is_closed = False
+        self.turns = Turns()  # of those who ask for batches; it is their iterator's
         self._cooling: Cooling | None = None
         self.num_slots = num_slots(options.num_ordered) + options.num_cooling
         self.shared_by = options.num_ranks
@@ -231,6 +233,10 @@ class Machinery:
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
+        with self.turns.others_out():  # who waits in next() hears of it at the next look
+            self._end(grace_s)
+
+    def _end(self, grace_s: float) -> None:
         try:
             if hasattr(self, "crew"):
                 self._ring.set_closing()

@@ -32,6 +32,7 @@ from shmload.observe.epochs import EpochWatch, watched
 from shmload.orders import NOTHING, Order
 from shmload.schedule.permutation import MAX_N
 from shmload.seed_epochs import Epochs
+from shmload.turns import Turns
 from shmload.worker.failure import no_end
 
 if TYPE_CHECKING:
@@ -68,12 +69,19 @@ class SeedIterator:
 
     def next_step(self) -> Any:
         """The next batch; NOTHING if every sample of it is skipped."""
-        watch = self._watch
-        if watch is not None:
-            watch.asked()
+        watch, turns = self._watch, self._stream.turns
         epoch, step = self.place.epoch, self.place.step
         try:
-            batch = self._stream.take(self.place, watch)
+            with turns.lock:
+                if turns.is_taken:
+                    raise turns.refusal()
+                turns.is_taken = True
+                try:
+                    if watch is not None:
+                        watch.asked()
+                    batch = self._stream.take(self.place, watch)
+                finally:
+                    turns.is_taken = False
         except StopIteration as error:
             number = self._stream.epochs.step_number(step)
             raise no_end(error, f"the dataset, collate_fn or sampler (epoch {epoch}, batch {number})") from error
@@ -109,6 +117,7 @@ class SeedStream:
         self.valid: int | None = None
         self._pins = False
         self._tuner: Autotuner | None = None  # of the engine's crew
+        self.turns = Turns()  # of all passes: they are of one engine
         self.epochs = Epochs(loader)
 
     @property
@@ -137,6 +146,10 @@ class SeedStream:
     def begin(self) -> Place:
         """Starts a pass: the next epoch, from its start or from where a loaded state left off."""
         faults.hit("epoch_change")
+        with self.turns.lock:
+            return self._begun()
+
+    def _begun(self) -> Place:
         self._refresh()
         self.epochs.begins(self._next_epoch)
         self._pins = _pins(self._loader)
@@ -228,6 +241,7 @@ class SeedStream:
     def _made_engine(self) -> Engine:
         self._pid = os.getpid()
         self._engine = self._loader.make_engine(base_seed=_base_seed(self._loader.seed or 0))
+        self._engine.turns = self.turns
         self._tuner = self._loader._tuner
         self._tell_length(self._engine)
         return self._engine

@@ -36,6 +36,7 @@ from shmload.observe.epochs import EpochWatch, watched
 from shmload.orders import NOTHING, Order
 from shmload.torch_order import SamplerReader
 from shmload.torch_state import Progress, TorchState
+from shmload.turns import Turns
 from shmload.worker.iterable import with_shared_seed
 from shmload.worker.notes import NO_NEWS
 from shmload.worker.sample_rng import kept_generators
@@ -52,6 +53,7 @@ class _Iterator(_BaseDataLoaderIter):
     """What passes with and without workers share: torch's, plus the account of how far they have come."""
 
     progress: Progress
+    turns: Turns
     _order: Order  # of the batch that `_next_data` returns
     _recorder: Recorder | None = None  # none yet while batches are read again, unseen
     _watch: EpochWatch | None = None
@@ -61,6 +63,22 @@ class _Iterator(_BaseDataLoaderIter):
         raise NotImplementedError
 
     def __next__(self) -> Any:
+        turns = self.turns
+        try:
+            with turns.lock:
+                if turns.is_taken:
+                    raise turns.refusal()
+                turns.is_taken = True
+                try:
+                    return self._taken()
+                finally:
+                    turns.is_taken = False
+        except StopIteration:
+            if self._watch is not None:
+                self._watch.end(is_complete=True)
+            raise
+
+    def _taken(self) -> Any:
         watch = self._watch
         if watch is not None:
             watch.asked()
@@ -74,8 +92,6 @@ class _Iterator(_BaseDataLoaderIter):
             self.progress.is_finished = True
             if self._recorder is not None:
                 self._recorder.ended(self._pass, self.progress.num_delivered)
-            if watch is not None:
-                watch.end(is_complete=True)
             raise
         progress = self.progress
         progress.num_delivered += 1
@@ -114,6 +130,7 @@ class TorchIterator(_Iterator):
 
     def __init__(self, loader: ShmLoader[Any], state: TorchState | None = None) -> None:
         self._engine: Engine | None = None
+        self.turns = Turns()
         if state is None or state["is_finished"]:
             super().__init__(loader)
         else:
@@ -143,6 +160,7 @@ class TorchIterator(_Iterator):
             worker_init_fn=init_fn,
             shared_seed=self._shared_seed,
         )
+        self._engine.turns = self.turns
         self._tuner = loader._tuner
         self._reset(loader, first_iter=True, state=state)
 
@@ -155,8 +173,14 @@ class TorchIterator(_Iterator):
         return self._engine is None
 
     def _reset(self, loader: ShmLoader[Any], first_iter: bool = False, state: TorchState | None = None) -> None:
-        assert self._engine is not None
         faults.hit("epoch_change")
+        with self.turns.lock:
+            if self.turns.is_taken:
+                raise self.turns.refusal()
+            self._begin_pass(loader, first_iter, state)
+
+    def _begin_pass(self, loader: ShmLoader[Any], first_iter: bool, state: TorchState | None) -> None:
+        assert self._engine is not None
         if not first_iter:
             self._finish(self._engine)
         is_resumed = state is not None and not state["is_finished"]
@@ -313,6 +337,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
 
     def __init__(self, loader: ShmLoader[Any], state: TorchState | None = None) -> None:
         origin = origin_of(loader.generator)
+        self.turns = Turns()
         self._sender = loader.sender()
         resumed = ((state or {}).get("workers") or [{}])[0]
         if "dataset" in resumed:

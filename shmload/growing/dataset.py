@@ -51,7 +51,7 @@ class GrowingDataset:
 
     def _begin(self) -> None:
         self._lock = Lock()
-        self._files: dict[str, _Opened] = {}
+        self._files: dict[CacheFile, _Opened] = {}  # a file may be replaced under its name
         self._opened: dict[int, tuple[Snapshot, TFRecordDataset]] = {}  # the newest two epochs
 
     def __getstate__(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class GrowingDataset:
                 f"epoch {epoch} has no snapshot at {path}: indices of a growing dataset are given by its own order, so read it "
                 "with ShmLoader(dataset, seed=...), without a sampler of your own"
             ) from error
-        files = {file.name: self._files.get(file.name) or _Opened(self.folder, file) for file in snapshot.files}
+        files = {file: self._files.get(file) or _Opened(self.folder, file) for file in snapshot.files}
         self._files = files
         records = copy.copy(self._records)
         assert isinstance(records, SnapshotRecords)

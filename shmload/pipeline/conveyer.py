@@ -18,6 +18,7 @@ from shmload.pipeline.stream import SourceOrder
 from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.state import check_state, compare_state, make_state
+from shmload.turns import Turns
 
 __all__ = ["Conveyer"]
 
@@ -71,6 +72,7 @@ class Conveyer:
                 "behind it; catch that, or add Collate"
             )
         self._run = Run(self.stages, self.plan, options)
+        self._turns = Turns()
         self._is_closed = False
 
     # ------------------------------------------------------------ items
@@ -83,6 +85,17 @@ class Conveyer:
             what a function raised, with the item's name; that batch or item is lost, and the next call goes on behind it.
             SampleTimeout, WorkerDied: an item took too long, or ended its worker twice.
         """
+        turns = self._turns
+        with turns.lock:
+            if turns.is_taken:
+                raise turns.refusal()
+            turns.is_taken = True
+            try:
+                return self._next()
+            finally:
+                turns.is_taken = False
+
+    def _next(self) -> Any:
         if self._is_closed:
             raise RuntimeError("this pipeline is closed: make a new one")
         if self.is_ended:

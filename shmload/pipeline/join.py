@@ -19,6 +19,7 @@ from shmload.pipeline.stages import SEED
 from shmload.schedule.mix_order import Stop, check_stop
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.shares import check_weights
+from shmload.turns import Turns
 
 __all__ = ["Join"]
 
@@ -74,6 +75,7 @@ class Join:
         self._epoch = 0
         self._counters = [0] * len(members)  # of each member, this epoch
         self.last_member: int | None = None
+        self._turns = Turns()
 
     # ------------------------------------------------------------ items
 
@@ -84,6 +86,17 @@ class Join:
             StopIteration: the Join is at its end.
             what the member raises; that was then its turn.
         """
+        turns = self._turns
+        with turns.lock:
+            if turns.is_taken:
+                raise turns.refusal()
+            turns.is_taken = True
+            try:
+                return self._next()
+            finally:
+                turns.is_taken = False
+
+    def _next(self) -> Any:
         if self.is_ended:
             raise StopIteration
         self.last_member = member = self._draws.member_at(sum(self._counters))

@@ -26,6 +26,7 @@ from shmload.sharing.company import Company
 from shmload.sharing.gathering import Party
 from shmload.shm.doorbell import Doorbell
 from shmload.shm.segment import open_segment
+from shmload.turns import Turns
 from shmload.worker.failure import Failure
 
 WAIT_S = 0.02  # the longest sleep between looks at who has ended
@@ -45,6 +46,7 @@ class FollowingEngine:
         self._options, self._party = options, party
         self._pid = os.getpid()
         self._is_closed = False
+        self.turns = Turns()  # as of any engine
         self._queue: deque[Order] = deque()
         self._layout: Layout | None = None
         self._memory: dict[bytes, Mapping] = {}
@@ -107,8 +109,7 @@ class FollowingEngine:
             RankLeft: another rank does not take this batch, or has ended.
             RuntimeError: the loader is closed, or `timeout` has passed.
         """
-        if self._is_closed:
-            raise RuntimeError("this loader is closed: make a new one")
+        self._check_open()
         self._hoarding.raise_refused()
         order = self._queue[0]
         self._nudge()
@@ -133,6 +134,10 @@ class FollowingEngine:
             self.on_delivery()
         return order, batch, None
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("this loader is closed: make a new one")
+
     def _taken(self, order: Order) -> tuple[int, Lease | None]:
         """The slot of a batch with its lease, once it is ready; None: it has failed, and is passed."""
         ring = self._ring
@@ -147,6 +152,7 @@ class FollowingEngine:
                     return slot, ring.lease(slot)
             began = began or monotonic()
             self._sleep(order)
+            self._check_open()  # another thread may have closed it
             self._company.look()
             self._company.check()
             self._nudge()
@@ -235,8 +241,9 @@ class FollowingEngine:
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
-        self._company.close()
-        self._party.close()
+        with self.turns.others_out():
+            self._company.close()
+            self._party.close()
 
 
 def _mapped(path: str, *, private: bool = False) -> Mapping:

@@ -18,8 +18,7 @@ import posix_ipc
 
 from shmload._core.bell import Bell, make_semaphore
 from shmload.shm import owner
-from shmload.shm.names import proc_self
-from shmload.shm.segment import open_segment
+from shmload.shm.segment import memfd_path, open_segment
 
 log = logging.getLogger("shmload")
 
@@ -75,7 +74,7 @@ class Doorbell(Bell):
         try:
             os.fchmod(fd, 0o600)
             make_semaphore(fd)
-            return cls(f"{proc_self()}/fd/{fd}", fd, is_owner=True)
+            return cls(memfd_path(name[1:], fd), fd, is_owner=True)
         except BaseException:
             owner.close(fd)
             raise

@@ -3,7 +3,9 @@
 Named segments are made by multiprocessing.shared_memory and reserved whole with posix_fallocate at once, so that too little room
 is an error now and not a SIGBUS later. The owner holds a flock on the file: that, and not a pid, tells everyone that it lives,
 since pids mean nothing across containers that share /dev/shm. Whoever attaches opens `path`: the name, or the owner's descriptor
-under /proc.
+under /proc. A descriptor's number is used again for another file, so such a path says the memfd's name, too, and whoever opens it
+looks whether that is what has been opened. No name is ever given twice, so a path stands for one segment for all time: what others
+keep of it, they may keep by its path.
 
 The resource tracker is told nothing. It would share the trainer's process group and die with it, and it would report and remove
 what the reaper (reaper.py) and the janitor (janitor.py) see to; on Python < 3.13 an attaching process would register the name
@@ -27,6 +29,8 @@ from shmload.shm.preflight import available_bytes, shm_free_bytes
 
 Kind = Literal["auto", "shm", "memfd"]
 
+_NAMED = "#"  # what stands between a descriptor and the name of its memfd
+
 
 class Segment:
     """`nbytes` of shared memory, owned by this process until `close`.
@@ -42,7 +46,7 @@ class Segment:
         self.nbytes = nbytes
         self.fd = owner.keep(fd)
         self.kind = kind
-        self.path = f"{SHM_DIR}/{name}" if kind == "shm" else f"{proc_self()}/fd/{fd}"
+        self.path = f"{SHM_DIR}/{name}" if kind == "shm" else memfd_path(name, fd)
         self._pid = os.getpid()
         self._is_closed = False
 
@@ -85,15 +89,28 @@ class Segment:
         owner.close(self.fd)
 
 
+def memfd_path(name: str, fd: int) -> str:
+    """What `open_segment` takes for a memfd of this process's, as long as it is open here.
+
+    Args:
+        name: that it was made with, and no other is.
+    """
+    return f"{proc_self()}/fd/{fd}{_NAMED}{name}"
+
+
 def open_segment(path: str) -> int:
     """Opens another process's segment for reading and writing.
 
     Raises:
         PermissionError: what is there is not a file of this user.
-        FileNotFoundError: its owner has gone.
+        FileNotFoundError: its owner has gone, or has given it up.
     """
+    place, _, name = path.partition(_NAMED)
     flags = os.O_RDWR | os.O_CLOEXEC | (os.O_NOFOLLOW if path.startswith(SHM_DIR) else 0)
-    fd = os.open(path, flags)
+    fd = os.open(place, flags)
+    if name and os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)") != f"/memfd:{name}":
+        os.close(fd)
+        raise FileNotFoundError(errno.ENOENT, "its owner has given it up", path)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(fd)

@@ -104,6 +104,14 @@ def test_an_epoch_waits_for_few_foreign_files_and_takes_the_rest_later(
         assert [len(epoch_of(loader)) for _ in range(3)] == [2, 3, 4]
 
 
+def test_of_a_file_replaced_under_its_name_the_next_epoch_has_the_new_one(cache: SampleCache, folder: Path) -> None:
+    path = put_foreign(folder / "again.tfrecord", range(4))
+    with loader_of(dataset_of(cache)) as loader:
+        assert sorted(epoch_of(loader)) == list(range(4))
+        put_foreign(folder / ".hidden", range(10, 16)).rename(path)
+        assert sorted(epoch_of(loader)) == list(range(10, 16))
+
+
 def test_a_file_damaged_behind_the_intake_is_bad_from_the_next_epoch_on(cache: SampleCache, folder: Path) -> None:
     put_foreign(folder / "good.tfrecord", range(4))
     path = put_foreign(folder / "later_bad.tfrecord", range(4, 8))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -15,8 +14,9 @@ from shmload._core.mapping import Mapping
 from shmload.errors import RingTooSmall
 from shmload.shm import owner
 from shmload.shm.group import Group
-from shmload.shm.names import SHM_DIR, new_stem
-from shmload.shm.segment import Segment, open_segment
+from shmload.shm.names import new_stem
+from shmload.shm.segment import Segment, memfd_path, open_segment
+from tests.shm.mount_kit import READ_ONLY, in_mount_namespace, needs_unshare, of_size
 
 MIB = 1 << 20
 
@@ -57,6 +57,22 @@ def test_a_memfd_is_attached_through_its_owner() -> None:
     segment.close()
 
 
+def test_a_descriptor_that_another_segment_has_by_now_is_not_taken_for_the_first() -> None:
+    first = Segment.create("shmload-x-payload-1", 4096, kind="memfd")
+    number = first.fd
+    first.close()
+    second = Segment.create("shmload-x-payload-12", 4096, kind="memfd")
+    try:
+        assert second.fd == number, "the system gives the lowest number that is free"
+        with pytest.raises(FileNotFoundError, match="its owner has given it up"):
+            open_segment(first.path)
+        os.close(open_segment(second.path))
+        with pytest.raises(FileNotFoundError):
+            open_segment(memfd_path("payload-12", number))
+    finally:
+        second.close()
+
+
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PermissionError, match="is no segment of user"):
         open_segment(str(tmp_path) if os.path.isfile(str(tmp_path)) else "/dev/null")
@@ -95,35 +111,15 @@ group = Group()
 """
 
 
-def in_mount_namespace(script: str, code: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python code in a mount namespace that `script` has prepared."""
-    return subprocess.run(
-        [
-            "unshare",
-            "--mount",
-            "sh",
-            "-c",
-            f'{script} && exec "$0" -c "$1"',
-            sys.executable,
-            CHILD + textwrap.dedent(code),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-
-
-SMALL = f"mount -t tmpfs -o size=64m shm {SHM_DIR}"
-READ_ONLY = f"mount -t tmpfs -o ro,size=64m shm {SHM_DIR}"
-can_unshare = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
-needs_unshare = pytest.mark.skipif(not can_unshare, reason="mount namespaces are not permitted here")
+def with_memory(script: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code behind CHILD's in a mount namespace that `script` has prepared."""
+    return in_mount_namespace(script, "-c", CHILD + textwrap.dedent(code))
 
 
 @needs_unshare
 def test_in_64_mib_a_larger_ring_takes_a_memfd() -> None:
-    done = in_mount_namespace(
-        SMALL,
+    done = with_memory(
+        of_size("64m"),
         """
         segment = group.segment("payload", 100 << 20)
         memory = memoryview(Mapping(segment.fd, 100 << 20))
@@ -137,8 +133,8 @@ def test_in_64_mib_a_larger_ring_takes_a_memfd() -> None:
 
 @needs_unshare
 def test_in_64_mib_a_demanded_name_is_refused_with_figures_and_nothing_stays() -> None:
-    done = in_mount_namespace(
-        SMALL,
+    done = with_memory(
+        of_size("64m"),
         """
         for nbytes in (100 << 20, 63 << 20, 40 << 20):
             try:
@@ -158,7 +154,7 @@ def test_in_64_mib_a_demanded_name_is_refused_with_figures_and_nothing_stays() -
 
 @needs_unshare
 def test_a_read_only_dev_shm_gives_memfds() -> None:
-    done = in_mount_namespace(READ_ONLY, 'print(group.segment("control", 4096).kind)')
+    done = with_memory(READ_ONLY, 'print(group.segment("control", 4096).kind)')
     assert done.stdout.split() == ["memfd"], done.stderr
 
 

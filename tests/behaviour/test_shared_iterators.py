@@ -1,0 +1,277 @@
+"""One iterator and several threads: each batch comes to one of them; who is inside while others close, look or fork harms nobody."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset, Sampler
+
+from shmload import ShmLoader
+from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Range
+from shmload.turns import Turns
+from tests.behaviour.behaviour_kit import DEADLINE_S, Numbers, words
+
+FORK = multiprocessing.get_context("fork")
+NUM_THREADS, N = 4, 2000
+MODES = pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
+
+
+class Counting(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(N))
+
+
+def taken_by_threads(stream: Any) -> tuple[list[int], list[str]]:
+    """The samples that threads have taken of one iterator, and what they met that is no end."""
+    together = threading.Barrier(NUM_THREADS)
+    found: list[int] = []
+    wrong: list[str] = []
+
+    def take() -> None:
+        together.wait(DEADLINE_S)
+        try:
+            while True:
+                batch = next(stream)
+                found.extend(np.atleast_1d(np.asarray(batch)).tolist())
+                del batch
+        except StopIteration:
+            pass
+        except BaseException as error:
+            wrong.append(f"{type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=take, daemon=True) for _ in range(NUM_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    return found, wrong + ["a thread does not end" for thread in threads if thread.is_alive()]
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Threads take turns all the time."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("quick_switches")
+@pytest.mark.parametrize("num_workers", [0, 2])
+@MODES
+def test_each_batch_comes_to_one_thread(seed: int | None, num_workers: int) -> None:
+    prefetch = 8 if num_workers else None  # threads hold batches
+    with ShmLoader(Numbers(N), 4, True, num_workers=num_workers, seed=seed, prefetch_factor=prefetch) as loader:
+        for _ in range(2):
+            found, wrong = taken_by_threads(iter(loader))
+            assert (wrong, sorted(found)) == ([], list(range(N)))
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_each_batch_of_an_iterable_dataset_comes_to_one_thread() -> None:
+    found, wrong = taken_by_threads(iter(ShmLoader(Counting(), 4, num_workers=1, prefetch_factor=8)))
+    assert (wrong, sorted(found)) == ([], list(range(N)))
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_each_item_of_a_pipeline_comes_to_one_thread() -> None:
+    def numbers(first: int, *stages: Any) -> Conveyer:
+        work = DistributedBatchedMap(lambda i: i + first, n_workers=1)
+        return Conveyer([Range(N, repeating=False), work, *stages])
+
+    with numbers(0, Collate(4)) as batches:
+        found, wrong = taken_by_threads(batches)
+        assert (wrong, sorted(found)) == ([], list(range(N)))
+    with Join([(numbers(0), 1), (numbers(N), 1)], stop="all") as items:
+        found, wrong = taken_by_threads(items)
+        assert (wrong, sorted(found)) == ([], list(range(2 * N)))
+
+
+class Asking:
+    """Takes the next batch of an iterator while that is asked for one."""
+
+    def __init__(self) -> None:
+        self.stream: Any = None
+        self.told: list[str] = []
+
+    def __call__(self) -> None:
+        if self.stream is not None:
+            self.told.append(words(lambda: next(self.stream)))
+
+
+class AskingSampler(Sampler[int]):
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(40):
+            self._asking()
+            yield index
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@MODES
+def test_a_sampler_that_asks_for_the_batch_it_is_asked_for_is_refused(seed: int | None, num_workers: int) -> None:
+    asking = Asking()
+    with ShmLoader(Numbers(40), 1, sampler=AskingSampler(asking), num_workers=num_workers, seed=seed) as loader:
+        stream = iter(loader)
+        found = [int(next(stream))]
+        asking.stream = stream
+        found += [int(batch) for batch in stream]
+        assert found == list(range(40))
+        assert {text.split(":")[0] for text in asking.told} == {
+            "this iterator is being asked for a batch already, further up in this thread"
+        }
+        asking.stream = None
+
+
+class Gated(Numbers):
+    """Samples from 4 on wait for the gate."""
+
+    def __init__(self) -> None:
+        super().__init__(40)
+        self.gate = FORK.Event()
+
+    def __getitem__(self, index: int) -> int:
+        if index >= 4:
+            assert self.gate.wait(DEADLINE_S)
+        return index
+
+
+def is_in(thread: int, *names: str) -> bool:
+    """Whether a thread is in a function of these names."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_name in names:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline, pause = monotonic() + DEADLINE_S, threading.Event()
+    while not is_so():
+        assert monotonic() < deadline
+        pause.wait(0.005)
+
+
+class Waiting:
+    """A loader in the middle of a pass, and a thread that waits in next()."""
+
+    def __init__(self, seed: int | None, **options: Any) -> None:
+        self.dataset = Gated()
+        options = {"num_workers": 1, "prefetch_factor": 1, **options}
+        self.loader: Any = ShmLoader(self.dataset, 2, seed=seed, shuffle=False, multiprocessing_context=FORK, **options)
+        self.stream = iter(self.loader)
+        self.first = [next(self.stream).tolist(), next(self.stream).tolist()]
+        self.told: list[Any] = []
+        self.thread = threading.Thread(target=self._take, daemon=True)
+        self.thread.start()
+        until(lambda: is_in(self.thread.ident or 0, "_slept", "_awaited"))  # it is inside, and sleeps
+
+    def _take(self) -> None:
+        try:
+            self.told.append(next(self.stream).tolist())
+        except BaseException as error:
+            self.told.append(f"{type(error).__name__}: {error}")
+
+
+@MODES
+def test_closing_the_loader_ends_the_wait_of_another_thread(seed: int | None) -> None:
+    waiting = Waiting(seed)
+    waiting.loader.close()
+    waiting.thread.join(DEADLINE_S)
+    assert waiting.told == ["RuntimeError: this loader is closed: make a new one"]
+    assert waiting.first == [[0, 1], [2, 3]]
+
+
+@MODES
+def test_a_state_and_figures_are_told_while_another_thread_waits(seed: int | None) -> None:
+    waiting = Waiting(seed)
+    state, stats = waiting.loader.state_dict(), waiting.loader.stats()
+    assert (state["position"], stats["batches"]) == (4 if seed else 2, 2)
+    waiting.dataset.gate.set()
+    waiting.thread.join(DEADLINE_S)
+    assert waiting.told == [[4, 5]]
+    waiting.loader.close()
+    with ShmLoader(Numbers(40), 2, seed=seed, shuffle=False, num_workers=1, prefetch_factor=1) as again:
+        again.load_state_dict(state)
+        assert [index for batch in again for index in batch.tolist()] == list(range(4, 40))
+
+
+@MODES
+def test_an_interrupt_ends_the_wait_for_ones_turn(seed: int | None) -> None:
+    waiting = Waiting(seed)
+    me = threading.get_ident()
+
+    def interrupt() -> None:
+        until(lambda: is_in(me, "__next__"))
+        signal.pthread_kill(me, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(waiting.stream)
+    interrupter.join()
+    waiting.dataset.gate.set()
+    waiting.thread.join(DEADLINE_S)
+    assert [waiting.told[0], *(batch.tolist() for batch in waiting.stream)] == [[i, i + 1] for i in range(4, 40, 2)]
+    waiting.loader.close()
+
+
+def test_a_fork_while_another_thread_is_inside_leaves_the_child_free() -> None:
+    turns, entered, leave = Turns(), threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with turns.lock:
+            turns.is_taken = True
+            entered.set()
+            leave.wait(DEADLINE_S)
+            turns.is_taken = False
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    entered.wait(DEADLINE_S)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if turns.lock.acquire(timeout=1) and not turns.is_taken else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not turns.lock.acquire(blocking=False), "the parent's has stayed as it was"
+    leave.set()
+    thread.join()
+
+
+def test_tensors_taken_by_threads_are_whole() -> None:
+    with ShmLoader(
+        list(torch.arange(400).repeat_interleave(64).view(400, 64)), 2, num_workers=2, seed=3, prefetch_factor=8
+    ) as loader:
+        stream = iter(loader)
+        wrong: list[Any] = []
+
+        def take() -> None:
+            kept = []
+            for batch in stream:
+                kept = [*kept[-2:], (batch, batch.clone())]
+                wrong.extend(one for one, copy in kept if not torch.equal(one, copy))
+                if batch.ne(batch[:, :1]).any():
+                    wrong.append(batch)
+
+        threads = [threading.Thread(target=take) for _ in range(NUM_THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        assert wrong == []

@@ -1,0 +1,31 @@
+"""Programs in a mount namespace of their own, with a /dev/shm as small as they are given. That takes root."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from shmload.shm.names import SHM_DIR
+
+READ_ONLY = f"mount -t tmpfs -o ro,size=64m shm {SHM_DIR}"
+can_unshare = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+needs_unshare = pytest.mark.skipif(not can_unshare, reason="mount namespaces are not permitted here")
+
+
+def of_size(size: str) -> str:
+    """The command that puts a tmpfs of a size, as mount takes it, over /dev/shm."""
+    return f"mount -t tmpfs -o size={size} shm {SHM_DIR}"
+
+
+def in_mount_namespace(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python, with arguments, in a mount namespace that `script` has prepared."""
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f'{script} && exec "$0" "$@"', sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )

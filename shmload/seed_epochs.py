@@ -172,7 +172,7 @@ class Epochs:
         assert isinstance(self._schedule, BatchSchedule)
         return self._schedule.end_of(epoch, self.rank)
 
-    def _end_of_all(self, epoch: int) -> int:
+    def end_of_all(self, epoch: int) -> int:
         """The first step that no rank has: where ranks differ, one that has none left passes through the epoch all the same."""
         if isinstance(self._schedule, BatchSchedule):
             return self._schedule.end_of(epoch, rank=0)
@@ -249,7 +249,7 @@ class Epochs:
             epoch, step = resume(state, schedule)
             if isinstance(schedule, BatchSchedule):
                 schedule.go_on_from(state.get("children", {}), epoch)
-        if step and step >= self._end_of_all(epoch) > 0:
+        if step and step >= self.end_of_all(epoch) > 0:
             return epoch + 1, 0
         return epoch, step
 

@@ -1,9 +1,9 @@
 """Torch mode's order: the batches of the user's sampler, and how to come to any of them again.
 
-torch's own samplers in torch's own BatchSampler are read as arrays: indices of Python int cost more than the whole rest of a batch
-of tiny rows. A random order is drawn whole, by the same calls at the same moments as torch draws it, so global generators and
-`generator` stand as after torch, the one more permutation that RandomSampler draws when it is exhausted included. One that is no more
-than counting is never made whole, and any place of it is come to at once.
+torch's own samplers in torch's own BatchSampler are read as arrays: indices of Python int cost more than the whole rest of a
+batch of tiny rows. A random order is drawn whole, by the same calls at the same moments as torch draws it, so global generators
+and `generator` stand as after torch, the one more permutation that RandomSampler draws when it is exhausted included. One that is
+no more than counting is never made whole, and any place of it is come to at once.
 
 A position in such an order is: where the generators stood when it was begun, and how many batches were taken. A sampler that
 keeps the Stateful contract (`state_dict`, `load_state_dict`, on itself or on its iterator) is asked for its own state instead.

@@ -86,6 +86,7 @@ class Conveyer:
         if self._is_closed:
             raise RuntimeError("this pipeline is closed: make a new one")
         if self.is_ended:
+            self._run.end()
             raise StopIteration
         if self.plan.collate is None:
             return self._run.next_item()
@@ -95,7 +96,7 @@ class Conveyer:
         return batch
 
     def __iter__(self) -> Self:
-        if self.is_ended:
+        if self._run.must_begin_anew:
             self.begin_next_epoch()
         return self
 
@@ -151,8 +152,7 @@ class Conveyer:
     def state(self) -> dict[str, Any]:
         """Where the pipeline stands: flat, JSON-able, under 1 KiB, the same on all ranks after equal steps. Legal at any time."""
         schedule, run = self._run.schedule, self._run
-        is_over = run.position >= schedule.end_of(run.epoch, rank=0)  # for all ranks, also where they leave a rest out
-        step = schedule.n if is_over else run.position
+        step = schedule.n if run.is_over else run.position
         state = dict(make_state(schedule, epoch=run.epoch, step=step))
         if self.is_endless:
             state["epoch"], state["position"] = divmod(step, schedule.n)

@@ -72,4 +72,4 @@ def test_any_place_is_come_to_at_once(is_batched: bool) -> None:
     if is_batched:
         assert [list(range(N - 8, N - 4)), list(range(N - 4, N))] == [batch.tolist() for batch in batches]
     else:
-        assert N // 4 - 2 == next(batches)
+        assert next(batches) == N // 4 - 2

@@ -54,6 +54,13 @@ class EngineMaking(ObservedLoader[T]):
         return self.num_workers + self.num_local_workers
 
     @property
+    def snapshot_every(self) -> int:
+        """After how many batches workers say where they stand; 0: never. Out of order nothing else tells the place."""
+        if self.seed is not None:
+            return 0
+        return self.snapshot_every_n_steps if self.in_order else min(self.snapshot_every_n_steps, 1)
+
+    @property
     def in_place(self) -> Any:
         """The dataset's way of decoding into rows, if it has one that is used."""
         if self.custom_collate_fn or not self._auto_collation:
@@ -77,7 +84,7 @@ class EngineMaking(ObservedLoader[T]):
             seed_samples=self.seed_samples,
             is_iterable=isinstance(self.dataset, IterableDataset),
             drop_last=bool(self.drop_last),
-            snapshot_every=self.snapshot_every_n_steps if self.seed is None else 0,
+            snapshot_every=self.snapshot_every,
             tolerates_bad_samples=self.on_error != "raise",
             ragged=self.ragged_rule,
             num_threads=self.threads_per_worker,

@@ -239,10 +239,10 @@ class Epochs:
         children = self._schedule.children(epoch) if isinstance(self._schedule, BatchSchedule) else None
         return dict(make_state(self._schedule, epoch=epoch, step=step, children=children))
 
-    def load_state_dict(self, state: dict[str, Any]) -> tuple[int, int]:
+    def load_state_dict(self, state: dict[str, Any], *, is_trusted: bool) -> tuple[int, int]:
         """(epoch, step) where a state was taken, or of the epoch behind it if that was its end."""
         if self.sampled is not None:
-            epoch, step = self.sampled.load_state_dict(state)
+            epoch, step = self.sampled.load_state_dict(state, is_trusted=is_trusted)
         else:
             schedule = self._schedule
             assert schedule is not None

@@ -272,10 +272,10 @@ class SeedStream:
         """The state of the batch that comes next."""
         return self.epochs.state_dict(*self._position())
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, is_trusted: bool) -> None:
         """Makes the next pass begin where the state was taken."""
         self._refresh()
-        epoch, step = self.epochs.load_state_dict(state)
+        epoch, step = self.epochs.load_state_dict(state, is_trusted=is_trusted)
         self._next_epoch, self._first_step, self._place = epoch, step, None
         self._loader.recorder.resumed(epoch, self.epochs.step_number(step))
 

@@ -110,12 +110,12 @@ class SamplerReader:
             self._iterator = chain(list(islice(self._iterator, 1)), self._iterator)
             return
         self._load(state["own"])
-        first = list(islice(self._iterator, 1))
-        if not first:
-            self._iterator = self._faster(0) or iter(self._sampler)
         self.num_taken = 0
         self._begin()
-        self._taken_early = first  # the sampler has begun its next pass by itself
+        self._taken_early = list(islice(self._iterator, 1))  # the sampler begins its next pass by itself
+        if not self._taken_early:
+            self._iterator = self._faster(0) or iter(self._sampler)
+            self._begin()
 
     def _replay(self) -> None:
         iterator = iter(self._sampler)
@@ -166,6 +166,16 @@ class SamplerReader:
             state["origin"] = self._origin.dumps(is_torchs_own(self._sampler))
             state["seed_between"] = self._is_seed_between
         return state
+
+
+def own_state(index_sampler: Any) -> SamplerState | None:
+    """What a stateful sampler tells of itself between two passes; None if it is none."""
+    if is_stateful(index_sampler):
+        return {"sampler": copy.deepcopy(index_sampler.state_dict()), "iterator": None}
+    inner = _innermost(index_sampler)
+    if type(index_sampler) is BatchSampler and is_stateful(inner):
+        return {"sampler": None, "iterator": {"sampler": copy.deepcopy(inner.state_dict()), "iterator": None}}
+    return None
 
 
 def _innermost(index_sampler: Any) -> Any:

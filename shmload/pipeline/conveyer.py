@@ -15,6 +15,7 @@ from shmload.pipeline.plan import compose
 from shmload.pipeline.program import RowProgram
 from shmload.pipeline.run import Run
 from shmload.pipeline.stream import SourceOrder
+from shmload.schedule.checksum import with_checksum
 from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.state import check_state, compare_state, make_state
@@ -156,6 +157,7 @@ class Conveyer:
         state = dict(make_state(schedule, epoch=run.epoch, step=step))
         if self.is_endless:
             state["epoch"], state["position"] = divmod(step, schedule.n)
+            state = with_checksum(state)
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -206,7 +208,7 @@ class Conveyer:
         if not isinstance(entry, list) or entry[:1] != [self._mark(state)] or len(entry) != len(self.entry()):
             raise StateMismatch(f"the state belongs to another pipeline{where}; this one is {state['order']}")
         state |= zip(("epoch", "position", "counters"), entry[1:], strict=False)
-        return partial(self._run.move, *self._place_of(state))
+        return partial(self._run.move, *self._place_of(with_checksum(state)))
 
     def _place_of(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Where the run was when the state was taken."""

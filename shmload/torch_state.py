@@ -90,9 +90,9 @@ class Progress:
         self._num_workers = loader.crew_size
         self._identity = identity(loader)
         self._is_iterable = is_endless(loader._index_sampler)
-        is_ordered = loader.in_order or loader.crew_size < 2
-        # then the snapshot is of now, whenever someone asks; which batches came out of order is not told by where workers stand
-        self.is_always_current = self._every == 1 or not (is_ordered or self._is_iterable)
+        self._goes_by_number = not self._is_iterable and not loader.in_order and loader.crew_size > 1
+        # then the snapshot is of now, whenever someone asks; what is read out of order is not read again up to a place
+        self.is_always_current = self._every == 1 or self._goes_by_number
         self._sampler = sampler
         self._base_seed, self._shared_seed = base_seed, shared_seed
         self._notes: list[bytes] = [SAME] * self._num_workers
@@ -111,7 +111,7 @@ class Progress:
     def resumed(self, state: TorchState) -> None:
         """Stands where that state's snapshot was taken."""
         self.num_delivered = state["position"]
-        self.done = Done(state["snapshot"], state["beyond"])
+        self.done = Done(state["done" if self._goes_by_number else "snapshot"], state["beyond"])
         if state["num_workers"] == self._num_workers > 0:
             self._notes = [pickle.dumps(s) if s else SAME for s in state["workers"]]
             self.last_worker = state["last_worker"]

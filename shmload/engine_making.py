@@ -65,6 +65,13 @@ class EngineMaking(ObservedLoader[T]):
         )
 
     @property
+    def snapshot_every(self) -> int:
+        """After how many batches workers say where they stand; 0: never. Out of order nothing else tells the place."""
+        if self.seed is not None:
+            return 0
+        return self.snapshot_every_n_steps if self.in_order else min(self.snapshot_every_n_steps, 1)
+
+    @property
     def custom_collate_fn(self) -> Callable[[Any], Any] | None:
         """The user's collate_fn; None where torch's default is meant."""
         default = default_collate if self._auto_collation else default_convert
@@ -81,7 +88,7 @@ class EngineMaking(ObservedLoader[T]):
             seed_samples=self.seed_samples,
             is_iterable=isinstance(self.dataset, IterableDataset),
             drop_last=bool(self.drop_last),
-            snapshot_every=self.snapshot_every_n_steps if self.seed is None else 0,
+            snapshot_every=self.snapshot_every,
             tolerates_bad_samples=self.on_error != "raise",
             plan=self._read_plan,
             num_threads=self.threads_per_worker,

@@ -101,6 +101,9 @@ class ShmLoader(EngineMaking[T]):
         threads_per_worker: samples that each worker reads at once, for datasets that wait for a disk or a network or give up the
             GIL. The dataset must allow it. The global generators cannot be reseeded per sample then: draw from sample_rng().
             Readers of whole batches and of ragged fields in place take one thread.
+        trust_state: a state may hold pickles, which can run any code when they are loaded. They are in it only where a dataset,
+            iterator or sampler of yours tells a state of other things than numbers, text, bytes, arrays, tensors and containers of
+            these. False: such a state is a StateMismatch.
         crew: "auto": workers are processes of this machine. "ray": they are actors on the nodes of a Ray cluster that this machine
             belongs to, which needs the extra `shmload[ray]`; batches are the same. An actor that dies is replaced in seed mode.
             num_workers="auto" is then the number of CPUs of the cluster's other nodes; `sample_timeout_s` needs a seed.
@@ -169,6 +172,7 @@ class ShmLoader(EngineMaking[T]):
         audit: str | os.PathLike[str] | None = None,
         snapshot_every_n_steps: int | None = 1,
         threads_per_worker: int = 1,
+        trust_state: bool = False,
     ) -> None:
         dataset = as_keyed(dataset, seed)
         check_arguments(dict(locals()))
@@ -205,6 +209,7 @@ class ShmLoader(EngineMaking[T]):
         _ = self._read_plan  # says at once if ragged does not go with the dataset
         self.sample_timeout_s = sample_timeout_s
         self.snapshot_every_n_steps = snapshot_every_n_steps or 0
+        self.trust_state = trust_state
         self._bad_samples = BadSamples(on_error, max_bad, self._substitute)
         self._progress: Progress | None = None  # of the newest pass, in torch mode
         self._loaded: TorchState | None = None  # what the next pass goes on from
@@ -308,12 +313,13 @@ class ShmLoader(EngineMaking[T]):
         torch's order, the workers' seeds and their random streams go on; the trainer's own generators are left alone.
 
         Args:
-            state: what `state_dict()` gave, or that through JSON.
+            state: what `state_dict()` gave, or that through JSON. No code is run by it, unless `trust_state` allows pickles.
         Raises:
-            StateMismatch: the state belongs to another loader; says what differs.
+            StateMismatch: the state belongs to another loader, is damaged, or needs `trust_state`; says which. Nothing is changed
+                then.
         """
         if self._stream is not None:
-            self._stream.load_state_dict(state)
+            self._stream.load_state_dict(state, is_trusted=self.trust_state)
             return
         self._loaded = check_torch_state(state, self) if state else None  # torchdata's loader gives {} for nothing
         iterator, self._iterator = self._iterator, None
@@ -392,7 +398,7 @@ class ShmLoader(EngineMaking[T]):
         self._tuner = tuner_of(self)
         self._stream = None if self.seed is None else SeedStream(self)
         if self._stream is not None and position is not None:
-            self._stream.load_state_dict(position)
+            self._stream.load_state_dict(position, is_trusted=True)  # of a copy, or of a pickle that was opened anyway
 
     # ------------------------------------------------------------ ends
 

@@ -172,7 +172,7 @@ class Epochs:
         assert isinstance(self._schedule, BatchSchedule)
         return self._schedule.end_of(epoch, self.rank)
 
-    def _end_of_all(self, epoch: int) -> int:
+    def end_of_all(self, epoch: int) -> int:
         """The first step that no rank has: where ranks differ, one that has none left passes through the epoch all the same."""
         if isinstance(self._schedule, BatchSchedule):
             return self._schedule.end_of(epoch, rank=0)
@@ -239,17 +239,17 @@ class Epochs:
         children = self._schedule.children(epoch) if isinstance(self._schedule, BatchSchedule) else None
         return dict(make_state(self._schedule, epoch=epoch, step=step, children=children))
 
-    def load_state_dict(self, state: dict[str, Any]) -> tuple[int, int]:
+    def load_state_dict(self, state: dict[str, Any], *, is_trusted: bool) -> tuple[int, int]:
         """(epoch, step) where a state was taken, or of the epoch behind it if that was its end."""
         if self.sampled is not None:
-            epoch, step = self.sampled.load_state_dict(state)
+            epoch, step = self.sampled.load_state_dict(state, is_trusted=is_trusted)
         else:
             schedule = self._schedule
             assert schedule is not None
             epoch, step = resume(state, schedule)
             if isinstance(schedule, BatchSchedule):
                 schedule.go_on_from(state.get("children", {}), epoch)
-        if step and step >= self._end_of_all(epoch) > 0:
+        if step and step >= self.end_of_all(epoch) > 0:
             return epoch + 1, 0
         return epoch, step
 

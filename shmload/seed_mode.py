@@ -48,6 +48,9 @@ class Place:
 
     epoch: int
     step: int  # as the schedule counts: steps, or batches of all ranks where the order makes the batches
+    is_over: bool = (
+        False  # this rank's pass has ended, be it before the others' because the last step has no row for it
+    )
 
 
 class SeedIterator:
@@ -86,6 +89,7 @@ class SeedIterator:
             number = self._stream.epochs.step_number(step)
             raise no_end(error, f"the dataset, collate_fn or sampler (epoch {epoch}, batch {number})") from error
         if batch is END:
+            self.place.is_over = True
             self._loader._recorder.ended(self.place.epoch, self._stream.epochs.step_number(self.place.step))
             if watch is not None:
                 watch.end(is_complete=True)
@@ -291,20 +295,21 @@ class SeedStream:
         """The state of the batch that comes next."""
         return self.epochs.state_dict(*self._position())
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, is_trusted: bool) -> None:
         """Makes the next pass begin where the state was taken."""
         self._refresh()
-        epoch, step = self.epochs.load_state_dict(state)
+        epoch, step = self.epochs.load_state_dict(state, is_trusted=is_trusted)
         self._next_epoch, self._first_step, self._place = epoch, step, None
         self._loader._recorder.resumed(epoch, self.epochs.step_number(step))
 
     def _position(self) -> tuple[int, int]:
-        """(epoch, step) of the batch that comes next."""
-        if self._place is None:
+        """(epoch, step) of the batch that comes next, of any rank: a last step that has no row for this one is still to come."""
+        place = self._place
+        if place is None:
             return self._next_epoch, self._first_step
-        if self._place.step >= self.epochs.end_of(self._place.epoch):
-            return self._place.epoch + 1, 0
-        return self._place.epoch, self._place.step
+        if place.is_over or place.step >= self.epochs.end_of_all(place.epoch):
+            return place.epoch + 1, 0
+        return place.epoch, place.step
 
     def _refresh(self) -> None:
         if self.epochs.refresh():

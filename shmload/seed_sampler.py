@@ -5,6 +5,7 @@ Such an order has no formula, so a state says how the sampler came to it (torch_
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from itertools import islice
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from shmload.errors import StateMismatch
 from shmload.generators import origin_of
 from shmload.opaque import UsersOwn, opened, sealed
+from shmload.schedule.checksum import check_checksum, with_checksum
 from shmload.schedule.state import STATE_VERSION
 from shmload.torch_order import SamplerReader, is_torchs_own
 from shmload.worker.sample_rng import kept_generators
@@ -62,22 +64,26 @@ class SampledOrder:
         else:
             origin = origin_of(None).dumps(is_torchs_own(self._sampler))
             sampler = {"taken": 0, "origin": origin, "seed_between": False}
-        return {
-            "version": STATE_VERSION,
-            "mode": MODE,
-            "seed": self._seed,
-            "epoch": epoch,
-            "step": step,
-            "sampler": sealed({**sampler, "own": UsersOwn(sampler["own"])} if "own" in sampler else sampler),
-        }
+        return with_checksum(
+            {
+                "version": STATE_VERSION,
+                "mode": MODE,
+                "seed": self._seed,
+                "epoch": epoch,
+                "step": step,
+                "sampler": sealed({**sampler, "own": UsersOwn(sampler["own"])} if "own" in sampler else sampler),
+            }
+        )
 
-    def load_state_dict(self, state: Any) -> tuple[int, int]:
+    def load_state_dict(self, state: Any, *, is_trusted: bool) -> tuple[int, int]:
         """Goes to where a state was taken: (epoch, step).
 
+        Args:
+            is_trusted: pickles in it may be opened.
         Raises:
-            StateMismatch: it was taken of another kind of loader, or of another seed.
+            StateMismatch: it was taken of another kind of loader, or of another seed, or is damaged, or holds a pickle.
         """
-        saved = state if isinstance(state, dict) else {}
+        saved = state if isinstance(state, Mapping) else {}
         identity = {"version": STATE_VERSION, "mode": MODE, "seed": self._seed}
         differing = [
             f"{name}: saved {saved.get(name)!r}, now {now!r}"
@@ -88,5 +94,15 @@ class SampledOrder:
             raise StateMismatch(
                 f"the state belongs to another loader: {'; '.join(differing)}. Remedy: build the loader as it was at saving"
             )
-        self._loaded, self._now = {**saved, "sampler": opened(saved["sampler"])}, None
+        check_checksum(saved)
+        try:
+            sampler = opened(saved["sampler"], is_trusted=is_trusted)
+            is_place = all(type(saved[name]) is int and saved[name] >= 0 for name in ("epoch", "step"))
+            if not is_place or type(sampler["taken"]) is not int or not ("own" in sampler or "origin" in sampler):
+                raise ValueError(f"it has {sorted(sampler)} at {saved['epoch']!r}, {saved['step']!r}")
+        except StateMismatch:
+            raise
+        except Exception as error:  # a pickle that is trusted may raise anything
+            raise StateMismatch(f"the state cannot be read: {error!r}. Load what state_dict() returned") from error
+        self._loaded, self._now = {**saved, "sampler": sampler}, None
         return saved["epoch"], saved["step"]

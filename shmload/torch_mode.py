@@ -11,7 +11,7 @@ import logging
 import pickle
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -115,10 +115,16 @@ class _Iterator(_BaseDataLoaderIter):
         if self._recorder is not None:
             self._recorder.delivered(order, NOTHING, epoch=self._pass)
 
-    def _skip_to(self, position: int) -> None:
-        """Reads batches again, unseen, up to a position behind the last snapshot."""
-        for _ in range(position - self.progress.num_delivered):
-            next(self)
+    def _read_again_to(self, done: int) -> None:
+        """Reads batches again, unseen, up to an order that lies behind the last snapshot."""
+        progress = self.progress
+        with progress.reading_again():
+            while (first := progress.done.first) < done:
+                try:
+                    next(self)
+                except Exception:
+                    if progress.done.first == first:  # else it is one that was lost then, too
+                        raise
 
 
 class TorchIterator(_Iterator):
@@ -131,7 +137,7 @@ class TorchIterator(_Iterator):
     def __init__(self, loader: ShmLoader[Any], state: TorchState | None = None) -> None:
         self._engine: Engine | None = None
         self.turns = Turns()
-        if state is None or state["is_finished"]:
+        if state is None or state["base_seed"] is None:
             super().__init__(loader)
         else:
             with kept_generators():
@@ -216,10 +222,13 @@ class TorchIterator(_Iterator):
             self.progress.follows(last)
         if state is not None:
             self._go_on(state)
+        if state is not None and self._dataset_kind == _DatasetKind.Iterable:
+            counted = [0] * self._num_workers if fast_forward(state) else state["counted"]
+            self._read_again([now - then for now, then in zip(state["counts"], counted, strict=True)])
         for _ in range(self._prefetch_factor * self._num_workers - self._engine.num_queued):
             self._try_put_index()
-        if state is not None:
-            self._skip_to(state["position"])
+        if state is not None and self._dataset_kind != _DatasetKind.Iterable:
+            self._read_again_to(state["done"])
         self._begin_record(loader)
         try:
             num_steps = 0 if self._dataset_kind == _DatasetKind.Iterable else len(self._index_sampler)
@@ -238,11 +247,31 @@ class TorchIterator(_Iterator):
             else:
                 self.progress.noted(order.worker, note)
 
+    def _read_again(self, num_left: list[int]) -> None:
+        """Has each worker read so many batches of an iterable dataset again, unseen."""
+        engine, num_to_send = self._engine, list(num_left)
+        assert engine is not None
+        while any(num_left):
+            for worker in range(self._num_workers):
+                if num_to_send[worker] and engine.num_queued < self._prefetch_factor * self._num_workers:
+                    num_to_send[worker] -= 1
+                    self._send(next(self._batches), worker)
+            try:
+                order, _, note = engine.next()
+            except Exception:
+                lost = engine.take_lost()
+                if lost is None:
+                    raise
+                order, note = lost, None  # as it was then
+            num_left[order.worker] -= 1
+            self._num_active[order.worker] -= 1
+            self.progress.noted(order.worker, note)
+            self.progress.done.add(order.step)
+
     def _go_on(self, state: TorchState) -> None:
-        if fast_forward(state):
-            return
         self.progress.resumed(state)
-        self._num_yielded = self._num_sent = self.progress.num_delivered
+        self._num_yielded = self.progress.num_delivered
+        self._num_sent = state["sampler"]["taken"]
         is_same = state["num_workers"] == self._num_workers
         for _ in range(state["last_worker"] + 1 if is_same else state["snapshot"] % self._num_workers):
             next(self._turns)
@@ -251,11 +280,17 @@ class TorchIterator(_Iterator):
         assert self._engine is not None
         try:
             index = next(self._batches)
+            while self._num_sent in self.progress.done:  # a resumed pass takes no notice of these
+                self._num_sent += 1
+                index = next(self._batches)
         except StopIteration:
             return
         worker = next(self._turns) if self._takes_turns else self._next_worker()
-        if worker < 0:
-            return
+        if worker >= 0:
+            self._send(index, worker)
+
+    def _send(self, index: Any, worker: int) -> None:
+        assert self._engine is not None
         if self._dataset_kind == _DatasetKind.Iterable:
             index = [self._shared_seed or 0] * len(index) if self._auto_collation else self._shared_seed or 0
         keys = index if self._auto_collation else [index]
@@ -298,6 +333,7 @@ class TorchIterator(_Iterator):
             except Exception:
                 if (lost := engine.take_lost()) is not None:  # the pace is kept, as torch does
                     self._num_active[lost.worker] -= 1
+                    self.progress.ended(lost.step, lost.worker)
                     self._go_on_ordering(engine)
                 raise
             progress = self.progress
@@ -307,8 +343,11 @@ class TorchIterator(_Iterator):
             if note is not NO_NEWS and note is not None and note.has_ended:
                 self._num_active[order.worker] = -1
                 self._takes_turns = False
-            elif self._num_active[order.worker] > 0:  # else an order from before its end
-                self._num_active[order.worker] -= 1
+                progress.done.add(order.step)
+            else:
+                progress.ended(order.step, order.worker)
+                if self._num_active[order.worker] > 0:  # else an order from before its end
+                    self._num_active[order.worker] -= 1
             self._go_on_ordering(engine)
             if batch is not NOTHING:
                 self._order = order
@@ -372,19 +411,33 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
         self._begin_record(loader)
 
     def _go_on(self, state: TorchState, resumed: dict[str, Any]) -> None:
+        self.progress.resumed(state)
+        self._num_yielded = self.progress.num_delivered
         if first := fast_forward(state):
             log.warning("%s", first)
+            self._read_again(sum(state["counts"]))
+            return
+        if "has_ended" in resumed:
+            self._dataset_fetcher.ended = True
+        elif "iterator" in resumed:
+            self._dataset_fetcher.dataset_iter.load_state_dict(resumed["iterator"])
+        if self._dataset_kind == _DatasetKind.Iterable:
+            self._read_again(sum(state["counts"]) - sum(state["counted"]))
         else:
-            if "has_ended" in resumed:
-                self._dataset_fetcher.ended = True
-            elif "iterator" in resumed:
-                self._dataset_fetcher.dataset_iter.load_state_dict(resumed["iterator"])
-            self.progress.resumed(state)
-            self._num_yielded = self.progress.num_delivered
-        self._skip_to(state["position"])
+            self._read_again_to(state["done"])
+
+    def _read_again(self, num_batches: int) -> None:
+        """Reads so many batches of an iterable dataset again, unseen."""
+        with self.progress.reading_again():
+            for _ in range(num_batches):
+                with suppress(Exception):  # it was lost then, too
+                    next(self)
 
     def _next_index(self) -> Any:
         keys = next(self._sampler_iter)
+        while self._sampler_iter.num_taken - 1 in self.progress.done:  # of a resumed pass
+            keys = next(self._sampler_iter)
+        self.progress.ended(self._sampler_iter.num_taken - 1, 0)
         if self._reader is None:
             self._order = Order(0, self._sampler_iter.num_taken - 1, keys if self._auto_collation else [keys])
         return keys.tolist() if self._sampler_iter.is_sliced else keys
@@ -414,8 +467,6 @@ def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
             )
         return []
     snapshots = state["workers"]
-    if state["is_finished"]:
-        snapshots = [{"dataset": s["dataset"]} if "dataset" in s else {} for s in snapshots]
     return [pickle.dumps(s) if s else b"" for s in snapshots]
 
 

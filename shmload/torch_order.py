@@ -1,8 +1,9 @@
 """Torch mode's order: the batches of the user's sampler, and how to come to any of them again.
 
-torch's own samplers in torch's own BatchSampler are read as slices of one array: indices of Python int cost more than the whole
-rest of a batch of tiny rows. Their order is drawn by the same calls at the same moments as torch draws it, so global generators
-and `generator` stand as after torch, the one more permutation that RandomSampler draws when it is exhausted included.
+torch's own samplers in torch's own BatchSampler are read as arrays: indices of Python int cost more than the whole rest of a
+batch of tiny rows. A random order is drawn whole, by the same calls at the same moments as torch draws it, so global generators
+and `generator` stand as after torch, the one more permutation that RandomSampler draws when it is exhausted included. One that is
+no more than counting is never made whole, and any place of it is come to at once.
 
 A position in such an order is: where the generators stood when it was begun, and how many batches were taken. A sampler that
 keeps the Stateful contract (`state_dict`, `load_state_dict`, on itself or on its iterator) is asked for its own state instead.
@@ -26,6 +27,7 @@ from shmload.generators import Origin, randperm, replayed
 from shmload.worker.snapshot import is_stateful
 
 SamplerState = dict[str, Any]
+range_iterator = type(iter(range(0)))
 
 
 class SamplerReader:
@@ -108,23 +110,23 @@ class SamplerReader:
             self._iterator = chain(list(islice(self._iterator, 1)), self._iterator)
             return
         self._load(state["own"])
-        first = list(islice(self._iterator, 1))
-        if not first:
-            self._iterator = self._faster(0) or iter(self._sampler)
         self.num_taken = 0
         self._begin()
-        self._taken_early = first  # the sampler has begun its next pass by itself
+        self._taken_early = list(islice(self._iterator, 1))  # the sampler begins its next pass by itself
+        if not self._taken_early:
+            self._iterator = self._faster(0) or iter(self._sampler)
+            self._begin()
 
     def _replay(self) -> None:
         iterator = iter(self._sampler)
         if self._is_seed_between:
             torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         faster = self._faster(self.num_taken)
-        if faster is None or not isinstance(faster, _Slices):
+        if isinstance(faster, _Slices | range_iterator):
+            iterator = faster
+        else:
             iterator = faster or iterator
             next(islice(iterator, self.num_taken, self.num_taken), None)
-        else:
-            iterator = faster
         # as in start_after
         self._iterator = chain(list(islice(iterator, 1)), iterator)
 
@@ -164,6 +166,16 @@ class SamplerReader:
             state["origin"] = self._origin.dumps(is_torchs_own(self._sampler))
             state["seed_between"] = self._is_seed_between
         return state
+
+
+def own_state(index_sampler: Any) -> SamplerState | None:
+    """What a stateful sampler tells of itself between two passes; None if it is none."""
+    if is_stateful(index_sampler):
+        return {"sampler": copy.deepcopy(index_sampler.state_dict()), "iterator": None}
+    inner = _innermost(index_sampler)
+    if type(index_sampler) is BatchSampler and is_stateful(inner):
+        return {"sampler": None, "iterator": {"sampler": copy.deepcopy(inner.state_dict()), "iterator": None}}
+    return None
 
 
 def _innermost(index_sampler: Any) -> Any:
@@ -259,7 +271,9 @@ class _Slices:
 
 
 def batches_of(index_sampler: Any, num_skipped: int = 0) -> Iterator[Any] | None:
-    """The sampler's batches as arrays, without the first few, if it is one of torch's own; else None."""
+    """What the sampler yields, without the first few, if it is one of torch's own; batches as arrays. Else None."""
+    if type(index_sampler) is SequentialSampler:  # samples come one by one
+        return iter(range(len(index_sampler))[num_skipped:])
     if type(index_sampler) is not BatchSampler:
         return None
     sampler = index_sampler.sampler
@@ -272,21 +286,23 @@ def batches_of(index_sampler: Any, num_skipped: int = 0) -> Iterator[Any] | None
 
 def _slices(batch_sampler: BatchSampler, random: RandomSampler | None, num_skipped: int) -> Iterator[NDArray[np.int64]]:
     n, batch_size = len(batch_sampler.sampler), batch_sampler.batch_size  # type: ignore[arg-type]  # both have a length
-    generator = None
-    if random is None:
-        order = np.arange(n)
-    else:
+    generator, order = None, None
+    if random is not None:
         generator = random.generator
         if generator is None:
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
             generator = torch.Generator()
             generator.manual_seed(seed)
         order = randperm(n, generator).numpy()
+
+    def indices(first: int, end: int) -> NDArray[np.int64]:
+        return np.arange(first, end) if order is None else order[first:end]
+
     for first in range(num_skipped * batch_size, n - batch_size + 1, batch_size):
-        yield order[first : first + batch_size]
+        yield indices(first, first + batch_size)
     if random is not None and random.generator is not None:
         # torch's sampler draws an order it then takes nothing of, which moves the user's
         randperm(n, generator)
     rest = n % batch_size
     if rest and not batch_sampler.drop_last and num_skipped * batch_size < n:
-        yield order[n - rest :]
+        yield indices(n - rest, n)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch, WorkerDied
 from shmload.growing.library import Hold, Library
-from shmload.growing.run import Run, run_name
+from shmload.growing.run import Run, is_run_name, run_name
 from shmload.growing.snapshot import EPOCH_SHIFT, MAX_EPOCH, Gone, Snapshot
 
 Missing = Literal["error", "skip", "substitute"]
@@ -70,8 +70,13 @@ class Epochs:
         """Takes a state's snapshot for its epoch.
 
         Raises:
-            StateMismatch: it is not kept any more, or samples of it are gone and that is an error.
+            StateMismatch: it is not kept any more, or samples of it are gone and that is an error, or this names none.
         """
+        is_dict = isinstance(named, Mapping) and isinstance(named.get("digest"), str)
+        if not is_dict or not is_run_name(named.get("run")) or epoch > MAX_EPOCH:
+            raise StateMismatch(
+                f"the state names no snapshot of epoch {epoch}: {named!r:.200}. Load what state_dict() returned"
+            )
         if self._run is not None and self._run.name != named["run"]:
             self._run.leave()
             self._run = None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -38,6 +39,11 @@ def run_name(given: str | None, world_size: int) -> str:
         return secrets.token_hex(6)
     key = run_key()[1:] if given is None else ("named", given)  # the first is of this node alone
     return hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+
+
+def is_run_name(name: object) -> bool:
+    """Whether it is a name of a run: it becomes part of a path, and a state may say anything."""
+    return isinstance(name, str) and re.fullmatch("[0-9a-f]{12}", name) is not None
 
 
 class Run:

@@ -111,5 +111,5 @@ class SnapshotSchedule(BatchSchedule):
         return None if named is None else {"snapshot": named}
 
     def go_on_from(self, children: Mapping[str, Any], epoch: int) -> None:
-        if (named := children.get("snapshot")) is not None:
-            self.order.go_on_from(named, epoch)
+        if "snapshot" in children:
+            self.order.go_on_from(children["snapshot"], epoch)

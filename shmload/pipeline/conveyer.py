@@ -15,6 +15,7 @@ from shmload.pipeline.plan import compose
 from shmload.pipeline.program import RowProgram, called
 from shmload.pipeline.run import Run
 from shmload.pipeline.stream import SourceOrder
+from shmload.schedule.checksum import with_checksum
 from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.state import check_state, compare_state, make_state
@@ -99,6 +100,7 @@ class Conveyer:
         if self._is_closed:
             raise RuntimeError("this pipeline is closed: make a new one")
         if self.is_ended:
+            self._run.end()
             raise StopIteration
         if self.plan.collate is None:
             return self._run.next_item()
@@ -119,7 +121,7 @@ class Conveyer:
         return f"batch {step // schedule.stride}, whose step begins with item {first} of epoch {epoch}"
 
     def __iter__(self) -> Self:
-        if self.is_ended:
+        if self._run.must_begin_anew:
             self.begin_next_epoch()
         return self
 
@@ -175,11 +177,11 @@ class Conveyer:
     def state(self) -> dict[str, Any]:
         """Where the pipeline stands: flat, JSON-able, under 1 KiB, the same on all ranks after equal steps. Legal at any time."""
         schedule, run = self._run.schedule, self._run
-        is_over = run.position >= schedule.end_of(run.epoch, rank=0)  # for all ranks, also where they leave a rest out
-        step = schedule.n if is_over else run.position
+        step = schedule.n if run.is_over else run.position
         state = dict(make_state(schedule, epoch=run.epoch, step=step))
         if self.is_endless:
             state["epoch"], state["position"] = divmod(step, schedule.n)
+            state = with_checksum(state)
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -230,7 +232,7 @@ class Conveyer:
         if not isinstance(entry, list) or entry[:1] != [self._mark(state)] or len(entry) != len(self.entry()):
             raise StateMismatch(f"the state belongs to another pipeline{where}; this one is {state['order']}")
         state |= zip(("epoch", "position", "counters"), entry[1:], strict=False)
-        return partial(self._run.move, *self._place_of(state))
+        return partial(self._run.move, *self._place_of(with_checksum(state)))
 
     def _place_of(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Where the run was when the state was taken."""

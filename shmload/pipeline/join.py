@@ -16,6 +16,7 @@ from shmload.pipeline.draws import Draws
 from shmload.pipeline.join_source import JoinSource
 from shmload.pipeline.plan import Plan, compose
 from shmload.pipeline.stages import SEED
+from shmload.schedule.checksum import check_checksum, with_checksum
 from shmload.schedule.mix_order import Stop, check_stop
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.shares import check_weights
@@ -167,7 +168,7 @@ class Join:
 
     def state(self) -> dict[str, Any]:
         """Where it stands: JSON-able, 64 bytes a member at the most beside 1 KiB, the same on all ranks after equal steps."""
-        return {"version": STATE_VERSION, "mode": "join", "members": self.entry()}
+        return with_checksum({"version": STATE_VERSION, "mode": "join", "members": self.entry()})
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state` was taken, by any rank, on any number of ranks and workers; also while it runs.
@@ -182,6 +183,7 @@ class Join:
                 f"this state has format version {state.get('version')!r}, this shmload reads {STATE_VERSION}: install the one "
                 "that saved it"
             )
+        check_checksum(state)
         self.entering(state.get("members"), "")()
 
     set_state = load_state

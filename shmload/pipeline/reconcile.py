@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shmload.errors import StateMismatch
+from shmload.schedule.checksum import CHECK, check_checksum
 
 log = logging.getLogger("shmload")
 
@@ -31,6 +32,8 @@ def reconcile(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 f"states 0 and {number} are of different pipelines: {first} and {_identity(state)}. Give the states of the ranks "
                 "of one job"
             )
+    for state in states:
+        check_checksum(state)
     by_progress = sorted(states, key=_progress)
     (epoch, least), (last_epoch, most) = _progress(by_progress[0]), _progress(by_progress[-1])
     if (epoch, least) != (last_epoch, most):
@@ -51,8 +54,8 @@ def _identity(state: Any) -> Any:
         _progress(state)
         if state["mode"] == "join":
             return _marks(state["members"])
-        return {name: value for name, value in state.items() if name not in ("epoch", "position", "counters")}
-    except (TypeError, ValueError, LookupError):
+        return {name: value for name, value in state.items() if name not in ("epoch", "position", "counters", CHECK)}
+    except (TypeError, ValueError, LookupError, AttributeError):
         raise StateMismatch(
             f"reconcile takes states of a Conveyer or a Join as state() returns them; got {state!r:.200}"
         ) from None

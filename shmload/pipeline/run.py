@@ -46,11 +46,13 @@ class Run:
         self._fetched: deque[Outcome] = deque()  # items that came together and have not been asked for
         self._pace = Pace(plan.crew)
         self._next_of_loader = (0, 0)  # where its next pass begins by itself
+        self._has_moved = False  # to a place that a state says, where nothing was asked for yet
 
     def move(self, epoch: int, position: int) -> None:
         """Goes on there."""
         self._go(epoch, position)
         self._next_of_loader = (-1, 0)
+        self._has_moved = True
 
     def begin_next_epoch(self) -> None:
         """Goes to the start of the next epoch."""
@@ -58,6 +60,7 @@ class Run:
 
     def _go(self, epoch: int, position: int) -> None:
         self.epoch, self.position, self._iterator = epoch, position, None
+        self._has_moved = False
         self._stream.epoch = epoch
         self._fetched.clear()
         self._errors.of_step.clear()
@@ -66,6 +69,20 @@ class Run:
     def is_ended(self) -> bool:
         """Whether there is nothing more in this epoch for this rank."""
         return self.position >= self.schedule.end_of(self.epoch, self._rank)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing more in this epoch for any rank; they may leave a rest out."""
+        return self.position >= self.schedule.end_of(self.epoch, rank=0)
+
+    @property
+    def must_begin_anew(self) -> bool:
+        """Whether a new iteration is the next epoch's. A state may stand where only other ranks have something left: then not."""
+        return self.is_ended and (self.is_over or not self._has_moved)
+
+    def end(self) -> None:
+        """Says that the epoch has ended for this rank, which may be before it does for others: it is told so to its user."""
+        self.position = max(self.position, self.schedule.end_of(self.epoch, rank=0))
 
     def close(self) -> None:
         """Ends the workers."""
@@ -79,9 +96,15 @@ class Run:
         """The next batch; StopIteration at the end of the epoch. One that fails is lost: the position is then behind it."""
         iterator = self._running()
         try:
-            return next(iterator)
-        finally:
+            batch = next(iterator)
+        except StopIteration:
+            self.end()
+            raise
+        except BaseException:
             self.position = iterator.place.step
+            raise
+        self.position = iterator.place.step
+        return batch
 
     def next_item(self) -> Any:
         """The next item; raises what befell it, and is then behind it."""

@@ -1,4 +1,4 @@
-"""The saved state of a seeded run: a flat, JSON-able dict of ten fields, for any loader, pipeline or growing cache.
+"""The saved state of a seeded run: a flat, JSON-able dict of eleven fields, for any loader, pipeline or growing cache.
 
 The order is a pure function, so a state holds no indices: which order it is (n, seed, shuffle, global_batch, uneven,
 schedule) and how far the run came (epoch, position). World size is left out on purpose: any number of ranks with the
@@ -11,6 +11,7 @@ from typing import Any, NotRequired, TypedDict, cast, get_origin, get_type_hints
 
 from shmload.errors import StateMismatch
 from shmload.schedule.batch_schedule import BatchSchedule
+from shmload.schedule.checksum import check_checksum, with_checksum
 from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.schedule import Schedule
 
@@ -32,6 +33,7 @@ class State(TypedDict):
     global_batch: int  # 0 where the order makes the batches
     shuffle: bool
     uneven: str  # what happens to the rest: "pad", "drop" or "exact"
+    check: int  # checksum.py
     order: NotRequired[str]  # which order it is, where it is not the plain one
     counters: NotRequired[list[int]]  # a mixture's draws so far, per member
     children: NotRequired[dict[str, Any]]  # states of members
@@ -59,14 +61,14 @@ def make_state(
         state["counters"] = counters
     if children is not None:
         state["children"] = dict(children)
-    return cast(State, state)
+    return cast(State, with_checksum(state))
 
 
 def check_state(state: object) -> State:
     """`state` itself, if it has the fields of a state and they can be read.
 
     Raises:
-        StateMismatch: it is no state of a seeded run, or one of a newer format; every fault is named.
+        StateMismatch: it is no state of a seeded run, or one of a newer format, or damaged; every fault is named.
     """
     if not isinstance(state, Mapping):
         raise StateMismatch(f"a state is a dict as state_dict() returns it, got {type(state).__name__}")
@@ -82,7 +84,7 @@ def check_state(state: object) -> State:
         )
     faults = [f"{name} is missing" for name in sorted(State.__required_keys__) if name not in state]
     for name, value in state.items():
-        kind = _KINDS.get(name)
+        kind = _KINDS.get(name) if isinstance(name, str) else None
         if kind is None:
             faults.append(f"{name} is unknown")
         elif type(value) is not kind:
@@ -91,6 +93,7 @@ def check_state(state: object) -> State:
             faults.append(f"{name} must not be negative, it is {value}")
     if faults:
         raise StateMismatch(f"this is no state of a seeded run: {'; '.join(faults)}. Load what state_dict() returned")
+    check_checksum(state)
     return cast(State, state)
 
 

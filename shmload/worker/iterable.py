@@ -32,7 +32,7 @@ class IterablePass:
         if epoch == self._epoch:
             return
         if self._epoch is None and self.has_ended:
-            self._epoch = epoch
+            self._epoch, self._iterator_state = epoch, None
             return
         if self._epoch is not None:
             self.dataset = with_shared_seed(self.dataset, shared_seed)

@@ -41,6 +41,7 @@ class Snapshots:
         self._streams = Streams()
         self._last_streams = self._streams.tell()
         self._last = b""
+        self._last_iterator: Any = None
         # nothing but the streams can change: asked once, not for every batch
         self._has_own = source is not None or is_stateful(job.dataset)
 
@@ -69,8 +70,10 @@ class Snapshots:
             snapshot["has_ended"] = True
         if streams:
             snapshot["streams"] = streams
-        taken = pickle.dumps(snapshot) if snapshot else b""
-        if taken == self._last:
+        taken = pickle.dumps(snapshot) if snapshot or self._last else b""
+        if (
+            taken == self._last and iterator is self._last_iterator
+        ):  # of the pass before it is another one's, however alike
             return SAME
-        self._last = taken
+        self._last, self._last_iterator = taken, iterator
         return taken

@@ -13,6 +13,7 @@ import pytest
 
 from shmload import Mix, ShmLoader, StateMismatch
 from shmload.observe.audit.verify import read_folder, verify
+from shmload.schedule.checksum import with_checksum
 from tests.loader.mix_data import Decoding, DecodingBatches, KillsOnce, Several, Short, Tagged
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
@@ -100,7 +101,7 @@ def test_a_state_of_another_mixture_is_refused(change: dict[str, Any], differing
     with pytest.raises(StateMismatch, match=differing):
         loader_of(**change).load_state_dict(state)
     with pytest.raises(StateMismatch, match="counters must be the draws of 3 members before position 0"):
-        loader_of().load_state_dict({**state, "counters": [1, 0, 0]})
+        loader_of().load_state_dict(with_checksum({**state, "counters": [1, 0, 0]}))
 
 
 def test_set_epoch_gives_that_epoch(expected: Any) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 
 from shmload.errors import StateMismatch
 from shmload.pipeline import Conveyer, Join, Permutation, Range
+from shmload.schedule.checksum import with_checksum
 from shmload.schedule.drawn import Drawn
 from tests.pipeline.pipeline_kit import joined_ranges as joined
 
@@ -34,7 +35,7 @@ def far(pipeline: Any, count: int) -> Any:
                 made.append([count, [inner[0], count // 10, count % 10]])
         return [mark, count, *made]
 
-    return {**state, "members": moved(pipeline, state["members"])}
+    return with_checksum({**state, "members": moved(pipeline, state["members"])})
 
 
 def test_a_state_is_small_however_far_and_deep() -> None:
@@ -80,7 +81,7 @@ def test_a_conveyer_over_a_nested_join_keeps_the_counters_of_every_depth(monkeyp
         epoch, position = divmod(far, state["n"])
         counters = [of_inner, far - of_inner, first, of_inner - first]
         monkeypatch.setattr(Drawn, "_make", noted)
-        other.load_state({**state, "epoch": epoch, "position": position, "counters": counters})
+        other.load_state(with_checksum({**state, "epoch": epoch, "position": position, "counters": counters}))
         other()
         assert other.state()["counters"][:2] != counters[:2]
         assert sum(made) < 50_000, "nothing is worked out from the start"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Map, Partition, Permutation, Range
+from shmload.schedule.checksum import with_checksum
 from tests.pipeline.pipeline_kit import Leaf, Spec, known_item, plain, pulled, specs
 
 MOST = 30  # steps that a pipeline without an end is asked for
@@ -162,7 +163,7 @@ def test_what_is_drawn_for_an_item_is_new_in_every_epoch_and_the_same_after_a_re
             for x, drawn in zip(batch["x"].tolist(), batch["noise"].tolist(), strict=True):
                 noise.setdefault(x, []).append(drawn)
         assert all(len(set(drawn)) == 4 for drawn in noise.values())
-        other.load_state({**other.state(), "position": 4, "epoch": 1})
+        other.load_state(with_checksum({**other.state(), "position": 4, "epoch": 1}))
         batch = other()
         assert batch["noise"].tolist() == [noise[x][1] for x in batch["x"].tolist()]
 
@@ -199,5 +200,5 @@ def test_a_large_permutation_has_all_its_items() -> None:
 
 def test_far_places_of_a_huge_epoch_are_found_at_once() -> None:
     with Conveyer([Permutation(1 << 62, seed=1), Collate(3)]) as pipeline:
-        pipeline.load_state({**pipeline.state(), "position": (1 << 62) - 12})
+        pipeline.load_state(with_checksum({**pipeline.state(), "position": (1 << 62) - 12}))
         assert len({x for _ in range(3) for x in pipeline().tolist()}) == 9

@@ -14,6 +14,7 @@ import torch
 from shmload import sample_info
 from shmload.errors import SampleError, SampleTimeout, WorkerDied
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Range
+from shmload.schedule.checksum import with_checksum
 from tests.pipeline import worker_items as items
 from tests.pipeline.pipeline_kit import Add, plain, pulled
 
@@ -177,12 +178,12 @@ def test_an_item_that_takes_too_long_is_lost_with_the_place_it_hung_at(collate: 
 @pytest.mark.parametrize("n_workers", [1, 2])
 def test_items_that_all_fail_surface_one_by_one(n_workers: int) -> None:
     with make(items.kills_at_3, n=1000, n_workers=n_workers) as pipeline:
-        pipeline.load_state({**pipeline.state(), "position": 3})
+        pipeline.load_state(with_checksum({**pipeline.state(), "position": 3}))
         for _ in range(2):
             with pytest.raises(WorkerDied):
                 pipeline()
             assert pipeline.state()["position"] == 4
-            pipeline.load_state({**pipeline.state(), "position": 3})
+            pipeline.load_state(with_checksum({**pipeline.state(), "position": 3}))
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload.errors import StateMismatch
+from shmload.schedule.checksum import with_checksum
 from shmload.schedule.schedule import Schedule
 from shmload.schedule.state import check_state, compare_state, make_state, resume
 
@@ -24,7 +25,7 @@ def global_rows(schedule, epoch, step):
 
 
 def test_state_holds_the_documented_fields():
-    assert make_state(SCHEDULE, epoch=3, step=5) == {
+    assert {**make_state(SCHEDULE, epoch=3, step=5), "check": 0} == {
         "version": 1,
         "schedule": 1,
         "mode": "seed",
@@ -35,6 +36,7 @@ def test_state_holds_the_documented_fields():
         "global_batch": 24,
         "shuffle": True,
         "uneven": "pad",
+        "check": 0,
     }
 
 
@@ -82,12 +84,12 @@ def test_every_difference_is_named_with_both_values_and_a_remedy():
         "global_batch is batch_size * world_size, here 12 * 2: change both together and it stays"
     )
     with pytest.raises(StateMismatch, match=r"another order: n: saved 5, now 1000\. Remedy: .* without this state$"):
-        resume({**make_state(SCHEDULE, epoch=0, step=0), "n": 5}, SCHEDULE)
+        resume(with_checksum({**make_state(SCHEDULE, epoch=0, step=0), "n": 5}), SCHEDULE)
 
 
 def test_a_position_between_steps_is_refused():
     with pytest.raises(StateMismatch, match=r"position fits no step: .* no step starts at position 25"):
-        resume({**make_state(SCHEDULE, epoch=0, step=0), "position": 25}, SCHEDULE)
+        resume(with_checksum({**make_state(SCHEDULE, epoch=0, step=0), "position": 25}), SCHEDULE)
 
 
 @pytest.mark.parametrize(

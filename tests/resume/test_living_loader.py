@@ -1,0 +1,112 @@
+"""Any state on any living loader: what is iterated then is exactly the rest of the state's epoch, and the epochs after it are whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+
+from shmload import ShmLoader
+from tests.resume import noisy_data as data
+
+N, BATCH = 25, 3
+
+KINDS: dict[str, Callable[..., ShmLoader]] = {
+    "in order": lambda **k: ShmLoader(data.Noisy(N), BATCH, **k),
+    "shuffled": lambda **k: ShmLoader(data.Noisy(N), BATCH, shuffle=True, **k),
+    "a stateful sampler": lambda **k: ShmLoader(data.Noisy(N), BATCH, sampler=data.StatefulSampler(N), **k),
+    "a stateful dataset": lambda **k: ShmLoader(data.Counting(N), BATCH, shuffle=True, **k),
+    "iterable, iterator": lambda **k: ShmLoader(data.StatefulIteratorLines(N), BATCH, **k),
+    "iterable, dataset": lambda **k: ShmLoader(data.StatefulLines(N), BATCH, **k),
+    "iterable, neither": lambda **k: ShmLoader(data.Lines(N), BATCH, **k),
+}
+CREWS = {
+    "0": {"num_workers": 0},
+    "1": {"num_workers": 1},
+    "3": {"num_workers": 3},
+    "1 persistent": {"num_workers": 1, "persistent_workers": True},
+    "3 persistent": {"num_workers": 3, "persistent_workers": True},
+}
+
+
+def rows(batches: Any) -> list[int]:
+    return [int(row) for batch in batches for row in batch[:, 0]]
+
+
+def new(loader: ShmLoader) -> Any:
+    return None
+
+
+def begun(loader: ShmLoader) -> Any:
+    return iter(loader)
+
+
+def in_the_middle(loader: ShmLoader) -> Any:
+    iterator = iter(loader)
+    rows(islice(iterator, 4))
+    return iterator
+
+
+def at_the_last_batch(loader: ShmLoader) -> Any:
+    iterator = iter(loader)
+    num_read = 0
+    while num_read < N:
+        num_read += len(next(iterator))
+    return iterator
+
+
+def ended(loader: ShmLoader) -> Any:
+    rows(loader)
+    return None
+
+
+def in_the_next_epoch(loader: ShmLoader) -> Any:
+    rows(loader)
+    iterator = iter(loader)
+    rows(islice(iterator, 1))
+    return iterator
+
+
+def left(loader: ShmLoader) -> Any:
+    in_the_middle(loader)
+    return None
+
+
+PLACES = [new, begun, in_the_middle, at_the_last_batch, ended, in_the_next_epoch]
+
+
+def states_of(make: Callable[[], ShmLoader]) -> Iterator[tuple[str, dict[str, Any], list[int]]]:
+    """The name of each place, the state there, and what came after it in that epoch, or in the next one if it was at the end."""
+    for place in PLACES:
+        with make() as loader:
+            iterator = place(loader)
+            state = json.loads(json.dumps(loader.state_dict()))
+            yield place.__name__, state, rows(loader if iterator is None else iterator)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("crew", CREWS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_state_on_any_living_loader_gives_exactly_the_rest(kind: str, crew: str) -> None:
+    def make() -> ShmLoader:
+        return KINDS[kind](**CREWS[crew])
+
+    torch.manual_seed(4)
+    wrong = []
+    for name, state, expected in states_of(make):
+        with make() as loader:
+            for place in [*PLACES, left]:
+                held = place(loader)
+                loader.load_state_dict(state)
+                got = rows(loader)
+                if got != expected:
+                    wrong.append(f"{name} on {place.__name__}: {got} in place of {expected}")
+                if (following := sorted(rows(loader))) != list(range(N)):
+                    wrong.append(f"{name} on {place.__name__}, the next epoch: {following}")
+                del held
+    assert wrong == []

@@ -1,0 +1,161 @@
+"""A state says which orders are behind: with batches out of order, lost to errors, or without a sample left, no count could."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+
+from shmload import ShmLoader
+from tests.resume import noisy_data as data
+
+N, BATCH = 40, 2
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+
+
+class Waits(data.Noisy):
+    """Its first batch takes until the trainer lets it go on, so that others come before it."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.gate = torch.multiprocessing.get_context("fork").Event()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 0:
+            assert self.gate.wait(60)
+        return super().__getitem__(index)
+
+
+class WaitingLines(data.Lines):
+    """Its first worker has nothing until the trainer lets it go on."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.gate = torch.multiprocessing.get_context("fork").Event()
+
+    def __iter__(self) -> Any:
+        for sample in super().__iter__():
+            if sample[0] == 0:
+                assert self.gate.wait(60)
+            yield sample
+
+
+class StatefulWaitingLines(data.StatefulIteratorLines):
+    """The same, of a dataset whose iterator keeps its position."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.gate = torch.multiprocessing.get_context("fork").Event()
+
+    def __iter__(self) -> Any:
+        iterator = super().__iter__()
+        iterator.gate = self.gate
+        iterator.__class__ = _WaitingIterator
+        return iterator
+
+
+class _WaitingIterator(data._LineIterator):
+    gate: Any
+
+    def __next__(self) -> torch.Tensor:
+        if self.at == 0 and self.numbers.start == 0:
+            assert self.gate.wait(60)
+        return super().__next__()
+
+
+def rows(batches: Any) -> list[int]:
+    return [int(row) for batch in batches for row in batch[:, 0]]
+
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "map": Waits,
+    "iterable": WaitingLines,
+    "iterable with a state": StatefulWaitingLines,
+}
+
+
+@pytest.mark.parametrize("every", [1, 3, 0])
+@pytest.mark.parametrize("is_ordered_then", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_out_of_order_each_sample_comes_once(kind: str, is_ordered_then: bool, every: int) -> None:
+    options: dict[str, Any] = {"num_workers": 3, "snapshot_every_n_steps": every}
+    dataset = KINDS[kind](N)
+    with ShmLoader(dataset, BATCH, in_order=False, **options) as loader:
+        iterator = iter(loader)
+        before = rows(islice(iterator, 3))
+        assert 0 not in before, "the first batch is late"
+        dataset.gate.set()
+        state = json.loads(json.dumps(loader.state_dict()))
+        whole = before + rows(iterator)
+    assert sorted(whole) == list(range(N))
+    dataset = KINDS[kind](N)
+    dataset.gate.set()
+    with ShmLoader(dataset, BATCH, in_order=is_ordered_then, **options) as loader:
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        middle = rows(islice(iterator, 2))
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert sorted(before + middle + rows(iterator)) == list(range(N))
+        assert sorted(rows(loader)) == list(range(N)), "the next epoch"
+    with ShmLoader(dataset, BATCH, in_order=False, **options) as loader:
+        loader.load_state_dict(state)
+        assert sorted(before + middle + rows(loader)) == list(range(N)), "resumed twice"
+
+
+@pytest.mark.parametrize("sampler", [None, data.StatefulSampler])
+def test_a_pass_out_of_order_goes_on_without_workers(sampler: Any) -> None:
+    dataset = Waits(N)
+    options = {} if sampler is None else {"sampler": sampler(N)}
+    with ShmLoader(dataset, BATCH, num_workers=2, in_order=False, **options) as loader:
+        if sampler is not None:
+            dataset.gate.set()
+        iterator = iter(loader)
+        before = rows(islice(iterator, 3))
+        state = loader.state_dict()
+        dataset.gate.set()
+    options = {} if sampler is None else {"sampler": sampler(N)}
+    with ShmLoader(dataset, BATCH, **options) as loader:
+        loader.load_state_dict(state)
+        assert sorted(before + rows(loader)) == list(range(N))
+
+
+class Faulty(data.Noisy):
+    """One of its samples cannot be read."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index in (6, 7):
+            raise ValueError("a bad sample")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("every", [1, 2, 0])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_that_was_lost_is_behind(workers: int, every: int) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "snapshot_every_n_steps": every}
+    with ShmLoader(Faulty(N), BATCH, **options) as loader:
+        iterator, before = iter(loader), []
+        for _ in range(6):
+            try:
+                before += rows([next(iterator)])
+            except ValueError:
+                before += [6, 7]
+        assert before == list(range(12))
+        state = loader.state_dict()
+    with ShmLoader(Faulty(N), BATCH, **options) as loader:
+        loader.load_state_dict(state)
+        assert rows(loader) == list(range(12, N))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_so_is_one_whose_samples_were_all_skipped(workers: int) -> None:
+    with ShmLoader(Faulty(N), BATCH, num_workers=workers, on_error="skip") as loader:
+        before = rows(islice(iter(loader), 5))
+        assert before == [*range(6), *range(8, 12)]
+        state = loader.state_dict()
+    with ShmLoader(Faulty(N), BATCH, num_workers=workers, on_error="skip") as loader:
+        loader.load_state_dict(state)
+        assert rows(loader) == list(range(12, N))

@@ -374,6 +374,8 @@ def _of_habit(case: Case) -> Case:
         case = replace(case, harm="none")
     if case.habit == "threads":
         case = replace(case, harm="none", bad=0)
+    if case.is_noisy and not case.is_seeded:
+        case = replace(case, bad=0)  # what is not read does not draw
     if not case.is_seeded:
         if case.is_noisy or case.kind == "iterable":  # what workers draw, and which items are whose, goes by their number
             case = replace(case, then_workers=case.workers if isinstance(case.workers, int) else 2)

@@ -17,6 +17,14 @@ from tests.crossing.values import VALUES, length, noise, row, sample, schema_of
 CONCATENATED = 3
 
 
+class Whole(int):
+    """A number of a file's sample, which comes as one type or another."""
+
+
+class Real(float):
+    """The same of those with a fraction."""
+
+
 class BadSampleError(ValueError):
     """What a bad sample raises."""
 
@@ -220,10 +228,14 @@ def _tensors(case: Case, folder: Path) -> Any:
     return TensorDataset(*(torch.as_tensor(column) for column in _columns(case).values()))
 
 
+def _tokens_at(first: int, last: int) -> Any:
+    return np.arange(first, last, dtype=np.int64) % 65_521
+
+
 def _tokens(case: Case, folder: Path) -> Any:
     from shmload.formats import TokenDataset
 
-    tokens = np.arange(case.n * max(case.size, 1), dtype=np.uint16 if case.extra else np.int64)
+    tokens = _tokens_at(0, case.n * max(case.size, 1)).astype(np.uint16 if case.extra else np.int64)
     if case.extra:
         tokens.tofile(folder / "tokens.bin")
         return TokenDataset(str(folder / "tokens.bin"), max(case.size, 1), dtype="uint16")
@@ -425,13 +437,17 @@ def size_of(case: Case) -> int:
     return (case.n + 1) // 2 if case.wrap == "subset" else case.n
 
 
+def _of_file(value: Any) -> Any:
+    return Whole(value) if type(value) is int else Real(value) if type(value) is float else value
+
+
 def delivered(case: Case, index: int, drawn: list[float] | None) -> Any:
     """The sample as the dataset gives it, whatever files it went through."""
     if case.kind == "tokens":
         size = max(case.size, 1)
-        return {"tokens": np.arange(index * size, (index + 1) * size, dtype=np.int64)}
+        return {"tokens": _tokens_at(index * size, (index + 1) * size)}
     if case.kind == "images":
-        return {"image": picture(case, index), "label": np.int64(index)}
+        return {"image": picture(case, index).transpose(2, 0, 1), "label": Whole(index)}
     if case.kind == "tensordataset":
         return tuple(torch.as_tensor(VALUES[name](case, index)) for name in case.fields)
     if case.kind in IN_PLACE:
@@ -440,7 +456,7 @@ def delivered(case: Case, index: int, drawn: list[float] | None) -> Any:
             for name in case.fields
         }
     if case.kind in ("tar", "remote"):
-        return {EXTENSIONS[name]: VALUES[name](case, index) for name in case.fields}
+        return {EXTENSIONS[name]: _of_file(VALUES[name](case, index)) for name in case.fields}
     if case.kind == "hf":
         return {
             name: torch.tensor(VALUES[name](case, index), dtype=torch.float32)
@@ -451,7 +467,7 @@ def delivered(case: Case, index: int, drawn: list[float] | None) -> Any:
             for name in case.fields
         }
     if case.kind in MAKERS:
-        return {name: VALUES[name](case, index) for name in case.fields}
+        return {name: _of_file(VALUES[name](case, index)) for name in case.fields}
     return sample(case, index, drawn)
 
 

@@ -8,8 +8,8 @@ workers gives the row of an epoch's samples, and who reads which of it, and what
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from tests.crossing.cases import BY_BATCH, IN_PLACE, Case
-from tests.crossing.datasets import COLLATE, bad_indices, delivered
+from tests.crossing.datasets import COLLATE, Real, Whole, bad_indices, delivered, size_of
 from tests.crossing.options import order_of, ragged_option
 
 END = "the end"
@@ -41,7 +41,7 @@ class Collated:
         self._case = case
         self._asked = ragged_option(case)
         declares = case.kind in (*IN_PLACE, "tfrecord", "tar", "remote", "parquet", "growing")
-        self._declared = {"v", "v.npy"} if declares and case.kind not in ("hf",) else set()
+        self._declared = {"v", "v.npy"} if declares else {"image"} if case.kind == "images" else set()
         self._has_schema = declares or case.kind in ("arrays", "npy", "hdf5", "zarr", "safetensors", "tokens", "images")
 
     def batch(self, samples: list[Any]) -> Any:
@@ -77,19 +77,17 @@ class Collated:
     def _names(self) -> set[str]:
         return {f"{name}.npy" if self._case.kind in ("tar", "remote") else name for name in self._case.fields}
 
-    def _column(self, values: list[Any], name: str) -> Any:
+    def _column(self, values: Sequence[Any], name: str) -> Any:
         head = values[0]
         kinds = set(map(type, values))
-        if len(kinds) > 1 or head is None or isinstance(head, set):
-            return list(values)
-        if isinstance(head, (str, bytes)):
-            return list(values)
+        if len(kinds) > 1 or head is None or isinstance(head, (set, str, bytes)):
+            return Column(values)
         if isinstance(head, dict):
             return {key: self._column([value[key] for value in values], key) for key in head}
         if isinstance(head, tuple) and hasattr(head, "_fields"):
-            return type(head)(*(self._column(list(v), n) for n, v in zip(head._fields, zip(*values, strict=True), strict=True)))
+            return type(head)(*(self._column(v, n) for n, v in zip(head._fields, zip(*values, strict=True), strict=True)))
         if isinstance(head, (tuple, list)):
-            return [self._column(list(column), name) for column in zip(*values, strict=True)]
+            return [self._column(column, name) for column in zip(*values, strict=True)]
         if hasattr(head, "__dataclass_fields__"):
             names = [field.name for field in fields_of(head)]
             return type(head)(*(self._column([getattr(value, n) for value in values], n) for n in names))
@@ -97,9 +95,9 @@ class Collated:
             return self._arrays(values, name)
         return default_collate(values)
 
-    def _arrays(self, values: list[Any], name: str) -> Any:
+    def _arrays(self, values: Sequence[Any], name: str) -> Any:
         if isinstance(values[0], torch.Tensor) and values[0].layout != torch.strided:
-            return list(values)
+            return Column(values)
         rows = [torch.as_tensor(value) for value in values]
         mode = self._mode(name, rows[0])
         if mode is None:
@@ -123,6 +121,10 @@ class Collated:
         return default_convert(sample)
 
 
+class Column(list[Any]):
+    """What nothing stacks: a list, or, where torch turns tuples inside out, a tuple."""
+
+
 class Rows(list[Any]):
     """Ragged rows: a list of tensors, or, where they happen to be equal, one tensor that is read like it."""
 
@@ -142,6 +144,11 @@ def difference(expected: Any, got: Any, where: str = "batch") -> str:
         return _ragged_difference(expected, got, where)
     if isinstance(expected, torch.Tensor):
         return _tensor_difference(expected, got, where)
+    if isinstance(expected, Column):
+        expected = type(got)(expected) if isinstance(got, (list, tuple)) else list(expected)
+    if isinstance(expected, (Whole, Real)):  # formats give numbers as numpy's, or as arrays without a dimension
+        is_same = np.ndim(got) == 0 and not isinstance(got, str) and type(expected)(got) == expected
+        return "" if is_same else f"{where}: {_shown(got)} and not {_shown(expected)}"
     if type(expected) is not type(got):
         return f"{where}: {_shown(got)} and not {_shown(expected)}"
     if isinstance(expected, np.ndarray):
@@ -241,8 +248,6 @@ class SeedOrder:
         case = self._case
         if case.order in ("weighted", "sampler", "batch_sampler") or case.kind == "mix" or case.on_error == "substitute":
             return
-        from tests.crossing.datasets import size_of
-
         found = sorted(index for row in rows for index, _ in row)
         expected = sorted(range(case.n - 1, -1, -2)) if case.wrap == "subset" else list(range(size_of(case)))
         if found != expected:
@@ -284,8 +289,6 @@ class SeedOrder:
 
 
 def _without_bad(case: Case) -> Case:
-    from dataclasses import replace
-
     return replace(case, bad=0)
 
 
@@ -335,9 +338,7 @@ class TorchOrder:
     """Epochs in torch mode: torch's own DataLoader over the numbers of the samples."""
 
     def __init__(self, case: Case, made: Any) -> None:
-        from dataclasses import replace
-
-        reads_as_workers = case.is_noisy or case.kind == "iterable"
+        reads_as_workers = case.is_noisy or case.kind == "iterable" or case.persistent
         options = order_of(case)
         if case.drop_last:
             options["drop_last"] = True

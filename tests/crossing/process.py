@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import json
 import logging
 import os
@@ -81,6 +82,8 @@ def prepare() -> None:
     import tests.crossing.habits
     import tests.crossing.pipelines  # noqa: F401
 
+    gc.collect()
+    gc.freeze()  # a case collects what it made itself, and copies no pages of what was there before
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 

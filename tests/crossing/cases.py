@@ -328,6 +328,8 @@ def _of_fields(case: Case) -> Case:
         case = replace(case, ragged="")
     if case.order in ("lengths", "tokens") and case.sizes == "even":
         case = replace(case, sizes="random")
+    if case.kind in ("namedtuple", "dataclass") and len(letters) < 2:
+        letters += "s" if letters != "s" else "i"
     return replace(case, fields=letters)
 
 

@@ -301,7 +301,7 @@ def _zarr(case: Case, folder: Path) -> Any:
     group = zarr.open_group(str(folder / "x.zarr"), mode="w")
     for name, column in _columns(case).items():
         group.create_array(name, data=column, chunks=(min(5, case.n), *column.shape[1:]))
-    return ZarrDataset(str(folder / "x.zarr"))
+    return ZarrDataset(str(folder / "x.zarr"), {name: name for name in case.fields})
 
 
 def _safetensors(case: Case, folder: Path) -> Any:
@@ -310,7 +310,7 @@ def _safetensors(case: Case, folder: Path) -> Any:
     from shmload.formats import SafetensorsDataset
 
     save_file({name: torch.as_tensor(column) for name, column in _columns(case).items()}, folder / "x.safetensors")
-    return SafetensorsDataset(str(folder / "x.safetensors"))
+    return SafetensorsDataset(str(folder / "x.safetensors"), list(case.fields))
 
 
 def _hf(case: Case, folder: Path) -> Any:

@@ -49,8 +49,8 @@ class Collated:
         case = self._case
         if case.collate:
             return COLLATE[case.collate](samples)
-        is_bare = self._asked in (None, "list")
-        if is_bare and not any(name in case.fields for name in "vw"):
+        is_bare, has_ragged = self._asked in (None, "list"), case.kind == "images" or bool(set(case.fields) & set("vw"))
+        if is_bare and not has_ragged:
             try:
                 with torch.no_grad():
                     return default_collate(samples)
@@ -221,7 +221,7 @@ class SeedOrder:
 
             case = self._case
             options = order_of(case)
-            if options.get("batch_size") is not None:
+            if "batch_size" in options:
                 options["batch_size"] = 1
             substitutes = case.bad and case.on_error == "substitute"
             readable = case if substitutes else _without_bad(case)
@@ -234,8 +234,6 @@ class SeedOrder:
                 collate_fn=None if case.kind == "growing" else COLLATE["list"],
                 **({"on_error": "substitute"} if substitutes else {}),
             )
-            if case.batch_size is None and case.order not in BY_BATCH:
-                loader.collate_fn = loader.collate_fn
             loader.set_epoch(epoch)
             rows = [_keys(case, batch) for batch in loader]
             loader.close()

@@ -40,7 +40,7 @@ class Collated:
     def __init__(self, case: Case) -> None:
         self._case = case
         self._asked = ragged_option(case)
-        declares = case.kind in (*IN_PLACE, "tfrecord", "tar", "remote", "parquet", "growing")
+        declares = case.kind in (*IN_PLACE, "tfrecord", "tar", "remote", "parquet", "growing", "hf")
         self._declared = {"v", "v.npy"} if declares else {"image"} if case.kind == "images" else set()
         self._has_schema = declares or case.kind in ("arrays", "npy", "hdf5", "zarr", "safetensors", "tokens", "images")
 

@@ -1,0 +1,182 @@
+"""Random crossings: cases by chance against the oracle, for minutes or hours.
+
+    python -m tests.crossing --minutes 180 [--seed N] [--only kind=tfrecord --only mode=seed] [--shm usual 64m]
+    python -m tests.crossing --case '{"kind": "tfrecord", ...}' [--times 20]
+
+Case k of a seed is the same in every run, so the seed and the number of a failing case say it all. A failure is made smaller and
+printed as a program; the run goes on, and ends with what was covered. Status 1: something was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from tests.crossing.cases import NAMES, PLAINEST, Case, draw
+from tests.crossing.process import SHM_BYTES, Outcome, can_have_own_shm, prepare, run_case
+from tests.crossing.shrink import program, shrunk
+
+TOLD_S = 30.0
+SHRINK_S = 45.0
+SHOWN = ("kind", "mode", "habit", "workers", "ranks", "order", "ragged", "uneven", "harm", "hold", "start", "shm", "threads", "wrap", "on_error")
+
+
+class Run:
+    """Cases one after the other, and what was found."""
+
+    def __init__(self, seed: int, only: dict[str, Any], shm_kinds: tuple[str, ...], *, shrink: bool = True, log: Any = None) -> None:
+        self.seed, self.only, self.shm_kinds = seed, only, shm_kinds
+        self.num_cases = self.num_batches = 0
+        self.covered: Counter[tuple[str, str]] = Counter()
+        self.refused: Counter[tuple[str, str]] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self.found: dict[str, tuple[Case, Outcome, int]] = {}  # by signature: the first, and how many
+        self.longest_s = 0.0
+        self._shrinks = shrink
+        self._began = monotonic()
+        self._log = log
+
+    def case(self, number: int) -> Case:
+        """That case of the seed."""
+        return draw(random.Random(f"{self.seed} {number}"), self.only, shm_kinds=self.shm_kinds)
+
+    def one(self, number: int) -> Outcome:
+        """Runs it."""
+        case = self.case(number)
+        outcome = run_case(case)
+        self.num_cases += 1
+        self.num_batches += outcome.num_batches
+        self.longest_s = max(self.longest_s, outcome.longest_s)
+        for name in SHOWN:
+            self.covered[name, str(getattr(case, name))] += 1
+            if outcome.what == "refused":
+                self.refused[name, str(getattr(case, name))] += 1
+        for letter in case.fields:
+            self.covered["fields", letter] += 1
+        if outcome.what == "refused":
+            self.refusals[outcome.said[:110]] += 1
+        if outcome.is_failure:
+            self._note(case, outcome, number)
+        return outcome
+
+    def _note(self, case: Case, outcome: Outcome, number: int) -> None:
+        signature = outcome.signature(case)
+        if signature in self.found:
+            first, was, count = self.found[signature]
+            self.found[signature] = (first, was, count + 1)
+            return
+        said = [
+            f"\n=== {outcome.what}, case {number} of seed {self.seed} after {monotonic() - self._began:.0f} s: {outcome.said}",
+            f"    python -m tests.crossing --case '{case.dumps()}'",
+        ]
+        self._say("\n".join(said))
+        smallest, again = case, outcome
+        if self._shrinks:
+            smallest = shrunk(case, lambda c: _is_alike(run_case(c, 30.0), outcome), limit_s=SHRINK_S, tries=2)
+            again = run_case(smallest)
+        self.found[signature] = (smallest, outcome, 1)
+        last = again if again.is_failure else outcome
+        self._say(f"{program(smallest)}\n# {last.said}\n{_indented(last.detail)}")
+
+    def _say(self, text: str) -> None:
+        print(text, flush=True)
+        if self._log:
+            with Path(self._log).open("a") as file:
+                file.write(text + "\n")
+
+    def told(self) -> str:
+        """A line."""
+        seconds = monotonic() - self._began
+        failing = sum(count for _, _, count in self.found.values())
+        return (
+            f"{seconds / 60:6.1f} min: {self.num_cases} cases, {self.num_cases / max(seconds, 1e-9):.1f} a second, {self.num_batches} batches, "
+            f"{sum(self.refusals.values())} refused, {failing} failing in {len(self.found)} ways, longest next() {self.longest_s:.2f} s"
+        )
+
+    def table(self) -> str:
+        """What was covered."""
+        lines = []
+        for name in (*SHOWN, "fields"):
+            values = sorted((value, count) for (of, value), count in self.covered.items() if of == name)
+            shown = [
+                f"{value or '-'} {count}" + (f" ({self.refused[name, value]} refused)" if self.refused[name, value] else "")
+                for value, count in values
+            ]
+            lines.append(f"{name:>10}: {', '.join(shown)}")
+        lines += [f"{'refused':>10}: {count} x {said}" for said, count in self.refusals.most_common(12)]
+        return "\n".join(lines)
+
+
+def _is_alike(outcome: Outcome, other: Outcome) -> bool:
+    return outcome.is_failure and outcome.what == other.what and (outcome.what != "error" or outcome.said[:12] == other.said[:12])
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"#   {line}" for line in text.splitlines()[-12:])
+
+
+def only_of(words: list[str]) -> dict[str, Any]:
+    """Dimensions as given: name=value, the value as JSON or as a word."""
+    only: dict[str, Any] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in NAMES:
+            raise SystemExit(f"--only {word}: no dimension of that name; there are {', '.join(NAMES)}")
+        try:
+            only[name] = json.loads(value)
+        except ValueError:
+            only[name] = value
+        if isinstance(getattr(PLAINEST, name), str):
+            only[name] = value
+    return only
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.crossing", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=3)
+    parser.add_argument("--seed", type=int, default=None, help="of all cases; a random one is printed")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME=VALUE", help="a dimension that is not drawn")
+    parser.add_argument("--case", default=None, help="one case, as JSON")
+    parser.add_argument("--times", type=int, default=1, help="how often that case is run")
+    parser.add_argument("--shm", nargs="+", default=["usual", "64m", "512k"], choices=list(SHM_BYTES), help="sizes of /dev/shm; takes root")
+    parser.add_argument("--first", action="store_true", help="end at the first failure")
+    parser.add_argument("--no-shrink", action="store_true", help="do not make failing cases smaller")
+    parser.add_argument("--log", default=None, help="a file that findings are added to")
+    given = parser.parse_args(arguments)
+    prepare()
+    if given.case:
+        outcomes = [run_case(Case.loads(given.case)) for _ in range(given.times)]
+        for outcome in outcomes:
+            if outcome.is_failure or given.times == 1:
+                print(f"{outcome.what}: {outcome.said}\n{outcome.detail}", flush=True)
+        print(dict(Counter(outcome.what for outcome in outcomes)))
+        return any(outcome.is_failure for outcome in outcomes)
+    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
+    print(f"seed {seed}", flush=True)
+    shm_kinds = tuple(given.shm) if can_have_own_shm() else ("usual",)
+    run = Run(seed, only_of(given.only), shm_kinds, shrink=not given.no_shrink, log=given.log)
+    until, told, number = monotonic() + 60 * given.minutes, monotonic(), 0
+    while monotonic() < until:
+        run.one(number)
+        number += 1
+        if given.first and run.found:
+            break
+        if monotonic() - told > TOLD_S:
+            told = monotonic()
+            print(run.told(), flush=True)
+    print(run.table())
+    print(run.told())
+    for signature, (case, _, count) in run.found.items():
+        print(f"FOUND {count} x {signature.strip()}\n      --case '{case.dumps()}'")
+    return bool(run.found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,408 @@
+"""A case: one crossing of what the product promises, as small values that go through JSON; and how one is drawn.
+
+A case says everything: the dataset, the loader, and what is done with it. `draw` gives only what goes together, so a refusal at
+construction is noticed (the command counts them); `mended` is where the rules are that make a draw legal.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+PLAIN = ("dict", "tuple", "namedtuple", "dataclass", "nested", "bare")
+IN_PLACE = ("read_into", "read_batch_into")
+NATIVE = ("tfrecord", "tar", "arrays", "npy", "tokens", "tensordataset", "images")
+COLUMNS = ("parquet", "hdf5", "zarr", "safetensors", "hf")
+REMOTE = ("remote",)
+FORMATS = NATIVE + COLUMNS + REMOTE + ("growing",)
+KINDS = (*PLAIN, *IN_PLACE, *FORMATS, "mix", "iterable", "pipeline")
+
+# one letter a field; datasets.py says what each holds
+ALL_FIELDS = "iaturbsyvwehxkdlcNoqSCPg"
+FIELDS_OF: dict[str, str] = {
+    **dict.fromkeys(("dict", "tuple", "namedtuple", "dataclass", "nested", "bare", "iterable"), ALL_FIELDS),
+    "mix": "iatrbsyvwk",
+    "read_into": "iarusyvhekN",
+    "read_batch_into": "iarusyvhek",
+    "tfrecord": "iasyv",
+    "growing": "iasyv",
+    "tar": "iasv",
+    "remote": "iasv",
+    "arrays": "iaruhke",
+    "npy": "iaruk",
+    "tensordataset": "iatk",
+    "parquet": "iarsyv",
+    "hdf5": "iar",
+    "zarr": "iar",
+    "safetensors": "iar",
+    "hf": "iarsv",
+    "tokens": "i",
+    "images": "i",
+    "pipeline": "i",
+}
+TEXT, RAGGED, ODD = "sy", "vw", "oqSCPg"  # odd: what torch's collate refuses, or treats in its own way
+REFUSED_BY_TORCH = "oqS"
+BY_BATCH = ("lengths", "tokens", "batch_sampler")
+KEYED = ("block", "weighted")
+
+
+MAKE_OF = {
+    "tfrecord": "TFRecordDataset",
+    "tar": "TarDataset",
+    "remote": "RemoteDataset.from_urls(folder, cache_bytes=...).indexed(...)",
+    "arrays": "ArrayDataset of arrays",
+    "npy": "ArrayDataset of .npy files",
+    "growing": "SampleCache(...).dataset(...)",
+    "hf": "datasets.Dataset",
+    "mix": "Mix",
+    "pipeline": "Conveyer",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One crossing. The defaults are the plainest that there is."""
+
+    seed: int = 0  # of the samples, the order, and where the habits strike
+    # the dataset
+    kind: str = "dict"
+    fields: str = "i"
+    n: int = 12
+    size: int = 3  # elements of an array, about
+    sizes: str = "even"
+    wrap: str = ""
+    extra: str = ""
+    bad: int = 0  # samples that cannot be read
+    # the loader
+    mode: str = "seed"
+    batch_size: int | None = 4
+    shuffle: bool = False
+    order: str = ""
+    ragged: str = ""
+    drop_last: bool = False
+    uneven: str = "pad"
+    ranks: int = 1
+    workers: int | str = 1
+    start: str = "fork"
+    prefetch: int | str | None = None
+    threads: int = 1
+    on_error: str = "raise"
+    in_order: bool = True
+    persistent: bool = False
+    collate: str = ""
+    backend: str = "process"
+    shm: str = "usual"
+    # what is done with it
+    habit: str = "pass"
+    at: float = 0.5  # where in the epoch; 0.999: before its last step; 1: at its end
+    hold: str = "none"
+    harm: str = "none"
+    then_workers: int = 1
+    then_ranks: int = 1
+    loaders: int = 1  # fresh ones that do the same, as races show now and then
+
+    def dumps(self) -> str:
+        """What differs from the plainest case, as JSON."""
+        return json.dumps(self.changed())
+
+    def changed(self) -> dict[str, Any]:
+        """The same as a dict."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(PLAINEST, name)}
+
+    @staticmethod
+    def loads(text: str) -> Case:
+        """The case that `dumps` gave."""
+        return Case(**json.loads(text))
+
+    @property
+    def global_batch(self) -> int:
+        return (self.batch_size or 1) * self.ranks
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether samples draw random numbers."""
+        return "N" in self.fields
+
+    @property
+    def is_seeded(self) -> bool:
+        return self.mode == "seed"
+
+
+PLAINEST = Case()
+NAMES = tuple(field.name for field in fields(Case))
+
+
+def draw(rng: random.Random, only: Mapping[str, Any] | None = None, *, shm_kinds: tuple[str, ...] = ("usual",)) -> Case:
+    """A case by chance, with these dimensions as given."""
+    for _ in range(10_000):
+        case = mended(replace(_drawn(rng, shm_kinds), **(only or {})))
+        if all(getattr(case, name) == value for name, value in (only or {}).items()):
+            return case
+    raise ValueError(f"no case goes together with {only}: mended() in tests/crossing/cases.py says why")
+
+
+def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
+    def one(*weighted: tuple[Any, float]) -> Any:
+        return rng.choices([value for value, _ in weighted], [weight for _, weight in weighted])[0]
+
+    kind = one(
+        *[(kind, 1.2) for kind in PLAIN],
+        *[(kind, 1.5) for kind in IN_PLACE],
+        ("tfrecord", 2.5),
+        *[(kind, 0.7) for kind in NATIVE[1:]],
+        *[(kind, 0.5) for kind in COLUMNS],
+        ("remote", 1.5),
+        ("growing", 0.8),
+        ("mix", 0.8),
+        ("iterable", 1.5),
+        ("pipeline", 2.0),
+    )
+    letters = FIELDS_OF[kind]
+    common = [letter for letter in letters if letter not in ODD + "N"]
+    chosen = rng.sample(common, min(len(common), rng.randint(1, 4)))
+    odd = [letter for letter in letters if letter in ODD + "N"]
+    if odd and rng.random() < 0.35:
+        chosen.append(rng.choice(odd))
+    rng.shuffle(chosen)
+    shm = rng.choices(shm_kinds, [6.0 if name == "usual" else 1.0 for name in shm_kinds])[0]
+    return Case(
+        seed=rng.randrange(1 << 20),
+        kind=kind,
+        fields="".join(chosen),
+        n=one((rng.randint(2, 40), 6), (rng.randint(40, 200), 3), (1, 0.3), (0, 0.2)),
+        size=one((0, 0.5), (1, 1), (3, 4), (17, 2), (250, 2), (4000, 1)) if shm == "usual" else one((250, 1), (4000, 2)),
+        sizes=one(("even", 3), ("random", 3), ("growing", 1.5), ("spike", 1)),
+        wrap=one(("", 6), ("subset", 1), ("concat", 1)),
+        extra=one(("", 2), ("gzip", 1), ("zlib", 1), ("files", 1), ("bare", 1)),
+        bad=one((0, 5), (1, 1), (rng.randint(2, 6), 1)),
+        mode=one(("seed", 3), ("torch", 2)),
+        batch_size=one((1, 1), (3, 2), (4, 2), (6, 2), (rng.randint(7, 33), 1), (None, 0.7)),
+        shuffle=rng.random() < 0.65,
+        order=one(("", 8), ("block", 1), ("weighted", 0.7), ("lengths", 1), ("tokens", 1), ("sampler", 0.7), ("batch_sampler", 0.7)),
+        ragged=one(("", 5), ("list", 1), ("pad", 1), ("nested", 0.6), ("jagged", 1), ("map", 0.7)),
+        drop_last=rng.random() < 0.25,
+        uneven=one(("pad", 2), ("drop", 1), ("exact", 2)),
+        ranks=one((1, 5), (2, 2), (3, 1), (4, 0.7)),
+        workers=one((0, 1.5), (1, 3), (2, 3), (3, 2), (4, 0.7), ("auto", 1)),
+        start=one(("fork", 40), ("forkserver", 1), ("spawn", 1)),
+        prefetch=one((None, 5), (1, 1), (2, 1), (4, 1), ("auto", 0.5)),
+        threads=one((1, 6), (3, 1)),
+        on_error=one(("raise", 2), ("skip", 1), ("substitute", 1)),
+        in_order=rng.random() < 0.8,
+        persistent=rng.random() < 0.4,
+        collate=one(("", 6), ("list", 1), ("rename", 1)),
+        shm=shm,
+        habit=one(
+            ("pass", 3), ("break", 1.5), ("second", 1), ("resume", 4), ("living", 2), ("end", 1.5), ("threads", 1), ("corrupt", 0.5),
+            ("rebuild", 0.3),
+        ),
+        at=one((0.0, 1), (0.3, 2), (0.6, 2), (0.999, 2), (1.0, 1)),
+        hold=one(("none", 4), ("some", 1.5), ("all", 1.5)),
+        harm=one(("none", 6), ("kill", 1), ("stop", 0.5)),
+        then_workers=one((0, 1), (1, 2), (2, 2), (3, 1)),
+        then_ranks=rng.choice((1, 1, 2, 3, 4)),
+        loaders=1,
+    )  # fmt: skip
+
+
+def mended(case: Case) -> Case:
+    """The same, as far as it goes together."""
+    for rule in (_of_kind, _of_mode, _of_order, _of_fields, _of_loader, _of_habit):
+        case = rule(case)
+    return case
+
+
+def _of_kind(case: Case) -> Case:
+    allowed = FIELDS_OF[case.kind]
+    letters = "".join(dict.fromkeys(letter for letter in case.fields if letter in allowed)) or "i"
+    if case.kind == "bare":
+        letters = letters[:1]
+    if case.kind in ("namedtuple", "dataclass"):
+        letters = letters[:2] if len(letters) > 1 else ("i" + letters if letters != "i" else "is")
+    if case.kind in ("hf", "tensordataset", "growing", "pipeline", "mix") and "i" not in letters:
+        letters = letters[: len(letters) // 2] + "i" + letters[len(letters) // 2 :]  # who a sample is
+    extra = {
+        "tfrecord": case.extra if case.extra in ("gzip", "zlib", "files", "bare") else "",
+        "tar": "files" if case.extra else "",
+        "remote": case.extra if case.extra in ("gzip", "files") else "",  # gzip: no room for one shard, files: for some
+        "pipeline": {"gzip": "stops", "zlib": "raises", "files": "join"}.get(case.extra, ""),
+        "npy": "",
+        "tokens": "files" if case.extra else "",
+        "mix": "files" if case.extra else "",
+    }.get(case.kind, "")
+    if case.kind == "tfrecord" and extra == "bare":
+        letters = "y"
+    case = replace(case, fields=letters, extra=extra)
+    if case.kind not in (*PLAIN, *IN_PLACE):
+        case = replace(case, bad=0)
+    if case.kind in (*FORMATS, "mix", "pipeline"):
+        case = replace(case, n=max(case.n, 1))
+    if case.kind in ("growing", "mix", "iterable", "pipeline", "remote", "images", "hf"):
+        case = replace(case, wrap="")
+    if case.kind in ("growing", "mix"):
+        case = replace(case, mode="seed", order="", batch_size=case.batch_size or 4)
+    if case.kind == "mix":
+        case = replace(case, uneven=case.uneven)
+    if case.kind == "iterable":
+        case = replace(case, mode="torch", order="", shuffle=False, on_error="raise", threads=1, n=case.n)
+    if case.kind == "pipeline":
+        case = replace(
+            case,
+            **{name: getattr(PLAINEST, name) for name in ("fields", "size", "sizes", "bad", "order", "ragged", "threads", "prefetch")},
+            **{name: getattr(PLAINEST, name) for name in ("on_error", "in_order", "persistent", "collate", "mode")},
+            workers=case.workers if isinstance(case.workers, int) else 2,
+            batch_size=case.batch_size or 4,
+            habit=case.habit if case.habit in ("pass", "resume") else "pass",
+            drop_last=case.drop_last,
+        )
+    if case.wrap and case.n < 2:
+        case = replace(case, wrap="")
+    if case.n == 0 and case.kind not in PLAIN:
+        case = replace(case, n=1)
+    return case
+
+
+def _of_mode(case: Case) -> Case:
+    if case.is_seeded:
+        case = replace(case, in_order=True, persistent=False)
+        if case.batch_size is None and (case.kind not in PLAIN or case.ragged):
+            case = replace(case, batch_size=4)
+        if case.n == 0:
+            case = replace(case, n=1)
+        return case
+    order = case.order if case.order in ("sampler", "batch_sampler") else ""
+    return replace(case, order=order, ranks=1, uneven="pad", then_ranks=1)
+
+
+def _of_order(case: Case) -> Case:
+    if case.order:
+        case = replace(case, shuffle=False, wrap="" if case.order not in ("sampler", "batch_sampler") else case.wrap)
+    if case.order in BY_BATCH:
+        case = replace(case, drop_last=False, batch_size=case.batch_size or 4)
+    if case.order in ("sampler", "batch_sampler"):
+        case = replace(case, ranks=1, then_ranks=1)  # a foreign order is of one rank alone
+    if case.n == 0:
+        case = replace(case, shuffle=False, order="")
+    if case.kind == "mix" or case.kind == "growing":
+        case = replace(case, on_error="raise")
+    if case.batch_size is None:
+        case = replace(case, drop_last=False, collate="")
+    return case
+
+
+def _of_fields(case: Case) -> Case:
+    letters = case.fields
+    if case.kind == "bare" and letters in "dl":
+        letters = "a"
+    if case.size == 0 and case.kind in FORMATS:
+        case = replace(case, size=1)  # the writers of several formats have no arrays of nothing
+    if "k" in letters and case.size > 1000:
+        case = replace(case, size=1000)
+    if case.kind in ("tokens", "images", "tensordataset", "hdf5", "zarr", "safetensors", "npy", "arrays"):
+        case = replace(case, sizes="even", ragged="")
+    if set(letters) & set(REFUSED_BY_TORCH) and not case.collate and not case.is_seeded and not case.ragged:
+        case = replace(case, ragged="list")
+    if set(letters) & set(ODD + "cl"):
+        if case.ragged not in ("", "list"):
+            case = replace(case, ragged="list")
+    is_declared = case.kind in (*IN_PLACE, *FORMATS)
+    has_ragged = bool(set(letters) & set(RAGGED))
+    if case.ragged == "map" and not (has_ragged and case.kind in ("dict", *IN_PLACE, "tfrecord")):
+        case = replace(case, ragged="list")
+    if case.ragged in ("pad", "nested", "jagged") and not is_declared and set(letters) & set("bcxkedh"):
+        letters = "".join(letter for letter in letters if letter not in "cxkedh") or "i"
+    if case.ragged in ("pad", "nested", "jagged") and case.kind in ("tuple", "nested", "namedtuple", "dataclass", "bare", "iterable"):
+        case = replace(case, ragged="list")
+    if case.kind == "dataclass" and not case.is_seeded and not case.ragged and not case.collate:
+        case = replace(case, ragged="list")
+    if not case.is_seeded and not case.ragged and has_ragged and not case.collate and not is_declared:
+        case = replace(case, ragged="list")
+    if case.kind in ("hf", "mix") and not case.is_seeded and has_ragged and not case.ragged:
+        case = replace(case, ragged="list")
+    if case.batch_size is None:
+        case = replace(case, ragged="")
+    if case.collate:
+        case = replace(case, ragged="")
+    if case.order in ("lengths", "tokens") and case.sizes == "even":
+        case = replace(case, sizes="random")
+    if case.kind in ("namedtuple", "dataclass") and len(letters) < 2:
+        letters += "s" if letters != "s" else "i"
+    return replace(case, fields=letters)
+
+
+def _of_loader(case: Case) -> Case:
+    workers: Any = case.workers
+    if case.ranks > 2 and workers in ("auto", 3, 4):
+        workers = 1
+    if case.prefetch == "auto" and not case.is_seeded:
+        case = replace(case, prefetch=None)
+    if workers == 0:
+        case = replace(case, start="fork", prefetch=None, threads=1, persistent=False, harm="none", in_order=True)
+    if workers == "auto" and not case.is_seeded:
+        workers = 2
+    if case.threads > 1 and (case.is_noisy or case.kind == "iterable"):
+        case = replace(case, threads=1)
+    if case.start != "fork":
+        workers = min(workers, 2) if isinstance(workers, int) else 2
+        case = replace(case, ranks=1, then_ranks=1, then_workers=min(case.then_workers, 1))
+    if case.kind == "iterable" and case.n == 0:
+        case = replace(case, n=1)
+    if case.on_error != "raise" and case.kind == "iterable":
+        case = replace(case, on_error="raise")
+    if case.bad and case.on_error == "substitute" and (case.bad >= case.n or case.order in ("sampler", "batch_sampler", "weighted")):
+        case = replace(case, on_error="skip")
+    if case.bad and case.on_error == "substitute" and (case.order or case.batch_size is None):
+        case = replace(case, on_error="skip")
+    if case.bad and case.on_error == "substitute" and case.wrap:
+        case = replace(case, on_error="skip")
+    if case.batch_size is None and case.bad:
+        case = replace(case, on_error="raise")
+    if case.shm != "usual":
+        case = replace(case, start="fork", kind=case.kind)
+    return replace(case, workers=workers)
+
+
+def _of_habit(case: Case) -> Case:
+    if case.habit == "second" and (case.persistent or case.workers == "auto"):
+        case = replace(case, habit="break")
+    if case.habit == "rebuild" and (case.wrap or case.kind == "growing"):
+        case = replace(case, habit="pass")
+    if case.harm == "kill" and not case.is_seeded:
+        case = replace(case, harm="stop")
+    if case.harm == "kill" and case.kind == "pipeline":
+        case = replace(case, harm="none")
+    if case.habit == "threads":
+        case = replace(case, harm="none", bad=0)
+    if case.is_noisy and not case.is_seeded:
+        case = replace(case, bad=0)  # what is not read does not draw
+    if not case.is_seeded:
+        if case.is_noisy or case.kind == "iterable":  # what workers draw, and which items are whose, goes by their number
+            case = replace(case, then_workers=case.workers if isinstance(case.workers, int) else 2)
+        if case.is_noisy and (case.habit in ("second", "living", "end", "resume", "threads") or case.workers == 0):
+            case = replace(case, habit="pass", workers=max(int(case.workers), 1))
+        if not case.in_order and int(case.workers) > 1:
+            case = replace(case, bad=0)
+            if case.kind == "iterable":
+                case = replace(case, in_order=True)
+            elif case.habit in ("living", "end", "second"):
+                case = replace(case, habit="resume")
+    if case.ranks > 1 and case.habit == "threads":
+        case = replace(case, ranks=1)
+    if case.kind == "growing":
+        case = replace(case, then_ranks=case.ranks, habit="pass" if case.habit in ("second", "living", "end") else case.habit)
+        if case.ranks > 1:
+            case = replace(case, ranks=1, then_ranks=1)
+    # the global batch stays in a resume on other ranks
+    if case.order not in BY_BATCH and case.habit in ("resume",) and case.global_batch % case.then_ranks:
+        case = replace(case, then_ranks=case.ranks)
+    if case.habit not in ("resume", "living"):
+        case = replace(case, then_ranks=1, then_workers=1)
+    if case.habit == "living":
+        case = replace(case, then_ranks=case.ranks)
+    loaders = 4 if case.kind in ("tfrecord", "tar", "arrays", "read_batch_into") and case.workers not in (0, 1) else 1
+    if case.start != "fork" or case.harm != "none" or case.ranks > 2:
+        loaders = 1
+    return replace(case, loaders=loaders)

@@ -1,0 +1,474 @@
+"""The datasets of a case: made of its values, written to files where the kind is a format. Every start method finds them by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset, get_worker_info
+
+from tests.crossing.cases import IN_PLACE, PLAIN, Case
+from tests.crossing.values import VALUES, length, noise, row, sample, schema_of
+
+CONCATENATED = 3
+
+
+class Whole(int):
+    """A number of a file's sample, which comes as one type or another."""
+
+
+class Real(float):
+    """The same of those with a fraction."""
+
+
+class BadSampleError(ValueError):
+    """What a bad sample raises."""
+
+
+def bad_indices(case: Case) -> set[int]:
+    """Samples that cannot be read."""
+    return {(case.seed + 7 * number) % case.n for number in range(case.bad)} if case.n else set()
+
+
+def check_good(case: Case, index: int) -> None:
+    """Raises what a bad sample raises."""
+    if case.bad and index in bad_indices(case):
+        raise BadSampleError(f"sample {index} is bad")
+
+
+class Samples:
+    """Map-style, plain Python."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def __len__(self) -> int:
+        return self.case.n
+
+    def __getitem__(self, index: Any) -> Any:
+        check_good(self.case, int(index))
+        return sample(self.case, int(index))
+
+
+class Keys(Samples):
+    """What the oracle reads in its place: (index, draws)."""
+
+    def __getitem__(self, index: Any) -> Any:
+        check_good(self.case, int(index))
+        return int(index), noise() if self.case.is_noisy else None
+
+
+class InPlace(Samples):
+    """Decodes rows in place."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self.schema = schema_of(case)
+
+    def __getitem__(self, index: Any) -> Any:
+        whole = super().__getitem__(index)
+        return {name: np.array(value) if name == "N" else value for name, value in whole.items()}
+
+    def read_into(self, index: int, out: Any) -> None:
+        """Some fields are written into their room, some assigned."""
+        check_good(self.case, index)
+        for name in self.schema:
+            value = VALUES[name](self.case, index)
+            if name == "v":
+                if index % 2:
+                    out[name] = value
+                else:
+                    out.reserve(name, len(value))[:] = value
+            elif name in "ak" and index % 2:
+                out[name][...] = value
+            else:
+                out[name] = value
+
+
+class InPlaceBatches(InPlace):
+    """Decodes batches in place."""
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        """Field by field."""
+        rows = [int(index) for index in indices]
+        for index in rows:
+            check_good(self.case, index)
+        for name in self.schema:
+            values = [VALUES[name](self.case, index) for index in rows]
+            if name == "v":
+                place = out.reserve(name, [len(value) for value in values])
+                if len(place):
+                    place[:] = np.concatenate(values)
+            elif name in "sy":
+                out[name] = values
+            elif name == "h":
+                out[name][...] = torch.stack(values)
+            else:
+                out[name][...] = np.stack(values)
+
+
+class Stream(IterableDataset[Any]):
+    """Iterable; each worker has every so manieth item."""
+
+    def __init__(self, case: Case, *, keys: bool = False) -> None:
+        self.case = case
+        self.keys = keys
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for index in range(first, self.case.n, step):
+            drawn = noise() if self.case.is_noisy else None
+            yield (index, drawn) if self.keys else sample(self.case, index, drawn)
+
+
+# ------------------------------------------------------------ what is done with samples, found by name in workers
+
+
+def as_list(samples: list[Any]) -> Any:
+    """A collate_fn that makes nothing."""
+    return list(samples)
+
+
+def renamed(samples: list[Any]) -> Any:
+    """A collate_fn that makes something."""
+    return {"samples": list(samples), "count": len(samples)}
+
+
+COLLATE = {"list": as_list, "rename": renamed}
+
+
+# ------------------------------------------------------------ files
+
+
+def _written(case: Case, index: int) -> dict[str, Any]:
+    return {name: VALUES[name](case, index) for name in case.fields}
+
+
+def _tfrecord(case: Case, folder: Path) -> Any:
+    from shmload.formats import TFRecordDataset, TFRecordWriter
+
+    compression = case.extra if case.extra in ("gzip", "zlib") else None
+    num_files = 3 if case.extra == "files" and case.n >= 3 else 1
+    for number in range(num_files):
+        with TFRecordWriter(folder / f"{number}.tfrecord", compression=compression) as writer:
+            for index in range(number * case.n // num_files, (number + 1) * case.n // num_files):
+                value = _written(case, index)
+                writer.write(value["y"] if case.extra == "bare" else value)
+    schema = {"y": bytes} if case.extra == "bare" else schema_of(case)
+    records = "raw" if case.extra == "bare" else None
+    return TFRecordDataset(str(folder / "*.tfrecord"), schema, records=records)
+
+
+EXTENSIONS = {"i": "i.cls", "a": "a.npy", "s": "s.txt", "v": "v.npy"}
+
+
+def _write_tar(case: Case, folder: Path, num_files: int) -> list[Path]:
+    from shmload.formats import TarWriter
+
+    paths = [folder / f"part-{number:06d}.tar" for number in range(num_files)]
+    for number, path in enumerate(paths):
+        with TarWriter(path) as writer:
+            for index in range(number * case.n // num_files, (number + 1) * case.n // num_files):
+                value = {EXTENSIONS[name]: field for name, field in _written(case, index).items()}
+                writer.write({"__key__": f"{index:05d}", **value})
+    return paths
+
+
+def _tar_options(case: Case) -> dict[str, Any]:
+    return {"schema": {EXTENSIONS[name]: spec for name, spec in schema_of(case).items()}}
+
+
+def _tar(case: Case, folder: Path) -> Any:
+    from shmload.formats import TarDataset
+
+    paths = _write_tar(case, folder, min(case.n, 3 if case.extra else 1))
+    return TarDataset([str(path) for path in paths], **_tar_options(case))
+
+
+def _remote(case: Case, folder: Path) -> Any:
+    from shmload.remote import RemoteDataset
+
+    paths = _write_tar(case, folder, min(case.n, 4))
+    sizes = [path.stat().st_size for path in paths]
+    room = {"gzip": max(sizes) * 6 // 10, "files": max(sizes) * 2}.get(case.extra, sum(sizes) * 2)
+    return RemoteDataset.from_urls(str(folder), cache_bytes=room).indexed(**_tar_options(case))
+
+
+def _columns(case: Case) -> dict[str, Any]:
+    whole = [_written(case, index) for index in range(case.n)]
+    columns: dict[str, Any] = {}
+    for name in case.fields:
+        values = [value[name] for value in whole]
+        columns[name] = torch.stack(values) if name in "ht" else np.array(values)
+    return columns
+
+
+def _arrays(case: Case, folder: Path) -> Any:
+    from shmload.formats import ArrayDataset
+
+    return ArrayDataset(_columns(case))
+
+
+def _npy(case: Case, folder: Path) -> Any:
+    from shmload.formats import ArrayDataset
+
+    paths = {}
+    for name, column in _columns(case).items():
+        paths[name] = str(folder / f"{name}.npy")
+        np.save(paths[name], column)
+    return ArrayDataset(paths)
+
+
+def _tensors(case: Case, folder: Path) -> Any:
+    return TensorDataset(*(torch.as_tensor(column) for column in _columns(case).values()))
+
+
+def _tokens_at(first: int, last: int) -> Any:
+    return np.arange(first, last, dtype=np.int64) % 65_521
+
+
+def _tokens(case: Case, folder: Path) -> Any:
+    from shmload.formats import TokenDataset
+
+    tokens = _tokens_at(0, case.n * max(case.size, 1)).astype(np.uint16 if case.extra else np.int64)
+    if case.extra:
+        tokens.tofile(folder / "tokens.bin")
+        return TokenDataset(str(folder / "tokens.bin"), max(case.size, 1), dtype="uint16")
+    return TokenDataset(tokens, max(case.size, 1))
+
+
+def picture(case: Case, index: int) -> Any:
+    """The pixels of an image."""
+    height = 2 + (length(case, index) % 5 if case.sizes != "even" else case.size % 5)
+    pixels = np.arange(height * 4 * 3) + 3 * index
+    return (pixels % 251).astype(np.uint8).reshape(height, 4, 3)
+
+
+def _images(case: Case, folder: Path) -> Any:
+    from PIL import Image
+
+    from shmload.formats import ImageFolder
+
+    paths = [folder / f"{index:05d}.png" for index in range(case.n)]
+    for index, path in enumerate(paths):
+        Image.fromarray(picture(case, index)).save(path)
+    return ImageFolder([str(path) for path in paths], labels=range(case.n))
+
+
+def _parquet(case: Case, folder: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from shmload.formats import ParquetDataset
+
+    whole = [_written(case, index) for index in range(case.n)]
+    columns: dict[str, Any] = {}
+    for name in case.fields:
+        values = [value[name] for value in whole]
+        if name == "a":
+            flat = np.concatenate(values) if values else np.empty(0, np.float32)
+            columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(flat), case.size)
+        elif name == "v":
+            columns[name] = pa.array([value.tolist() for value in values], pa.list_(pa.int64()))
+        else:
+            columns[name] = pa.array(values, {"i": pa.int64(), "r": pa.float64(), "s": pa.string(), "y": pa.binary()}[name])
+    pq.write_table(pa.table(columns), folder / "x.parquet", row_group_size=7)
+    return ParquetDataset(str(folder / "x.parquet"))
+
+
+def _hdf5(case: Case, folder: Path) -> Any:
+    import h5py
+
+    from shmload.formats import HDF5Dataset
+
+    with h5py.File(folder / "x.h5", "w") as file:
+        for name, column in _columns(case).items():
+            chunks = (min(5, case.n), *column.shape[1:]) if case.seed % 2 else None
+            file.create_dataset(name, data=column, chunks=chunks)
+    return HDF5Dataset(str(folder / "x.h5"), {name: f"/{name}" for name in case.fields})
+
+
+def _zarr(case: Case, folder: Path) -> Any:
+    import zarr
+
+    from shmload.formats import ZarrDataset
+
+    group = zarr.open_group(str(folder / "x.zarr"), mode="w")
+    for name, column in _columns(case).items():
+        group.create_array(name, data=column, chunks=(min(5, case.n), *column.shape[1:]))
+    return ZarrDataset(str(folder / "x.zarr"), {name: name for name in case.fields})
+
+
+def _safetensors(case: Case, folder: Path) -> Any:
+    from safetensors.torch import save_file
+
+    from shmload.formats import SafetensorsDataset
+
+    save_file({name: torch.as_tensor(column) for name, column in _columns(case).items()}, folder / "x.safetensors")
+    return SafetensorsDataset(str(folder / "x.safetensors"), list(case.fields))
+
+
+def _hf(case: Case, folder: Path) -> Any:
+    import datasets
+
+    kinds = {
+        "i": datasets.Value("int64"),
+        "r": datasets.Value("float32"),
+        "s": datasets.Value("string"),
+        "v": datasets.Sequence(datasets.Value("int64")),
+        "a": datasets.Sequence(datasets.Value("float32"), length=case.size),
+    }
+    whole = [_written(case, index) for index in range(case.n)]
+    columns = {name: [value[name] for value in whole] for name in case.fields}
+    features = datasets.Features({name: kinds[name] for name in case.fields})
+    return datasets.Dataset.from_dict(columns, features=features).with_format("torch")
+
+
+def _growing(case: Case, folder: Path) -> Any:
+    from shmload.growing import SampleCache
+
+    cache = SampleCache(folder / "cache", 1 << 26)
+    for part in range(2):
+        with cache.writer(publish_s=1e9) as writer:
+            for index in range(part * case.n // 2, (part + 1) * case.n // 2):
+                writer.write(_written(case, index))
+    return cache
+
+
+MAKERS = {
+    "tfrecord": _tfrecord,
+    "tar": _tar,
+    "remote": _remote,
+    "arrays": _arrays,
+    "npy": _npy,
+    "tensordataset": _tensors,
+    "tokens": _tokens,
+    "images": _images,
+    "parquet": _parquet,
+    "hdf5": _hdf5,
+    "zarr": _zarr,
+    "safetensors": _safetensors,
+    "hf": _hf,
+    "growing": _growing,
+}
+
+
+class Made:
+    """A case's dataset, written once; a loader gets a fresh one over the same files, as a program's next run would."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        self.case = case
+        self.folder = folder
+        self._num_made = 0
+        self._cache: Any = None
+
+    def fresh(self) -> Any:
+        """The dataset for one loader."""
+        case = self.case
+        self._num_made += 1
+        if case.kind == "growing":
+            if self._cache is None:
+                self._cache = _growing(case, self.folder)
+            return self._cache.dataset(schema_of(case), timeout_s=0.0, run=f"run{self._num_made}")
+        if case.kind in MAKERS:
+            folder = self.folder / str(self._num_made)
+            folder.mkdir()
+            return wrapped(case, MAKERS[case.kind](case, folder))
+        return wrapped(case, plain(case))
+
+    def keys(self) -> Any:
+        """What the oracle reads in its place."""
+        case = self.case
+        if case.kind == "growing":
+            return self.fresh()
+        return wrapped(case, Stream(case, keys=True) if case.kind == "iterable" else Keys(case), keys=True)
+
+
+def plain(case: Case) -> Any:
+    """A dataset that needs no files."""
+    if case.kind == "iterable":
+        return Stream(case)
+    if case.kind in IN_PLACE:
+        return InPlace(case) if case.kind == "read_into" else InPlaceBatches(case)
+    assert case.kind in PLAIN or case.kind == "mix"
+    return Samples(case)
+
+
+class Shifted:
+    """A member of a Mix: some of the samples."""
+
+    def __init__(self, whole: Any, first: int, count: int) -> None:
+        self.whole, self.first, self.count = whole, first, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.whole[self.first + index]
+
+
+def wrapped(case: Case, dataset: Any, *, keys: bool = False) -> Any:
+    """With what stands around it."""
+    if case.kind == "mix":
+        from shmload import Mix
+
+        cut = max(case.n // 3, 1)
+        members = [(Shifted(dataset, 0, cut), 0.3)]
+        if case.n > cut:
+            members.append((Shifted(dataset, cut, case.n - cut), 1.7))
+        return Mix(members, stop="all" if case.extra else "first")
+    if case.wrap == "subset":
+        return Subset(dataset, list(range(case.n - 1, -1, -2)))
+    if case.wrap == "concat":
+        cut = case.n // CONCATENATED
+        return ConcatDataset(
+            [part for part in (Subset(dataset, range(cut)), Subset(dataset, range(cut, case.n))) if len(part)]
+        )
+    return dataset
+
+
+def size_of(case: Case) -> int:
+    """Samples of the dataset as the loader sees it."""
+    return (case.n + 1) // 2 if case.wrap == "subset" else case.n
+
+
+def _of_file(value: Any) -> Any:
+    return Whole(value) if type(value) is int else Real(value) if type(value) is float else value
+
+
+def delivered(case: Case, index: int, drawn: list[float] | None) -> Any:
+    """The sample as the dataset gives it, whatever files it went through."""
+    if case.kind == "tokens":
+        size = max(case.size, 1)
+        return {"tokens": _tokens_at(index * size, (index + 1) * size)}
+    if case.kind == "images":
+        return {"image": picture(case, index).transpose(2, 0, 1), "label": Whole(index)}
+    if case.kind == "tensordataset":
+        return tuple(torch.as_tensor(VALUES[name](case, index)) for name in case.fields)
+    if case.kind in IN_PLACE:
+        return {
+            name: np.array(drawn if drawn is not None else VALUES[name](case, index)) if name == "N" else VALUES[name](case, index)
+            for name in case.fields
+        }
+    if case.kind in ("tar", "remote"):
+        return {EXTENSIONS[name]: _of_file(VALUES[name](case, index)) for name in case.fields}
+    if case.kind == "hf":
+        return {
+            name: torch.tensor(VALUES[name](case, index), dtype=torch.float32)
+            if name == "r"
+            else VALUES[name](case, index)
+            if name == "s"
+            else torch.as_tensor(VALUES[name](case, index))
+            for name in case.fields
+        }
+    if case.kind in MAKERS:
+        return {name: _of_file(VALUES[name](case, index)) for name in case.fields}
+    return sample(case, index, drawn)
+
+
+__all__ = ["Made", "delivered", "json", "row", "size_of"]

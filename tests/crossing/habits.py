@@ -1,0 +1,564 @@
+"""What is done with the loaders of a case, and how each batch is held against the oracle.
+
+`Trial` runs one case in this process and gives what was found; `process.py` sees to it that the process is one of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import psutil
+import torch
+
+from tests.crossing.cases import BY_BATCH, Case
+from tests.crossing.datasets import Made
+from tests.crossing.options import loader_options
+from tests.crossing.oracle import END, Expected, Fails, SeedOrder, TorchOrder, difference, seed_generators
+
+HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+WORKER_NAME = "pt_data_worker"
+STOPPED_S = 0.15
+GONE_S = 5.0
+WAIT_MAX_S = 5.0  # on an idle machine
+
+
+class Wrong(AssertionError):
+    """Something is not as it must be."""
+
+
+class Refused(Exception):
+    """The product refuses the case when a loader is made."""
+
+
+class Watch:
+    """How long `next()` takes at most."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self.allowed_s = 0.0  # what was done to workers may cost
+
+    def timed(self, call: Callable[[], Any]) -> Any:
+        """What the call gives."""
+        began = monotonic()
+        try:
+            return call()
+        finally:
+            self.longest_s = max(self.longest_s, monotonic() - began)
+
+
+class Place:
+    """Where a pass of one rank stands, and what it must give next."""
+
+    def __init__(self, trial: Trial, at: Callable[[int], Any], step: int = 0) -> None:
+        self._trial = trial
+        self.at = at
+        self.step = step
+
+    def next(self) -> Any:
+        """The expectation of the next batch that comes at all."""
+        while True:
+            keys = self.at(self.step)
+            if keys is END or keys is None:
+                return END
+            self.step += 1
+            expected = self._trial.expected.of(keys)
+            if expected is not None:
+                return expected
+
+
+class Loaders:
+    """The loaders of all ranks, and what they must give."""
+
+    def __init__(self, trial: Trial, case: Case, ranks: int, workers: Any) -> None:
+        self._trial = trial
+        self.case, self.ranks = case, ranks
+        self.epoch = 0  # of the next pass, in seed mode
+        self.first = 0  # its first step
+        self.each: list[Any] = []
+        for rank in range(ranks):
+            options = loader_options(case, rank=rank, ranks=ranks, workers=workers)
+            self.each.append(trial.made_loader(options))
+
+    def close(self) -> None:
+        """Ends them."""
+        for loader in self.each:
+            loader.close()
+        self.each.clear()
+
+
+class Passes:
+    """One pass of all ranks, in step."""
+
+    def __init__(self, trial: Trial, loaders: Loaders, places: list[Place]) -> None:
+        self._trial = trial
+        self._loaders = loaders
+        self.places = places
+        self.iterators = [iter(loader) for loader in loaders.each]
+
+    def take(self, most: int | None = None) -> int:
+        """So many batches of each rank, or all to the end; how many it were."""
+        trial = self._trial
+        taken, open_ones = 0, list(range(len(self.iterators)))
+        while open_ones and (most is None or taken < most):
+            for rank in list(open_ones):
+                trial.harm()
+                if not trial.compare(self.iterators[rank], self.places[rank], rank):
+                    open_ones.remove(rank)
+            taken += 1
+        return taken
+
+
+class Trial:
+    """One case, run in this process."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        self.case = case
+        self.made = Made(case, folder)
+        self.watch = Watch()
+        self.num_batches = 0
+        self._rng = random.Random(case.seed)
+        self._held: list[tuple[Any, Any, str]] = []
+        self._harms = 0
+        self._timers: list[threading.Timer] = []
+        self._loose: list[tuple[Any, Any]] = []  # batches whose order is free
+        self.order: Any = None
+        self.expected = Expected(case)
+
+    # ------------------------------------------------------------ the whole of it
+
+    def run(self) -> None:
+        """Raises Wrong, Refused, or whatever comes that must not."""
+        case = self.case
+        if case.kind == "pipeline":
+            from tests.crossing.pipelines import run_pipeline
+
+            run_pipeline(self)
+        else:
+            for number in range(case.loaders):
+                if not case.is_seeded:
+                    self.order = TorchOrder(case, self.made)
+                    seed_generators(case.seed)
+                elif number == 0:
+                    self.order = SeedOrder(case, self.made)
+                getattr(self, f"habit_{case.habit}")()
+        self.clean_up()
+
+    def made_loader(self, options: dict[str, Any]) -> Any:
+        """A loader over a fresh dataset."""
+        from shmload import ShmLoader
+
+        dataset = self.made.fresh()
+        try:
+            return ShmLoader(dataset, **options)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise Refused(f"{type(error).__name__}: {error}") from error
+
+    # ------------------------------------------------------------ passes
+
+    def loaders(self, ranks: int | None = None, workers: Any = None) -> Loaders:
+        """Of all ranks."""
+        case = self.case
+        return Loaders(self, case, case.ranks if ranks is None else ranks, case.workers if workers is None else workers)
+
+    def begin(self, loaders: Loaders) -> Passes:
+        """The next pass of all ranks."""
+        if self.case.is_seeded:
+            places = self._seed_places(loaders, loaders.epoch, loaders.first)
+            loaders.epoch, loaders.first = loaders.epoch + 1, 0
+        else:
+            remembered = self.order.begin()
+            places = [Place(self, remembered.at)]
+        return Passes(self, loaders, places)
+
+    def _seed_places(self, loaders: Loaders, epoch: int, first: int) -> list[Place]:
+        size = self.case.batch_size
+        if size and loaders.ranks != self.case.ranks:
+            size = self.case.global_batch // loaders.ranks
+        steps = self.order.steps(epoch, loaders.ranks, size)
+
+        def at(rank: int) -> Callable[[int], Any]:
+            return lambda step: steps[step][rank] if step < len(steps) else END
+
+        return [Place(self, at(rank), first) for rank in range(loaders.ranks)]
+
+    def num_steps(self, passes: Passes) -> int:
+        """Of that pass, for the rank that has most."""
+        count = 0
+        while any(place.at(count) not in (END, None) for place in passes.places):
+            count += 1
+        return count
+
+    def strikes_at(self, passes: Passes) -> int:
+        """The step at which a habit strikes."""
+        count = self.num_steps(passes)
+        if self.case.at >= 1:
+            return count
+        if self.case.at > 0.99:
+            return max(count - 1, 0)
+        return int(count * self.case.at)
+
+    # ------------------------------------------------------------ one batch
+
+    def compare(self, iterator: Any, place: Place, rank: int) -> bool:
+        """Takes a batch and holds it against the oracle; False at the end."""
+        where = f"batch {self.num_batches}, rank {rank}, step {place.step}"
+        try:
+            expected = place.next()
+        except (TypeError, RuntimeError) as error:
+            expected = Fails(type(error).__name__)
+        if not self.case.in_order:
+            return self._take_unordered(iterator, expected)
+        try:
+            got = self.watch.timed(lambda: next(iterator))
+        except StopIteration:
+            if expected is not END:
+                raise Wrong(f"{where}: the end, and not {expected if isinstance(expected, Fails) else 'a batch'}") from None
+            return False
+        except Exception as error:
+            if isinstance(expected, Fails):
+                if expected.kind in [kind.__name__ for kind in type(error).__mro__] or expected.kind in str(error):
+                    return True
+                raise Wrong(f"{where}: {type(error).__name__} and not {expected.kind}: {error}") from error
+            raise
+        if expected is END:
+            raise Wrong(f"{where}: a batch too many")
+        if isinstance(expected, Fails):
+            raise Wrong(f"{where}: a batch and not {expected.kind}")
+        self.num_batches += 1
+        if problem := difference(expected, got):
+            raise Wrong(f"{where}: {problem}")
+        if self.case.hold == "all" or (self.case.hold == "some" and self._rng.random() < 0.3):
+            self._held.append((got, expected, where))
+        return True
+
+    def _take_unordered(self, iterator: Any, expected: Any) -> bool:
+        """Where order is free: batches are gathered, and held against all that were expected in `settle`."""
+        try:
+            got = self.watch.timed(lambda: next(iterator))
+        except StopIteration:
+            if expected is not END:
+                raise Wrong(f"batch {self.num_batches}: the end too early") from None
+            return False
+        if expected is END:
+            raise Wrong(f"batch {self.num_batches}: a batch too many")
+        self.num_batches += 1
+        self._loose.append((expected, got))
+        return True
+
+    def settle(self) -> None:
+        """Every batch of a pass came once, in whatever order."""
+        if not self._loose:
+            return
+        expected = [wanted for wanted, _ in self._loose]
+        for _, got in self._loose:
+            for number, wanted in enumerate(expected):
+                if not difference(wanted, got):
+                    del expected[number]
+                    break
+            else:
+                raise Wrong(f"in_order=False: a batch that was not expected, or came twice: {str(got)[:200]}")
+        self._loose.clear()
+
+    # ------------------------------------------------------------ harm
+
+    def harm(self) -> None:
+        """Now and then a worker is killed, or stopped for a while."""
+        case = self.case
+        if case.harm == "none" or self._harms >= 3 or self._rng.random() > 0.3:
+            return
+        workers = [p for p in psutil.Process().children(recursive=True) if p.name().startswith(WORKER_NAME[:14])]
+        if not workers:
+            return
+        self._harms += 1
+        victim = self._rng.choice(sorted(workers, key=lambda p: p.pid)).pid
+        if case.harm == "kill":
+            os.kill(victim, signal.SIGKILL)
+            return
+        os.kill(victim, signal.SIGSTOP)
+        self.watch.allowed_s = STOPPED_S
+        timer = threading.Timer(STOPPED_S, _goes_on, (victim,))
+        timer.start()
+        self._timers.append(timer)
+
+    # ------------------------------------------------------------ habits
+
+    def habit_pass(self) -> None:
+        loaders = self.loaders()
+        for _ in range(2):
+            self.begin(loaders).take()
+            self.settle()
+        loaders.close()
+
+    def habit_break(self) -> None:
+        loaders = self.loaders()
+        for _ in range(2):
+            passes = self.begin(loaders)
+            if not self.case.is_seeded and self.case.shuffle:
+                passes.take(max(self.strikes_at(passes), 1))  # the order is drawn with the first batch
+            else:
+                passes.take(self.strikes_at(passes))
+            self._forget()
+            del passes
+        self.begin(loaders).take()
+        self.settle()
+        loaders.close()
+
+    def habit_second(self) -> None:
+        loaders = self.loaders()
+        first = self.begin(loaders)
+        first.take(max(self.strikes_at(first), 1))
+        second = self.begin(loaders)
+        second.take(max(self.strikes_at(second), 1))
+        first.take()
+        second.take()
+        self._forget()
+        loaders.close()
+
+    def habit_resume(self) -> None:
+        case = self.case
+        loaders = self.loaders()
+        passes = self.begin(loaders)
+        passes.take(self.strikes_at(passes))
+        states = [json.dumps(loader.state_dict()) for loader in loaders.each]
+        if self._rng.random() < 0.5:
+            loaders.close()
+        again = self.loaders(case.then_ranks, case.then_workers)
+        self._load(again, states)
+        rest = self._resumed(again, passes)
+        del passes
+        loaders.close()
+        rest.take()
+        self.settle()
+        if case.is_seeded:
+            self.begin(again).take()
+        elif rest.places[0].step == 0 or case.kind == "iterable":
+            pass
+        again.close()
+
+    def _load(self, loaders: Loaders, states: list[str]) -> None:
+        """Any rank's state is good for all."""
+        state = self._rng.choice(states)
+        for loader in loaders.each:
+            loader.load_state_dict(json.loads(state))
+
+    def _resumed(self, again: Loaders, passes: Passes) -> Passes:
+        """The pass that goes on where all ranks of another stand."""
+        case = self.case
+        if not case.is_seeded:
+            (place,) = passes.places  # behind the last batch, before the end was seen, the rest is nothing
+            return Passes(self, again, [Place(self, place.at, place.step)])
+        step, ranks = max(place.step for place in passes.places), again.ranks
+        epoch = again.epoch
+        if all(self._has_ended(place) for place in passes.places):
+            again.epoch, again.first = epoch + 1, 0
+            return self.begin(again)
+        if case.order in BY_BATCH and case.order != "batch_sampler":
+            step = step * case.ranks
+            if step % ranks:
+                step = -(-step // ranks)
+                raise Refused("a state between two steps of other ranks")
+            step //= ranks
+        again.first = step
+        return self.begin(again)
+
+    @staticmethod
+    def _has_ended(place: Place) -> bool:
+        return place.at(place.step) in (END, None)
+
+    def habit_living(self) -> None:
+        """A state is loaded while a pass of the same loader runs."""
+        loaders = self.loaders()
+        passes = self.begin(loaders)
+        passes.take(max(self.strikes_at(passes), 1))
+        states = [json.dumps(loader.state_dict()) for loader in loaders.each]
+        steps = [place.step for place in passes.places]
+        passes.take(2)
+        for place, step in zip(passes.places, steps, strict=True):
+            place.step = step
+        if self.case.is_seeded:
+            loaders.epoch = 0
+        self._load(loaders, states)
+        rest = self._resumed(loaders, passes)
+        if self._rng.random() < 0.5:
+            del passes
+        rest.take()
+        if self.case.is_seeded:
+            self.begin(loaders).take()
+        loaders.close()
+
+    def _end_state(self) -> tuple[Loaders, list[str]]:
+        loaders = self.loaders()
+        self.begin(loaders).take()
+        return loaders, [json.dumps(loader.state_dict()) for loader in loaders.each]
+
+    def habit_end(self) -> None:
+        """A state of an epoch's end is loaded in the middle of the next one."""
+        loaders, states = self._end_state()
+        passes = self.begin(loaders)
+        passes.take(max(self.strikes_at(passes), 1))
+        if self.case.is_seeded:
+            loaders.epoch, loaders.first = 1, 0
+            self._load(loaders, states)
+            self.begin(loaders).take()
+        else:
+            self._load(loaders, states)
+            (place,) = passes.places
+            Passes(self, loaders, [Place(self, place.at)]).take()
+        loaders.close()
+
+    def habit_threads(self) -> None:
+        """Several threads call next() on one iterator: each batch to one of them, or a plain refusal."""
+        loaders = self.loaders()
+        passes = self.begin(loaders)
+        (place,) = passes.places
+        expected = []
+        while (one := place.next()) is not END:
+            expected.append(one)
+        got: list[Any] = []
+        errors: list[BaseException] = []
+        (iterator,) = passes.iterators
+
+        def read() -> None:
+            try:
+                for batch in iterator:
+                    got.append(batch)
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=read, daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(2 * WAIT_MAX_S)
+            if thread.is_alive():
+                raise Wrong("a thread hangs in next()")
+        for error in errors:
+            if not isinstance(error, (RuntimeError, ValueError)) or "thread" not in str(error) + str(error.__cause__):
+                if not isinstance(error, ValueError) or "already executing" not in str(error):
+                    raise Wrong(f"threads: {type(error).__name__}: {error}") from error
+        wanted = list(expected)
+        for batch in got:
+            for number, one in enumerate(wanted):
+                if not difference(one, batch):
+                    del wanted[number]
+                    break
+            else:
+                raise Wrong(f"threads: {len(got)} batches of {len(expected)}, one of them twice or wrong: {str(batch)[:200]}")
+        if wanted and len(errors) < len(threads):
+            raise Wrong(f"threads: {len(wanted)} of {len(expected)} batches came to no thread ({len(errors)} errors)")
+        del got
+        loaders.close()
+
+    def habit_corrupt(self) -> None:
+        """A state with one bit changed is refused."""
+        from shmload import StateMismatch
+
+        loaders = self.loaders()
+        passes = self.begin(loaders)
+        passes.take(self.strikes_at(passes))
+        state = json.dumps(loaders.each[0].state_dict()).encode()
+        for _ in range(8):
+            harmed = bytearray(state)
+            at = self._rng.randrange(len(harmed))
+            harmed[at] ^= 1 << self._rng.randrange(7)
+            try:
+                loaded = json.loads(harmed)
+            except ValueError:
+                continue
+            if loaded == json.loads(state):
+                continue
+            try:
+                loaders.each[0].load_state_dict(loaded)
+                list(loaders.each[0])
+            except StateMismatch:
+                continue
+            except Exception as error:
+                raise Wrong(f"a state with one bit changed: {type(error).__name__}, not StateMismatch: {error}") from error
+            shown = harmed[max(at - 30, 0) : at + 10].decode("latin1")
+            raise Wrong(f"a state with one bit changed is taken: ...{shown}...")
+        loaders.close()
+
+    def habit_rebuild(self) -> None:
+        """A loader is made again of its public attributes."""
+        from shmload import ShmLoader
+
+        loaders = self.loaders()
+        names = list(inspect.signature(ShmLoader.__init__).parameters)[1:]
+        for rank, loader in enumerate(loaders.each):
+            given = {name: getattr(loader, name) for name in names}
+            if self.case.order in BY_BATCH:
+                for name in ("batch_size", "shuffle", "sampler", "drop_last"):
+                    del given[name]
+            else:
+                del given["batch_sampler"]
+                if given["sampler"] is not None and self.case.order not in ("sampler", "block", "weighted"):
+                    del given["sampler"]
+            public = {n for n in vars(loader) if not n.startswith("_")}
+            if extra := sorted(public - set(names) - set(vars(torch.utils.data.DataLoader([1])))):
+                raise Wrong(f"rebuild: public attributes that are no arguments: {extra}")
+            loaders.each[rank] = ShmLoader(**given)
+            loader.close()
+        self.begin(loaders).take()
+        loaders.close()
+
+    # ------------------------------------------------------------ afterwards
+
+    def _forget(self) -> None:
+        self._loose.clear()
+
+    def clean_up(self) -> None:
+        """What was held is as it came, and nothing is left behind."""
+        for got, expected, where in self._held:
+            if problem := difference(expected, got):
+                raise Wrong(f"held until the end, {where}: {problem}")
+        self._held.clear()
+        for timer in self._timers:
+            timer.join()
+        self.order = None
+        self._loose.clear()
+        gc.collect()
+        if left := list(left_behind()):
+            raise Wrong(f"left behind: {'; '.join(left)}")
+
+
+def _goes_on(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        pass
+
+
+def left_behind() -> Iterator[str]:
+    """Processes, names and descriptors that are still there after a while."""
+    deadline, pause = monotonic() + GONE_S, threading.Event()
+    while True:
+        found = list(_left_now())
+        if not found or monotonic() > deadline:
+            yield from found
+            return
+        pause.wait(0.02)
+
+
+def _left_now() -> Iterator[str]:
+    for child in psutil.Process().children(recursive=True):
+        try:
+            words = " ".join(child.cmdline())
+            if child.status() != psutil.STATUS_ZOMBIE and not any(name in words for name in HELPERS):
+                yield f"a process: {child.name()} {words[:80]!r}"
+        except psutil.Error:
+            pass
+    from shmload.shm.names import process_stem
+
+    for name in os.listdir("/dev/shm"):
+        if process_stem() in name:
+            yield f"/dev/shm/{name}"

@@ -1,0 +1,87 @@
+"""A loader's arguments, of a case."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.crossing.cases import BY_BATCH, Case
+from tests.crossing.datasets import COLLATE, size_of
+from tests.crossing.values import length
+
+
+def order_of(case: Case) -> dict[str, Any]:
+    """Those that say in which order samples come."""
+    from shmload import BlockShuffle, LengthBuckets, TokenBudget, Weighted
+
+    n, size = size_of(case), case.batch_size
+    rng = random.Random(case.seed)
+    lengths = [length(case, index) for index in range(n)]
+    if case.order == "block":
+        return {"batch_size": size, "sampler": BlockShuffle(n, block_size=1 + case.seed % 5, window=2)}
+    if case.order == "weighted":
+        return {"batch_size": size, "sampler": Weighted([1 + index % 4 for index in range(n)])}
+    if case.order == "lengths":
+        return {"batch_sampler": LengthBuckets(lengths, batch_size=size or 1, window=3, group=case.ranks)}
+    if case.order == "tokens":
+        most = max(4 * case.size, 8)
+        return {"batch_sampler": TokenBudget(lengths, max_tokens=most, max_samples=9, window=3, oversized="alone")}
+    indices = [rng.randrange(n) for _ in range(n)] if n and case.seed % 2 else rng.sample(range(n), n)
+    if case.order == "sampler":
+        return {"batch_size": size, "sampler": indices}
+    if case.order == "batch_sampler":
+        batches, first = [], 0
+        while first < n:
+            count = rng.randint(1, 2 * (size or 1))
+            batches.append(indices[first : first + count])
+            first += count
+        return {"batch_sampler": batches}
+    if case.kind == "iterable":
+        return {"batch_size": size}
+    return {"batch_size": size, "shuffle": case.shuffle}
+
+
+def ragged_option(case: Case) -> Any:
+    """What `ragged` says; None: nothing."""
+    if case.ragged == "map":
+        return {name: ("pad", "jagged", "list")[case.seed % 3] for name in case.fields if name in "vw"}
+    return case.ragged or None
+
+
+def loader_options(case: Case, *, rank: int = 0, ranks: int | None = None, workers: Any = None) -> dict[str, Any]:
+    """All but the dataset, for one rank."""
+    ranks = case.ranks if ranks is None else ranks
+    workers = case.workers if workers is None else workers
+    options: dict[str, Any] = order_of(case)
+    if ranks != case.ranks and options.get("batch_size") and case.order not in BY_BATCH:
+        options["batch_size"] = case.global_batch // ranks
+    options["num_workers"] = workers
+    if case.drop_last:
+        options["drop_last"] = True
+    if case.collate:
+        options["collate_fn"] = COLLATE[case.collate]
+    if workers != 0:
+        if case.start != "fork" or True:
+            options["multiprocessing_context"] = case.start
+        if case.prefetch is not None:
+            options["prefetch_factor"] = case.prefetch
+        if case.threads > 1:
+            options["threads_per_worker"] = case.threads
+        if case.persistent:
+            options["persistent_workers"] = True
+        if case.backend == "ray":
+            options["crew"] = "ray"
+            del options["multiprocessing_context"]
+    if not case.in_order:
+        options["in_order"] = False
+    if case.on_error != "raise":
+        options["on_error"] = case.on_error
+    if (ragged := ragged_option(case)) is not None:
+        options["ragged"] = ragged
+    if case.is_seeded:
+        options["seed"] = case.seed
+        if case.uneven != "pad":
+            options["uneven"] = case.uneven
+        if ranks > 1:
+            options["rank"], options["world_size"] = rank, ranks
+    return options

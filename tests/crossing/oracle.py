@@ -1,0 +1,418 @@
+"""What must come. Shares no code with the engine.
+
+Values: the samples themselves, and torch's `default_collate`; where torch refuses samples, the rules of docs/samples.md in a few
+lines of Python. Order and draws: in torch mode torch's own DataLoader over the samples' numbers; in seed mode one rank without
+workers gives the row of an epoch's samples, and who reads which of it, and what becomes of the rest, is written out here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import fields as fields_of
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, default_collate, default_convert
+
+from tests.crossing.cases import BY_BATCH, IN_PLACE, Case
+from tests.crossing.datasets import COLLATE, Real, Whole, bad_indices, delivered, size_of
+from tests.crossing.options import order_of, ragged_option
+
+END = "the end"
+
+
+@dataclass(frozen=True)
+class Fails:
+    """In place of a batch: an error that is asked for."""
+
+    kind: str
+
+
+# ------------------------------------------------------------ a batch of samples
+
+
+class Collated:
+    """Batches as docs/samples.md says."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._asked = ragged_option(case)
+        declares = case.kind in (*IN_PLACE, "tfrecord", "tar", "remote", "parquet", "growing", "hf")
+        self._declared = {"v", "v.npy"} if declares else {"image"} if case.kind == "images" else set()
+        self._has_schema = declares or case.kind in ("arrays", "npy", "hdf5", "zarr", "safetensors", "tokens", "images")
+
+    def batch(self, samples: list[Any]) -> Any:
+        """Of these samples."""
+        case = self._case
+        if case.collate:
+            return COLLATE[case.collate](samples)
+        is_bare, has_ragged = self._asked in (None, "list"), case.kind == "images" or bool(set(case.fields) & set("vw"))
+        if is_bare and not has_ragged:
+            try:
+                with torch.no_grad():
+                    return default_collate(samples)
+            except (TypeError, RuntimeError):
+                if not case.is_seeded and self._asked is None and not self._has_schema:
+                    raise
+        elif not case.is_seeded and self._asked is None and not self._has_schema:
+            return default_collate(samples)
+        if case.kind == "tensordataset":
+            return default_collate(samples)
+        return self._column(samples, "")
+
+    def _mode(self, name: str, value: Any) -> str | None:
+        if isinstance(self._asked, dict):
+            return self._asked.get(name, "list" if name in self._declared else None)
+        if name in self._declared:
+            return self._asked or "list"
+        if self._asked in (None, "list") or (self._has_schema and self._declared & set(self._names())):
+            return None
+        if self._has_schema:
+            return None
+        return self._asked if np.ndim(value) >= 1 else None
+
+    def _names(self) -> set[str]:
+        return {f"{name}.npy" if self._case.kind in ("tar", "remote") else name for name in self._case.fields}
+
+    def _column(self, values: Sequence[Any], name: str) -> Any:
+        head = values[0]
+        kinds = set(map(type, values))
+        if len(kinds) > 1 or head is None or isinstance(head, (set, str, bytes)):
+            return Column(values)
+        if isinstance(head, dict):
+            return {key: self._column([value[key] for value in values], key) for key in head}
+        if isinstance(head, tuple) and hasattr(head, "_fields"):
+            return type(head)(*(self._column(v, n) for n, v in zip(head._fields, zip(*values, strict=True), strict=True)))
+        if isinstance(head, (tuple, list)):
+            return [self._column(column, name) for column in zip(*values, strict=True)]
+        if hasattr(head, "__dataclass_fields__"):
+            names = [field.name for field in fields_of(head)]
+            return type(head)(*(self._column([getattr(value, n) for value in values], n) for n in names))
+        if isinstance(head, (np.ndarray, torch.Tensor)):
+            return self._arrays(values, name)
+        return default_collate(values)
+
+    def _arrays(self, values: Sequence[Any], name: str) -> Any:
+        if isinstance(values[0], torch.Tensor) and values[0].layout != torch.strided:
+            return Column(values)
+        rows = [torch.as_tensor(value) for value in values]
+        mode = self._mode(name, rows[0])
+        if mode is None:
+            if len({row.shape for row in rows}) == 1:
+                with torch.no_grad():
+                    return torch.stack(rows)
+            return Rows(rows)
+        if mode == "list":
+            return Rows(rows)
+        lengths = torch.tensor([len(row) for row in rows])
+        if mode == "pad":
+            whole = torch.zeros(len(rows), int(lengths.max()), dtype=rows[0].dtype)
+            for place, row in zip(whole, rows, strict=True):
+                place[: len(row)] = row
+            return ("Padded", whole, lengths)
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        return ("Jagged" if mode == "jagged" else "nested", torch.cat(rows), offsets)
+
+    def single(self, sample: Any) -> Any:
+        """What comes where nothing makes batches."""
+        return default_convert(sample)
+
+
+class Column(list[Any]):
+    """What nothing stacks: a list, or, where torch turns tuples inside out, a tuple."""
+
+
+class Rows(list[Any]):
+    """Ragged rows: a list of tensors, or, where they happen to be equal, one tensor that is read like it."""
+
+
+# ------------------------------------------------------------ comparing
+
+
+def difference(expected: Any, got: Any, where: str = "batch") -> str:
+    """What differs first, or nothing."""
+    if isinstance(expected, Rows):
+        if isinstance(got, torch.Tensor) and len({row.shape for row in expected}) > 1:
+            return f"{where}: a tensor, of rows that differ"
+        if not isinstance(got, (list, torch.Tensor)) or len(got) != len(expected):
+            return f"{where}: {_shown(got)} and not {len(expected)} rows"
+        return _first(difference(row, other, f"{where}[{number}]") for number, (row, other) in enumerate(zip(expected, got, strict=True)))
+    if isinstance(expected, tuple) and expected and isinstance(expected[0], str) and expected[0] in ("Padded", "Jagged", "nested"):
+        return _ragged_difference(expected, got, where)
+    if isinstance(expected, torch.Tensor):
+        return _tensor_difference(expected, got, where)
+    if isinstance(expected, Column):
+        expected = type(got)(expected) if isinstance(got, (list, tuple)) else list(expected)
+    if isinstance(expected, (Whole, Real)):  # formats give numbers as numpy's, or as arrays without a dimension
+        is_same = np.ndim(got) == 0 and not isinstance(got, str) and type(expected)(got) == expected
+        return "" if is_same else f"{where}: {_shown(got)} and not {_shown(expected)}"
+    if type(expected) is not type(got):
+        return f"{where}: {_shown(got)} and not {_shown(expected)}"
+    if isinstance(expected, np.ndarray):
+        is_same = expected.dtype == got.dtype and expected.shape == got.shape and np.array_equal(expected, got)
+        return "" if is_same else f"{where}: {_shown(got)} and not {_shown(expected)}"
+    if isinstance(expected, dict):
+        if list(expected) != list(got):
+            return f"{where}: the keys {list(got)} and not {list(expected)}"
+        return _first(difference(value, got[key], f"{where}[{key!r}]") for key, value in expected.items())
+    if isinstance(expected, (list, tuple)):
+        if len(expected) != len(got):
+            return f"{where}: {len(got)} and not {len(expected)}: {_shown(got)}"
+        return _first(difference(a, b, f"{where}[{number}]") for number, (a, b) in enumerate(zip(expected, got, strict=True)))
+    if hasattr(expected, "__dataclass_fields__"):
+        return _first(difference(getattr(expected, f.name), getattr(got, f.name), f"{where}.{f.name}") for f in fields_of(expected))
+    return "" if expected == got else f"{where}: {_shown(got)} and not {_shown(expected)}"
+
+
+def _first(found: Iterator[str]) -> str:
+    return next((one for one in found if one), "")
+
+
+def _tensor_difference(expected: Any, got: Any, where: str) -> str:
+    if not isinstance(got, torch.Tensor):
+        return f"{where}: {_shown(got)} and not {_shown(expected)}"
+    if (expected.dtype, expected.shape, expected.layout) != (got.dtype, got.shape, got.layout):
+        return f"{where}: {_shown(got)} and not {_shown(expected)}"
+    with torch.no_grad():
+        a, b = expected.detach(), got.detach()
+        if a.layout != torch.strided:
+            a, b = a.to_dense(), b.to_dense()
+        a, b = (t.as_subclass(torch.Tensor) for t in (a, b))
+        return "" if torch.equal(a, b) else f"{where}: {_shown(b)} and not {_shown(a)}"
+
+
+def _ragged_difference(expected: tuple[Any, ...], got: Any, where: str) -> str:
+    kind, values, others = expected
+    if kind == "nested":
+        if not (isinstance(got, torch.Tensor) and got.is_nested):
+            return f"{where}: {_shown(got)} and not a nested tensor"
+        return difference(values, got.values(), f"{where}.values()") or difference(others, got.offsets(), f"{where}.offsets()")
+    if type(got).__name__ != kind:
+        return f"{where}: {_shown(got)} and not {kind}"
+    return difference(values, got[0], f"{where}.values") or difference(others, got[1], f"{where}[1]")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            return "a nested tensor"
+        return f"{str(value.dtype)[6:]}{list(value.shape)} {str(value.detach().flatten()[:6].tolist()) if value.layout == torch.strided else value.layout}"
+    return f"{type(value).__name__} {str(value)[:100]}"
+
+
+# ------------------------------------------------------------ which samples come when
+
+
+class SeedOrder:
+    """Epochs in seed mode: rows of (index, draws), and whose each is."""
+
+    def __init__(self, case: Case, made: Any) -> None:
+        self._case = case
+        self._made = made
+        self._epochs: dict[int, list[list[Any]]] = {}
+
+    def _row(self, epoch: int) -> list[list[Any]]:
+        """The epoch's batches of all ranks, read by one rank without workers."""
+        if epoch not in self._epochs:
+            from shmload import ShmLoader
+
+            case = self._case
+            options = order_of(case)
+            if "batch_size" in options:
+                options["batch_size"] = 1
+            substitutes = case.bad and case.on_error == "substitute"
+            readable = case if substitutes else _without_bad(case)
+            keys = type(self._made)(readable, self._made.folder) if case.kind != "growing" else self._made
+            loader: Any = ShmLoader(
+                keys.keys(),
+                **options,
+                seed=case.seed,
+                uneven="exact",
+                collate_fn=None if case.kind == "growing" else COLLATE["list"],
+                **({"on_error": "substitute"} if substitutes else {}),
+            )
+            loader.set_epoch(epoch)
+            rows = [_keys(case, batch) for batch in loader]
+            loader.close()
+            self._epochs[epoch] = rows
+            self._check(rows, epoch)
+        return self._epochs[epoch]
+
+    def _check(self, rows: list[list[Any]], epoch: int) -> None:
+        """Each sample exactly once, where that is what the order promises."""
+        case = self._case
+        if case.order in ("weighted", "sampler", "batch_sampler") or case.kind == "mix" or case.on_error == "substitute":
+            return
+        found = sorted(index for row in rows for index, _ in row)
+        expected = sorted(range(case.n - 1, -1, -2)) if case.wrap == "subset" else list(range(size_of(case)))
+        if found != expected:
+            raise AssertionError(f"epoch {epoch} of the order has {found} and not each of {len(expected)} samples once")
+
+    def steps(self, epoch: int, ranks: int, batch_size: int | None) -> list[list[list[Any] | None]]:
+        """Of each step, what each rank is given: samples' keys, or None for no batch."""
+        case = self._case
+        rows = self._row(epoch)
+        if case.order in BY_BATCH:
+            if case.order == "batch_sampler":
+                return [[row] for row in rows]
+            steps = [list(rows[first : first + ranks]) for first in range(0, len(rows), ranks)]
+            if steps and len(steps[-1]) < ranks:
+                if case.uneven == "drop":
+                    steps.pop()
+                elif case.uneven == "pad":
+                    steps[-1] += [rows[at % len(rows)] for at in range(ranks - len(steps[-1]))]
+                else:
+                    steps[-1] += [None] * (ranks - len(steps[-1]))
+            return steps
+        flat = [row[0] for row in rows]
+        size = batch_size or 1
+        stride = size * ranks
+        result: list[list[list[Any] | None]] = []
+        for first in range(0, len(flat), stride):
+            part, each = flat[first : first + stride], size
+            if len(part) < stride:
+                if case.drop_last or case.uneven == "drop" and case.order != "sampler":
+                    break
+                if case.uneven == "exact" or case.order == "sampler":
+                    dealt = np.array_split(np.arange(len(part)), ranks)
+                    result.append([[part[at] for at in mine] or None for mine in dealt])
+                    break
+                each = -(-len(part) // ranks)
+                part = part + [flat[at % len(flat)] for at in range(each * ranks - len(part))]
+            result.append([part[rank * each : (rank + 1) * each] for rank in range(ranks)])
+        return result
+
+
+def _without_bad(case: Case) -> Case:
+    return replace(case, bad=0)
+
+
+def _keys(case: Case, batch: Any) -> list[Any]:
+    """(index, draws) of each row that the reference gave."""
+    if case.kind == "growing":
+        return [(int(index), None) for index in batch["i"]]
+    return list(batch) if isinstance(batch, list) else [batch]
+
+
+class Expected:
+    """From keys to what must be delivered."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._collated = Collated(case)
+        self._bad = bad_indices(case) if case.bad else set()
+
+    def of(self, keys: Any) -> Any:
+        """A batch, or an error, or None: nothing comes, as every sample of it is left out."""
+        case = self._case
+        if isinstance(keys, Fails):
+            return keys
+        if case.batch_size is None and case.order not in BY_BATCH:
+            (key,) = keys
+            if key[0] in self._bad:
+                return Fails("BadSampleError")
+            return self._collated.single(delivered(case, *key))
+        if self._bad and case.on_error == "raise" and any(index in self._bad for index, _ in keys):
+            return Fails("BadSampleError")
+        if self._bad and case.on_error == "skip":
+            keys = [key for key in keys if key[0] not in self._bad]
+        if self._bad and case.on_error == "substitute" and not case.is_seeded:
+            keys = [(self._next_good(index), drawn) for index, drawn in keys]
+        if not keys:
+            return None
+        return self._collated.batch([delivered(case, *key) for key in keys])
+
+
+    def _next_good(self, index: int) -> int:
+        while index in self._bad:
+            index = (index + 1) % self._case.n
+        return index
+
+
+class TorchOrder:
+    """Epochs in torch mode: torch's own DataLoader over the numbers of the samples."""
+
+    def __init__(self, case: Case, made: Any) -> None:
+        reads_as_workers = case.is_noisy or case.kind == "iterable" or case.persistent
+        options = order_of(case)
+        if case.drop_last:
+            options["drop_last"] = True
+        workers = case.workers if reads_as_workers and isinstance(case.workers, int) else 0
+        keys = type(made)(replace(case, bad=0), made.folder).keys()
+        if workers:
+            options["multiprocessing_context"] = "fork"
+            options["persistent_workers"] = case.persistent
+            if isinstance(case.prefetch, int):
+                options["prefetch_factor"] = case.prefetch
+        self._loader = DataLoader(keys, num_workers=workers, collate_fn=_as_keys, **options)
+        self._generators = Generators(case.seed)
+
+    def begin(self) -> Any:
+        """A pass: what it gives is read when it is asked for, and kept."""
+        with self._generators:
+            return Remembered(iter(self._loader), self._generators)
+
+
+def _as_keys(keys: Any) -> Any:
+    return keys if isinstance(keys, list) else [keys]
+
+
+class Remembered:
+    """A pass of torch's loader, any place of which can be looked at."""
+
+    def __init__(self, batches: Any, generators: Generators) -> None:
+        self._batches = batches
+        self._generators = generators
+        self._seen: list[Any] = []
+        self._has_ended = False
+
+    def at(self, step: int) -> Any:
+        """The keys of a step, or END."""
+        with self._generators:
+            while len(self._seen) <= step and not self._has_ended:
+                try:
+                    self._seen.append(next(self._batches))
+                except StopIteration:
+                    self._has_ended = True
+        return self._seen[step] if step < len(self._seen) else END
+
+
+def seed_generators(seed: int) -> None:
+    """The global ones."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+class Generators:
+    """The global generators, in a state of their own while this is entered."""
+
+    def __init__(self, seed: int) -> None:
+        outside = self._now()
+        seed_generators(seed)
+        self._own = self._now()
+        self._set(outside)
+
+    @staticmethod
+    def _now() -> tuple[Any, ...]:
+        return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+    @staticmethod
+    def _set(states: tuple[Any, ...]) -> None:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+    def __enter__(self) -> None:
+        self._outside = self._now()
+        self._set(self._own)
+
+    def __exit__(self, *exc: object) -> None:
+        self._own = self._now()
+        self._set(self._outside)
+
+
+__all__ = ["END", "Collated", "Expected", "Fails", "Generators", "SeedOrder", "TorchOrder", "difference", "seed_generators"]

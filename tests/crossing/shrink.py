@@ -1,0 +1,96 @@
+"""Makes a failing case smaller, and says it as a program of a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from time import monotonic
+
+from tests.crossing.cases import BY_BATCH, MAKE_OF, NAMES, PLAINEST, Case, mended
+from tests.crossing.options import loader_options
+
+SMALLER = {
+    "n": (2, 3, 5, 9, 17, 40),
+    "size": (1, 3),
+    "batch_size": (1, 2, 3),
+    "workers": (1, 2),
+    "loaders": (1, 2),
+    "ranks": (1, 2),
+    "bad": (1,),
+}
+
+
+def simpler(case: Case) -> Iterator[Case]:
+    """Cases that differ in one dimension, and are plainer there."""
+    for name in NAMES:
+        if name in ("seed", "loaders"):
+            continue
+        value, default = getattr(case, name), getattr(PLAINEST, name)
+        if value != default:
+            yield replace(case, **{name: default})
+        for smaller in SMALLER.get(name, ()):
+            if isinstance(value, int) and smaller < value and smaller != default:
+                yield replace(case, **{name: smaller})
+    for letter in case.fields:
+        if len(case.fields) > 1:
+            yield replace(case, fields=case.fields.replace(letter, ""))
+
+
+def shrunk(case: Case, fails: Callable[[Case], bool], *, limit_s: float = 60.0, tries: int = 1) -> Case:
+    """The plainest case found that still fails, by trying one dimension after the other until none can be given up.
+
+    Args:
+        fails: whether a case fails in the same way.
+        limit_s: how long; the best so far is given.
+        tries: how often a plainer case is run before it is held to be right: races show now and then.
+    """
+    deadline = monotonic() + limit_s
+    is_smaller = True
+    while is_smaller:
+        is_smaller = False
+        for candidate in simpler(case):
+            if monotonic() > deadline:
+                return case
+            if mended(candidate) != replace(candidate, loaders=mended(candidate).loaders):
+                continue
+            if any(fails(candidate) for _ in range(tries)):
+                case, is_smaller = candidate, True
+                break
+    return case
+
+
+def program(case: Case) -> str:
+    """A few lines that do it again."""
+    given = ", ".join(f"{name}={value!r}" for name, value in case.changed().items())
+    lines = [
+        "from tests.crossing.cases import Case",
+        "from tests.crossing.process import prepare, run_case",
+        "",
+        "prepare()",
+        f"case = Case({given})",
+        f"print(run_case(case))  # dataset: {MAKE_OF.get(case.kind, case.kind)}; {_habit(case)}",
+    ]
+    if case.kind != "pipeline":
+        options = ", ".join(f"{name}={_literal(case, name, value)}" for name, value in loader_options(case).items())
+        lines.insert(5, f"# ShmLoader(dataset, {options})")
+    return "\n".join(lines)
+
+
+def _literal(case: Case, name: str, value: object) -> str:
+    if name in ("sampler", "batch_sampler") and case.order not in ("sampler", *BY_BATCH[2:]):
+        return repr(value)
+    return value.__name__ if callable(value) and hasattr(value, "__name__") else repr(value)[:120]
+
+
+def _habit(case: Case) -> str:
+    return {
+        "pass": "two passes",
+        "break": f"two passes broken off at {case.at:g}, then one",
+        "second": "a second iterator while the first runs",
+        "resume": f"state through JSON at {case.at:g}, loaded on {case.then_ranks} ranks, {case.then_workers} workers",
+        "living": f"state at {case.at:g}, loaded while a pass runs",
+        "end": "state of an epoch's end, loaded in the middle of the next",
+        "threads": "four threads call next() on one iterator",
+        "corrupt": "a bit of the state flipped",
+        "rebuild": "the loader made again of its public attributes",
+    }[case.habit]

@@ -1,0 +1,120 @@
+"""What the fields of a sample hold: each a pure function of (case, index). No engine, no files: the oracle reads these, too."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from tests.crossing.cases import Case
+
+RAGGED_WIDTH = 2
+
+
+class Pair(NamedTuple):
+    """A sample of two fields, by name."""
+
+    first: Any
+    second: Any
+
+
+@dataclass
+class Record:
+    """A sample that torch's collate refuses."""
+
+    first: Any
+    second: Any
+
+
+class Marked(torch.Tensor):
+    """A subclass, as libraries make them."""
+
+
+def length(case: Case, index: int) -> int:
+    """How long a field of variable length is."""
+    size = case.size
+    if case.sizes == "even":
+        return size
+    mixed = (index * 2654435761 + case.seed) >> 3
+    if case.sizes == "random":
+        return mixed % (2 * size + 1)
+    if case.sizes == "growing":
+        return size * (1 + index) // max(case.n, 1)
+    return size * 40 + 1000 if mixed % 11 == 3 else size
+
+
+def row(size: int, index: int) -> Any:
+    """Numbers that tell where they are from; exact in float32."""
+    return (np.arange(size) % 97 + 100 * index).astype(np.float32)
+
+
+def noise() -> list[float]:
+    """Draws from every global generator."""
+    return [random.random(), float(np.random.random()), float(torch.rand(()))]
+
+
+VALUES: dict[str, Callable[[Case, int], Any]] = {
+    "i": lambda case, i: i,
+    "a": lambda case, i: row(case.size, i),
+    "t": lambda case, i: torch.from_numpy(row(case.size, i + 1)),
+    "u": lambda case, i: np.int16(i),
+    "r": lambda case, i: i / 7,
+    "b": lambda case, i: i % 3 == 0,
+    "s": lambda case, i: f"ü{i} " + "x" * length(case, i),
+    "y": lambda case, i: bytes([i % 256]) * length(case, i),
+    "v": lambda case, i: (np.arange(length(case, i)) % 1000 + i).astype(np.int64),
+    "w": lambda case, i: torch.full((length(case, i),), float(i)),
+    "e": lambda case, i: np.empty((0, 3), np.float32),
+    "h": lambda case, i: torch.full((3,), float(i)).to(torch.bfloat16),
+    "x": lambda case, i: np.arange(12, dtype=np.int32).reshape(3, 4).T + i,
+    "k": lambda case, i: row(case.size * 16, i + 2),
+    "d": lambda case, i: {"a": row(case.size, i + 3), "pair": (i, f"s{i}")},
+    "l": lambda case, i: [i, i + 1, i + 2],
+    "c": lambda case, i: complex(i, 1) if False else torch.tensor([complex(i, 1)]),
+    "N": lambda case, i: noise(),
+    "o": lambda case, i: None,
+    "q": lambda case, i: {i, i + 1},
+    "S": lambda case, i: torch.sparse_coo_tensor([[i % 4]], [float(i + 1)], (4,), check_invariants=False),
+    "C": lambda case, i: torch.from_numpy(row(case.size, i)).as_subclass(Marked),
+    "P": lambda case, i: torch.nn.Parameter(torch.from_numpy(row(case.size, i))),
+    "g": lambda case, i: torch.from_numpy(row(case.size, i)).requires_grad_(),
+}
+
+
+def schema_of(case: Case) -> dict[str, Any]:
+    """What a dataset that decodes in place says of these fields, in their order."""
+    specs: dict[str, Any] = {
+        "i": "int64",
+        "a": ("float32", (case.size,)),
+        "u": "int16",
+        "r": "float64",
+        "s": str,
+        "y": bytes,
+        "v": ("int64", (None,)),
+        "h": (torch.bfloat16, (3,)),
+        "e": ("float32", (0, 3)),
+        "k": ("float32", (case.size * 16,)),
+        "N": ("float64", (3,)),
+    }
+    return {name: specs[name] for name in case.fields}
+
+
+def sample(case: Case, index: int, drawn: list[float] | None = None) -> Any:
+    """The sample of a dataset at an index; what it draws may be given."""
+    values = [drawn if name == "N" and drawn is not None else VALUES[name](case, index) for name in case.fields]
+    if case.kind == "bare":
+        return values[0]
+    if case.kind == "tuple":
+        return tuple(values)
+    if case.kind == "namedtuple":
+        return Pair(*values)
+    if case.kind == "dataclass":
+        return Record(*values)
+    whole = dict(zip(case.fields, values, strict=True))
+    if case.kind == "nested":
+        return {"outer": [whole, (values[0], index)], "index": index}
+    return whole

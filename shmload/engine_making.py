@@ -35,6 +35,7 @@ class EngineMaking(ObservedLoader[T]):
     crew: Any
     address: str | None
     num_local_workers: int
+    connect_timeout_s: float
     ragged_rule: Any
     seed_samples: bool
     snapshot_every_n_steps: int
@@ -119,6 +120,7 @@ class EngineMaking(ObservedLoader[T]):
                 sender=self.sender(),
                 address=(self.address or "auto") if self.crew == "ray" else None,
                 num_local_workers=self.num_local_workers,
+                connect_timeout_s=self.connect_timeout_s,
             ),
             self.bad_samples,
         )

@@ -5,6 +5,7 @@ A requirement's tests are read off here. Where a node id names a parametrized te
 
 from __future__ import annotations
 
+from tests.planted.crossed_defects import CROSSED_DEFECTS
 from tests.planted.pipeline_defects import PIPELINE_DEFECTS
 from tests.planted.planting import Defect
 from tests.planted.sharing_defects import SHARING_DEFECTS
@@ -16,6 +17,7 @@ DEFECTS = [
     *PIPELINE_DEFECTS,
     *STORAGE_DEFECTS,
     *SHARING_DEFECTS,
+    *CROSSED_DEFECTS,
     # ------------------------------------------------ R1: little /dev/shm
     Defect(
         "R1",

@@ -71,11 +71,13 @@ class SeedIterator:
         watch = self._watch
         if watch is not None:
             watch.asked()
-        epoch, number = self.place.epoch, self._stream.epochs.step_number(self.place.step)
+        step = self.place.step
         try:
             batch = self._stream.take(self.place, watch)
         except StopIteration as error:
-            raise no_end(error, f"the dataset, collate_fn or sampler (epoch {epoch}, batch {number})") from error
+            number = self._stream.epochs.step_number(step)
+            who = f"the dataset, collate_fn or sampler (epoch {self.place.epoch}, batch {number})"
+            raise no_end(error, who) from error
         if batch is END:
             self._loader.recorder.ended(self.place.epoch, self._stream.epochs.step_number(self.place.step))
             if watch is not None:

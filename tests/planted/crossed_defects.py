@@ -54,7 +54,7 @@ CROSSED_DEFECTS = [
         "Ce",
         "a StopIteration of the user's ends a pass in seed mode",
         "shmload/seed_mode.py",
-        '            raise no_end(error, f"the dataset, collate_fn or sampler (epoch {epoch}, batch {number})") from error\n',
+        "            raise no_end(error, who) from error\n",
         "            raise\n",
         (
             f"{BAD_INPUT}test_stop_iteration_of_the_users_is_no_end_of_a_pass_in_seed_mode",

@@ -54,12 +54,15 @@ def as_keyed(dataset: Any, seed: int | None) -> Any:
 
 def _check_crew(given: Mapping[str, Any]) -> None:
     crew, address, num_local = given["crew"], given["address"], given["num_local_workers"]
+    connect_s = given["connect_timeout_s"]
     if crew not in ("auto", "ray"):
         raise ValueError(f'crew is "auto" or "ray"; got {crew!r}')
     if not isinstance(num_local, int) or num_local < 0:
         raise ValueError(
             f"num_local_workers is the number of this machine's processes beside the actors, at least 0; got {num_local!r}"
         )
+    if not isinstance(connect_s, int | float) or not connect_s > 0:
+        raise ValueError(f"connect_timeout_s is a number of seconds above 0; got {connect_s!r}")
     if crew == "auto":
         if num_local:
             raise ValueError(

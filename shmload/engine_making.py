@@ -35,6 +35,7 @@ class EngineMaking(ObservedLoader[T]):
     crew: Any
     address: str | None
     num_local_workers: int
+    connect_timeout_s: float
     ragged: str | Mapping[str, str]
     seed_samples: bool
     snapshot_every_n_steps: int
@@ -127,6 +128,7 @@ class EngineMaking(ObservedLoader[T]):
                 sender=self.sender(),
                 address=(self.address or "auto") if self.crew == "ray" else None,
                 num_local_workers=self.num_local_workers,
+                connect_timeout_s=self.connect_timeout_s,
             ),
             self._bad_samples,
         )

@@ -110,6 +110,8 @@ class ShmLoader(EngineMaking[T]):
         num_local_workers: with crew="ray", processes of this machine that read beside the `num_workers` actors, into the same
             ring. For torch mode and `get_worker_info()` all of them together are the workers, the actors first.
         address: of the cluster's head, with crew="ray"; None: "auto", the cluster that runs on this machine.
+        connect_timeout_s: with crew="ray", seconds that the cluster may take to answer. What is sent there then takes as long as it
+            takes. Once it has answered, it is asked again before a break is an error.
         share: "node": the ranks of this node that are given the same `rank` and `world_size`, as those of a tensor- or pipeline-
             parallel group are, read one ring, filled by one crew of `num_workers`; each sample is decoded once. Where no two
             ranks are given the same, as in data parallelism, each has ring and crew of its own, and idle workers help the ranks
@@ -167,6 +169,7 @@ class ShmLoader(EngineMaking[T]):
         crew: str = "auto",
         num_local_workers: int = 0,
         address: str | None = None,
+        connect_timeout_s: float = 60.0,
         share: str | None = None,
         device: Any = None,
         audit: str | os.PathLike[str] | None = None,
@@ -177,6 +180,7 @@ class ShmLoader(EngineMaking[T]):
         dataset = as_keyed(dataset, seed)
         check_arguments(dict(locals()))
         self.crew, self.address, self.num_local_workers, self.share = crew, address, num_local_workers, share
+        self.connect_timeout_s = connect_timeout_s
         self._num_rings = 0
         if crew == "ray" and is_auto(num_workers):
             num_workers = num_actors(address)

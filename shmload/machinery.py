@@ -72,6 +72,7 @@ class EngineOptions:
     affinity: tuple[int, ...] = ()  # processors of the crew; none: the trainer's
     address: str | None = None  # of the Ray cluster whose actors are the workers; None: processes of this machine are
     num_local_workers: int = 0  # of the workers, the last ones: processes of this machine beside the actors
+    connect_timeout_s: float = 60.0  # for the Ray cluster to answer
 
 
 class Machinery:
@@ -164,6 +165,7 @@ class Machinery:
             address=options.address,
             num_local_workers=options.num_local_workers,
             num_ahead=options.num_ordered // options.num_workers,
+            connect_timeout_s=options.connect_timeout_s,
             sample_timeout_s=options.sample_timeout_s,
             affinity=options.affinity,
         )

@@ -72,8 +72,7 @@ class SeedIterator:
 
     def next_step(self) -> Any:
         """The next batch; NOTHING if every sample of it is skipped."""
-        watch, turns = self._watch, self._stream.turns
-        epoch, step = self.place.epoch, self.place.step
+        watch, turns, step = self._watch, self._stream.turns, self.place.step
         try:
             with turns.lock:
                 if turns.is_taken:
@@ -87,7 +86,8 @@ class SeedIterator:
                     turns.is_taken = False
         except StopIteration as error:
             number = self._stream.epochs.step_number(step)
-            raise no_end(error, f"the dataset, collate_fn or sampler (epoch {epoch}, batch {number})") from error
+            who = f"the dataset, collate_fn or sampler (epoch {self.place.epoch}, batch {number})"
+            raise no_end(error, who) from error
         if batch is END:
             self.place.is_over = True
             self._loader._recorder.ended(self.place.epoch, self._stream.epochs.step_number(self.place.step))

@@ -27,6 +27,7 @@ OF_BATCHES = frozenset({"max_bad", "on_error"})
 OPTIONS = OF_BATCHES | {
     "address",
     "audit",
+    "connect_timeout_s",
     "crew",
     "max_restarts",
     "multiprocessing_context",
@@ -45,8 +46,8 @@ class Conveyer:
     Args:
         stages: a Range, a Permutation or a Join, then Map, DistributedBatchedMap and Partition as wanted, then Collate, if
             batches are to come, and Maps of whole batches.
-        options: some of ShmLoader's arguments: address, audit, crew, max_bad, max_restarts, multiprocessing_context,
-            num_local_workers, on_error, pin_memory, ring_bytes, worker_init_fn.
+        options: some of ShmLoader's arguments: address, audit, connect_timeout_s, crew, max_bad, max_restarts,
+            multiprocessing_context, num_local_workers, on_error, pin_memory, ring_bytes, worker_init_fn.
     Raises:
         TypeError, ValueError: the stages make no pipeline, or the options are none of its.
     Iteration goes on where the pipeline stands: without an end if the source repeats, else to the end of its epoch; iterating an

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import weakref
 from pathlib import Path
@@ -59,7 +60,9 @@ def remove_abandoned(place: Path) -> list[str]:
     removed = []
     for folder in place.glob(f"{_PREFIX}{os.getuid()}-*"):
         try:
-            fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            if (status := os.lstat(folder)).st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
+                continue  # anyone may make such a name there
+            fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:  # it is being made
             continue
         try:

@@ -7,6 +7,10 @@ Both locks are the kernel's: they end with their holder, however it ends. If it 
 the gate finds the board as it was. The last to leave removes both files; of those that were killed the reaper does (reaper.py).
 Whoever can turn its lock on the board into an exclusive one is the last, and nobody is inside the gate.
 
+The names follow from what the run's processes know, so others can guess them, and in a folder that all may write to anyone can be
+there first. A place at which something of another user's stands, or no file at all, is passed by: the next has the last number of
+the stem one higher. Where one of this user's has begun a meeting, that place is taken before one that is only free.
+
 A file that was opened may have been removed by the last of an earlier meeting. So once both locks are held it is checked that the
 names still lead to them, else all is begun again.
 """
@@ -25,14 +29,20 @@ from shmload.shm import owner, reaper
 from shmload.shm.names import SHM_DIR
 
 _DIGEST_NBYTES = 16
+_NUM_PLACES = 16  # of one meeting
 
 
 class Meeting:
-    """This process's attendance. Ends with `leave`."""
+    """This process's attendance. Ends with `leave`.
+
+    Args:
+        stem: of the first place, which ends in "-0".
+    """
 
     def __init__(self, stem: str) -> None:
-        self._control_path = f"{SHM_DIR}/{stem}-control"
-        self._gate_path = f"{SHM_DIR}/{stem}-gate"
+        base = f"{SHM_DIR}/{stem.removesuffix('0')}"
+        self._places = [(f"{base}{number}-control", f"{base}{number}-gate") for number in range(_NUM_PLACES)]
+        self._control_path, self._gate_path = self._places[0]
         self._control = -1
         self._pid = os.getpid()
 
@@ -42,6 +52,7 @@ class Meeting:
 
         Raises:
             OSError: there is no place to meet at.
+            PermissionError: others have taken all of them.
         """
         gate = self._enter()
         try:
@@ -78,10 +89,18 @@ class Meeting:
     def _enter(self) -> int:
         while True:
             if self._control < 0:
-                reaper.attend(self._control_path)
-                self._control = _opened(self._control_path, os.O_RDWR | os.O_CREAT)
-                fcntl.flock(self._control, fcntl.LOCK_SH)
-            gate = _opened(self._gate_path, os.O_RDWR | os.O_CREAT)
+                self._control_path, self._gate_path = self._place()
+            try:
+                if self._control < 0:
+                    reaper.attend(self._control_path)
+                    self._control = _opened(self._control_path)
+                    fcntl.flock(self._control, fcntl.LOCK_SH)
+                gate = _opened(self._gate_path)
+            except OSError:
+                if _others(self._control_path) is None and _others(self._gate_path) is None:
+                    raise
+                self._let_go()  # another user has been quicker
+                continue
             try:
                 fcntl.flock(gate, fcntl.LOCK_EX)
                 if _is_at(gate, self._gate_path) and _is_at(self._control, self._control_path):
@@ -90,21 +109,56 @@ class Meeting:
                 owner.close(gate)
                 raise
             owner.close(gate)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._control >= 0:
             owner.close(self._control)
             self._control = -1
+
+    def _place(self) -> tuple[str, str]:
+        """Where to meet: where one of this user's has begun to, else at the first place that is free."""
+        open_to_us = [place for place in self._places if all(_others(path) is None for path in place)]
+        for place in open_to_us:
+            if os.path.lexists(place[0]):
+                return place
+        if open_to_us:
+            return open_to_us[0]
+        control, gate = self._places[0]
+        path, uid = next((path, uid) for path in (control, gate) if (uid := _others(path)) is not None)
+        raise PermissionError(
+            errno.EPERM,
+            f"user {uid} has what is in the way where processes of user {os.geteuid()} meet, and the {_NUM_PLACES - 1} places "
+            'beside it are taken too: have that user or root remove these files, or do without share="node"',
+            path,
+        )
 
 
 def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=_DIGEST_NBYTES).digest()
 
 
-def _opened(path: str, flags: int) -> int:
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _opened(path: str) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     status = os.fstat(fd)
-    if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
+    if not _is_ours(status):
         os.close(fd)
         raise PermissionError(errno.EPERM, f"not a file of user {os.geteuid()}", path)
     return owner.keep(fd)
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    """Whether it is a file that nobody but this user can have made, or write to."""
+    return status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode) and not status.st_mode & 0o077
+
+
+def _others(path: str) -> int | None:
+    """Whose it is that stands in the way at a path; None: nothing does."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return None if _is_ours(status) else status.st_uid
 
 
 def _is_at(fd: int, path: str) -> bool:

@@ -294,7 +294,7 @@ class Transport:
             self._pool = _Pool(os.getpid())
         return self._pool
 
-    def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
+    def _connection(self) -> tuple[_Connection, bool]:
         """A connection, and whether it has been used."""
         pool = self._here()
         with pool.lock:

@@ -42,6 +42,7 @@ def muster(
     address: str | None = None,
     num_local_workers: int = 0,
     num_ahead: int = 1,
+    connect_timeout_s: float = 60.0,
     sample_timeout_s: float | None = None,
     affinity: Sequence[int] = (),
 ) -> ProcessCrew | RayCrew | JointCrew:
@@ -54,7 +55,8 @@ def muster(
         resume: one pickled snapshot for each worker to go on from, or none at all.
         address: of the Ray cluster that decodes; None: this machine does.
         num_local_workers: of the workers, how many, the last ones, are this machine's where there is a cluster.
-        num_ahead: batches that are ordered ahead for each worker; it and `sample_timeout_s` matter to a Ray cluster alone.
+        num_ahead: batches that are ordered ahead for each worker; it, `connect_timeout_s` and `sample_timeout_s` matter to a Ray
+            cluster alone.
         affinity: processors that workers may use; none: the trainer's.
     """
     num_far = 0 if address is None else num_workers - num_local_workers
@@ -85,6 +87,7 @@ def muster(
         address,
         is_seeded=job.seed is not None,
         num_ahead=num_ahead,
+        connect_timeout_s=connect_timeout_s,
         num_beside=num_local_workers,
         sample_timeout_s=sample_timeout_s,
     )

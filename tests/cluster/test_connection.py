@@ -2,32 +2,135 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 import numpy as np
 import pytest
 
+from shmload import ShmLoader
 from shmload.errors import ClusterUnreachable
+from shmload.storage import retry
 from shmload.worker.actors import cluster as module
+from shmload.worker.actors import crew as crew_module
+from shmload.worker.actors.agent import Briefing
 from shmload.worker.actors.cluster import Cluster
+from shmload.worker.actors.crew import RayCrew
+
+EARLY, LATE = -1e9, 1e18  # on the clock that is asked
 
 
-def unconnected(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def unconnected(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Cluster:
     monkeypatch.setattr(module, "LOOK_S", 0.0)
-    return Cluster("head:6379", np.empty(0, np.uint8), [], is_seeded=True)
+    monkeypatch.setattr(module, "TELL_S", -1.0)
+    given = {"is_seeded": True, "connect_timeout_s": 60.0, **options}
+    return Cluster("head:6379", np.empty(200_000_000, np.uint8), [], **given)
 
 
 def test_without_an_answer_in_time_an_errand_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CONNECT_S", 0.0)
-    cluster = unconnected(monkeypatch)
+    cluster = unconnected(monkeypatch, connect_timeout_s=0.5)
+    cluster._asked_at = EARLY
     cluster.wait(lambda: True)
     with pytest.raises(ClusterUnreachable) as caught:
         cluster.begin(0, "work")
     assert str(caught.value) == (
-        "the Ray cluster at address='head:6379' did not answer within 0 s. Is its head running, and does this machine belong to it "
-        "(`ray status`)?"
+        "the Ray cluster at address='head:6379' did not answer within 0.5 s. Is its head running, and does this machine belong "
+        "to it (`ray status`)? If it is only slow, raise connect_timeout_s"
     )
+
+
+@pytest.mark.parametrize(
+    ("asked_at", "joined_at", "told"),
+    [
+        (None, None, "Ray is being imported"),
+        (LATE, None, "the Ray cluster at address='head:6379' has not answered yet (connect_timeout_s=0.5)"),
+        (EARLY, EARLY, "the dataset, 200 MB, is on its way into Ray's object store"),
+    ],
+)
+def test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said(
+    asked_at: float | None,
+    joined_at: float | None,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = unconnected(monkeypatch, connect_timeout_s=0.5)
+    cluster._asked_at, cluster._joined_at = asked_at, joined_at
+    asked = iter([True, True, False])
+    with caplog.at_level(logging.WARNING, "shmload"):
+        cluster.wait(lambda: next(asked))
+    assert next(asked, None) is None
+    assert [f"{told}, for 0 s so far"] * 2 == caplog.messages
 
 
 def test_a_connection_that_nobody_waits_for_any_more_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = iter([True, False])
     unconnected(monkeypatch).wait(lambda: next(asked))
     assert next(asked, None) is None
+
+
+class Heads:
+    """A cluster that takes no connection so many times."""
+
+    def __init__(self, num_failures: int) -> None:
+        self.num_failures, self.num_asked = num_failures, 0
+
+    def join(self, address: str, timeout_s: float) -> None:
+        self.num_asked += 1
+        if self.num_asked <= self.num_failures:
+            raise ClusterUnreachable("nothing listens there")
+
+
+def test_the_first_agent_says_at_once_that_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = Heads(1)
+    monkeypatch.setattr(module, "join", heads.join)
+    with pytest.raises(ClusterUnreachable, match="nothing listens there"):
+        unconnected(monkeypatch)._join()
+    assert heads.num_asked == 1
+
+
+@pytest.mark.parametrize("num_failures", [3, 100])
+def test_a_later_agent_asks_again(num_failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads, pauses = Heads(num_failures), list[float]()
+    monkeypatch.setattr(module, "join", heads.join)
+    monkeypatch.setattr(retry, "_wait", pauses.append)
+    cluster = unconnected(monkeypatch, is_again=True)
+    if num_failures == 3:
+        cluster._join()
+        assert (heads.num_asked, len(pauses)) == (4, 3)
+        return
+    with pytest.raises(ClusterUnreachable, match="nothing listens there"):
+        cluster._join()
+    assert heads.num_asked == 1 + retry.Patience().retries
+
+
+class Agent:
+    """Stands for the agent's process."""
+
+    pid = 0
+
+
+def test_an_agent_that_takes_anothers_place_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[Briefing] = []
+
+    def launch(crew: Any, briefing: Briefing) -> None:
+        launched.append(briefing)
+        crew._agent, crew._ending = Agent(), lambda: None
+
+    monkeypatch.setattr(RayCrew, "_launch", launch)
+    monkeypatch.setattr(crew_module.reaper, "dismiss", lambda pid: None)
+    crew = RayCrew([], "auto", is_seeded=True, num_ahead=1, connect_timeout_s=7.5)
+    crew.start(0)
+    crew.replace(0)
+    assert [(briefing.is_again, briefing.connect_timeout_s) for briefing in launched] == [(False, 7.5), (True, 7.5)]
+
+
+@pytest.mark.parametrize("given", [0, -1.0, "60", None])
+def test_connect_timeout_s_is_a_time(given: Any) -> None:
+    with pytest.raises(ValueError, match=f"connect_timeout_s is a number of seconds above 0; got {given!r}"):
+        ShmLoader([1], connect_timeout_s=given)
+
+
+def test_connect_timeout_s_is_an_attribute() -> None:
+    assert ShmLoader([1]).connect_timeout_s == 60.0
+    assert ShmLoader([1], connect_timeout_s=5).connect_timeout_s == 5

@@ -251,7 +251,10 @@ def _of_kind(case: Case) -> Case:
     if case.kind == "pipeline":
         case = replace(
             case,
-            **{name: getattr(PLAINEST, name) for name in ("fields", "size", "sizes", "bad", "order", "ragged", "threads", "prefetch")},
+            **{
+                name: getattr(PLAINEST, name)
+                for name in ("fields", "size", "sizes", "bad", "order", "ragged", "threads", "prefetch")
+            },
             **{name: getattr(PLAINEST, name) for name in ("on_error", "in_order", "persistent", "collate", "mode")},
             workers=case.workers if isinstance(case.workers, int) else 2,
             batch_size=case.batch_size or 4,
@@ -314,7 +317,14 @@ def _of_fields(case: Case) -> Case:
         case = replace(case, ragged="list")
     if case.ragged in ("pad", "nested", "jagged") and not is_declared and set(letters) & set("bcxkedh"):
         letters = "".join(letter for letter in letters if letter not in "cxkedh") or "i"
-    if case.ragged in ("pad", "nested", "jagged") and case.kind in ("tuple", "nested", "namedtuple", "dataclass", "bare", "iterable"):
+    if case.ragged in ("pad", "nested", "jagged") and case.kind in (
+        "tuple",
+        "nested",
+        "namedtuple",
+        "dataclass",
+        "bare",
+        "iterable",
+    ):
         case = replace(case, ragged="list")
     if case.kind == "dataclass" and not case.is_seeded and not case.ragged and not case.collate:
         case = replace(case, ragged="list")
@@ -352,7 +362,11 @@ def _of_loader(case: Case) -> Case:
         case = replace(case, n=1)
     if case.on_error != "raise" and case.kind == "iterable":
         case = replace(case, on_error="raise")
-    if case.bad and case.on_error == "substitute" and (case.bad >= case.n or case.order in ("sampler", "batch_sampler", "weighted")):
+    if (
+        case.bad
+        and case.on_error == "substitute"
+        and (case.bad >= case.n or case.order in ("sampler", "batch_sampler", "weighted"))
+    ):
         case = replace(case, on_error="skip")
     if case.bad and case.on_error == "substitute" and (case.order or case.batch_size is None):
         case = replace(case, on_error="skip")
@@ -379,7 +393,9 @@ def _of_habit(case: Case) -> Case:
     if case.is_noisy and not case.is_seeded:
         case = replace(case, bad=0)  # what is not read does not draw
     if not case.is_seeded:
-        if case.is_noisy or case.kind == "iterable":  # what workers draw, and which items are whose, goes by their number
+        if (
+            case.is_noisy or case.kind == "iterable"
+        ):  # what workers draw, and which items are whose, goes by their number
             case = replace(case, then_workers=case.workers if isinstance(case.workers, int) else 2)
         if case.is_noisy and (case.habit in ("second", "living", "end", "resume", "threads") or case.workers == 0):
             case = replace(case, habit="pass", workers=max(int(case.workers), 1))
@@ -392,7 +408,9 @@ def _of_habit(case: Case) -> Case:
     if case.ranks > 1 and case.habit == "threads":
         case = replace(case, ranks=1)
     if case.kind == "growing":
-        case = replace(case, then_ranks=case.ranks, habit="pass" if case.habit in ("second", "living", "end") else case.habit)
+        case = replace(
+            case, then_ranks=case.ranks, habit="pass" if case.habit in ("second", "living", "end") else case.habit
+        )
         if case.ranks > 1:
             case = replace(case, ranks=1, then_ranks=1)
     # the global batch stays in a resume on other ranks

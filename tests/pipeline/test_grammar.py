@@ -77,7 +77,9 @@ def test_numpys_integers_will_do_and_states_stay_json() -> None:
 
 
 def test_options_are_some_of_shmloaders() -> None:
-    with pytest.raises(TypeError, match="Conveyer takes of ShmLoader's arguments address, audit, crew, max_bad"):
+    with pytest.raises(
+        TypeError, match="Conveyer takes of ShmLoader's arguments address, audit, connect_timeout_s, crew"
+    ):
         Conveyer([Range(3)], shuffle=True)
     with pytest.raises(
         ValueError, match="max_bad, on_error is for batches: a single item that fails raises at its turn"

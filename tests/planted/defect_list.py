@@ -5,7 +5,7 @@ A requirement's tests are read off here. Where a node id names a parametrized te
 
 from __future__ import annotations
 
-from tests.planted.crossing_defects import CROSSING_DEFECTS
+from tests.planted.crossed_defects import CROSSED_DEFECTS
 from tests.planted.pipeline_defects import PIPELINE_DEFECTS
 from tests.planted.planting import Defect
 from tests.planted.sharing_defects import SHARING_DEFECTS
@@ -14,10 +14,10 @@ from tests.planted.storage_defects import STORAGE_DEFECTS
 PROMISES = "tests/loader/test_promises.py::"
 
 DEFECTS = [
-    *CROSSING_DEFECTS,
     *PIPELINE_DEFECTS,
     *STORAGE_DEFECTS,
     *SHARING_DEFECTS,
+    *CROSSED_DEFECTS,
     # ------------------------------------------------ R1: little /dev/shm
     Defect(
         "R1",

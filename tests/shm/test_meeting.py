@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -156,16 +158,17 @@ def test_a_forked_child_neither_attends_nor_removes(stem: str) -> None:
     assert files_of(stem) == set()
 
 
-def test_anothers_file_is_refused(stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_board_that_others_may_write_to_is_passed_by(stem: str) -> None:
+    path = f"{SHM_DIR}/{stem}-control"
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+    os.chmod(path, 0o666)
     meeting = Meeting(stem)
     with meeting.at_board():
-        pass
-    user = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-    with pytest.raises(PermissionError, match=f"not a file of user {user + 1}"), Meeting(stem).at_board():
-        pass
-    monkeypatch.undo()
+        meeting.write(b"here")
+    assert os.path.getsize(path) == 0
     meeting.leave()
+    os.unlink(path)
+    assert files_of(stem.removesuffix("0")) == set()
 
 
 def test_leaving_does_not_wait_for_who_is_inside(stem: str) -> None:
@@ -178,3 +181,81 @@ def test_leaving_does_not_wait_for_who_is_inside(stem: str) -> None:
         assert files_of(stem) == {"-control", "-gate"}
     inside.leave()
     assert files_of(stem) == set()
+
+
+OTHER_UID = 65534  # nobody
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user too")
+
+
+@contextmanager
+def in_the_way(paths: list[str], make: str) -> Iterator[None]:
+    """What another user makes at paths, of a folder that all may write to, in a process of its own."""
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setgid(OTHER_UID)
+        os.setuid(OTHER_UID)
+        for path in paths:
+            PLACED[make](path)
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
+    try:
+        yield
+    finally:
+        for path in paths:
+            if os.path.isdir(path) and not os.path.islink(path):
+                os.rmdir(path)
+            else:
+                os.unlink(path)
+
+
+PLACED: dict[str, Callable[[str], object]] = {
+    "file": lambda path: os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666)),
+    "closed file": lambda path: os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o000)),
+    "link": lambda path: os.symlink("/dev/null", path),
+    "folder": os.mkdir,
+    "pipe": os.mkfifo,
+}
+
+
+@as_root
+@pytest.mark.parametrize("make", PLACED)
+@pytest.mark.parametrize("part", ["control", "gate"])
+def test_what_another_user_has_put_at_the_place_keeps_nobody_from_meeting(stem: str, part: str, make: str) -> None:
+    with in_the_way([f"{SHM_DIR}/{stem}-{part}"], make):
+        first, second = Meeting(stem), Meeting(stem)
+        with first.at_board():
+            first.write(b"here")
+        with second.at_board():
+            assert second.read() == b"here"
+        assert files_of(stem) == {f"-{part}"}
+        first.leave()
+        second.leave()
+        assert files_of(stem.removesuffix("0")) == {f"0-{part}"}
+
+
+@as_root
+def test_a_meeting_goes_on_where_it_was_begun_when_the_way_is_free_again(stem: str) -> None:
+    first, second = Meeting(stem), Meeting(stem)
+    with in_the_way([f"{SHM_DIR}/{stem}-control"], "file"), first.at_board():
+        first.write(b"here")
+    with second.at_board():
+        assert second.read() == b"here"
+    first.leave()
+    second.leave()
+
+
+@as_root
+def test_places_that_are_all_taken_are_an_error_that_names_the_owner(stem: str) -> None:
+    paths = [f"{SHM_DIR}/{stem.removesuffix('0')}{number}-gate" for number in range(16)]
+    with in_the_way(paths, "file"), pytest.raises(PermissionError) as caught, Meeting(stem).at_board():
+        pass
+    assert f"user {OTHER_UID} has what is in the way where processes of user 0 meet" in str(caught.value)
+    assert "remove these files" in str(caught.value)
+    assert paths[0] == caught.value.filename
+
+
+def test_two_users_never_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = meeting_stem("share", "0")
+    monkeypatch.setattr(os, "getuid", lambda: OTHER_UID)
+    assert mine != meeting_stem("share", "0")

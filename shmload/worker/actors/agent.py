@@ -39,7 +39,9 @@ class Briefing:
     num_ahead: int  # errands that each worker may have under way
     num_beside: int  # workers of this machine that claim from the same ring
     num_ordered: int  # batches that the trainer orders ahead, for all
+    connect_timeout_s: float
     sample_timeout_s: float | None = None
+    is_again: bool = False  # another agent was there before
 
 
 def main() -> None:
@@ -59,7 +61,14 @@ def main() -> None:
     rings = [[WorkerRing(control, post.worker_id) for _ in range(briefing.num_ahead)] for post in posts]
     sizes = rings[0][0].text_capacity, rings[0][0].layout_capacity
     settings = [Setting(post, briefing.paths, *sizes, briefing.sample_timeout_s) for post in posts]
-    cluster = Cluster(briefing.address, parcel, settings, is_seeded=briefing.is_seeded)
+    cluster = Cluster(
+        briefing.address,
+        parcel,
+        settings,
+        is_seeded=briefing.is_seeded,
+        connect_timeout_s=briefing.connect_timeout_s,
+        is_again=briefing.is_again,
+    )
     del memory, parcel
     by_bell: dict[str, list[list[StandIn]]] = {name: [] for name in orders}
     for post, of_worker in zip(posts, rings, strict=True):

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.filler import ERROR
-from shmload.errors import ClusterUnreachable, WorkerDied
+from shmload.errors import ClusterUnreachable, StoreError, WorkerDied
+from shmload.storage.retry import Patience, Tries, Unsure
 from shmload.worker.actors.decoder import Decoder
 from shmload.worker.actors.errand import Errand, Outcome, Setting
 from shmload.worker.actors.lateness import failure_in, forget_word, take_word
@@ -22,7 +23,8 @@ from shmload.worker.actors.placement import alive_nodes, place
 
 log = logging.getLogger("shmload")
 
-CONNECT_S = 20.0  # Ray itself tries for two minutes
+HEAD_S = 10.0  # for the head to take a connection; Ray itself tries for two minutes
+TELL_S = 5.0  # how often it is said what is still waited for
 LOOK_S = 0.1  # how often who waits for the connection looks whether it still should
 MAX_DEATHS = 3  # of actors over one errand alone: then it is the errand
 
@@ -43,15 +45,30 @@ class Cluster:
         parcel: the pickled job.
         settings: of the actors, by worker.
         is_seeded: what an errand gives depends on nothing but the errand, so another actor may do it again.
+        connect_timeout_s: how long the cluster may take to answer; what is sent there then takes as long as it takes.
+        is_again: an agent was connected before this one: a cluster that does not answer is asked again.
     """
 
-    def __init__(self, address: str, parcel: NDArray[np.uint8], settings: list[Setting], *, is_seeded: bool) -> None:
+    def __init__(
+        self,
+        address: str,
+        parcel: NDArray[np.uint8],
+        settings: list[Setting],
+        *,
+        is_seeded: bool,
+        connect_timeout_s: float,
+        is_again: bool = False,
+    ) -> None:
         self._address = address
         self._parcel = parcel
+        self._parcel_nbytes = parcel.nbytes
         self._settings = settings
         self._is_seeded = is_seeded
-        self._is_connected = threading.Event()
-        self._began = monotonic()
+        self._connect_timeout_s = connect_timeout_s
+        self._is_again = is_again
+        self._is_connected = threading.Event()  # all is done, or has failed
+        self._asked_at: float | None = None  # when the cluster was first asked; before that Ray is imported
+        self._joined_at: float | None = None
         self._failure: Exception | None = None
         self._lock = threading.Lock()
         self._actors: dict[int, Any] = {}
@@ -77,13 +94,29 @@ class Cluster:
     def _connect(self) -> None:
         import ray
 
-        join(self._address)
+        self._join()
+        self._joined_at = monotonic()
         self.node_id = str(ray.get_runtime_context().get_node_id())
         self._job = ray.put(self._parcel)
         nodes = place(alive_nodes(ray.nodes()), len(self._settings), os.getpid())
         with self._lock:
             for worker, node in enumerate(nodes):
                 self._hire(worker, node)
+
+    def _join(self) -> None:
+        self._asked_at = monotonic()
+        tries = Tries(Patience(timeout_s=self._connect_timeout_s), "join the Ray cluster")
+        while True:
+            try:
+                return join(self._address, self._connect_timeout_s)
+            except ClusterUnreachable as error:
+                if not self._is_again:
+                    raise
+                try:
+                    tries.failed(Unsure(str(error)))
+                except StoreError:  # no try is left
+                    raise error from None
+                log.warning("%s; trying again", error)
 
     def _hire(self, worker: int, node_id: str) -> None:
         import ray
@@ -96,10 +129,30 @@ class Cluster:
         self._actors[worker] = made.remote(setting, self._job)
 
     def wait(self, is_wanted: Callable[[], bool]) -> None:
-        """Returns once the connection stands or has failed, after `CONNECT_S` at the latest, or as soon as nobody wants it."""
+        """Returns once the connection stands or has failed, or as soon as nobody wants it.
+
+        The cluster has `connect_timeout_s` to answer. Importing Ray before that and sending the dataset behind it have no limit:
+        they end with this process, and what they wait for is said now and then.
+        """
+        began = told = monotonic()
         while not self._is_connected.wait(LOOK_S):
-            if not is_wanted() or monotonic() - self._began > CONNECT_S:
+            now = monotonic()
+            if not is_wanted() or self._is_late(now):
                 return
+            if now - told > TELL_S:
+                told = now
+                log.warning("%s, for %.0f s so far", self._waits_for(), now - began)
+
+    def _is_late(self, now: float) -> bool:
+        return self._joined_at is None and self._asked_at is not None and now - self._asked_at > self._connect_timeout_s
+
+    def _waits_for(self) -> str:
+        if self._asked_at is None:
+            return "Ray is being imported"
+        if self._joined_at is None:
+            limit = f"connect_timeout_s={self._connect_timeout_s:g}"
+            return f"the Ray cluster at address={self._address!r} has not answered yet ({limit})"
+        return f"the dataset, {self._parcel_nbytes / 1e6:,.0f} MB, is on its way into Ray's object store"
 
     # ------------------------------------------------------------ errands
 
@@ -112,8 +165,8 @@ class Cluster:
         """
         if not self._is_connected.is_set():
             raise ClusterUnreachable(
-                f"the Ray cluster at address={self._address!r} did not answer within {CONNECT_S:.0f} s. Is its head "
-                "running, and does this machine belong to it (`ray status`)?"
+                f"the Ray cluster at address={self._address!r} did not answer within {self._connect_timeout_s:g} s. Is its "
+                "head running, and does this machine belong to it (`ray status`)? If it is only slow, raise connect_timeout_s"
             )
         if self._failure is not None:
             raise self._failure
@@ -211,9 +264,11 @@ class Cluster:
             self._hire(worker, nodes[worker])
 
 
-def join(given: str) -> None:
+def join(given: str, timeout_s: float = HEAD_S) -> None:
     """Makes this process a driver of a cluster.
 
+    Args:
+        timeout_s: how long the head may take to take a connection, at most HEAD_S.
     Raises:
         ClusterUnreachable: there is none at this address.
     """
@@ -223,7 +278,7 @@ def join(given: str) -> None:
     host, colon, port = address.rpartition(":")
     try:
         if colon and port.isdigit() and "/" not in host:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S / 2).close()
+            socket.create_connection((host.strip("[]"), int(port)), min(timeout_s, HEAD_S)).close()
         ray.init(address=address, logging_level=logging.WARNING, namespace="shmload")
     except Exception as error:
         raise unreachable(given, error) from error

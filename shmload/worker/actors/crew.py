@@ -27,6 +27,7 @@ class RayCrew:
         posts: one per worker.
         address: of the cluster's head, or "auto".
         num_ahead: batches that the trainer orders ahead for each worker.
+        connect_timeout_s: how long the cluster may take to answer.
         num_beside: workers of the same ring that are this machine's.
         sample_timeout_s: how long one sample may take before its actor is ended; None: for ever.
     """
@@ -38,6 +39,7 @@ class RayCrew:
         *,
         is_seeded: bool,
         num_ahead: int,
+        connect_timeout_s: float,
         num_beside: int = 0,
         sample_timeout_s: float | None = None,
     ) -> None:
@@ -51,6 +53,7 @@ class RayCrew:
             num_ahead=max(1, min(num_ahead, MAX_AHEAD)),
             num_beside=num_beside,
             num_ordered=num_ahead * (len(posts) + num_beside),
+            connect_timeout_s=connect_timeout_s,
             sample_timeout_s=sample_timeout_s,
         )
         self._agent: subprocess.Popen[bytes] | None = None
@@ -121,7 +124,7 @@ class RayCrew:
         self._ending()
         reaper.dismiss(self._agent.pid)
         posts = tuple(dataclasses.replace(post, resume=b"") for post in self._posts)
-        self._launch(dataclasses.replace(self._briefing, posts=posts))
+        self._launch(dataclasses.replace(self._briefing, posts=posts, is_again=True))
 
     def stack(self, worker_id: int) -> str:
         """Not known."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from shmload.autotune.tuner import tuner_of
 from shmload.bad_samples import BadSamples, OnError
-from shmload.batch.deliver import mapped
+from shmload.batch.deliver import mapped, parts_of
 from shmload.debug import WatchedEngine, is_enabled
 from shmload.device.choice import NUM_SENT, calls_of, sender_of
 from shmload.device.feed import FeedingEngine, WatchedFeedingEngine
@@ -158,16 +159,16 @@ class EngineMaking(ObservedLoader[T]):
         """
         sender = self.sender()
         all_releases = [engine.releases for engine in self._engines if engine.releases is not None]
-        slots: set[int] = set()
+        named: set[tuple[int, int]] = set()
 
         def name(tensor: torch.Tensor) -> torch.Tensor:
             if sender is not None:
                 sender.name_stream(tensor, stream)
             elif tensor.device.type == "cpu":
-                for releases in all_releases:
-                    slot = releases.pins.slot_at(tensor.data_ptr())
-                    if slot >= 0 and slot not in slots:
-                        slots.add(slot)
+                for (number, releases), part in product(enumerate(all_releases), parts_of(tensor)):
+                    slot = releases.pins.slot_at(part.data_ptr())
+                    if slot >= 0 and (number, slot) not in named:
+                        named.add((number, slot))
                         releases.name_stream(slot, stream)
             return tensor
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
+from shmload.abilities import ability_of
 from shmload.autotune.tuner import tuner_of
 from shmload.bad_samples import BadSamples, OnError
 from shmload.batch.deliver import mapped, parts_of
@@ -180,4 +181,9 @@ class EngineMaking(ObservedLoader[T]):
     @property
     def reads_inline(self) -> bool:
         """Whether, without workers, the dataset is read by our reader and not by torch's."""
-        return self.in_place is not None or self.bad_samples.are_tolerated
+        if self.in_place is not None or self.bad_samples.are_tolerated:
+            return True
+        if isinstance(self.dataset, IterableDataset):
+            return False
+        # torch's would take what a wrapper passes on
+        return hasattr(self.dataset, "__getitems__") and ability_of(self.dataset, "__getitems__") is None

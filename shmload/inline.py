@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shmload.abilities import ability_of
 from shmload.bad_samples import BadSamples
 from shmload.batch.collate import pack_samples, registered_functions
 from shmload.batch.deliver import PrivateBatch, structure
@@ -80,7 +81,7 @@ class InlineReader:
             sample = job.dataset[keys[0]]
             self._row = -1
             return (job.collate_fn or torch.utils.data.default_convert)(sample)
-        getitems = getattr(job.dataset, "__getitems__", None)
+        getitems = ability_of(job.dataset, "__getitems__")
         if getitems:
             self._begin(-1, keys[0], epoch)
             samples = getitems(keys)

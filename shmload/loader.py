@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from shmload.abilities import ability_of
 from shmload.arguments import as_keyed, check_arguments
 from shmload.autotune.numbers import is_auto
 from shmload.autotune.tuner import Autotuner, first_numbers, tuner_of
@@ -181,7 +182,7 @@ class ShmLoader(EngineMaking[T]):
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch reads more than it names
             batch_size,
-            None if hasattr(dataset, "epoch_schedule") else shuffle,  # torch would ask for a length there is not yet
+            None if ability_of(dataset, "epoch_schedule") else shuffle,  # torch would ask for a length there is not yet
             sampler,
             batch_sampler,
             first_workers,
@@ -204,7 +205,7 @@ class ShmLoader(EngineMaking[T]):
         self._sender: Sender | None = None
         self.ragged = ragged
         asked = ragged_of(ragged, None, is_torch_mode=seed is None)
-        schema = getattr(in_place_of(dataset, asked) or dataset, "schema", None)
+        schema = ability_of(in_place_of(dataset, asked) or dataset, "schema")
         self.ragged_rule = ragged_of(
             ragged, schema if isinstance(schema, Mapping) else None, is_torch_mode=seed is None
         )

@@ -163,7 +163,7 @@ class _Columns:
         return self._rows(Rows(values, element.name), name)
 
     def _unusual_tensors(self, values: list[Any], name: str) -> Node:
-        """Tensors that are more than their bytes (subclasses, Parameters, what requires grad, quantised ones), as torch stacks them."""
+        """Tensors that are more than bytes (of a subclass, Parameters, that require grad, quantised), as torch stacks them."""
         rule, first = self._ragged, values[0]
         if rule is None:
             raise _UnusualError

@@ -38,7 +38,9 @@ from shmload.batch.layout import ALIGNMENT, is_plain_tensor
 from shmload.batch.text_runs import TextRuns
 from shmload.errors import SampleError
 
-VALUE, TEXT, TUPLED, LIST, TUPLE, DICT, NAMED, RECORD, TENSOR, ARRAY, ROWS, PADDED, JAGGED, NESTED, FOREIGN, SPARSE = range(16)
+VALUE, TEXT, TUPLED, LIST, TUPLE, DICT, NAMED, RECORD, TENSOR, ARRAY, ROWS, PADDED, JAGGED, NESTED, FOREIGN, SPARSE = (
+    range(16)
+)
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 PIECES_AT = ALIGNMENT  # where the first piece begins, behind the head
 Node = tuple[Any, ...]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload.abilities import ability_of
 from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.place import RowOut, private_rows
 from shmload.batch.ragged import Ragged
@@ -35,9 +36,9 @@ class InPlace:
 
     def __init__(self, dataset: Any) -> None:
         self.schema = dataset.schema
-        self.batch_type = getattr(dataset, "batch_type", None)
-        self.read_into: Callable[[Any, Any], None] | None = getattr(dataset, "read_into", None)
-        self.read_batch_into: Callable[[Any, Any], None] | None = getattr(dataset, "read_batch_into", None)
+        self.batch_type = ability_of(dataset, "batch_type")
+        self.read_into: Callable[[Any, Any], None] | None = ability_of(dataset, "read_into")
+        self.read_batch_into: Callable[[Any, Any], None] | None = ability_of(dataset, "read_batch_into")
 
     def layout(self) -> Layout:
         """Where the fields lie."""
@@ -180,8 +181,8 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
         if len(members) == len(found) and len({str(dict(m.schema)) for m in members}) == 1:
             return _InPlaceConcat(members, dataset.cumulative_sizes, is_cyclic=is_mix)
         return None
-    if getattr(dataset, "schema", None) is not None and (
-        getattr(dataset, "read_into", None) is not None or getattr(dataset, "read_batch_into", None) is not None
+    if ability_of(dataset, "schema") is not None and (
+        ability_of(dataset, "read_into") or ability_of(dataset, "read_batch_into")
     ):
         return InPlace(dataset)
     return None
@@ -209,4 +210,4 @@ def read_path(dataset: Any, has_collate_fn: bool, auto_collation: bool, ragged: 
     in_place = in_place_of(dataset, ragged)
     if in_place is not None:
         return "read_batch_into" if in_place.read_batch_into is not None else "read_into"
-    return "__getitems__" if getattr(dataset, "__getitems__", None) else "__getitem__"
+    return "__getitems__" if ability_of(dataset, "__getitems__") else "__getitem__"

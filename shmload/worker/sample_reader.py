@@ -11,6 +11,7 @@ import numpy as np
 from shmload import faults
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
+from shmload.abilities import ability_of
 from shmload.worker.reader import InPlace, read_alone
 from shmload.worker.sample_rng import begin_sample, end_samples
 from shmload.worker.spec import Job
@@ -36,7 +37,7 @@ class SampleReader:
         self._in_place = in_place
         self._path = path
         self._open = open_memory
-        self._has_getitems = job.auto_collation and bool(getattr(job.dataset, "__getitems__", None))
+        self._has_getitems = job.auto_collation and bool(ability_of(job.dataset, "__getitems__"))
         self._kept: tuple[Any, Any] | None = None  # (key, sample) decoded to learn the layout, not to be read twice
         self._given: Any = None  # the batch sampler's own object, if it is no list of int
         self._threads = ReadingThreads(job.num_threads) if job.num_threads > 1 else None

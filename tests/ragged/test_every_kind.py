@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shmload import SampleError, ShmLoader
+from shmload import ShmLoader
 from shmload.batch.ragged import ragged_of
 from shmload.inline import collated
 from tests.ragged.ragged_kit import Frozen, Opaque, Pair, Record, Samples, assert_same, reference

@@ -98,7 +98,8 @@ class EngineMaking(ObservedLoader[T]):
         if self.tuner is not None and not self.tuner.is_of(loader):  # they may be set between passes
             self.tuner = tuner_of(loader)
         known = self.batch_size if self._auto_collation else 1
-        calls = calls_of(self.device, pin_memory=self.pin_memory and self.share is None)
+        sender = self.sender()  # both must mean the same device where "cuda" is whichever is current
+        calls = calls_of(None, pin_memory=self.pin_memory and self.share is None) if sender is None else sender.calls
         engine = self._kind_of_engine()(
             dataclasses.replace(self.make_job(), **of_job),
             EngineOptions(
@@ -118,7 +119,7 @@ class EngineMaking(ObservedLoader[T]):
                 calls=calls,
                 num_cooling=0 if calls is None else NUM_SENT,
                 num_sent=None if self.device is None else NUM_SENT,
-                sender=self.sender(),
+                sender=sender,
                 address=(self.address or "auto") if self.crew == "ray" else None,
                 num_local_workers=self.num_local_workers,
             ),

@@ -364,7 +364,9 @@ def test_a_loader_with_options_can_be_copied(make: Make) -> None:
     copied.close()
 
 
-def test_the_current_device_is_the_one_that_was_current_when_it_was_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_device_is_the_one_that_was_current_when_it_was_asked_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     current = [1]
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)

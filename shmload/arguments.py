@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from shmload.abilities import ability_of
 from shmload.autotune.numbers import is_auto
 from shmload.device.choice import Device, check_device
 from shmload.schedule.keyed import KeyedOrder
@@ -47,7 +48,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
 
 def as_keyed(dataset: Any, seed: int | None) -> Any:
     """What is read of a dataset: in seed mode, which asks by number, an iterable's own items by number if it has them."""
-    if seed is None or not isinstance(dataset, IterableDataset) or not hasattr(dataset, "keyed_items"):
+    if seed is None or not isinstance(dataset, IterableDataset) or not ability_of(dataset, "keyed_items"):
         return dataset
     return dataset.keyed_items()
 
@@ -86,7 +87,7 @@ def _check_seed(given: Mapping[str, Any]) -> None:
     seed = given["seed"]
     if given["uneven"] not in ("pad", "drop", "exact"):
         raise ValueError(f'uneven is "pad", "drop" or "exact"; got {given["uneven"]!r}')
-    has_order = hasattr(given["dataset"], "keyed_order")
+    has_order = ability_of(given["dataset"], "keyed_order") is not None
     if seed is None and has_order and given["sampler"] is None and given["batch_sampler"] is None:
         raise ValueError(
             f"a {type(given['dataset']).__name__} says in which order it is read, which only seed mode asks for: give ShmLoader a "
@@ -187,7 +188,7 @@ def _check_share(given: Mapping[str, Any]) -> None:
         ),
         (given["audit"] is not None, "audit", "no audit, where each sample stands once: audit a run without share"),
         (
-            hasattr(given["dataset"], "epoch_schedule"),
+            ability_of(given["dataset"], "epoch_schedule") is not None,
             "dataset",
             "a dataset of fixed length: one that grows is read by each rank for itself",
         ),

@@ -63,6 +63,9 @@ class Engine(Machinery):
         self._lost: Order | None = None
         self._death_look = 0.0
         self.on_delivery: Callable[[], None] | None = None  # called after each batch; nobody looks: None
+        self._names_streams = (
+            options.calls is not None and options.num_sent is None
+        )  # what is sent ahead is copied by us alone
         super().__init__(job, options)
 
     # ------------------------------------------------------------ orders
@@ -242,6 +245,9 @@ class Engine(Machinery):
             else:
                 assert self._writer.layout is not None
                 batch, nbytes = deliver_rows(self._writer.layout, lease, order.nrows)
+            if self._names_streams:
+                assert self._cooling is not None
+                self._cooling.releases.delivered(lease.slot)
             del lease
             is_last_slot = self._ring.count_batch(order, nbytes)
             if not is_last_slot:

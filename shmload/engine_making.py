@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from shmload.autotune.tuner import tuner_of
 from shmload.bad_samples import BadSamples, OnError
-from shmload.batch.deliver import mapped
+from shmload.batch.deliver import mapped, parts_of
 from shmload.debug import WatchedEngine, is_enabled
 from shmload.device.choice import NUM_SENT, calls_of, sender_of
 from shmload.device.feed import FeedingEngine, WatchedFeedingEngine
@@ -106,7 +107,8 @@ class EngineMaking(ObservedLoader[T]):
         if self._tuner is not None and not self._tuner.is_of(loader):  # they may be set between passes
             self._tuner = tuner_of(loader)
         known = self.batch_size if self._auto_collation else 1
-        calls = calls_of(self.device, pin_memory=self.pin_memory and self.share is None)
+        sender = self.sender()  # both must mean the same device where "cuda" is whichever is current
+        calls = calls_of(None, pin_memory=self.pin_memory and self.share is None) if sender is None else sender.calls
         engine = self._kind_of_engine()(
             dataclasses.replace(self.make_job(), **of_job),
             EngineOptions(
@@ -125,7 +127,7 @@ class EngineMaking(ObservedLoader[T]):
                 calls=calls,
                 num_cooling=0 if calls is None else NUM_SENT,
                 num_sent=None if self.device is None else NUM_SENT,
-                sender=self.sender(),
+                sender=sender,
                 address=(self.address or "auto") if self.crew == "ray" else None,
                 num_local_workers=self.num_local_workers,
                 connect_timeout_s=self.connect_timeout_s,
@@ -168,16 +170,16 @@ class EngineMaking(ObservedLoader[T]):
         """
         sender = self.sender()
         all_releases = [engine.releases for engine in self._engines if engine.releases is not None]
-        slots: set[int] = set()
+        named: set[tuple[int, int]] = set()
 
         def name(tensor: torch.Tensor) -> torch.Tensor:
             if sender is not None:
                 sender.name_stream(tensor, stream)
             elif tensor.device.type == "cpu":
-                for releases in all_releases:
-                    slot = releases.pins.slot_at(tensor.data_ptr())
-                    if slot >= 0 and slot not in slots:
-                        slots.add(slot)
+                for (number, releases), part in product(enumerate(all_releases), parts_of(tensor)):
+                    slot = releases.pins.slot_at(part.data_ptr())
+                    if slot >= 0 and (number, slot) not in named:
+                        named.add((number, slot))
                         releases.name_stream(slot, stream)
             return tensor
 
@@ -189,4 +191,11 @@ class EngineMaking(ObservedLoader[T]):
     @property
     def reads_inline(self) -> bool:
         """Whether, without workers, the dataset is read by our reader and not by torch's."""
-        return self._read_plan.is_in_place or self._bad_samples.are_tolerated
+        plan = self._read_plan
+        if plan.is_in_place or self._bad_samples.are_tolerated:
+            return True
+        if isinstance(self.dataset, IterableDataset) or not self._auto_collation:
+            return False
+        return (
+            hasattr(self.dataset, "__getitems__") and not plan.has_getitems
+        )  # torch's would take what a wrapper passes on

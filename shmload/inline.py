@@ -16,7 +16,7 @@ from shmload.batch.ragged import Ragged
 from shmload.batch.ragged_rows import Arenas, RaggedRows
 from shmload.batch.unpacked import unpack
 from shmload.orders import NOTHING, Order
-from shmload.worker.reader import no_room, read_alone, sample_alone
+from shmload.worker.reader import no_room
 from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples, kept_generators
 from shmload.worker.spec import Job
 
@@ -66,7 +66,7 @@ class InlineReader:
         for row in range(self._row + 1, len(keys)):
             try:
                 self._begin(row, keys[row], epoch)
-                read_alone(self._job.dataset, self._in_place, self._job.plan.ragged, keys[row])
+                self._job.plan.try_sample(self._job.dataset, self._in_place, keys[row])
             except Exception:
                 bad.append(row)
         return bad
@@ -94,7 +94,7 @@ class InlineReader:
 
     def _sample(self, row: int, key: Any, epoch: int) -> Any:
         self._begin(row, key, epoch)
-        return sample_alone(self._job.dataset, key)
+        return self._job.plan.sample(self._job.dataset, key)
 
     def _begin(self, row: int, key: Any, epoch: int) -> None:
         self._row = row

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from shmload.abilities import ability_of
 from shmload.arguments import as_keyed, check_arguments
 from shmload.autotune.numbers import is_auto
 from shmload.autotune.tuner import Autotuner, first_numbers, tuner_of
@@ -188,7 +189,7 @@ class ShmLoader(EngineMaking[T]):
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch reads more than it names
             batch_size,
-            None if hasattr(dataset, "epoch_schedule") else shuffle,  # torch would ask for a length there is not yet
+            None if ability_of(dataset, "epoch_schedule") else shuffle,  # torch would ask for a length there is not yet
             sampler,
             batch_sampler,
             first_workers,

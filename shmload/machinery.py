@@ -175,7 +175,13 @@ class Machinery:
         self.roster = Roster(self._ring, self.crew)
         self.size = Size(self._memory, self.roster, options.num_cooling)
         self._supervisor = Supervisor(
-            self._ring, self.crew, self.roster, limit, self._order_in, sample_timeout_s=options.sample_timeout_s
+            self._ring,
+            self.crew,
+            self.roster,
+            limit,
+            self._order_in,
+            sample_timeout_s=options.sample_timeout_s,
+            tolerates_bad_samples=self._job.tolerates_bad_samples,
         )
         with interrupts_held():
             self.roster.start(options.first_workers or options.num_workers)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset
 
+from shmload.abilities import ability_of
 from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.mix_order import MixOrder, Stop, check_stop
 from shmload.schedule.shares import check_weights, exact_weight
@@ -126,7 +127,7 @@ class Mix(ConcatDataset[Any]):
     @property
     def __getitems__(self) -> Callable[[Sequence[int]], list[Any]] | None:
         """Reads several samples, if a member can; None where none does."""
-        return self._read_several if any(getattr(each, "__getitems__", None) for each in self.datasets) else None
+        return self._read_several if any(ability_of(each, "__getitems__") for each in self.datasets) else None
 
     def _read_several(self, indices: Sequence[int]) -> list[Any]:
         rows_of: dict[int, list[tuple[int, int]]] = {}
@@ -136,7 +137,7 @@ class Mix(ConcatDataset[Any]):
         samples: list[Any] = [None] * len(indices)
         for member, rows in rows_of.items():
             dataset, places = self.datasets[member], [place for _, place in rows]
-            read = getattr(dataset, "__getitems__", None)
+            read = ability_of(dataset, "__getitems__")
             several = read(places) if read else [dataset[place] for place in places]
             if len(several) != len(places):
                 raise ValueError(

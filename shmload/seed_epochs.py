@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload.abilities import ability_of
 from shmload.orders import Order
 from shmload.schedule.batch_schedule import BatchSchedule
 from shmload.schedule.keyed import KeyedOrder
@@ -102,7 +103,7 @@ class Epochs:
         loader = self._loader
         if isinstance(loader.batch_sampler, KeyedBatches):
             return partial(loader.batch_sampler.schedule, uneven=loader.uneven)
-        growing = getattr(loader.dataset, "epoch_schedule", None)
+        growing = ability_of(loader.dataset, "epoch_schedule")
         uneven = "drop" if loader.drop_last else loader.uneven
         return growing and partial(
             growing, batch_size=loader.batch_size or 1, shuffle=bool(loader.shuffle), uneven=uneven
@@ -126,7 +127,7 @@ class Epochs:
         loader = self._loader
         if isinstance(loader.sampler, KeyedOrder):
             return loader.sampler
-        of_dataset = getattr(loader.dataset, "keyed_order", None)
+        of_dataset = ability_of(loader.dataset, "keyed_order")
         return of_dataset and of_dataset(shuffle=bool(loader.shuffle), global_batch=global_batch)
 
     def begins(self, epoch: int) -> None:

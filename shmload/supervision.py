@@ -93,6 +93,7 @@ class Supervisor:
         order_in: Callable[[int], Order | None],
         *,
         sample_timeout_s: float | None = None,
+        tolerates_bad_samples: bool = False,
     ) -> None:
         self._ring = ring
         self._crew = crew
@@ -100,6 +101,7 @@ class Supervisor:
         self._max_restarts = max_restarts
         self._order_in = order_in
         self._sample_timeout_s = sample_timeout_s
+        self._tolerates_bad_samples = tolerates_bad_samples
         self.guests: LateGuests | None = None  # workers of other ranks, whose numbers are beyond the crew's
         self._kills: Counter[str] = Counter()  # by what a worker died over, in words
         self._poisoned: dict[int, FatalRow] = {}  # by slot
@@ -164,7 +166,8 @@ class Supervisor:
         if row >= 0:  # else it stood still before its first sample, which says nothing of any
             text += REMEDY
             self._poisoned[slot] = FatalRow(text, row, SampleTimeout)
-        log.warning("%s", text)
+        is_raised = row >= 0 and not self._tolerates_bad_samples  # with all that is said here
+        log.log(logging.DEBUG if is_raised else logging.WARNING, "%s", text)
         self._ring.recover(worker, poison=row >= 0)
         self._replace(worker)
         return True

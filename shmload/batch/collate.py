@@ -35,7 +35,6 @@ from shmload.batch.packed import (
     PackedBatch,
     Packer,
     is_record,
-    refuse_quantised,
 )
 from shmload.batch.ragged import Ragged, Rows, Stacked, check_rows, ragged_node
 from shmload.errors import SampleError
@@ -125,6 +124,8 @@ class _Columns:
                 return self._scalars(values, name)
         if kinds <= {tuple, list}:
             return self._sequences(values, name)
+        if (torch := sys.modules.get("torch")) is not None and all(isinstance(v, torch.Tensor) for v in values):
+            return self._unusual_tensors(values, name)
         if self._ragged is None:
             raise _UnusualError
         if len(kinds) == 1 and is_record(kind):
@@ -157,10 +158,20 @@ class _Columns:
     def _tensors(self, values: list[Any], name: str) -> Node:
         dtype = values[0].dtype
         element = of_torch(dtype)
-        refuse_quantised(values[0])
         if element is None or not all(v.dtype is dtype and is_plain_tensor(v) for v in values):
-            return self._list(values, name)
+            return self._unusual_tensors(values, name)
         return self._rows(Rows(values, element.name), name)
+
+    def _unusual_tensors(self, values: list[Any], name: str) -> Node:
+        """Tensors that are more than bytes (of a subclass, Parameters, that require grad, quantised), as torch stacks them."""
+        rule, first = self._ragged, values[0]
+        if rule is None:
+            raise _UnusualError
+        is_alike = all(v.dtype is first.dtype and v.shape == first.shape for v in values if not v.is_nested)
+        is_strided = all(str(v.layout) == "torch.strided" and not v.is_nested for v in values)
+        if rule.mode(name or "data") is not None or not (is_strided and is_alike):
+            return self._list(values, name)
+        return self._packer.node(sys.modules["torch"].stack(values))
 
     def _rows(self, rows: Rows, name: str) -> Node:
         """Rows of one dtype: stacked if they are equal in shape and nothing else was asked for."""

@@ -21,7 +21,7 @@ from shmload._core.text import read_text
 from shmload._core.trainer import Lease
 from shmload.batch.dtypes import ELEMENT_TYPES
 from shmload.batch.layout import Layout
-from shmload.batch.packed import PackedBatch, is_plain_record
+from shmload.batch.packed import INDICES_OF, PackedBatch, is_plain_record
 
 _from_dlpack: Callable[[Any], torch.Tensor] = torch._C._from_dlpack
 
@@ -113,11 +113,22 @@ def copied(batch: Any) -> Any:
 
 
 def _cloned(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.clone(memory_format=torch.preserve_format)
+    if type(tensor) is torch.Tensor and not tensor.requires_grad:
+        return tensor.clone()
+    return copy.deepcopy(tensor)  # a clone of a leaf that requires grad is none, and one of a Parameter is a Tensor
 
 
 def _copied_leaf(leaf: Any) -> Any:
     return leaf.copy(order="K") if isinstance(leaf, np.ndarray) else copy.deepcopy(leaf)
+
+
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors with memory that a tensor consists of: itself, if it is not sparse."""
+    names = INDICES_OF.get(str(tensor.layout))
+    if names is None:
+        return [tensor] if tensor.layout is torch.strided else []
+    values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+    return [values, *(getattr(tensor, name)() for name in names)]
 
 
 def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_leaf: Callable[[Any], Any]) -> Any:

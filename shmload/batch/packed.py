@@ -11,6 +11,7 @@
     (TENSOR | ARRAY, dtype, shape, strides or None, offset)
     (ROWS, dtype, elements of each, shape of each or None, offset)  a list of tensors, end to end
     (PADDED, values, lengths)  (JAGGED, values, offsets)  (NESTED, values, offsets, shortest, longest)
+    (SPARSE, layout, shape, is it coalesced, indices, values)  a sparse tensor; of its indices there are one or two nodes
     (FOREIGN, pickle)  anything else; arrays inside it travel as arrays
 
 so the trainer unpickles nothing unless the batch holds objects that only pickle can move; those are counted. The bytes are
@@ -37,7 +38,9 @@ from shmload.batch.layout import ALIGNMENT, is_plain_tensor
 from shmload.batch.text_runs import TextRuns
 from shmload.errors import SampleError
 
-VALUE, TEXT, TUPLED, LIST, TUPLE, DICT, NAMED, RECORD, TENSOR, ARRAY, ROWS, PADDED, JAGGED, NESTED, FOREIGN = range(15)
+VALUE, TEXT, TUPLED, LIST, TUPLE, DICT, NAMED, RECORD, TENSOR, ARRAY, ROWS, PADDED, JAGGED, NESTED, FOREIGN, SPARSE = (
+    range(16)
+)
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 PIECES_AT = ALIGNMENT  # where the first piece begins, behind the head
 Node = tuple[Any, ...]
@@ -100,7 +103,7 @@ class Packer:
         """The node of any value.
 
         Raises:
-            SampleError: it holds an object that cannot be pickled, or a tensor that no slot can hold.
+            SampleError: it holds an object that cannot be pickled.
         """
         kind = type(value)
         if kind in ATOMS:
@@ -142,13 +145,26 @@ class Packer:
             dense, strides = _dense(value, value.strides, value.itemsize, np.ascontiguousarray)
             return ARRAY, element.name, value.shape, strides, self.place(_Dense(dense))
         if kind.__module__ == "torch" and kind.__name__ == "Tensor":
-            refuse_quantised(value)
+            if str(value.layout) in INDICES_OF:
+                return self._sparse(value)
             element = of_torch(value.dtype)
             if element is None or not is_plain_tensor(value):
                 return None
             dense, strides = _dense(value, value.stride(), 1, lambda t: t.contiguous())
             return TENSOR, element.name, tuple(value.shape), strides, self.place(_Dense(dense))
         return None
+
+    def _sparse(self, value: Any) -> Node | None:
+        if value.device.type != "cpu":
+            return None
+        value = value.detach()  # that it requires grad gets lost, as where torch sends it
+        is_coo = str(value.layout) == "torch.sparse_coo"
+        values = self.array(value._values() if is_coo else value.values())
+        indices = [self.array(getattr(value, name)()) for name in INDICES_OF[str(value.layout)]]
+        if values is None or None in indices:
+            return None
+        layout = str(value.layout).removeprefix("torch.")
+        return SPARSE, layout, tuple(value.shape), is_coo and value.is_coalesced(), indices, values
 
     def foreign(self, value: Any, count: int = 1) -> Node:
         """The node of an object, or of a list of `count` of them, that only pickle can move."""
@@ -166,6 +182,15 @@ class Packer:
         return FOREIGN, stream.getvalue()
 
 
+INDICES_OF = {  # by layout, what gives a sparse tensor's indices
+    "torch.sparse_coo": ("_indices",),
+    "torch.sparse_csr": ("crow_indices", "col_indices"),
+    "torch.sparse_csc": ("ccol_indices", "row_indices"),
+    "torch.sparse_bsr": ("crow_indices", "col_indices"),
+    "torch.sparse_bsc": ("ccol_indices", "row_indices"),
+}
+
+
 class _ForeignPickler(pickle.Pickler):
     def __init__(self, stream: io.BytesIO, packer: Packer) -> None:
         super().__init__(stream, protocol=5)
@@ -173,19 +198,6 @@ class _ForeignPickler(pickle.Pickler):
 
     def persistent_id(self, value: Any) -> Node | None:
         return self._packer.array(value)
-
-
-def refuse_quantised(tensor: Any) -> None:
-    """Returns if a tensor is not quantised.
-
-    Raises:
-        SampleError: it is.
-    """
-    if tensor.is_quantized:
-        raise SampleError(
-            f"a quantised tensor ({tensor.dtype}) cannot be delivered: its scale and zero point are no bytes of it. Return "
-            "tensor.int_repr() with scale and zero point, or tensor.dequantize()"
-        )
 
 
 def is_record(kind: type) -> bool:
@@ -257,7 +269,7 @@ def pack(batch: Any) -> PackedBatch:
     """Prepares a batch of any structure for its slot.
 
     Raises:
-        SampleError: it holds an object that cannot be pickled, or a tensor that no slot can hold.
+        SampleError: it holds an object that cannot be pickled.
     """
     packer = Packer()
     return packer.packed(packer.node(batch))

@@ -22,6 +22,7 @@ from shmload.batch.packed import (
     PADDED,
     RECORD,
     ROWS,
+    SPARSE,
     TENSOR,
     TEXT,
     TUPLE,
@@ -86,8 +87,13 @@ class _Builder:
             return pickle.loads(node[1])(*[self.build(n) for n in node[2]])
         if kind == RECORD:
             return self._record(pickle.loads(node[1]), node[2], node[3])
+        if kind == SPARSE:
+            return self._sparse(*node[1:])
         assert kind == FOREIGN
-        return _ForeignUnpickler(node[1], self).load()
+        try:
+            return _ForeignUnpickler(node[1], self).load()
+        finally:  # torch keeps the sparse tensors that it has unpickled, until somebody asks whether they are sound
+            torch._utils._validate_loaded_sparse_tensors()
 
     def _array(self, node: tuple[Any, ...]) -> Any:
         kind, dtype, shape, strides, offset = node
@@ -104,6 +110,14 @@ class _Builder:
     def _rows(self, dtype: str, numels: list[int], shapes: list[tuple[int, ...]] | None, offset: int) -> list[Any]:
         parts = self._tensor(dtype, (sum(numels),), offset).split(numels)  # type: ignore[no-untyped-call]  # torch's own
         return list(parts) if shapes is None else [part.view(s) for part, s in zip(parts, shapes, strict=True)]
+
+    def _sparse(
+        self, layout: str, shape: tuple[int, ...], is_coalesced: bool, indices: list[Any], values: tuple[Any, ...]
+    ) -> torch.Tensor:
+        parts = [*map(self.build, indices), self.build(values)]
+        if layout == "sparse_coo":
+            return torch.sparse_coo_tensor(*parts, shape, is_coalesced=is_coalesced, check_invariants=False)
+        return torch.sparse_compressed_tensor(*parts, shape, layout=getattr(torch, layout), check_invariants=False)
 
     def _record(self, kind: type, names: list[str], nodes: list[tuple[Any, ...]]) -> Any:
         """A dataclass of columns. Its __init__ and __post_init__ are for samples, and are not run."""

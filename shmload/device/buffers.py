@@ -87,7 +87,8 @@ class Buffers:
             return
         streams = self._calls.current_streams()
         for each in gone:
-            each.events = [self._calls.record(stream) for stream in (*streams, *each.named)]
+            others = (stream for stream in streams if stream not in each.named)
+            each.events = [self._calls.record(stream) for stream in (*each.named, *others)]
             each.named = []
             self._lent.remove(each)
             self._free.append(each)
@@ -125,5 +126,6 @@ class Buffers:
         address = tensor.data_ptr()
         for each in self._lent:
             if any(0 <= address - one.data_ptr() < max(one.nbytes, 1) for one in each.tensors):
-                each.named.append(stream)
+                if stream not in each.named:
+                    each.named.append(stream)
                 return

@@ -24,9 +24,9 @@ class Device:
         normalise: makes floating-point numbers of a batch's images, behind the copy and on its stream.
         static_buffers: how many sets of tensors there are, which are filled in turn and keep their addresses as long as the loader
             lives, as captured graphs need it. Batches must have one shape, and workers. A batch's set is used again when nothing
-            refers to the batch's tensors any more and what the streams current in the next `next()`, or named by `record_stream`,
-            were given until then is done; with all sets held `next()` is a RuntimeError. 3 let the copy of a batch run
-            beside the step of the one before. None: each batch has memory of its own.
+            refers to the batch's tensors any more and what the streams current in its and the next `next()`, or named by
+            `record_stream`, were given until then is done; with all sets held `next()` is a RuntimeError. 3 let the copy of a
+            batch run beside the step of the one before. None: each batch has memory of its own.
     Raises:
         ValueError, TypeError: they are not such.
     Example:

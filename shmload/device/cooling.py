@@ -1,9 +1,9 @@
 """A slot comes back when its batch dies, and is free when the copies from it are done.
 
 A copy with `non_blocking=True` from pinned memory has only been asked for when the call returns, and it holds no reference to the
-tensor it reads. So where a lease ends an event is recorded behind it, on the thread's current streams and on those that
-`record_stream` has named, and the slot *cools* until all of its events are done. They are asked at each `next()`; they are waited
-for only when the batch that is wanted has no slot. No thread is needed.
+tensor it reads. So where a lease ends an event is recorded behind it, on the thread's current streams, on those that were current
+where the batch was delivered, and on those that `record_stream` has named. Until all of its events are done the slot *cools*.
+They are asked at each `next()`; they are waited for only when the batch that is wanted has no slot. No thread is needed.
 
 A lease may end where nothing can be recorded: in a thread that Python does not know, or by an error of the device. Such a slot has
 no event; it is free once the whole device has been waited for, which is done when no other slot can be had.
@@ -36,12 +36,20 @@ class Releases:
 
     def name_stream(self, slot: int, stream: Any) -> None:
         """Has a leased slot wait for this stream, too."""
-        self._named.setdefault(slot, []).append(stream)
+        named = self._named.setdefault(slot, [])
+        if stream not in named:
+            named.append(stream)
+
+    def delivered(self, slot: int) -> None:
+        """A batch is handed out now, in this thread: its slot waits for what is current here, wherever the batch dies."""
+        if not self._calls.is_capturing():  # what a graph copies no event can tell of
+            self._named[slot] = list(self._calls.current_streams())
 
     def ended(self, slot: int) -> None:
         """A lease ends now, in this thread."""
         self._events.pop(slot, None)
-        streams = [*self._calls.current_streams(), *self._named.pop(slot, ())]
+        named = self._named.pop(slot, [])
+        streams = [*named, *(stream for stream in self._calls.current_streams() if stream not in named)]
         self._events[slot] = [self._calls.record(stream) for stream in streams]
         if self.is_closed:
             self.wait(slot)

@@ -21,7 +21,7 @@ class CudaCalls:
     """One CUDA device.
 
     Args:
-        index: which; None: the current one, when it is first asked.
+        index: which; None: the one that is current when it is first asked, and from then on that one.
     """
 
     def __init__(self, index: int | None = None) -> None:
@@ -30,7 +30,9 @@ class CudaCalls:
 
     @property
     def _device(self) -> torch.device:
-        return torch.device("cuda", torch.cuda.current_device() if self._index is None else self._index)
+        if self._index is None:  # not before: workers that are forked should find CUDA untouched
+            self._index = torch.cuda.current_device()
+        return torch.device("cuda", self._index)
 
     def register(self, address: int, nbytes: int) -> None:
         """As of any device."""

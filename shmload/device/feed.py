@@ -102,6 +102,8 @@ class FeedingEngine(Engine):
         if arrival.event is not None:
             stream = self._calls.current_stream()
             self._calls.wait_on_stream(stream, arrival.event)
+            if self._sender.buffers is not None and arrival.made:  # it is used here, wherever its last alias dies
+                self._sender.buffers.name_stream(arrival.made[0], stream)
             for tensor in arrival.made:  # of the side stream's memory, which would use it again without asking this one
                 self._calls.keep_for(tensor, stream)
         return arrival.order, arrival.batch, arrival.note

@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,7 +130,8 @@ class Run:
         close_kept(attending)
 
     def __del__(self) -> None:
-        self.leave()
+        if sys is not None and not sys.is_finalizing():  # as in storage/lease.py
+            self.leave()
 
 
 def read_snapshot(path: Path) -> Snapshot:

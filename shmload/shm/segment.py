@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import stat
 import sys
 from multiprocessing import resource_tracker, shared_memory
@@ -74,7 +75,8 @@ class Segment:
         try:
             return cls(name, nbytes, _create_memfd(name, nbytes), "memfd")
         except OSError as error:
-            raise RingTooSmall(f"a segment of {nbytes} bytes: {os.strerror(error.errno or 0)}") from error
+            remedy = ": raise the limit on file sizes (ulimit -f)" if error.errno == errno.EFBIG else ""
+            raise RingTooSmall(f"a segment of {nbytes} bytes: {os.strerror(error.errno or 0)}{remedy}") from error
 
     def close(self) -> None:
         """Gives up the name and the descriptor; mappings stay. Does nothing in a forked child, or twice."""
@@ -121,6 +123,11 @@ def open_segment(path: str) -> int:
 def _create_named(name: str, nbytes: int) -> int:
     if shm_free_bytes() < nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if (
+        limit != resource.RLIM_INFINITY and limit < nbytes
+    ):  # multiprocessing would tell its tracker of a file that there is not
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     _make_file(name + NEW, nbytes)
     path = f"{SHM_DIR}/{name}{NEW}"
     fd = -1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +62,8 @@ class Leases:
         self.release()
 
     def __del__(self) -> None:
-        self.release()
+        if sys is not None and not sys.is_finalizing():  # the module's names go before the last objects do
+            self.release()
 
     def __repr__(self) -> str:
         state = "" if self.is_held else ", released"

@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shmload.abilities import ability_of
 from shmload.batch.layout import Layout
+from shmload.batch.place import private_rows
 from shmload.batch.ragged import Ragged, ragged_of
-from shmload.worker.reader import InPlace, in_place_of
+from shmload.batch.ragged_rows import Arenas, RaggedRows
+from shmload.worker.reader import InPlace, in_place_of, no_room
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,25 @@ class ReadPlan:
         """The means by which the dataset, in this process, writes into the batch; None: it does not."""
         return in_place_of(dataset, self.ragged) if self.is_in_place else None
 
+    def sample(self, dataset: Any, key: Any) -> Any:
+        """One sample, by `__getitems__` where the dataset has it: perhaps it has nothing else."""
+        if not self.has_getitems:
+            return dataset[key]
+        (sample,) = dataset.__getitems__([key])
+        return sample
+
+    def try_sample(self, dataset: Any, in_place: InPlace | None, key: Any) -> None:
+        """Reads one sample for nothing but to see whether it can be read."""
+        if in_place is None or not in_place.takes([key]):
+            self.sample(dataset, key)
+            return
+        assert self.layout is not None
+        if self.is_whole:
+            assert self.ragged is not None
+            in_place.read_ragged([key], RaggedRows(self.layout, self.ragged, 1, no_room, Arenas()), lambda row: True)
+        else:
+            in_place.read_alone(key, private_rows(self.layout, 1))
+
 
 PLAIN = ReadPlan()  # samples one by one, as torch's collate takes them
 
@@ -71,9 +93,9 @@ def plan_of(
     Raises:
         ValueError: `ragged` is no mode, or does not go with the dataset's schema.
     """
-    has_getitems = auto_collation and bool(getattr(dataset, "__getitems__", None))
+    has_getitems = auto_collation and bool(ability_of(dataset, "__getitems__"))
     found = in_place_of(dataset, ragged_of(ragged, None, is_torch_mode=is_torch_mode))
-    schema = getattr(found or dataset, "schema", None)
+    schema = ability_of(found or dataset, "schema")
     rule = ragged_of(ragged, schema if isinstance(schema, Mapping) else None, is_torch_mode=is_torch_mode)
     if collate_fn is not None:
         return ReadPlan("collate_fn", None, rule, is_whole=True, has_getitems=has_getitems)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload.abilities import ability_of
 from shmload.batch.layout import Layout, layout_of_schema
-from shmload.batch.place import RowOut, private_rows
+from shmload.batch.place import RowOut
 from shmload.batch.ragged import Ragged
-from shmload.batch.ragged_rows import Arenas, RaggedRows
+from shmload.batch.ragged_rows import RaggedRows
 from shmload.batch.single_row import SingleRow
 
 
@@ -32,9 +33,9 @@ class InPlace:
 
     def __init__(self, dataset: Any) -> None:
         self.schema = dataset.schema
-        self.batch_type = getattr(dataset, "batch_type", None)
-        self.read_into: Callable[[Any, Any], None] | None = getattr(dataset, "read_into", None)
-        self.read_batch_into: Callable[[Any, Any], None] | None = getattr(dataset, "read_batch_into", None)
+        self.batch_type = ability_of(dataset, "batch_type")
+        self.read_into: Callable[[Any, Any], None] | None = ability_of(dataset, "read_into")
+        self.read_batch_into: Callable[[Any, Any], None] | None = ability_of(dataset, "read_batch_into")
 
     def layout(self) -> Layout:
         """Where the fields lie."""
@@ -177,29 +178,8 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
         if len(members) == len(found) and len({str(dict(m.schema)) for m in members}) == 1:
             return _InPlaceConcat(members, dataset.cumulative_sizes, is_cyclic=is_mix)
         return None
-    if getattr(dataset, "schema", None) is not None and (
-        getattr(dataset, "read_into", None) is not None or getattr(dataset, "read_batch_into", None) is not None
+    if ability_of(dataset, "schema") is not None and (
+        ability_of(dataset, "read_into") or ability_of(dataset, "read_batch_into")
     ):
         return InPlace(dataset)
     return None
-
-
-def sample_alone(dataset: Any, key: Any) -> Any:
-    """One sample, also of a dataset that has `__getitems__` alone."""
-    if hasattr(dataset, "__getitem__"):
-        return dataset[key]
-    (sample,) = dataset.__getitems__([key])
-    return sample
-
-
-def read_alone(dataset: Any, in_place: InPlace | None, ragged: Ragged | None, key: Any) -> None:
-    """Reads one sample for nothing but to see whether it can be read."""
-    if in_place is not None and in_place.takes([key]):
-        layout = in_place.layout()
-        if layout.is_ragged:
-            assert ragged is not None
-            in_place.read_ragged([key], RaggedRows(layout, ragged, 1, no_room, Arenas()), lambda row: True)
-        else:
-            in_place.read_alone(key, private_rows(layout, 1))
-    else:
-        sample_alone(dataset, key)

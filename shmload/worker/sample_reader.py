@@ -11,7 +11,7 @@ import numpy as np
 from shmload import faults
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
-from shmload.worker.reader import InPlace, read_alone, sample_alone
+from shmload.worker.reader import InPlace
 from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples
 from shmload.worker.spec import Job
 from shmload.worker.threads import ReadingThreads
@@ -92,7 +92,7 @@ class SampleReader:
         if self._kept is not None and self._kept[0] == (self._ring.epoch, key):
             sample, self._kept = self._kept[1], None
             return sample
-        return sample_alone(self._job.dataset, key)
+        return self._job.plan.sample(self._job.dataset, key)
 
     def keep(self, key: Any, sample: Any) -> None:
         """Keeps a sample that was read in vain, so that it need not be read twice."""
@@ -115,7 +115,7 @@ class SampleReader:
         if self.threads is None:
             samples = [self.one(row, keys[row]) for row in range(first, end)]
         else:
-            samples = list(self.by_threads(lambda row: sample_alone(dataset, keys[row]), keys, first, end))
+            samples = list(self.by_threads(lambda row: job.plan.sample(dataset, keys[row]), keys, first, end))
         self.end()
         return samples
 
@@ -143,7 +143,7 @@ class SampleReader:
         for row in range(first if self.row < 0 else self.row + 1, end):
             try:
                 self.begin(row, keys[row] if type(keys) is list else keys[row].item())
-                read_alone(self._job.dataset, self._in_place, self._job.plan.ragged, keys[row])
+                self._job.plan.try_sample(self._job.dataset, self._in_place, keys[row])
             except Exception:
                 bad.append(row)
         return tuple(bad)

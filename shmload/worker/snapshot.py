@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+from shmload.abilities import ability_of
 from shmload.worker.iterable import IterablePass
 from shmload.worker.spec import Job
 from shmload.worker.streams import Streams
@@ -23,7 +24,7 @@ Snapshot = dict[str, Any]  # "dataset", "iterator": the user's own states; "stre
 
 def is_stateful(value: Any) -> bool:
     """Whether it keeps torch.distributed.checkpoint's and torchdata's contract."""
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    return ability_of(value, "state_dict") is not None and ability_of(value, "load_state_dict") is not None
 
 
 class Snapshots:

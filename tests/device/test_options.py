@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from shmload import CopyFailed, Device, Normalise, ShmLoader
+from shmload.device.cuda import CudaCalls
 from shmload.testing.device import StandIn
 from shmload.testing.device_log import Logged
 from shmload.testing.device_replay import replay
@@ -361,3 +362,16 @@ def test_a_loader_with_options_can_be_copied(make: Make) -> None:
     copied = pickle.loads(pickle.dumps(loader))
     assert copied.device == loader.device
     copied.close()
+
+
+def test_the_current_device_is_the_one_that_was_current_when_it_was_asked_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current = [1]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
+    calls = CudaCalls()
+    found = [calls.current_stream()]
+    current[0] = 0  # as torch.cuda.set_device has it
+    found.append(calls.current_stream())
+    assert found == [torch.device("cuda", 1)] * 2

@@ -98,6 +98,20 @@ def test_a_copy_on_a_stream_that_was_named_is_waited_for(make: Make, pinning: St
     assert torch.equal(rows_of(0), late)
 
 
+def test_a_copy_on_the_stream_of_delivery_is_waited_for_wherever_the_batch_dies(make: Make, pinning: StandIn) -> None:
+    iterator = iter(pinned(make))
+    side = pinning.side_stream()
+    batch = next(iterator)
+    late = pinning.copy(batch["x"])
+    with pinning.using(side):
+        del batch
+    while side.can_step:
+        side.waiting.popleft()[1]()
+    next(iterator)
+    pinning.run()
+    assert torch.equal(rows_of(0), late)
+
+
 def test_a_batch_is_poisoned_only_when_copies_from_it_are_done(make: Make, pinning: StandIn) -> None:
     iterator = iter(pinned(make))
     batch = next(iterator)

@@ -162,7 +162,9 @@ def test_a_sample_that_ends_its_worker_twice_is_a_bad_sample() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker(seed: int | None, method: str) -> None:
+def test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker(
+    seed: int | None, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with ShmLoader(
         data.Stuck(12, frozenset({4})),
         6,
@@ -175,6 +177,7 @@ def test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker(seed: in
         with pytest.raises(SampleTimeout) as caught:
             next(iterator)
         assert next(iterator)["index"].tolist() == [6, 7, 8, 9, 10, 11]
+    assert "Stack" not in caplog.text, "the error says it"
     text = str(caught.value)
     assert text.startswith(
         "sample 4 of epoch 0 (row 4 of batch 0) took longer than sample_timeout_s=0.3: worker 0 (pid "
@@ -191,12 +194,13 @@ class AsleepInC(data.Rows):
 
 
 @pytest.mark.slow
-def test_late_samples_may_be_skipped() -> None:
+def test_late_samples_may_be_skipped(caplog: pytest.LogCaptureFixture) -> None:
     with ShmLoader(
         AsleepInC(12, frozenset({4, 9})), 6, seed=5, sample_timeout_s=0.3, on_error="skip", num_workers=2
     ) as loader:
         assert indices(loader) == [[0, 1, 2, 3, 5], [6, 7, 8, 10, 11]]
         stats = loader.stats()
+    assert "in check" in caplog.text, "nothing else says where they were"
     assert stats["num_restarts"] >= 2  # the next epoch is under way
     assert all(bad["error"].startswith("SampleTimeout") for bad in stats["bad_samples"])
 

@@ -6,6 +6,7 @@ A requirement's tests are read off here. Where a node id names a parametrized te
 from __future__ import annotations
 
 from tests.planted.crossed_defects import CROSSED_DEFECTS
+from tests.planted.engine_defects import ENGINE_DEFECTS
 from tests.planted.pipeline_defects import PIPELINE_DEFECTS
 from tests.planted.planting import Defect
 from tests.planted.sharing_defects import SHARING_DEFECTS
@@ -18,6 +19,7 @@ DEFECTS = [
     *STORAGE_DEFECTS,
     *SHARING_DEFECTS,
     *CROSSED_DEFECTS,
+    *ENGINE_DEFECTS,
     # ------------------------------------------------ R1: little /dev/shm
     Defect(
         "R1",
@@ -451,8 +453,8 @@ DEFECTS = [
         "E4",
         "what is copied out still lies in the ring",
         "shmload/batch/deliver.py",
-        "    return tensor.clone(memory_format=torch.preserve_format)\n",
-        "    return tensor\n",
+        "        return tensor.clone()\n",
+        "        return tensor\n",
         ("tests/leases/test_hoarding.py::test_a_list_of_the_loader_is_right_and_warns_once_naming_the_slots",),
     ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -156,6 +157,29 @@ def test_in_64_mib_a_demanded_name_is_refused_with_figures_and_nothing_stays() -
 def test_a_read_only_dev_shm_gives_memfds() -> None:
     done = with_memory(READ_ONLY, 'print(group.segment("control", 4096).kind)')
     assert done.stdout.split() == ["memfd"], done.stderr
+
+
+def test_under_a_limit_on_file_sizes_a_ring_is_refused_with_the_remedy_and_nothing_else_is_said() -> None:
+    code = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    for kind in ("auto", "shm"):
+        try:
+            group.segment("payload-" + kind, 8192, kind=kind)
+        except RingTooSmall as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stderr == ""
+    assert done.stdout.startswith(
+        "a segment of 8192 bytes: File too large: raise the limit on file sizes (ulimit -f)\n"
+    )
 
 
 def test_more_memory_than_there_is_is_refused() -> None:

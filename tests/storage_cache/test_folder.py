@@ -7,9 +7,10 @@ import os
 import pickle
 import re
 import shutil
+import textwrap
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -476,3 +477,16 @@ def test_the_error_about_room_keeps_nobody_alive(place: str) -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_a_lease_that_outlives_the_modules_names_says_nothing(output_of: Callable[[str], str]) -> None:
+    code = """
+    import builtins, os
+    from shmload.storage.lease import Leases
+
+    def release(inodes):
+        os.getpid()
+
+    builtins.kept = Leases("folder", (), release)  # it dies when this module's names are gone
+    """
+    assert output_of(textwrap.dedent(code)) == ""

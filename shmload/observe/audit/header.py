@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 import shmload
+from shmload.abilities import ability_of
 from shmload.schedule.batch_schedule import BatchSchedule
 from shmload.schedule.schedule import SCHEDULE_VERSION, Schedule
 from shmload.world import rank_and_world_size
@@ -178,7 +179,7 @@ def _order_name(loader: ShmLoader[Any], batches: Any, sampler: Any) -> str | Non
     """None for torch's own orders that deliver each sample once."""
     if isinstance(loader.dataset, IterableDataset):
         return ITERABLE
-    if hasattr(loader.dataset, "epoch_schedule"):  # whose epochs differ
+    if ability_of(loader.dataset, "epoch_schedule"):  # whose epochs differ
         return type(loader.dataset).__qualname__
     if batches is not sampler and type(batches) is not BatchSampler:
         return type(batches).__qualname__

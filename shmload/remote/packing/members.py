@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -85,7 +86,8 @@ class OpenFile:
             self._fd = -1
 
     def __del__(self) -> None:
-        self.close()
+        if sys is not None and not sys.is_finalizing():  # as in storage/lease.py
+            self.close()
 
 
 Payload = bytes | OpenFile

@@ -1,0 +1,147 @@
+"""Tensors that are more than a block of bytes: delivered as torch delivers them, in both modes, however many batches are held."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from shmload import ShmLoader
+
+NUM_BATCHES = 24
+MODES = pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
+
+
+def matrix(i: int) -> torch.Tensor:
+    return torch.eye(4).mul(i + 1)
+
+
+def complexes(i: int) -> torch.Tensor:
+    return torch.full((4,), 1j * i, dtype=torch.complex64)
+
+
+class Tagged(torch.Tensor):
+    """A class of a user's."""
+
+
+def tagged(i: int) -> torch.Tensor:
+    return torch.full((3,), float(i)).as_subclass(Tagged)
+
+
+PASSED: dict[str, Callable[[int], torch.Tensor]] = {
+    "coo": lambda i: matrix(i).to_sparse(),
+    "not coalesced": lambda i: torch.sparse_coo_tensor([[0, 0]], [1.0 * i, 2.0], (3,)),
+    "hybrid": lambda i: torch.ones(3, 4, 2).mul(i + 1).to_sparse(2),
+    "empty coo": lambda i: torch.zeros(3, i).to_sparse(),
+    "csr": lambda i: matrix(i).to_sparse_csr(),
+    "csc": lambda i: matrix(i).to_sparse_csc(),
+    "bsr": lambda i: matrix(i).to_sparse_bsr((2, 2)),
+    "bsc": lambda i: matrix(i).to_sparse_bsc((2, 2)),
+    "sparse of a class": lambda i: matrix(i).to_sparse().as_subclass(Tagged),
+    "quantised": lambda i: torch.quantize_per_tensor(torch.arange(4.0) * i, 0.5, 1, torch.quint8),
+    "nested": lambda i: torch.nested.nested_tensor([torch.full((2,), i), torch.full((3,), i)], layout=torch.jagged),
+    "complex": complexes,
+    "conjugated": lambda i: complexes(i).conj(),
+    "negated": lambda i: complexes(i).conj().imag,
+    "no elements": lambda i: torch.empty(0, 3),
+    "transposed": lambda i: torch.arange(12).view(3, 4).mul(i).t(),
+    "expanded": lambda i: torch.tensor([i]).expand(3, 4),
+    "meta": lambda i: torch.empty(4, i, device="meta"),
+    "gradient": lambda i: matrix(i).requires_grad_(),
+    "parameter": lambda i: torch.nn.Parameter(matrix(i)),
+    "buffer": lambda i: torch.nn.Buffer(matrix(i)),
+    "subclass": tagged,
+    "subclass with gradient": lambda i: tagged(i).requires_grad_(),
+}
+
+
+def assert_same(found: Any, expected: torch.Tensor) -> None:
+    assert type(found) is type(expected)
+    assert (found.layout, found.dtype, found.device) == (expected.layout, expected.dtype, expected.device)
+    assert found.requires_grad == expected.requires_grad
+    if expected.is_nested:
+        assert all(torch.equal(*pair) for pair in zip(found.unbind(), expected.unbind(), strict=True))
+        return
+    assert found.shape == expected.shape
+    if expected.layout is torch.sparse_coo:
+        assert found.is_coalesced() == expected.is_coalesced()
+    if expected.is_quantized:
+        assert (found.q_scale(), found.q_zero_point()) == (expected.q_scale(), expected.q_zero_point())
+    if not expected.is_meta:
+        assert torch.equal(found.detach().to_dense(), expected.detach().to_dense())
+
+
+class Made:
+    """Sample i is what a function makes of i."""
+
+    def __init__(self, make: Callable[[int], Any], n: int = NUM_BATCHES) -> None:
+        self.make, self.n = make, n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+def only(samples: list[Any]) -> Any:
+    return {"x": samples[0], "list": [samples[0]]}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Sparse:UserWarning", "ignore:.*batches are still in use", "ignore:.*CSR tensor support"
+)
+@pytest.mark.filterwarnings("ignore:.*deprecated", "ignore:.*TypedStorage")
+@MODES
+@pytest.mark.parametrize("kind", PASSED)
+def test_whatever_a_collate_fn_gives_comes_as_it_is_held_or_not(kind: str, seed: int | None) -> None:
+    make = PASSED[kind]
+    with ShmLoader(Made(make), 1, num_workers=1, collate_fn=only, seed=seed, shuffle=False) as loader:
+        for number, batch in enumerate(loader):
+            assert_same(batch["x"], make(number))
+            assert_same(batch["list"][0], make(number))
+            del batch
+        assert loader.stats()["num_copied_out"] == 0, "every slot has come back"
+        kept = list(loader)
+        for number, batch in enumerate(kept):
+            assert_same(batch["x"], make(number))
+        del kept, batch
+        gc.collect()
+        assert loader.stats()["slots"].get("leased", 0) == 0
+
+
+STACKED = [
+    "quantised",
+    "conjugated",
+    "negated",
+    "gradient",
+    "parameter",
+    "buffer",
+    "subclass",
+    "subclass with gradient",
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated", "ignore:.*TypedStorage")
+@MODES
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", STACKED)
+def test_tensors_of_every_kind_are_stacked_as_torch_does(kind: str, num_workers: int, seed: int | None) -> None:
+    dataset = Made(PASSED[kind], 8)
+    expected = list(DataLoader(dataset, 2))
+    with ShmLoader(dataset, 2, num_workers=num_workers, seed=seed, shuffle=False) as loader:
+        found = list(loader)
+    for one, other in zip(found, expected, strict=True):
+        assert_same(one, other)
+
+
+def test_an_object_that_torch_unpickles_holds_no_slot() -> None:
+    """torch keeps every sparse tensor that is unpickled in a list until it is asked to look at them."""
+    make = PASSED["sparse of a class"]
+    with ShmLoader(Made(make), 1, num_workers=1, collate_fn=only, seed=1) as loader:
+        for _ in loader:
+            assert torch._utils._sparse_tensors_to_validate == []

@@ -43,6 +43,8 @@ TORCH_STATE_VERSION = 1
 
 TorchState = dict[str, Any]
 
+OWN, SAMPLER, DATASET = "by a sampler's own state", "by a sampler", "by an iterable dataset"  # how a pass is resumed
+
 
 _OUTSIDE = ("version", "mode", "n", "batch_size", "drop_last", "position", "is_finished")
 
@@ -283,16 +285,34 @@ def check_torch_state(state: Any, loader: ShmLoader[Any]) -> TorchState:
         if state.get(name) != now
     ]
     loaded = _unpacked(state, loader.trust_state)
-    is_in_parts = "origin" not in loaded["sampler"] and "own" not in loaded["sampler"]  # an iterable dataset, by worker
+    is_in_parts = _kind_of(loaded["sampler"]) == DATASET  # an iterable one, by worker
     own_states = any("dataset" in s or "iterator" in s for s in loaded["workers"])
     if (own_states or is_in_parts) and loaded["num_workers"] != loader.crew_size and not state["is_finished"]:
         differing.append(f"num_workers: saved {loaded['num_workers']!r}, now {loader.crew_size!r}")
+    saved, possible = _kind_of(loaded["sampler"]), _kinds_now(loader)
+    if saved not in possible:
+        differing.append(f"order: saved {saved}, now {' or '.join(possible)}")
     if differing:
         raise StateMismatch(
             f"the state belongs to another loader: {'; '.join(differing)}. Remedy: build the loader with the saved values, or "
             "start a new run without this state"
         )
     return loaded
+
+
+def _kind_of(sampler: SamplerState) -> str:
+    """What a pass goes on by."""
+    return OWN if "own" in sampler else SAMPLER if "origin" in sampler else DATASET
+
+
+def _kinds_now(loader: ShmLoader[Any]) -> list[str]:
+    """What this loader's may be; whether an iterator of a sampler's has a state is not known before there is one."""
+    sampler = loader._index_sampler
+    if is_endless(sampler):
+        return [DATASET]
+    if is_torchs_own(sampler):
+        return [SAMPLER]
+    return [OWN] if own_state(sampler) is not None else [SAMPLER, OWN]
 
 
 _NUMBER = (int,)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from tests.planted.pipeline_defects import PIPELINE_DEFECTS
 from tests.planted.planting import Defect
 from tests.planted.sharing_defects import SHARING_DEFECTS
+from tests.planted.state_defects import STATE_DEFECTS
 from tests.planted.storage_defects import STORAGE_DEFECTS
 
 PROMISES = "tests/loader/test_promises.py::"
@@ -16,6 +17,7 @@ DEFECTS = [
     *PIPELINE_DEFECTS,
     *STORAGE_DEFECTS,
     *SHARING_DEFECTS,
+    *STATE_DEFECTS,
     # ------------------------------------------------ R1: little /dev/shm
     Defect(
         "R1",

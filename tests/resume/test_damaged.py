@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from shmload import ShmLoader, StateMismatch
+from shmload.growing import SampleCache
+from shmload.schedule.checksum import with_checksum
+from tests.growing.growing_kit import dataset_of, put
 from tests.resume import fuzz
 
 
@@ -80,3 +83,19 @@ def test_the_checksum_is_that_of_the_rest(options: dict[str, Any]) -> None:
     for name in state:
         with pytest.raises(StateMismatch):
             ShmLoader(range(10), 2, **options).load_state_dict({n: v for n, v in state.items() if n != name})
+
+
+def test_a_run_that_a_state_names_is_no_path(tmp_path: Path) -> None:
+    cache = SampleCache(tmp_path / "cache", capacity_bytes=1 << 20)
+    put(cache, range(25))
+    loader = ShmLoader(dataset_of(cache, run="a"), 6, seed=1)
+    next(iter(loader))
+    state = loader.state_dict()
+    named = state["children"]["snapshot"]
+    (tmp_path / "else").mkdir()
+    frozen = tmp_path / "cache" / ".growing" / "runs" / named["run"] / "epoch-0.json"
+    (tmp_path / "else" / "epoch-0.json").write_bytes(frozen.read_bytes())
+    for run in ("../../../else", "/etc", "", 3, None):
+        with pytest.raises(StateMismatch, match="the state names no snapshot of epoch 0"):
+            loader.load_state_dict(with_checksum({**state, "children": {"snapshot": {**named, "run": run}}}))
+    assert loader.state_dict() == state

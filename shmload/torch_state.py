@@ -96,7 +96,7 @@ class Progress:
         # then the snapshot is of now, whenever someone asks; what is read out of order is not read again up to a place
         self.is_always_current = self._every == 1 or self._goes_by_number
         self._sampler = sampler
-        self._base_seed, self._shared_seed = base_seed, shared_seed
+        self.base_seed, self._shared_seed = base_seed, shared_seed
         self._notes: list[bytes] = [SAME] * self._num_workers
         self._is_current = [True] * self._num_workers
         self._fetcher: Any = None
@@ -135,6 +135,15 @@ class Progress:
     def read_by(self, fetcher: Any) -> None:
         """Names torch's own reader, which knows the dataset and its iterator, with num_workers=0."""
         self._fetcher = fetcher
+
+    def workers_at_end(self) -> list[Snapshot]:
+        """Where workers stand between two passes, however seldom they are asked on the way."""
+        told = [pickle.loads(note) if note else {} for note in self._notes] or [copy.deepcopy(self._read_here())]
+        return [{name: of[name] for name in ("dataset", "streams") if name in of} for of in told]
+
+    def sampler_at_end(self) -> SamplerState | None:
+        """What a stateful sampler told at the end of a finished pass; None if it is none."""
+        return self._sampler.own_at_end()
 
     @contextmanager
     def reading_again(self) -> Iterator[None]:
@@ -176,7 +185,7 @@ class Progress:
             "beyond": sorted(self.done.beyond),
             "num_workers": self._num_workers,
             "last_worker": last_worker,
-            "base_seed": self._base_seed,
+            "base_seed": self.base_seed,
             "shared_seed": self._shared_seed,
             "sampler": sampler,
         }
@@ -231,18 +240,18 @@ def fresh_state(loader: ShmLoader[Any], finished: Progress | None) -> TorchState
     workers: list[Snapshot] = []
     base_seed = None  # drawn when the pass begins
     if finished is not None and (loader.persistent_workers or not loader.num_workers):
-        last = finished.state()
-        workers = [{name: s[name] for name in ("dataset", "streams") if name in s} for s in last["workers"]]
+        workers = finished.workers_at_end()
         if loader.num_workers and not isinstance(loader.dataset, IterDataPipe | MapDataPipe):
-            base_seed = last["base_seed"]  # workers that stay are not seeded anew
+            base_seed = finished.base_seed  # workers that stay are not seeded anew
     elif not loader.num_workers and is_stateful(loader.dataset):
         workers = [{"dataset": copy.deepcopy(loader.dataset.state_dict())}]  # type: ignore[attr-defined]  # it has one
     sampler: SamplerState = {}
     if not is_endless(loader._index_sampler):
         sampler["origin"] = origin_of(loader.generator).dumps(is_torchs_own(loader._index_sampler))
-    if finished is not None and "own" in (ended := finished.state()["sampler"]):
-        sampler["own"], sampler["taken"] = ended["own"], ended["taken"]
-    elif (own := own_state(loader._index_sampler)) is not None:
+    own = None if finished is None else finished.sampler_at_end()
+    if own is None:
+        own = own_state(loader._index_sampler)
+    if own is not None:
         sampler["own"], sampler["taken"] = own, 0
     return {
         **identity(loader),

@@ -71,8 +71,8 @@ STATE_DEFECTS = [
         "N1",
         "a state between passes forgets the sampler's own",
         "shmload/torch_state.py",
-        "    elif (own := own_state(loader._index_sampler)) is not None:\n",
-        "    elif (own := None) is not None:\n",
+        "        own = own_state(loader._index_sampler)\n",
+        "        pass\n",
         (f"{LIVING}[a stateful sampler-0]",),
     ),
     Defect(

@@ -89,6 +89,20 @@ def states_of(make: Callable[[], ShmLoader]) -> Iterator[tuple[str, dict[str, An
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("crew", ["0", "1", "1 persistent"])
+@pytest.mark.parametrize("kind", ["a stateful sampler", "iterable, iterator", "iterable, dataset"])
+def test_a_state_between_passes_is_of_now_however_rare_snapshots_are(kind: str, crew: str) -> None:
+    torch.manual_seed(4)
+    with KINDS[kind](**CREWS[crew], snapshot_every_n_steps=2) as loader:
+        rows(loader)
+        state = loader.state_dict()
+        expected = rows(loader)
+        loader.load_state_dict(state)
+        assert rows(loader) == expected
+    assert sorted(expected) == list(range(N))
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("crew", CREWS)
 @pytest.mark.parametrize("kind", KINDS)

@@ -77,6 +77,24 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
+        "in seed mode a sampler that is at its end is begun anew when it is asked again",
+        "shmload/seed_sampler.py",
+        "        self._now = (epoch, step + (keys is not None), batches)",
+        "        self._now = (epoch, step + 1, batches)",
+        (f"{LIVING}[a stateful sampler, seed-1]",),
+    ),
+    Defect(
+        "N1",
+        "a state between passes is of the last snapshot",
+        "shmload/torch_state.py",
+        "        told = [pickle.loads(note) if note else {} for note in self._notes]",
+        "        told = [pickle.loads(note) if note else {} for note in self._snapshot[1]]",
+        (
+            f"{RESUME}living_loader.py::test_a_state_between_passes_is_of_now_however_rare_snapshots_are[iterable, dataset-1 persistent]",
+        ),
+    ),
+    Defect(
+        "N1",
         "batches that came out of order come again",
         "shmload/torch_mode.py",
         "            while self._num_sent in self.progress.done:  # a resumed pass takes no notice of these\n",

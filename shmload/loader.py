@@ -326,7 +326,8 @@ class ShmLoader(EngineMaking[T]):
         if self._stream is not None:
             self._stream.load_state_dict(state, is_trusted=self.trust_state)
             return
-        self._loaded = check_torch_state(state, self) if state else None  # torchdata's loader gives {} for nothing
+        # torchdata's loader gives {} for nothing
+        self._loaded = None if state == {} else check_torch_state(state, self)
         iterator, self._iterator = self._iterator, None
         self._progress = None
         if self._loaded is not None and "passes" in self._loaded:

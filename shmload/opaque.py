@@ -148,7 +148,7 @@ def _read(found: Any, is_trusted: bool) -> Any:
     if len(found) == 1:
         ((word, held),) = found.items()
         if word == "$pickle":
-            return _unpickled(*held, is_trusted)
+            return _unpickled(held[0], held[1], is_trusted=is_trusted)
         if (build := _BUILT.get(word)) is not None:
             return build([_read(part, is_trusted) for part in held])
         if word.startswith("$"):
@@ -156,7 +156,7 @@ def _read(found: Any, is_trusted: bool) -> Any:
     return {name: _read(part, is_trusted) for name, part in found.items()}
 
 
-def _unpickled(kind: str, text: str, is_trusted: bool) -> Any:
+def _unpickled(kind: str, text: str, *, is_trusted: bool) -> Any:
     if not is_trusted:
         raise StateMismatch(
             f"the state holds an object of {kind} that only pickle can read, and a pickle can run any code: if nobody else can "

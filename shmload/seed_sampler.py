@@ -15,7 +15,7 @@ from shmload.generators import origin_of
 from shmload.opaque import UsersOwn, opened, sealed
 from shmload.schedule.checksum import check_checksum, with_checksum
 from shmload.schedule.state import STATE_VERSION
-from shmload.torch_order import SamplerReader, is_torchs_own
+from shmload.torch_order import SamplerReader, is_torchs_own, own_state
 from shmload.worker.sample_rng import kept_generators
 
 MODE = "seed, with a sampler"
@@ -37,7 +37,7 @@ class SampledOrder:
         else:
             batches = self._now[2]
         keys = next(batches, None)
-        self._now = (epoch, step + 1, batches)
+        self._now = (epoch, step + (keys is not None), batches)  # asked for its end again, it must not begin anew
         return keys
 
     def _is_loaded(self, epoch: int, step: int) -> bool:
@@ -50,7 +50,11 @@ class SampledOrder:
                 self._sampler, None, every=1, iterator=iter(self._sampler), origin=origin, is_seed_between=False
             )
         if is_loaded:
-            batches.resume(self._loaded["sampler"])
+            told = self._loaded["sampler"]
+            if "own" in told and not told["taken"]:
+                batches.start_after(told)  # it may be at the end of its last pass
+            else:
+                batches.resume(told)
             step -= batches.num_taken
         next(islice(batches, step, step), None)
         return batches
@@ -64,6 +68,8 @@ class SampledOrder:
         else:
             origin = origin_of(None).dumps(is_torchs_own(self._sampler))
             sampler = {"taken": 0, "origin": origin, "seed_between": False}
+            if (own := own_state(self._sampler)) is not None:
+                sampler["own"] = own
         return with_checksum(
             {
                 "version": STATE_VERSION,

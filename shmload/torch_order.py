@@ -67,6 +67,7 @@ class SamplerReader:
         self._epoch = getattr(_innermost(self._sampler), "epoch", None)
         self._is_stateful = is_stateful(self._sampler) or is_stateful(self._iterator)
         self._states: deque[tuple[int, Any]] = deque()  # (batches taken, the sampler's own state)
+        self._own_at_end: SamplerState | None = None
         self._note_state()
 
     def _faster(self, num_skipped: int) -> Iterator[Any] | None:
@@ -138,7 +139,11 @@ class SamplerReader:
         return self
 
     def __next__(self) -> Any:
-        keys = self._taken_early.pop() if self._taken_early else next(self._iterator)
+        try:
+            keys = self._taken_early.pop() if self._taken_early else next(self._iterator)
+        except StopIteration:
+            self._own_at_end = self._own()
+            raise
         self.num_taken += 1
         if self._is_stateful:
             self._note_state()
@@ -148,9 +153,19 @@ class SamplerReader:
         if not self._is_stateful:
             return
         if not self._states or (self._every and self.num_taken % self._every == 0):
-            sampler = self._sampler.state_dict() if is_stateful(self._sampler) else None
-            iterator = self._iterator.state_dict() if is_stateful(self._iterator) else None
-            self._states.append((self.num_taken, copy.deepcopy({"sampler": sampler, "iterator": iterator})))
+            self._states.append((self.num_taken, self._own()))
+
+    def _own(self) -> SamplerState | None:
+        """What the sampler and its iterator tell of themselves now."""
+        if not self._is_stateful:
+            return None
+        sampler = self._sampler.state_dict() if is_stateful(self._sampler) else None
+        iterator = self._iterator.state_dict() if is_stateful(self._iterator) else None
+        return copy.deepcopy({"sampler": sampler, "iterator": iterator})
+
+    def own_at_end(self) -> SamplerState | None:
+        """What they told when the pass was at its end, however seldom they are asked on the way; None if they tell nothing."""
+        return copy.deepcopy(self._own_at_end)
 
     def state(self, num_delivered: int) -> SamplerState:
         """Where the pass stood when so many batches had been taken, or at the last state before; what is older is forgotten."""

@@ -43,6 +43,8 @@ TORCH_STATE_VERSION = 1
 
 TorchState = dict[str, Any]
 
+OWN, SAMPLER, DATASET = "by a sampler's own state", "by a sampler", "by an iterable dataset"  # how a pass is resumed
+
 
 _OUTSIDE = ("version", "mode", "n", "batch_size", "drop_last", "position", "is_finished")
 
@@ -94,7 +96,7 @@ class Progress:
         # then the snapshot is of now, whenever someone asks; what is read out of order is not read again up to a place
         self.is_always_current = self._every == 1 or self._goes_by_number
         self._sampler = sampler
-        self._base_seed, self._shared_seed = base_seed, shared_seed
+        self.base_seed, self._shared_seed = base_seed, shared_seed
         self._notes: list[bytes] = [SAME] * self._num_workers
         self._is_current = [True] * self._num_workers
         self._fetcher: Any = None
@@ -133,6 +135,15 @@ class Progress:
     def read_by(self, fetcher: Any) -> None:
         """Names torch's own reader, which knows the dataset and its iterator, with num_workers=0."""
         self._fetcher = fetcher
+
+    def workers_at_end(self) -> list[Snapshot]:
+        """Where workers stand between two passes, however seldom they are asked on the way."""
+        told = [pickle.loads(note) if note else {} for note in self._notes] or [copy.deepcopy(self._read_here())]
+        return [{name: of[name] for name in ("dataset", "streams") if name in of} for of in told]
+
+    def sampler_at_end(self) -> SamplerState | None:
+        """What a stateful sampler told at the end of a finished pass; None if it is none."""
+        return self._sampler.own_at_end()
 
     @contextmanager
     def reading_again(self) -> Iterator[None]:
@@ -174,7 +185,7 @@ class Progress:
             "beyond": sorted(self.done.beyond),
             "num_workers": self._num_workers,
             "last_worker": last_worker,
-            "base_seed": self._base_seed,
+            "base_seed": self.base_seed,
             "shared_seed": self._shared_seed,
             "sampler": sampler,
         }
@@ -229,18 +240,18 @@ def fresh_state(loader: ShmLoader[Any], finished: Progress | None) -> TorchState
     workers: list[Snapshot] = []
     base_seed = None  # drawn when the pass begins
     if finished is not None and (loader.persistent_workers or not loader.num_workers):
-        last = finished.state()
-        workers = [{name: s[name] for name in ("dataset", "streams") if name in s} for s in last["workers"]]
+        workers = finished.workers_at_end()
         if loader.num_workers and not isinstance(loader.dataset, IterDataPipe | MapDataPipe):
-            base_seed = last["base_seed"]  # workers that stay are not seeded anew
+            base_seed = finished.base_seed  # workers that stay are not seeded anew
     elif not loader.num_workers and is_stateful(loader.dataset):
         workers = [{"dataset": copy.deepcopy(loader.dataset.state_dict())}]  # type: ignore[attr-defined]  # it has one
     sampler: SamplerState = {}
     if not is_endless(loader._index_sampler):
         sampler["origin"] = origin_of(loader.generator).dumps(is_torchs_own(loader._index_sampler))
-    if finished is not None and "own" in (ended := finished.state()["sampler"]):
-        sampler["own"], sampler["taken"] = ended["own"], ended["taken"]
-    elif (own := own_state(loader._index_sampler)) is not None:
+    own = None if finished is None else finished.sampler_at_end()
+    if own is None:
+        own = own_state(loader._index_sampler)
+    if own is not None:
         sampler["own"], sampler["taken"] = own, 0
     return {
         **identity(loader),
@@ -283,16 +294,34 @@ def check_torch_state(state: Any, loader: ShmLoader[Any]) -> TorchState:
         if state.get(name) != now
     ]
     loaded = _unpacked(state, loader.trust_state)
-    is_in_parts = "origin" not in loaded["sampler"] and "own" not in loaded["sampler"]  # an iterable dataset, by worker
+    is_in_parts = _kind_of(loaded["sampler"]) == DATASET  # an iterable one, by worker
     own_states = any("dataset" in s or "iterator" in s for s in loaded["workers"])
     if (own_states or is_in_parts) and loaded["num_workers"] != loader.crew_size and not state["is_finished"]:
         differing.append(f"num_workers: saved {loaded['num_workers']!r}, now {loader.crew_size!r}")
+    saved, possible = _kind_of(loaded["sampler"]), _kinds_now(loader)
+    if saved not in possible:
+        differing.append(f"order: saved {saved}, now {' or '.join(possible)}")
     if differing:
         raise StateMismatch(
             f"the state belongs to another loader: {'; '.join(differing)}. Remedy: build the loader with the saved values, or "
             "start a new run without this state"
         )
     return loaded
+
+
+def _kind_of(sampler: SamplerState) -> str:
+    """What a pass goes on by."""
+    return OWN if "own" in sampler else SAMPLER if "origin" in sampler else DATASET
+
+
+def _kinds_now(loader: ShmLoader[Any]) -> list[str]:
+    """What this loader's may be; whether an iterator of a sampler's has a state is not known before there is one."""
+    sampler = loader._index_sampler
+    if is_endless(sampler):
+        return [DATASET]
+    if is_torchs_own(sampler):
+        return [SAMPLER]
+    return [OWN] if own_state(sampler) is not None else [SAMPLER, OWN]
 
 
 _NUMBER = (int,)

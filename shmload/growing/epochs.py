@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch, WorkerDied
 from shmload.growing.library import Hold, Library
-from shmload.growing.run import Run, is_run_name, run_name
+from shmload.growing.run import Run, is_run_name, kept_snapshot, run_name, run_path
 from shmload.growing.snapshot import EPOCH_SHIFT, MAX_EPOCH, Gone, Snapshot
 
 Missing = Literal["error", "skip", "substitute"]
@@ -77,21 +77,28 @@ class Epochs:
             raise StateMismatch(
                 f"the state names no snapshot of epoch {epoch}: {named!r:.200}. Load what state_dict() returned"
             )
+        path = run_path(self._library.path, named["run"])
+        snapshot = kept_snapshot(path, epoch)
+        if snapshot is None or snapshot.digest != named["digest"]:
+            held = "is not there" if snapshot is None else "is another"
+            raise StateMismatch(
+                f"the state names the snapshot {named['digest']} of epoch {epoch}, which {held} in {path}: resume "
+                "with the folder that the state was saved with, or begin this epoch anew with a state of its start"
+            )
+        before = self._snapshots, self._holds
+        self._snapshots, self._holds = {}, {}
+        try:
+            self._take(snapshot, is_named=True)
+        except StateMismatch:
+            self._snapshots, self._holds = before
+            raise
+        for hold in before[1].values():
+            hold.release()
         if self._run is not None and self._run.name != named["run"]:
             self._run.leave()
             self._run = None
         if self._run is None:
             self._run = Run(self._library.path, named["run"], epoch)
-        self._snapshots = {}
-        self._release(MAX_EPOCH + 1)
-        snapshot = self._run.read(epoch)
-        if snapshot is None or snapshot.digest != named["digest"]:
-            held = "is not there" if snapshot is None else "is another"
-            raise StateMismatch(
-                f"the state names the snapshot {named['digest']} of epoch {epoch}, which {held} in {self._run.path}: resume "
-                "with the folder that the state was saved with, or begin this epoch anew with a state of its start"
-            )
-        self._take(snapshot, is_named=True)
         self._begun = {epoch}
 
     # ------------------------------------------------------------ an epoch

@@ -47,6 +47,23 @@ def is_run_name(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch("[0-9a-f]{12}", name) is not None
 
 
+def run_path(folder: Path, name: str) -> Path:
+    """Where a run's snapshots lie."""
+    return folder / CONTROL / "runs" / name
+
+
+def kept_snapshot(path: Path, epoch: int) -> Snapshot | None:
+    """The snapshot of an epoch of the run there, if it is frozen and kept."""
+    try:
+        return read_snapshot(_file(path, epoch))
+    except FileNotFoundError:
+        return None
+
+
+def _file(path: Path, epoch: int) -> Path:
+    return path / f"epoch-{epoch}.json"
+
+
 class Run:
     """This rank's part in a run; ends with the object.
 
@@ -57,7 +74,7 @@ class Run:
     def __init__(self, folder: Path, name: str, resumed: int | None) -> None:
         self.name = name
         self._attending = -1
-        self.path = folder / CONTROL / "runs" / name
+        self.path = run_path(folder, name)
         self.path.mkdir(parents=True, exist_ok=True)
         with self._gate():
             self._attending = open_kept(os.fspath(self.path / "attending"), os.O_RDWR | os.O_CREAT)
@@ -82,17 +99,14 @@ class Run:
 
     def file(self, epoch: int) -> Path:
         """Where an epoch's snapshot lies."""
-        return self.path / f"epoch-{epoch}.json"
+        return _file(self.path, epoch)
 
     def _epochs(self) -> list[int]:
         return sorted(int(path.stem.removeprefix("epoch-")) for path in self.path.glob("epoch-*.json"))
 
     def read(self, epoch: int) -> Snapshot | None:
         """An epoch's snapshot, if it is frozen."""
-        try:
-            return read_snapshot(self.file(epoch))
-        except FileNotFoundError:
-            return None
+        return kept_snapshot(self.path, epoch)
 
     def freeze(self, snapshot: Snapshot) -> bool:
         """Makes this the epoch's snapshot, unless another rank was first. A few of the newest are kept."""

@@ -88,6 +88,7 @@ class PreparedLoader(DataLoaderShard):
                 ahead = next(batches, _END)
                 self.end_of_dataloader = ahead is _END
                 yield batch
+            self._update_state_dict()  # of a rank that has no row in the last step: that is over, too
         finally:
             self.end()
 

@@ -10,6 +10,7 @@ from tests.planted.engine_defects import ENGINE_DEFECTS
 from tests.planted.pipeline_defects import PIPELINE_DEFECTS
 from tests.planted.planting import Defect
 from tests.planted.sharing_defects import SHARING_DEFECTS
+from tests.planted.state_defects import STATE_DEFECTS
 from tests.planted.storage_defects import STORAGE_DEFECTS
 
 PROMISES = "tests/loader/test_promises.py::"
@@ -20,6 +21,7 @@ DEFECTS = [
     *SHARING_DEFECTS,
     *CROSSED_DEFECTS,
     *ENGINE_DEFECTS,
+    *STATE_DEFECTS,
     # ------------------------------------------------ R1: little /dev/shm
     Defect(
         "R1",

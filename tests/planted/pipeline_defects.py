@@ -29,9 +29,9 @@ PIPELINE_DEFECTS = [
     Defect(
         "B7",
         "a rank that has less than others says that the epoch is over",
-        "shmload/pipeline/conveyer.py",
-        "schedule.end_of(run.epoch, rank=0)",
-        "schedule.end_of(run.epoch, self.plan.partition.rank)",
+        "shmload/pipeline/run.py",
+        "        return self.position >= self.schedule.end_of(self.epoch, rank=0)\n",
+        "        return self.position >= self.schedule.end_of(self.epoch, self._rank)\n",
         ("tests/pipeline/test_state.py::test_a_rank_that_has_less_than_others_saves_a_state_that_loses_nothing",),
     ),
     Defect(

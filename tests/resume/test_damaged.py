@@ -1,0 +1,101 @@
+"""A damaged state is refused, wherever the damage is; what only looks different is taken."""
+
+from __future__ import annotations
+
+import io
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shmload import ShmLoader, StateMismatch
+from shmload.growing import SampleCache
+from shmload.schedule.checksum import with_checksum
+from tests.growing.growing_kit import dataset_of, put
+from tests.resume import fuzz
+
+
+@pytest.mark.slow
+def test_mutated_states_are_refused_or_say_the_same(tmp_path: Path) -> None:
+    taken = [fuzz.read(*each) for each in islice(fuzz.mutations(3, tmp_path), 3000)]
+    assert 0 < sum(taken) < len(taken)
+
+
+@pytest.mark.slow
+def test_every_single_bit_counts(tmp_path: Path) -> None:
+    for made, state in fuzz.corpus(tmp_path):
+        text = json.dumps(state).encode()
+        bits = range(8 * len(text)) if len(text) < 1024 else range(0, 8 * len(text), 37)
+        for bit in bits:
+            flipped = bytearray(text)
+            flipped[bit // 8] ^= 1 << bit % 8
+            try:
+                mutated = json.loads(flipped)
+            except ValueError:
+                continue
+            if mutated != state:
+                with pytest.raises(StateMismatch):
+                    made.load_state_dict(mutated)
+
+
+def tupled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: tupled(value[name]) for name in reversed(value)}
+    return tuple(map(tupled, value)) if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("number", range(11))
+def test_other_keeping_of_a_state_changes_nothing(tmp_path: Path, number: int) -> None:
+    made, state = fuzz.corpus(tmp_path)[number]
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    for kept in (
+        json.loads(json.dumps(state, indent=3)),
+        torch.load(file, weights_only=True),
+        dict(reversed(state.items())),
+    ):
+        made.load_state_dict(kept)
+        assert made.state_dict() == state
+    if "counters" not in state and state["mode"] != "join":  # whose entries are lists
+        made.load_state_dict(tupled(state))
+        assert made.state_dict() == state
+
+
+def test_what_is_wrong_is_said() -> None:
+    loader = ShmLoader(range(10), 2, seed=1)
+    state = loader.state_dict()
+    with pytest.raises(StateMismatch, match=r"damaged or was changed by hand: its checksum is \d+, it says \d+"):
+        loader.load_state_dict({**state, "position": 2})
+    with pytest.raises(StateMismatch, match="a state is JSON, and this is not: "):
+        loader.load_state_dict(
+            {**state, "order": float("nan"), "check": 3} | {"epoch": 1, "order": "x", "children": {"a": float("nan")}}
+        )
+
+
+@pytest.mark.parametrize("options", [{"seed": 1}, {}])
+def test_the_checksum_is_that_of_the_rest(options: dict[str, Any]) -> None:
+    state = ShmLoader(range(10), 2, **options).state_dict()
+    assert {name for name in state if name == "check"}
+    for name in state:
+        with pytest.raises(StateMismatch):
+            ShmLoader(range(10), 2, **options).load_state_dict({n: v for n, v in state.items() if n != name})
+
+
+def test_a_run_that_a_state_names_is_no_path(tmp_path: Path) -> None:
+    cache = SampleCache(tmp_path / "cache", capacity_bytes=1 << 20)
+    put(cache, range(25))
+    loader = ShmLoader(dataset_of(cache, run="a"), 6, seed=1)
+    next(iter(loader))
+    state = loader.state_dict()
+    named = state["children"]["snapshot"]
+    (tmp_path / "else").mkdir()
+    frozen = tmp_path / "cache" / ".growing" / "runs" / named["run"] / "epoch-0.json"
+    (tmp_path / "else" / "epoch-0.json").write_bytes(frozen.read_bytes())
+    for run in ("../../../else", "/etc", "", 3, None):
+        with pytest.raises(StateMismatch, match="the state names no snapshot of epoch 0"):
+            loader.load_state_dict(with_checksum({**state, "children": {"snapshot": {**named, "run": run}}}))
+    assert loader.state_dict() == state

@@ -1,0 +1,223 @@
+"""A state runs no code: users' own states are written without pickle, and a pickle is opened only where the program says so."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_np
+
+from shmload import ShmLoader, StateMismatch
+from shmload.opaque import UsersOwn, opened, sealed
+from shmload.schedule.checksum import with_checksum
+from tests.resume import noisy_data as data
+
+
+def there_and_back(value: Any) -> Any:
+    return opened(json.loads(json.dumps(sealed(UsersOwn(value)))), is_trusted=False)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether they are alike to the last bit, types and all."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        raw = [t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*raw)
+    if isinstance(a, np.ndarray | np.generic):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, float):
+        return np.float64(a).tobytes() == np.float64(b).tobytes()
+    if isinstance(a, complex):
+        return np.complex128(a).tobytes() == np.complex128(b).tobytes()
+    if isinstance(a, dict):
+        return len(a) == len(b) and all(
+            same(m, n) and same(x, y) for (m, x), (n, y) in zip(a.items(), b.items(), strict=True)
+        )
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+KEYS = st.one_of(st.text(), st.integers(), st.booleans(), st.none(), st.binary(), st.tuples(st.integers(), st.text()))
+ARRAYS = st_np.arrays(
+    st.one_of(st_np.scalar_dtypes(), st_np.unicode_string_dtypes(), st_np.byte_string_dtypes(), st_np.array_dtypes()),
+    st_np.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3),
+)
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.complex_numbers(),
+    st.text(),
+    st.binary(),
+    st.binary().map(bytearray),
+    ARRAYS,
+    ARRAYS.map(lambda array: array[..., ::2].T if array.ndim else array),
+    st_np.arrays(st_np.scalar_dtypes(), ()).map(lambda array: array[()]),
+    st.frozensets(KEYS),
+    st.sets(KEYS),
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner),
+        st.lists(inner).map(tuple),
+        st.dictionaries(KEYS, inner),
+        st.dictionaries(st.sampled_from(["$own", "$tuple", "$pickle", "own", "a"]), inner),
+        st.dictionaries(st.text(), inner).map(OrderedDict),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(VALUES)
+def test_what_a_user_tells_comes_back_to_the_last_bit(value: Any) -> None:
+    assert same(there_and_back(value), value)
+
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.complex64,
+]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (4, 3)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_so_do_tensors(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = (torch.arange(math.prod(shape)) % 5).to(dtype).reshape(shape)
+    for told in (tensor, tensor.T if tensor.ndim == 2 else tensor, tensor[:1] if tensor.ndim else tensor):
+        assert same(there_and_back(told), told)
+    again = there_and_back(tensor)
+    again.zero_()  # it is the user's own to write to
+
+
+def test_so_do_large_numbers_and_states_of_generators() -> None:
+    for value in (10**6000, -(1 << 63), 1 << 63, np.random.get_state(), torch.get_rng_state()):
+        assert same(there_and_back(value), value)
+
+
+# ------------------------------------------------------------ pickles
+
+
+class Point:
+    """What only pickle can tell."""
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Point) and other.x == self.x
+
+
+class Harm:
+    """Whose pickle makes a folder when it is opened."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+class Pointing(data.Counting):
+    """A stateful dataset that tells an object."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "deep": [Point(3)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        assert state["deep"] == [Point(3)]
+
+
+class PointingSampler(data.StatefulSampler):
+    """A stateful sampler that tells one."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "deep": Point(3)}
+
+
+MAKE = {
+    "dataset": lambda **k: ShmLoader(Pointing(), 6, **k),
+    "sampler": lambda **k: ShmLoader(data.Noisy(), 6, sampler=PointingSampler(40), **k),
+    "sampler, seed": lambda **k: ShmLoader(data.Noisy(), 6, sampler=PointingSampler(40), seed=3, **k),
+}
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_what_needs_pickle_needs_trust(kind: str) -> None:
+    loader = MAKE[kind]()
+    iterator = iter(loader)
+    next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    expected = [batch[:, 0].tolist() for batch in iterator]
+    refusing = MAKE[kind]()
+    before = refusing.state_dict()
+    with pytest.raises(StateMismatch, match=r"holds an object of tests\.resume\.test_trust\.Point .* trust_state=True"):
+        refusing.load_state_dict(state)
+    assert refusing.state_dict() == before
+    trusting = MAKE[kind](trust_state=True)
+    assert trusting.trust_state
+    trusting.load_state_dict(state)
+    assert [batch[:, 0].tolist() for batch in trusting] == expected
+
+
+@pytest.mark.slow
+def test_so_it_is_of_what_workers_tell() -> None:
+    with ShmLoader(Pointing(), 6, num_workers=1) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+        with pytest.raises(StateMismatch, match="trust_state=True"):
+            loader.load_state_dict(state)
+    with ShmLoader(Pointing(), 6, num_workers=1, trust_state=True) as loader:
+        loader.load_state_dict(state)
+        assert sum(1 for _ in loader) == 6
+
+
+def test_a_copy_of_a_loader_needs_no_trust() -> None:
+    loader = MAKE["sampler, seed"]()
+    next(iter(loader))
+    copied = pickle.loads(pickle.dumps(loader))
+    assert copied.state_dict()["step"] == 1
+
+
+def test_a_state_that_torch_load_lets_through_runs_nothing(tmp_path: Path) -> None:
+    loader = ShmLoader(data.Counting(), 6)
+    next(iter(loader))
+    state = loader.state_dict()
+    inside = json.loads(state["details"])
+    target = str(tmp_path / "made by a state")
+    harm = json.loads(sealed(UsersOwn(Harm(target))))["$own"]
+    for place in (harm, {"$own": harm}, {"$own": [{"a": harm}]}, {"pickled": harm["$pickle"][1]}):
+        inside["workers"][0]["dataset"] = place
+        file = io.BytesIO()
+        torch.save(with_checksum({**state, "details": json.dumps(inside)}), file)
+        file.seek(0)
+        hostile = torch.load(file, weights_only=True)
+        other = ShmLoader(data.Counting(), 6)
+        try:
+            other.load_state_dict(hostile)
+            next(iter(other), None)
+        except (StateMismatch, KeyError, TypeError):  # the last two are the dataset's own, which is told nonsense
+            pass
+        assert not Path(target).exists()

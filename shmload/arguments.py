@@ -48,9 +48,13 @@ def check_arguments(given: Mapping[str, Any]) -> None:
 
 def as_keyed(dataset: Any, seed: int | None) -> Any:
     """What is read of a dataset: in seed mode, which asks by number, an iterable's own items by number if it has them."""
-    if seed is None or not isinstance(dataset, IterableDataset) or not ability_of(dataset, "keyed_items"):
+    if (
+        seed is None
+        or not isinstance(dataset, IterableDataset)
+        or (keyed_items := ability_of(dataset, "keyed_items")) is None
+    ):
         return dataset
-    return dataset.keyed_items()
+    return keyed_items()
 
 
 def _check_crew(given: Mapping[str, Any]) -> None:

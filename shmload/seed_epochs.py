@@ -127,7 +127,7 @@ class Epochs:
         loader = self._loader
         if isinstance(loader.sampler, KeyedOrder):
             return loader.sampler
-        of_dataset = ability_of(loader.dataset, "keyed_order")
+        of_dataset: Callable[..., KeyedOrder] | None = ability_of(loader.dataset, "keyed_order")
         return of_dataset and of_dataset(shuffle=bool(loader.shuffle), global_batch=global_batch)
 
     def begins(self, epoch: int) -> None:

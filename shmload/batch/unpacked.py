@@ -93,7 +93,7 @@ class _Builder:
         try:
             return _ForeignUnpickler(node[1], self).load()
         finally:  # torch keeps the sparse tensors that it has unpickled, until somebody asks whether they are sound
-            torch._utils._validate_loaded_sparse_tensors()
+            torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]  # torch's own
 
     def _array(self, node: tuple[Any, ...]) -> Any:
         kind, dtype, shape, strides, offset = node
@@ -114,10 +114,12 @@ class _Builder:
     def _sparse(
         self, layout: str, shape: tuple[int, ...], is_coalesced: bool, indices: list[Any], values: tuple[Any, ...]
     ) -> torch.Tensor:
-        parts = [*map(self.build, indices), self.build(values)]
+        parts: list[torch.Tensor] = [*map(self.build, indices), self.build(values)]
         if layout == "sparse_coo":
-            return torch.sparse_coo_tensor(*parts, shape, is_coalesced=is_coalesced, check_invariants=False)
-        return torch.sparse_compressed_tensor(*parts, shape, layout=getattr(torch, layout), check_invariants=False)
+            return torch.sparse_coo_tensor(parts[0], parts[1], shape, is_coalesced=is_coalesced, check_invariants=False)
+        return torch.sparse_compressed_tensor(
+            parts[0], parts[1], parts[2], shape, layout=getattr(torch, layout), check_invariants=False
+        )
 
     def _record(self, kind: type, names: list[str], nodes: list[tuple[Any, ...]]) -> Any:
         """A dataclass of columns. Its __init__ and __post_init__ are for samples, and are not run."""

@@ -124,9 +124,8 @@ def _create_named(name: str, nbytes: int) -> int:
     if shm_free_bytes() < nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if (
-        limit != resource.RLIM_INFINITY and limit < nbytes
-    ):  # multiprocessing would tell its tracker of a file that there is not
+    if limit != resource.RLIM_INFINITY and limit < nbytes:
+        # multiprocessing would have its tracker forget a file that it was never told of
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     _make_file(name + NEW, nbytes)
     path = f"{SHM_DIR}/{name}{NEW}"

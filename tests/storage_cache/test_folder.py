@@ -481,12 +481,11 @@ def test_the_error_about_room_keeps_nobody_alive(place: str) -> None:
 
 def test_a_lease_that_outlives_the_modules_names_says_nothing(output_of: Callable[[str], str]) -> None:
     code = """
-    import builtins, os
     from shmload.storage.lease import Leases
 
     def release(inodes):
-        os.getpid()
+        raise TypeError("what it needs is gone")
 
-    builtins.kept = Leases("folder", (), release)  # it dies when this module's names are gone
+    kept = Leases("folder", (), release)  # it dies with the module, when what it needs may be gone
     """
     assert output_of(textwrap.dedent(code)) == ""

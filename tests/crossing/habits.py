@@ -28,6 +28,7 @@ from tests.crossing.oracle import END, Expected, Fails, SeedOrder, TorchOrder, d
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 WORKER_NAME = "pt_data_worker"
 STOPPED_S = 0.15
+STARTED = 9  # batches
 GONE_S = 5.0
 WAIT_MAX_S = 5.0  # on an idle machine
 
@@ -150,7 +151,10 @@ class Trial:
                     seed_generators(case.seed)
                 elif number == 0:
                     self.order = SeedOrder(case, self.made)
-                getattr(self, f"habit_{case.habit}")()
+                if number < case.loaders - 1:
+                    self.start()
+                else:
+                    getattr(self, f"habit_{case.habit}")()
         self.clean_up()
 
     def made_loader(self, options: dict[str, Any]) -> Any:
@@ -291,6 +295,13 @@ class Trial:
         self._timers.append(timer)
 
     # ------------------------------------------------------------ habits
+
+    def start(self) -> None:
+        """A loader's first batches: where workers learn how batches are laid out, races are."""
+        loaders = self.loaders()
+        self.begin(loaders).take(STARTED)
+        self._forget()
+        loaders.close()
 
     def habit_pass(self) -> None:
         loaders = self.loaders()

@@ -12,6 +12,7 @@ from tests.crossing.options import loader_options
 SMALLER = {
     "n": (2, 3, 5, 9, 17, 40),
     "size": (1, 3),
+    "text": (0, 100),
     "batch_size": (1, 2, 3),
     "workers": (1, 2),
     "loaders": (1, 2),

@@ -24,13 +24,31 @@ from tests.crossing.shrink import program, shrunk
 
 TOLD_S = 30.0
 SHRINK_S = 45.0
-SHOWN = ("kind", "mode", "habit", "workers", "ranks", "order", "ragged", "uneven", "harm", "hold", "start", "shm", "threads", "wrap", "on_error")
+SHOWN = (
+    "kind",
+    "mode",
+    "habit",
+    "workers",
+    "ranks",
+    "order",
+    "ragged",
+    "uneven",
+    "harm",
+    "hold",
+    "start",
+    "shm",
+    "threads",
+    "wrap",
+    "on_error",
+)
 
 
 class Run:
     """Cases one after the other, and what was found."""
 
-    def __init__(self, seed: int, only: dict[str, Any], shm_kinds: tuple[str, ...], *, shrink: bool = True, log: Any = None) -> None:
+    def __init__(
+        self, seed: int, only: dict[str, Any], shm_kinds: tuple[str, ...], *, shrink: bool = True, log: Any = None
+    ) -> None:
         self.seed, self.only, self.shm_kinds = seed, only, shm_kinds
         self.num_cases = self.num_batches = 0
         self.covered: Counter[tuple[str, str]] = Counter()
@@ -105,7 +123,8 @@ class Run:
         for name in (*SHOWN, "fields"):
             values = sorted((value, count) for (of, value), count in self.covered.items() if of == name)
             shown = [
-                f"{value or '-'} {count}" + (f" ({self.refused[name, value]} refused)" if self.refused[name, value] else "")
+                f"{value or '-'} {count}"
+                + (f" ({self.refused[name, value]} refused)" if self.refused[name, value] else "")
                 for value, count in values
             ]
             lines.append(f"{name:>10}: {', '.join(shown)}")
@@ -114,7 +133,11 @@ class Run:
 
 
 def _is_alike(outcome: Outcome, other: Outcome) -> bool:
-    return outcome.is_failure and outcome.what == other.what and (outcome.what != "error" or outcome.said[:12] == other.said[:12])
+    return (
+        outcome.is_failure
+        and outcome.what == other.what
+        and (outcome.what != "error" or outcome.said[:12] == other.said[:12])
+    )
 
 
 def _indented(text: str) -> str:
@@ -142,10 +165,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crossing", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=3)
     parser.add_argument("--seed", type=int, default=None, help="of all cases; a random one is printed")
-    parser.add_argument("--only", action="append", default=[], metavar="NAME=VALUE", help="a dimension that is not drawn")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME=VALUE", help="a dimension that is not drawn"
+    )
     parser.add_argument("--case", default=None, help="one case, as JSON")
     parser.add_argument("--times", type=int, default=1, help="how often that case is run")
-    parser.add_argument("--shm", nargs="+", default=["usual", "64m", "512k"], choices=list(SHM_BYTES), help="sizes of /dev/shm; takes root")
+    parser.add_argument(
+        "--shm",
+        nargs="+",
+        default=["usual", "64m", "512k"],
+        choices=list(SHM_BYTES),
+        help="sizes of /dev/shm; takes root",
+    )
     parser.add_argument("--first", action="store_true", help="end at the first failure")
     parser.add_argument("--no-shrink", action="store_true", help="do not make failing cases smaller")
     parser.add_argument("--log", default=None, help="a file that findings are added to")

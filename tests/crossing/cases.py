@@ -215,8 +215,11 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
 
 def mended(case: Case) -> Case:
     """The same, as far as it goes together."""
-    for rule in (_of_kind, _of_mode, _of_order, _of_fields, _of_loader, _of_habit):
-        case = rule(case)
+    before = None
+    while case != before:
+        before = case
+        for rule in (_of_kind, _of_mode, _of_order, _of_fields, _of_loader, _of_habit):
+            case = rule(case)
     return case
 
 
@@ -233,7 +236,9 @@ def _of_kind(case: Case) -> Case:
         "tfrecord": case.extra if case.extra in ("gzip", "zlib", "files", "bare") else "",
         "tar": "files" if case.extra else "",
         "remote": case.extra if case.extra in ("gzip", "files") else "",  # gzip: no room for one shard, files: for some
-        "pipeline": {"gzip": "stops", "zlib": "raises", "files": "join"}.get(case.extra, ""),
+        "pipeline": {"gzip": "stops", "zlib": "raises"}.get(
+            case.extra, case.extra if case.extra in ("stops", "raises") else ""
+        ),
         "npy": "",
         "tokens": "files" if case.extra else "",
         "mix": "files" if case.extra else "",
@@ -256,7 +261,10 @@ def _of_kind(case: Case) -> Case:
     if case.kind == "pipeline":
         case = replace(
             case,
-            **{name: getattr(PLAINEST, name) for name in ("fields", "size", "text", "sizes", "bad", "order", "ragged", "threads", "prefetch")},
+            **{
+                name: getattr(PLAINEST, name)
+                for name in ("fields", "size", "text", "sizes", "bad", "order", "ragged", "threads", "prefetch")
+            },
             **{name: getattr(PLAINEST, name) for name in ("on_error", "in_order", "persistent", "collate", "mode")},
             workers=case.workers if isinstance(case.workers, int) else 2,
             batch_size=case.batch_size or 4,
@@ -310,16 +318,22 @@ def _of_fields(case: Case) -> Case:
         case = replace(case, sizes="even", ragged="")
     if set(letters) & set(REFUSED_BY_TORCH) and not case.collate and not case.is_seeded and not case.ragged:
         case = replace(case, ragged="list")
-    if set(letters) & set(ODD + "cl"):
-        if case.ragged not in ("", "list"):
-            case = replace(case, ragged="list")
+    if set(letters) & set(ODD + "cl") and case.ragged not in ("", "list"):
+        case = replace(case, ragged="list")
     is_declared = case.kind in (*IN_PLACE, *FORMATS)
     has_ragged = bool(set(letters) & set(RAGGED))
     if case.ragged == "map" and not (has_ragged and case.kind in ("dict", *IN_PLACE, "tfrecord")):
         case = replace(case, ragged="list")
     if case.ragged in ("pad", "nested", "jagged") and not is_declared and set(letters) & set("bcxkedh"):
         letters = "".join(letter for letter in letters if letter not in "cxkedh") or "i"
-    if case.ragged in ("pad", "nested", "jagged") and case.kind in ("tuple", "nested", "namedtuple", "dataclass", "bare", "iterable"):
+    if case.ragged in ("pad", "nested", "jagged") and case.kind in (
+        "tuple",
+        "nested",
+        "namedtuple",
+        "dataclass",
+        "bare",
+        "iterable",
+    ):
         case = replace(case, ragged="list")
     if case.kind == "dataclass" and not case.is_seeded and not case.ragged and not case.collate:
         case = replace(case, ragged="list")
@@ -357,7 +371,11 @@ def _of_loader(case: Case) -> Case:
         case = replace(case, n=1)
     if case.on_error != "raise" and case.kind == "iterable":
         case = replace(case, on_error="raise")
-    if case.bad and case.on_error == "substitute" and (case.bad >= case.n or case.order in ("sampler", "batch_sampler", "weighted")):
+    if (
+        case.bad
+        and case.on_error == "substitute"
+        and (case.bad >= case.n or case.order in ("sampler", "batch_sampler", "weighted"))
+    ):
         case = replace(case, on_error="skip")
     if case.bad and case.on_error == "substitute" and (case.order or case.batch_size is None):
         case = replace(case, on_error="skip")
@@ -384,7 +402,9 @@ def _of_habit(case: Case) -> Case:
     if case.is_noisy and not case.is_seeded:
         case = replace(case, bad=0)  # what is not read does not draw
     if not case.is_seeded:
-        if case.is_noisy or case.kind == "iterable":  # what workers draw, and which items are whose, goes by their number
+        if (
+            case.is_noisy or case.kind == "iterable"
+        ):  # what workers draw, and which items are whose, goes by their number
             case = replace(case, then_workers=case.workers if isinstance(case.workers, int) else 2)
         if case.is_noisy and (case.habit in ("second", "living", "end", "resume", "threads") or case.workers == 0):
             case = replace(case, habit="pass", workers=max(int(case.workers), 1))
@@ -397,7 +417,9 @@ def _of_habit(case: Case) -> Case:
     if case.ranks > 1 and case.habit == "threads":
         case = replace(case, ranks=1)
     if case.kind == "growing":
-        case = replace(case, then_ranks=case.ranks, habit="pass" if case.habit in ("second", "living", "end") else case.habit)
+        case = replace(
+            case, then_ranks=case.ranks, habit="pass" if case.habit in ("second", "living", "end") else case.habit
+        )
         if case.ranks > 1:
             case = replace(case, ranks=1, then_ranks=1)
     if case.kind == "pipeline" and case.uneven != "pad" and (case.ranks == 1) != (case.then_ranks == 1):

@@ -276,7 +276,9 @@ def _parquet(case: Case, folder: Path) -> Any:
         elif name == "v":
             columns[name] = pa.array([value.tolist() for value in values], pa.list_(pa.int64()))
         else:
-            columns[name] = pa.array(values, {"i": pa.int64(), "r": pa.float64(), "s": pa.string(), "y": pa.binary()}[name])
+            columns[name] = pa.array(
+                values, {"i": pa.int64(), "r": pa.float64(), "s": pa.string(), "y": pa.binary()}[name]
+            )
     pq.write_table(pa.table(columns), folder / "x.parquet", row_group_size=7)
     return ParquetDataset(str(folder / "x.parquet"))
 
@@ -452,7 +454,9 @@ def delivered(case: Case, index: int, drawn: list[float] | None) -> Any:
         return tuple(torch.as_tensor(VALUES[name](case, index)) for name in case.fields)
     if case.kind in IN_PLACE:
         return {
-            name: np.array(drawn if drawn is not None else VALUES[name](case, index)) if name == "N" else VALUES[name](case, index)
+            name: np.array(drawn if drawn is not None else VALUES[name](case, index))
+            if name == "N"
+            else VALUES[name](case, index)
             for name in case.fields
         }
     if case.kind in ("tar", "remote"):

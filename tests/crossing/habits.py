@@ -226,7 +226,9 @@ class Trial:
             got = self.watch.timed(lambda: next(iterator))
         except StopIteration:
             if expected is not END:
-                raise Wrong(f"{where}: the end, and not {expected if isinstance(expected, Fails) else 'a batch'}") from None
+                raise Wrong(
+                    f"{where}: the end, and not {expected if isinstance(expected, Fails) else 'a batch'}"
+                ) from None
             return False
         except Exception as error:
             if isinstance(expected, Fails):
@@ -454,9 +456,8 @@ class Trial:
             if thread.is_alive():
                 raise Wrong("a thread hangs in next()")
         for error in errors:
-            if not isinstance(error, (RuntimeError, ValueError)) or "thread" not in str(error) + str(error.__cause__):
-                if not isinstance(error, ValueError) or "already executing" not in str(error):
-                    raise Wrong(f"threads: {type(error).__name__}: {error}") from error
+            if not is_plain_refusal(error):
+                raise Wrong(f"threads: {type(error).__name__}: {error}") from error
         wanted = list(expected)
         for batch in got:
             for number, one in enumerate(wanted):
@@ -464,10 +465,12 @@ class Trial:
                     del wanted[number]
                     break
             else:
-                raise Wrong(f"threads: {len(got)} batches of {len(expected)}, one of them twice or wrong: {str(batch)[:200]}")
+                raise Wrong(
+                    f"threads: {len(got)} batches of {len(expected)}, one of them twice or wrong: {str(batch)[:200]}"
+                )
         if wanted and len(errors) < len(threads):
             raise Wrong(f"threads: {len(wanted)} of {len(expected)} batches came to no thread ({len(errors)} errors)")
-        del got
+        got.clear()
         loaders.close()
 
     def habit_corrupt(self) -> None:
@@ -494,7 +497,9 @@ class Trial:
             except StateMismatch:
                 continue
             except Exception as error:
-                raise Wrong(f"a state with one bit changed: {type(error).__name__}, not StateMismatch: {error}") from error
+                raise Wrong(
+                    f"a state with one bit changed: {type(error).__name__}, not StateMismatch: {error}"
+                ) from error
             shown = harmed[max(at - 30, 0) : at + 10].decode("latin1")
             raise Wrong(f"a state with one bit changed is taken: ...{shown}...")
         loaders.close()
@@ -540,6 +545,12 @@ class Trial:
         gc.collect()
         if left := list(left_behind()):
             raise Wrong(f"left behind: {'; '.join(left)}")
+
+
+def is_plain_refusal(error: BaseException) -> bool:
+    """Whether a thread is told that the iterator is another's."""
+    said = f"{error} {error.__cause__}"
+    return (isinstance(error, RuntimeError) and "thread" in said) or "already executing" in said
 
 
 def _goes_on(pid: int) -> None:

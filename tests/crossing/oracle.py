@@ -85,7 +85,9 @@ class Collated:
         if isinstance(head, dict):
             return {key: self._column([value[key] for value in values], key) for key in head}
         if isinstance(head, tuple) and hasattr(head, "_fields"):
-            return type(head)(*(self._column(v, n) for n, v in zip(head._fields, zip(*values, strict=True), strict=True)))
+            return type(head)(
+                *(self._column(v, n) for n, v in zip(head._fields, zip(*values, strict=True), strict=True))
+            )
         if isinstance(head, (tuple, list)):
             return [self._column(column, name) for column in zip(*values, strict=True)]
         if hasattr(head, "__dataclass_fields__"):
@@ -139,8 +141,16 @@ def difference(expected: Any, got: Any, where: str = "batch") -> str:
             return f"{where}: a tensor, of rows that differ"
         if not isinstance(got, (list, torch.Tensor)) or len(got) != len(expected):
             return f"{where}: {_shown(got)} and not {len(expected)} rows"
-        return _first(difference(row, other, f"{where}[{number}]") for number, (row, other) in enumerate(zip(expected, got, strict=True)))
-    if isinstance(expected, tuple) and expected and isinstance(expected[0], str) and expected[0] in ("Padded", "Jagged", "nested"):
+        return _first(
+            difference(row, other, f"{where}[{number}]")
+            for number, (row, other) in enumerate(zip(expected, got, strict=True))
+        )
+    if (
+        isinstance(expected, tuple)
+        and expected
+        and isinstance(expected[0], str)
+        and expected[0] in ("Padded", "Jagged", "nested")
+    ):
         return _ragged_difference(expected, got, where)
     if isinstance(expected, torch.Tensor):
         return _tensor_difference(expected, got, where)
@@ -161,9 +171,14 @@ def difference(expected: Any, got: Any, where: str = "batch") -> str:
     if isinstance(expected, (list, tuple)):
         if len(expected) != len(got):
             return f"{where}: {len(got)} and not {len(expected)}: {_shown(got)}"
-        return _first(difference(a, b, f"{where}[{number}]") for number, (a, b) in enumerate(zip(expected, got, strict=True)))
+        return _first(
+            difference(a, b, f"{where}[{number}]") for number, (a, b) in enumerate(zip(expected, got, strict=True))
+        )
     if hasattr(expected, "__dataclass_fields__"):
-        return _first(difference(getattr(expected, f.name), getattr(got, f.name), f"{where}.{f.name}") for f in fields_of(expected))
+        return _first(
+            difference(getattr(expected, f.name), getattr(got, f.name), f"{where}.{f.name}")
+            for f in fields_of(expected)
+        )
     return "" if expected == got else f"{where}: {_shown(got)} and not {_shown(expected)}"
 
 
@@ -189,7 +204,9 @@ def _ragged_difference(expected: tuple[Any, ...], got: Any, where: str) -> str:
     if kind == "nested":
         if not (isinstance(got, torch.Tensor) and got.is_nested):
             return f"{where}: {_shown(got)} and not a nested tensor"
-        return difference(values, got.values(), f"{where}.values()") or difference(others, got.offsets(), f"{where}.offsets()")
+        return difference(values, got.values(), f"{where}.values()") or difference(
+            others, got.offsets(), f"{where}.offsets()"
+        )
     if type(got).__name__ != kind:
         return f"{where}: {_shown(got)} and not {kind}"
     return difference(values, got[0], f"{where}.values") or difference(others, got[1], f"{where}[1]")
@@ -244,7 +261,11 @@ class SeedOrder:
     def _check(self, rows: list[list[Any]], epoch: int) -> None:
         """Each sample exactly once, where that is what the order promises."""
         case = self._case
-        if case.order in ("weighted", "sampler", "batch_sampler") or case.kind == "mix" or case.on_error == "substitute":
+        if (
+            case.order in ("weighted", "sampler", "batch_sampler")
+            or case.kind == "mix"
+            or case.on_error == "substitute"
+        ):
             return
         found = sorted(index for row in rows for index, _ in row)
         expected = sorted(range(case.n - 1, -1, -2)) if case.wrap == "subset" else list(range(size_of(case)))
@@ -274,7 +295,7 @@ class SeedOrder:
         for first in range(0, len(flat), stride):
             part, each = flat[first : first + stride], size
             if len(part) < stride:
-                if case.drop_last or case.uneven == "drop" and case.order != "sampler":
+                if case.drop_last or (case.uneven == "drop" and case.order != "sampler"):
                     break
                 if case.uneven == "exact" or case.order == "sampler":
                     dealt = np.array_split(np.arange(len(part)), ranks)
@@ -324,7 +345,6 @@ class Expected:
         if not keys:
             return None
         return self._collated.batch([delivered(case, *key) for key in keys])
-
 
     def _next_good(self, index: int) -> int:
         while index in self._bad:
@@ -415,4 +435,14 @@ class Generators:
         self._set(self._outside)
 
 
-__all__ = ["END", "Collated", "Expected", "Fails", "Generators", "SeedOrder", "TorchOrder", "difference", "seed_generators"]
+__all__ = [
+    "END",
+    "Collated",
+    "Expected",
+    "Fails",
+    "Generators",
+    "SeedOrder",
+    "TorchOrder",
+    "difference",
+    "seed_generators",
+]

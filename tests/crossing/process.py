@@ -63,11 +63,12 @@ def prepare() -> None:
 
     torch.set_num_threads(1)
     import numpy.random  # noqa: F401
+
     import shmload.formats
     import shmload.growing
     import shmload.loader
     import shmload.pipeline
-    import shmload.remote  # noqa: F401
+    import shmload.remote
 
     for name in shmload.formats.__all__:
         try:
@@ -111,7 +112,9 @@ def run_case(case: Case, limit_s: float = LIMIT_S) -> Outcome:
         return outcome
     if status is None:
         return Outcome("hang", f"not done after {limit_s:g} s", shown)
-    return Outcome("crash", f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status}", shown)
+    return Outcome(
+        "crash", f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status}", shown
+    )
 
 
 def _waited(pid: int, reader: int, limit_s: float) -> tuple[dict[str, object] | None, int | None]:

@@ -443,8 +443,7 @@ class Trial:
 
         def read() -> None:
             try:
-                for batch in iterator:
-                    got.append(batch)
+                got.extend(iterator)  # batch by batch
             except Exception as error:
                 errors.append(error)
 

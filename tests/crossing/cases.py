@@ -72,6 +72,7 @@ class Case:
     fields: str = "i"
     n: int = 12
     size: int = 3  # elements of an array, about
+    text: int = 3  # characters of a text, about
     sizes: str = "even"
     wrap: str = ""
     extra: str = ""
@@ -167,13 +168,17 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
     if odd and rng.random() < 0.35:
         chosen.append(rng.choice(odd))
     rng.shuffle(chosen)
+    is_native = kind in ("tfrecord", "tar", "growing", *IN_PLACE)
+    if is_native and rng.random() < 0.5:
+        chosen.sort(key=lambda letter: letter not in "sy")  # text first: then what is fixed is packed with it
     shm = rng.choices(shm_kinds, [6.0 if name == "usual" else 1.0 for name in shm_kinds])[0]
     return Case(
         seed=rng.randrange(1 << 20),
         kind=kind,
         fields="".join(chosen),
-        n=one((rng.randint(2, 40), 6), (rng.randint(40, 200), 3), (1, 0.3), (0, 0.2)),
-        size=one((0, 0.5), (1, 1), (3, 4), (17, 2), (250, 2), (4000, 1)) if shm == "usual" else one((250, 1), (4000, 2)),
+        n=one((rng.randint(2, 40), 3 if is_native else 6), (rng.randint(40, 200), 5 if is_native else 3), (1, 0.3), (0, 0.2)),
+        size=one((0, 0.5), (1, 1), (3, 4), (17, 2), (250, 2), (1000, 3 if is_native else 1), (4000, 0.7)) if shm == "usual" else one((250, 1), (4000, 2)),
+        text=one((0, 0.5), (5, 3), (100, 2), (1000, 4)),
         sizes=one(("even", 3), ("random", 3), ("growing", 1.5), ("spike", 1)),
         wrap=one(("", 6), ("subset", 1), ("concat", 1)),
         extra=one(("", 2), ("gzip", 1), ("zlib", 1), ("files", 1), ("bare", 1)),
@@ -210,8 +215,11 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
 
 def mended(case: Case) -> Case:
     """The same, as far as it goes together."""
-    for rule in (_of_kind, _of_mode, _of_order, _of_fields, _of_loader, _of_habit):
-        case = rule(case)
+    before = None
+    while case != before:
+        before = case
+        for rule in (_of_kind, _of_mode, _of_order, _of_fields, _of_loader, _of_habit):
+            case = rule(case)
     return case
 
 
@@ -228,7 +236,9 @@ def _of_kind(case: Case) -> Case:
         "tfrecord": case.extra if case.extra in ("gzip", "zlib", "files", "bare") else "",
         "tar": "files" if case.extra else "",
         "remote": case.extra if case.extra in ("gzip", "files") else "",  # gzip: no room for one shard, files: for some
-        "pipeline": {"gzip": "stops", "zlib": "raises", "files": "join"}.get(case.extra, ""),
+        "pipeline": {"gzip": "stops", "zlib": "raises"}.get(
+            case.extra, case.extra if case.extra in ("stops", "raises") else ""
+        ),
         "npy": "",
         "tokens": "files" if case.extra else "",
         "mix": "files" if case.extra else "",
@@ -253,7 +263,7 @@ def _of_kind(case: Case) -> Case:
             case,
             **{
                 name: getattr(PLAINEST, name)
-                for name in ("fields", "size", "sizes", "bad", "order", "ragged", "threads", "prefetch")
+                for name in ("fields", "size", "text", "sizes", "bad", "order", "ragged", "threads", "prefetch")
             },
             **{name: getattr(PLAINEST, name) for name in ("on_error", "in_order", "persistent", "collate", "mode")},
             workers=case.workers if isinstance(case.workers, int) else 2,
@@ -308,9 +318,8 @@ def _of_fields(case: Case) -> Case:
         case = replace(case, sizes="even", ragged="")
     if set(letters) & set(REFUSED_BY_TORCH) and not case.collate and not case.is_seeded and not case.ragged:
         case = replace(case, ragged="list")
-    if set(letters) & set(ODD + "cl"):
-        if case.ragged not in ("", "list"):
-            case = replace(case, ragged="list")
+    if set(letters) & set(ODD + "cl") and case.ragged not in ("", "list"):
+        case = replace(case, ragged="list")
     is_declared = case.kind in (*IN_PLACE, *FORMATS)
     has_ragged = bool(set(letters) & set(RAGGED))
     if case.ragged == "map" and not (has_ragged and case.kind in ("dict", *IN_PLACE, "tfrecord")):
@@ -413,6 +422,8 @@ def _of_habit(case: Case) -> Case:
         )
         if case.ranks > 1:
             case = replace(case, ranks=1, then_ranks=1)
+    if case.kind == "pipeline" and case.uneven != "pad" and (case.ranks == 1) != (case.then_ranks == 1):
+        case = replace(case, then_ranks=case.ranks)  # one rank alone has no rule for what is uneven
     # the global batch stays in a resume on other ranks
     if case.order not in BY_BATCH and case.habit in ("resume",) and case.global_batch % case.then_ranks:
         case = replace(case, then_ranks=case.ranks)
@@ -420,7 +431,8 @@ def _of_habit(case: Case) -> Case:
         case = replace(case, then_ranks=1, then_workers=1)
     if case.habit == "living":
         case = replace(case, then_ranks=case.ranks)
-    loaders = 4 if case.kind in ("tfrecord", "tar", "arrays", "read_batch_into") and case.workers not in (0, 1) else 1
+    is_native = case.kind in ("tfrecord", "tar", "growing", "parquet", "remote", *IN_PLACE)
+    loaders = 1 if not is_native or case.workers in (0, 1) else 12 if case.fields[0] in "sy" and case.is_seeded else 4
     if case.start != "fork" or case.harm != "none" or case.ranks > 2:
         loaders = 1
     return replace(case, loaders=loaders)

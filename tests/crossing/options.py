@@ -61,8 +61,7 @@ def loader_options(case: Case, *, rank: int = 0, ranks: int | None = None, worke
     if case.collate:
         options["collate_fn"] = COLLATE[case.collate]
     if workers != 0:
-        if case.start != "fork" or True:
-            options["multiprocessing_context"] = case.start
+        options["multiprocessing_context"] = case.start
         if case.prefetch is not None:
             options["prefetch_factor"] = case.prefetch
         if case.threads > 1:

@@ -295,7 +295,7 @@ class SeedOrder:
         for first in range(0, len(flat), stride):
             part, each = flat[first : first + stride], size
             if len(part) < stride:
-                if case.drop_last or case.uneven == "drop" and case.order != "sampler":
+                if case.drop_last or (case.uneven == "drop" and case.order != "sampler"):
                     break
                 if case.uneven == "exact" or case.order == "sampler":
                     dealt = np.array_split(np.arange(len(part)), ranks)

@@ -91,7 +91,6 @@ def expected_steps(case: Case, epoch: int, ranks: int, batch_size: int) -> Itera
 def run_pipeline(trial: Trial) -> None:
     """Runs the case; raises what is wrong."""
     from shmload.pipeline import Conveyer
-
     from tests.crossing.habits import Refused, Wrong
 
     case = trial.case

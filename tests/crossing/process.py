@@ -63,11 +63,12 @@ def prepare() -> None:
 
     torch.set_num_threads(1)
     import numpy.random  # noqa: F401
+
     import shmload.formats
     import shmload.growing
     import shmload.loader
     import shmload.pipeline
-    import shmload.remote  # noqa: F401
+    import shmload.remote
 
     for name in shmload.formats.__all__:
         try:

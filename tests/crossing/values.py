@@ -34,9 +34,9 @@ class Marked(torch.Tensor):
     """A subclass, as libraries make them."""
 
 
-def length(case: Case, index: int) -> int:
+def length(case: Case, index: int, size: int | None = None) -> int:
     """How long a field of variable length is."""
-    size = case.size
+    size = case.size if size is None else size
     if case.sizes == "even":
         return size
     mixed = (index * 2654435761 + case.seed) >> 3
@@ -64,8 +64,8 @@ VALUES: dict[str, Callable[[Case, int], Any]] = {
     "u": lambda case, i: np.int16(i),
     "r": lambda case, i: i / 7,
     "b": lambda case, i: i % 3 == 0,
-    "s": lambda case, i: f"ü{i} " + "x" * length(case, i),
-    "y": lambda case, i: bytes([i % 256]) * length(case, i),
+    "s": lambda case, i: f"ü{i} " + "x" * length(case, i, case.text),
+    "y": lambda case, i: bytes([i % 256]) * length(case, i, case.text),
     "v": lambda case, i: (np.arange(length(case, i)) % 1000 + i).astype(np.int64),
     "w": lambda case, i: torch.full((length(case, i),), float(i)),
     "e": lambda case, i: np.empty((0, 3), np.float32),

@@ -1,0 +1,226 @@
+"""The net itself: a loader that is wrong is caught, a case goes through JSON, what fails is made smaller; and some minutes of crossings.
+
+CI has three minutes with a seed of its own each time (CROSSING_MINUTES, or the variable CI); else there are twenty seconds of it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import shmload
+from tests.crossing import __main__ as command
+from tests.crossing.__main__ import Run, only_of
+from tests.crossing.cases import KINDS, PLAINEST, Case, draw, mended
+from tests.crossing.datasets import delivered
+from tests.crossing.habits import Trial, Wrong
+from tests.crossing.oracle import Collated, difference
+from tests.crossing.process import Outcome
+from tests.crossing.shrink import program, shrunk
+
+SHUFFLED = Case(fields="sai", n=23, shuffle=True, workers=0, seed=5)
+
+
+def minutes() -> float:
+    """How long crossings are tried here."""
+    asked = os.environ.get("CROSSING_MINUTES")
+    return float(asked) if asked else 3.0 if os.environ.get("CI") else 1 / 3
+
+
+# ------------------------------------------------------------ cases
+
+
+def test_a_case_is_the_same_for_its_seed_and_goes_through_json() -> None:
+    for number in range(50):
+        case = draw(random.Random(number))
+        assert case == draw(random.Random(number)) == Case.loads(case.dumps())
+        assert case == mended(case)
+
+
+def test_every_kind_and_habit_is_drawn() -> None:
+    cases = [draw(random.Random(number)) for number in range(800)]
+    assert {case.kind for case in cases} == set(KINDS)
+    assert len({case.habit for case in cases}) == 9
+    assert {case.ranks for case in cases} == {1, 2, 3, 4}
+
+
+def test_a_dimension_may_be_given() -> None:
+    assert only_of(["kind=tfrecord", "workers=2", "batch_size=null"]) == {
+        "kind": "tfrecord",
+        "workers": 2,
+        "batch_size": None,
+    }
+    assert draw(random.Random(1), {"kind": "tar", "workers": 3}).workers == 3
+    with pytest.raises(SystemExit, match="no dimension of that name"):
+        only_of(["colour=red"])
+
+
+# ------------------------------------------------------------ the oracle
+
+
+def test_batches_are_made_as_the_page_on_samples_says() -> None:
+    case = Case(fields="vs", n=9, sizes="random", ragged="pad")
+    samples = [delivered(case, index, None) for index in range(3)]
+    longest = max(len(sample["v"]) for sample in samples)
+    batch = Collated(case).batch(samples)
+    assert batch["v"][1].shape == (3, longest)
+    assert batch["s"] == [sample["s"] for sample in samples]
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        (torch.arange(3), torch.arange(3) + 1),
+        (torch.arange(3), torch.arange(3, dtype=torch.int32)),
+        (torch.arange(3), [0, 1, 2]),
+        (np.arange(3), torch.arange(3)),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (["a"], ("a",)),
+        ([1, 2], [1]),
+        (b"ab", b"aB"),
+        (1, 1.0),
+    ],
+)
+def test_what_differs_is_seen(expected: Any, got: Any) -> None:
+    assert difference(expected, expected) == ""
+    assert difference(expected, got) != ""
+
+
+# ------------------------------------------------------------ loaders that are wrong
+
+
+def swapped(batches: list[Any]) -> list[Any]:
+    return [*batches[1::-1], *batches[2:]]
+
+
+def doubled(batches: list[Any]) -> list[Any]:
+    return [batches[0], *batches]
+
+
+def lost(batches: list[Any]) -> list[Any]:
+    return batches[:-1]
+
+
+def one_value(batches: list[Any]) -> list[Any]:
+    batches[2]["a"][1, 0] += 1
+    return batches
+
+
+def another_text(batches: list[Any]) -> list[Any]:
+    batches[1]["s"][0] = batches[1]["s"][1]
+    return batches
+
+
+def used_again(batches: list[Any]) -> list[Any]:
+    """Each batch is in the memory of the first, as if a slot came back too early."""
+    return [{**batch, "a": batches[0]["a"]} for batch in batches]
+
+
+def spoilt(spoil: Callable[[list[Any]], list[Any]]) -> type:
+    """A ShmLoader whose batches are spoilt."""
+
+    class Spoilt(shmload.ShmLoader[Any]):
+        def __iter__(self) -> Any:
+            batches = list(super().__iter__())
+            if self.batch_size == 1 or len(batches) < 4:  # as the oracle reads
+                return iter(batches)
+            return iter(spoil(batches))
+
+    return Spoilt
+
+
+@pytest.mark.parametrize("spoil", [swapped, doubled, lost, one_value, another_text, used_again])
+def test_a_wrong_loader_is_caught(
+    spoil: Callable[[list[Any]], list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Trial(SHUFFLED, tmp_path).run()
+    monkeypatch.setattr(shmload, "ShmLoader", spoilt(spoil))
+    with pytest.raises(Wrong):
+        Trial(SHUFFLED, tmp_path).run()
+
+
+def test_a_resume_that_repeats_a_batch_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = replace(SHUFFLED, habit="resume", then_workers=0)
+    Trial(case, tmp_path).run()
+
+    class Forgetful(shmload.ShmLoader[Any]):
+        def state_dict(self) -> dict[str, Any]:
+            state = super().state_dict()
+            return {**state, "position": max(state["position"] - 4, 0)}
+
+    monkeypatch.setattr(shmload, "ShmLoader", Forgetful)
+    with pytest.raises(Wrong):
+        Trial(case, tmp_path).run()
+
+
+# ------------------------------------------------------------ shrinking
+
+
+def test_a_failing_case_is_made_as_small_as_it_still_fails() -> None:
+    case = draw(random.Random(3), {"kind": "dict", "workers": 3, "shuffle": True, "mode": "seed"})
+    case = mended(replace(case, fields="sav", n=150))
+
+    def fails(tried: Case) -> bool:
+        return "s" in tried.fields and tried.n > 4 and tried.workers == 3
+
+    smallest = shrunk(case, fails, limit_s=10.0)
+    assert fails(smallest)
+    assert smallest.fields == "s"
+    assert smallest.n == 5
+    assert set(smallest.changed()) <= {"seed", "fields", "n", "workers", "loaders", "size", "text", "batch_size"}
+    assert not smallest.shuffle
+
+
+def test_the_program_of_a_case_runs_it() -> None:
+    text = program(Case(kind="tfrecord", n=7, workers=2, habit="resume"))
+    assert "ShmLoader(dataset, " in text
+    assert "TFRecordDataset" in text
+    compile(text, "program", "exec")
+    line = next(line for line in text.splitlines() if line.startswith("case = "))
+    assert eval(line.removeprefix("case = "), {"Case": Case}) == replace(
+        PLAINEST, kind="tfrecord", n=7, workers=2, habit="resume"
+    )
+
+
+# ------------------------------------------------------------ the net, cast
+
+
+@pytest.mark.slow
+def test_crossings() -> None:
+    seed = int(os.environ.get("CROSSING_SEED") or random.SystemRandom().randrange(10**6))
+    words = [sys.executable, "-m", "tests.crossing", "--minutes", str(minutes()), "--seed", str(seed)]
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        timeout=60 * minutes() + 600,  # what is found is made smaller first
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, f"{done.stdout[-12000:]}\n{done.stderr[-2000:]}"
+    assert done.stdout.startswith(f"seed {seed}")
+
+
+def test_the_command_finds_and_says(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_case(case: Case, limit_s: float = 0.0) -> Outcome:
+        return Outcome("wrong", "batch 3: 5 and not 4") if "s" in case.fields else Outcome("right", num_batches=7)
+
+    monkeypatch.setattr(command, "run_case", run_case)
+    run = Run(seed=2, only={"kind": "dict"}, shm_kinds=("usual",))
+    for number in range(30):
+        run.one(number)
+    assert len(run.found) == len({case.mode for case, _, _ in run.found.values()})
+    assert all(case.fields == "s" for case, _, _ in run.found.values())
+    assert "case = Case(" in capsys.readouterr().out
+    assert "30 cases" in run.told()
+    assert "dict 30" in run.table()

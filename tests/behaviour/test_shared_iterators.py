@@ -21,6 +21,8 @@ from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Ran
 from shmload.turns import Turns
 from tests.behaviour.behaviour_kit import DEADLINE_S, Numbers, words
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*batches are still in use")  # four threads may hold as many
+
 FORK = multiprocessing.get_context("fork")
 NUM_THREADS, N = 4, 2000
 MODES = pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])

@@ -240,6 +240,7 @@ def _of_kind(case: Case) -> Case:
             case.extra, case.extra if case.extra in ("stops", "raises") else ""
         ),
         "npy": "",
+        "iterable": "state" if case.extra else "",
         "tokens": "files" if case.extra else "",
         "mix": "files" if case.extra else "",
     }.get(case.kind, "")
@@ -406,6 +407,8 @@ def _of_habit(case: Case) -> Case:
             case.is_noisy or case.kind == "iterable"
         ):  # what workers draw, and which items are whose, goes by their number
             case = replace(case, then_workers=case.workers if isinstance(case.workers, int) else 2)
+        if case.is_noisy and case.persistent and case.habit == "break":
+            case = replace(case, persistent=False)  # how far workers had read ahead decides what they draw next
         if case.is_noisy and (case.habit in ("second", "living", "end", "resume", "threads") or case.workers == 0):
             case = replace(case, habit="pass", workers=max(int(case.workers), 1))
         if not case.in_order and int(case.workers) > 1:

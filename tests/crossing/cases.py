@@ -172,7 +172,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
     if is_native and rng.random() < 0.5:
         chosen.sort(key=lambda letter: letter not in "sy")  # text first: then what is fixed is packed with it
     shm = rng.choices(shm_kinds, [6.0 if name == "usual" else 1.0 for name in shm_kinds])[0]
-    return Case(
+    case = Case(
         seed=rng.randrange(1 << 20),
         kind=kind,
         fields="".join(chosen),
@@ -211,6 +211,19 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         then_ranks=rng.choice((1, 1, 2, 3, 4)),
         loaders=1,
     )  # fmt: skip
+    if is_native and rng.random() < 0.3:  # several workers at batches of long texts and short rows: where races were
+        case = replace(
+            case,
+            mode="seed",
+            n=rng.randint(60, 200),
+            size=3,
+            text=1000,
+            batch_size=rng.choice((4, 6)),
+            workers=3,
+            ragged="",
+            collate="",
+        )
+    return case
 
 
 def mended(case: Case) -> Case:
@@ -240,6 +253,7 @@ def _of_kind(case: Case) -> Case:
             case.extra, case.extra if case.extra in ("stops", "raises") else ""
         ),
         "npy": "",
+        "iterable": "state" if case.extra else "",
         "tokens": "files" if case.extra else "",
         "mix": "files" if case.extra else "",
     }.get(case.kind, "")
@@ -406,6 +420,8 @@ def _of_habit(case: Case) -> Case:
             case.is_noisy or case.kind == "iterable"
         ):  # what workers draw, and which items are whose, goes by their number
             case = replace(case, then_workers=case.workers if isinstance(case.workers, int) else 2)
+        if case.is_noisy and case.persistent and case.habit == "break":
+            case = replace(case, persistent=False)  # how far workers had read ahead decides what they draw next
         if case.is_noisy and (case.habit in ("second", "living", "end", "resume", "threads") or case.workers == 0):
             case = replace(case, habit="pass", workers=max(int(case.workers), 1))
         if not case.in_order and int(case.workers) > 1:
@@ -432,7 +448,7 @@ def _of_habit(case: Case) -> Case:
     if case.habit == "living":
         case = replace(case, then_ranks=case.ranks)
     is_native = case.kind in ("tfrecord", "tar", "growing", "parquet", "remote", *IN_PLACE)
-    loaders = 1 if not is_native or case.workers in (0, 1) else 12 if case.fields[0] in "sy" and case.is_seeded else 4
+    loaders = 1 if not is_native or case.workers in (0, 1) else 24 if case.fields[0] in "sy" and case.is_seeded else 4
     if case.start != "fork" or case.harm != "none" or case.ranks > 2:
         loaders = 1
     return replace(case, loaders=loaders)

@@ -121,9 +121,36 @@ class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        for index in range(first, self.case.n, step):
-            drawn = noise() if self.case.is_noisy else None
-            yield (index, drawn) if self.keys else sample(self.case, index, drawn)
+        return (StatefulItems if self.case.extra == "state" else Items)(self, range(first, self.case.n, step))
+
+
+class Items:
+    """A pass over some items."""
+
+    def __init__(self, stream: Stream, indices: range) -> None:
+        self.stream, self.indices, self.place = stream, indices, 0
+
+    def __iter__(self) -> Items:
+        return self
+
+    def __next__(self) -> Any:
+        if self.place >= len(self.indices):
+            raise StopIteration
+        index, case = self.indices[self.place], self.stream.case
+        self.place += 1
+        drawn = noise() if case.is_noisy else None
+        return (index, drawn) if self.stream.keys else sample(case, index, drawn)
+
+
+class StatefulItems(Items):
+    """The same, which says where it stands."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on there."""
+        self.place = state["place"]
 
 
 # ------------------------------------------------------------ what is done with samples, found by name in workers

@@ -352,11 +352,18 @@ class Trial:
         loaders.close()
         rest.take()
         self.settle()
-        if case.is_seeded:
-            self.begin(again).take()
-        elif rest.places[0].step == 0 or case.kind == "iterable":
-            pass
+        self._go_on(again)
         again.close()
+
+    def _go_on(self, loaders: Loaders) -> None:
+        """The epoch behind a resumed one is whole, too. In torch mode its order is the trainer's generators'."""
+        case = self.case
+        if case.is_seeded:
+            self.begin(loaders).take()
+        elif not case.shuffle and not case.is_noisy:
+            for _ in range(2):
+                self.begin(loaders).take()
+                self.settle()
 
     def _load(self, loaders: Loaders, states: list[str]) -> None:
         """Any rank's state is good for all."""
@@ -405,8 +412,7 @@ class Trial:
         if self._rng.random() < 0.5:
             del passes
         rest.take()
-        if self.case.is_seeded:
-            self.begin(loaders).take()
+        self._go_on(loaders)
         loaders.close()
 
     def _end_state(self) -> tuple[Loaders, list[str]]:
@@ -427,6 +433,7 @@ class Trial:
             self._load(loaders, states)
             (place,) = passes.places
             Passes(self, loaders, [Place(self, place.at)]).take()
+            self._go_on(loaders)
         loaders.close()
 
     def habit_threads(self) -> None:

@@ -19,6 +19,8 @@ FLOORS = {
     "_core": 0,
     "world": 0,
     "faults": 0,
+    "abilities": 0,
+    "turns": 0,
     "schedule": 1,
     "shm": 1,
     "storage": 1,

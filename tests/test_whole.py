@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ def bare_imports(path: Path) -> list[str]:
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             found += [node.module or ""] if node.level == 0 else []
-    return [name for name in found if name.partition(".")[0] in OURS - set(sys.stdlib_module_names)]
+    tops = {name: name.partition(".")[0] for name in found}
+    return [name for name, top in tops.items() if top in OURS and find_spec(top) is None]  # else it is a library's
 
 
 def test_helpers_are_imported_by_their_whole_name() -> None:

@@ -115,7 +115,13 @@ def copied(batch: Any) -> Any:
 def _cloned(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) is torch.Tensor and not tensor.requires_grad:
         return tensor.clone()
-    return copy.deepcopy(tensor)  # a clone of a leaf that requires grad is none, and one of a Parameter is a Tensor
+    try:
+        return copy.deepcopy(tensor)  # a clone of a leaf that requires grad is none, and one of a Parameter is a Tensor
+    except RuntimeError:  # torch deep-copies a class of a user's only if that class makes empty tensors of itself
+        with torch._C.DisableTorchFunctionSubclass():
+            private = tensor.detach().clone().as_subclass(type(tensor)).requires_grad_(tensor.requires_grad)
+        private.__dict__.update(copy.deepcopy(tensor.__dict__))
+        return private
 
 
 def _copied_leaf(leaf: Any) -> Any:

@@ -90,10 +90,7 @@ class _Builder:
         if kind == SPARSE:
             return self._sparse(*node[1:])
         assert kind == FOREIGN
-        try:
-            return _ForeignUnpickler(node[1], self).load()
-        finally:  # torch keeps the sparse tensors that it has unpickled, until somebody asks whether they are sound
-            torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]  # torch's own
+        return _ForeignUnpickler(node[1], self).load()
 
     def _array(self, node: tuple[Any, ...]) -> Any:
         kind, dtype, shape, strides, offset = node

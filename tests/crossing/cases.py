@@ -432,6 +432,10 @@ def _of_habit(case: Case) -> Case:
                 case = replace(case, habit="resume")
     if case.ranks > 1 and case.habit == "threads":
         case = replace(case, ranks=1)
+    if case.is_noisy and not case.in_order:
+        case = replace(case, in_order=True)  # whoever is free draws for the next batch
+    if case.kind == "growing" and (case.drop_last or case.uneven == "drop"):
+        case = replace(case, n=max(case.n, case.global_batch))  # it waits for a whole batch
     if case.kind == "growing":
         case = replace(
             case, then_ranks=case.ranks, habit="pass" if case.habit in ("second", "living", "end") else case.habit

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import shmload
+from shmload.schedule.checksum import with_checksum
 from tests.crossing import __main__ as command
 from tests.crossing.__main__ import Run, only_of
 from tests.crossing.cases import KINDS, PLAINEST, Case, draw, mended
@@ -156,7 +157,7 @@ def test_a_resume_that_repeats_a_batch_is_caught(tmp_path: Path, monkeypatch: py
     class Forgetful(shmload.ShmLoader[Any]):
         def state_dict(self) -> dict[str, Any]:
             state = super().state_dict()
-            return {**state, "position": max(state["position"] - 4, 0)}
+            return with_checksum({**state, "position": max(state["position"] - 4, 0)})
 
     monkeypatch.setattr(shmload, "ShmLoader", Forgetful)
     with pytest.raises(Wrong):

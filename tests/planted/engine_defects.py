@@ -55,14 +55,6 @@ ENGINE_DEFECTS = [
         (f"{SHARED}test_closing_the_loader_ends_the_wait_of_another_thread",),
     ),
     Defect(
-        "E4",
-        "torch keeps sparse tensors, and so their slots",
-        "shmload/batch/unpacked.py",
-        "            torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]  # torch's own\n",
-        "            pass\n",
-        (f"{KINDS}test_an_object_that_torch_unpickles_holds_no_slot",),
-    ),
-    Defect(
         "R17",
         "sparse tensors cannot be copied out",
         "shmload/batch/deliver.py",
@@ -151,5 +143,13 @@ ENGINE_DEFECTS = [
         "        kept = {file.name: opened for file, opened in self._files.items()}\n"
         "        files = {file: kept.get(file.name) or _Opened(self.folder, file) for file in snapshot.files}\n",
         ("tests/growing/test_intake.py::test_of_a_file_replaced_under_its_name_the_next_epoch_has_the_new_one",),
+    ),
+    Defect(
+        "N1",
+        "a batch of a user's class of tensors cannot be copied out",
+        "shmload/batch/deliver.py",
+        "    except RuntimeError:  # torch deep-copies",
+        "    except MemoryError:  # torch deep-copies",
+        (f"{KINDS}test_a_subclass_is_copied_out_with_what_it_carries",),
     ),
 ]

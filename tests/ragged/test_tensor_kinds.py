@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from shmload import ShmLoader
+from shmload.batch.deliver import copied
 
 NUM_BATCHES = 24
 MODES = pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
@@ -26,6 +27,12 @@ def complexes(i: int) -> torch.Tensor:
 
 class Tagged(torch.Tensor):
     """A class of a user's."""
+
+
+class Guarded(torch.Tensor):
+    """One whose results are plain tensors."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
 
 def tagged(i: int) -> torch.Tensor:
@@ -57,6 +64,7 @@ PASSED: dict[str, Callable[[int], torch.Tensor]] = {
     "transposed": lambda i: torch.arange(12).view(3, 4).mul(i).t(),
     "expanded": lambda i: torch.tensor([i]).expand(3, 4),
     "meta": lambda i: torch.empty(4, i, device="meta"),
+    "subclass of another function": lambda i: matrix(i).as_subclass(Guarded),
     "gradient": lambda i: matrix(i).requires_grad_(),
     "parameter": lambda i: torch.nn.Parameter(matrix(i)),
     "buffer": lambda i: torch.nn.Buffer(matrix(i)),
@@ -145,9 +153,20 @@ def test_tensors_of_every_kind_are_stacked_as_torch_does(kind: str, num_workers:
         assert_same(one, other)
 
 
-def test_an_object_that_torch_unpickles_holds_no_slot() -> None:
-    """torch keeps every sparse tensor that is unpickled in a list until it is asked to look at them."""
+def test_a_sparse_tensor_within_an_object_travels_as_its_parts() -> None:
+    """torch keeps every sparse tensor that it unpickles itself in a list, and with it the slot."""
     with ShmLoader(Made(Boxed), 1, num_workers=1, collate_fn=only, seed=1) as loader:
         for index, batch in enumerate(loader):
             assert torch.equal(batch["x"].inside.to_dense(), matrix(index))
             assert torch._utils._sparse_tensors_to_validate == []
+
+
+@pytest.mark.parametrize("kind", ["subclass", "subclass with gradient", "subclass of another function"])
+def test_a_subclass_is_copied_out_with_what_it_carries(kind: str) -> None:
+    """torch deep-copies a class of a user's only if that class makes empty tensors of itself."""
+    tensor = PASSED[kind](2)
+    tensor.name = "left"  # type: ignore[attr-defined]  # what a user hangs on it
+    private = copied([tensor])[0]
+    assert_same(private, tensor)
+    assert private.name == "left"
+    assert private.data_ptr() != tensor.data_ptr()

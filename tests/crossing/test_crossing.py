@@ -197,6 +197,7 @@ def test_the_program_of_a_case_runs_it() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(60 * minutes() + 900)
 def test_crossings() -> None:
     seed = int(os.environ.get("CROSSING_SEED") or random.SystemRandom().randrange(10**6))
     words = [sys.executable, "-m", "tests.crossing", "--minutes", str(minutes()), "--seed", str(seed)]

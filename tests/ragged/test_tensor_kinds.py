@@ -165,8 +165,8 @@ def test_a_sparse_tensor_within_an_object_travels_as_its_parts() -> None:
 def test_a_subclass_is_copied_out_with_what_it_carries(kind: str) -> None:
     """torch deep-copies a class of a user's only if that class makes empty tensors of itself."""
     tensor = PASSED[kind](2)
-    tensor.name = "left"  # type: ignore[attr-defined]  # what a user hangs on it
+    tensor.origin = "left"  # type: ignore[attr-defined]  # what a user hangs on it
     private = copied([tensor])[0]
     assert_same(private, tensor)
-    assert private.name == "left"
+    assert private.origin == "left"
     assert private.data_ptr() != tensor.data_ptr()

@@ -2,6 +2,8 @@
 
     python -m tests.planted              all of them, about six minutes on two quiet cores
     python -m tests.planted R7 E4        those of some requirements
+    python -m tests.planted --crossing 10 [--seed 1]
+                                         those that random crossings must find, too: for ten minutes each at most
 
 Prints a line for each; the exit status is the number of defects that a test has missed. The built modules of this tree are used as
 they are, so build them first.
@@ -15,11 +17,30 @@ from pathlib import Path
 from time import monotonic
 
 from tests.planted.defect_list import DEFECTS
-from tests.planted.planting import can_unshare, copy_tree, missed_by
+from tests.planted.planting import can_unshare, copy_tree, crossed_by, missed_by
+
+
+def crossed(minutes: float, seed: int) -> int:
+    """Looks for each defect with random crossings; gives the number of those that they have not found."""
+    chosen = [defect for defect in DEFECTS if defect.is_crossing]
+    num_missed = 0
+    with tempfile.TemporaryDirectory(prefix="shmload-planted-") as name:
+        folder = Path(name)
+        copy_tree(folder)
+        for defect in chosen:
+            began = monotonic()
+            found = crossed_by(defect, folder, minutes, seed)
+            num_missed += not found
+            print(f"{monotonic() - began:6.1f} s  {defect.what}\n          {found or 'NOT FOUND'}", flush=True)
+    print(f"{len(chosen)} defects planted, {num_missed} of them not found by crossings of seed {seed}")
+    return num_missed
 
 
 def main(wanted: list[str]) -> int:
     """The command."""
+    if "--crossing" in wanted:
+        seed = int(wanted[wanted.index("--seed") + 1]) if "--seed" in wanted else 1
+        return crossed(float(wanted[wanted.index("--crossing") + 1]), seed)
     chosen = [defect for defect in DEFECTS if not wanted or defect.requirement in wanted]
     num_missed = num_left_out = 0
     with tempfile.TemporaryDirectory(prefix="shmload-planted-") as name:

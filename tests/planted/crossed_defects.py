@@ -22,6 +22,7 @@ CROSSED_DEFECTS = [
         "    return ReadPlan(path, layout, rule, is_whole=layout.is_ragged, ",
         "    return ReadPlan(path, layout, rule, is_whole=rule is not None and rule.is_certain, ",
         ("tests/ragged/test_ragged_fields.py::test_a_batch_of_text_is_read_once_by_one_of_several_workers",),
+        is_crossing=True,
     ),
     Defect(
         "N1",
@@ -30,6 +31,7 @@ CROSSED_DEFECTS = [
         "            if not drew_for_many():\n",
         "            if samples is not None:\n",
         ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
+        is_crossing=True,
     ),
     Defect(
         "N1",
@@ -111,6 +113,7 @@ CROSSED_DEFECTS = [
             f"{WORKERS}test_stop_iteration_behind_collate_does_not_end_the_pipeline",
             f"{WORKERS}test_stop_iteration_of_a_member_behind_collate_does_not_end_its_epoch_in_a_join",
         ),
+        is_crossing=True,
     ),
     Defect(
         "N1",
@@ -131,6 +134,7 @@ CROSSED_DEFECTS = [
             f"{INDEXED}test_samples_that_find_no_room_are_read_alone_by_their_own_ranges",
             f"{INDEXED}test_a_resume_on_more_ranks_reads_the_rest_through_a_small_cache",
         ),
+        is_crossing=True,
     ),
     Defect(
         "N1",

@@ -21,6 +21,7 @@ ENGINE_DEFECTS = [
             f"{SMALL}test_what_other_ranks_map_of_a_shared_ring_comes_right",
             f"{SMALL}test_slots_that_were_parked_and_come_back_are_delivered",
         ),
+        is_crossing=True,
     ),
     Defect(
         "R1",
@@ -37,6 +38,7 @@ ENGINE_DEFECTS = [
         "            with turns.lock:\n                if turns.is_taken:\n",
         "            with __import__('contextlib').nullcontext():\n                if False:\n",
         (f"{SHARED}test_each_batch_comes_to_one_thread[seed mode-2]",),
+        is_crossing=True,
     ),
     Defect(
         "E4",
@@ -45,6 +47,7 @@ ENGINE_DEFECTS = [
         "            with turns.lock:\n                if turns.is_taken:\n",
         "            with __import__('contextlib').nullcontext():\n                if False:\n",
         (f"{SHARED}test_each_batch_comes_to_one_thread[torch mode-2]",),
+        is_crossing=True,
     ),
     Defect(
         "R5",
@@ -61,6 +64,7 @@ ENGINE_DEFECTS = [
         "        return tensor.clone()\n",
         "        return tensor.clone(memory_format=torch.preserve_format)\n",
         (f"{KINDS}test_whatever_a_collate_fn_gives_comes_as_it_is_held_or_not[coo-seed mode]",),
+        is_crossing=True,
     ),
     Defect(
         "R17",
@@ -69,6 +73,7 @@ ENGINE_DEFECTS = [
         "    if all(tensor.dtype is first.dtype for tensor in batch):\n",
         "    if False:\n",
         (f"{KINDS}test_tensors_of_every_kind_are_stacked_as_torch_does[gradient-1-torch mode]",),
+        is_crossing=True,
     ),
     Defect(
         "R17",
@@ -151,5 +156,6 @@ ENGINE_DEFECTS = [
         "    except RuntimeError:  # torch deep-copies",
         "    except MemoryError:  # torch deep-copies",
         (f"{KINDS}test_a_subclass_is_copied_out_with_what_it_carries",),
+        is_crossing=True,
     ),
 ]

@@ -11,6 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,6 +36,7 @@ class Defect:
         tests: node ids; each must fail.
         modules: compiled modules to be built anew.
         reaches_out: tests are only run where they can have a /dev/shm of their own.
+        is_crossing: it stands where two promises meet, so random crossings must find it, too.
     """
 
     requirement: str
@@ -44,6 +47,7 @@ class Defect:
     tests: tuple[str, ...]
     modules: tuple[str, ...] = ()
     reaches_out: bool = False
+    is_crossing: bool = False
 
     def planted(self, text: str) -> str:
         """The file's text with the mistake in it.
@@ -68,8 +72,9 @@ def copy_tree(folder: Path) -> None:
             shutil.copy2(ROOT / name, folder / name)
 
 
-def missed_by(defect: Defect, folder: Path) -> list[str]:
-    """Plants a defect in the copied tree, runs its tests, takes it out again. Returns the tests that did not fail."""
+@contextmanager
+def planted(defect: Defect, folder: Path) -> Iterator[None]:
+    """The copied tree with a defect in it, until the block ends."""
     path = folder / defect.path
     sound = path.read_text()
     path.write_text(defect.planted(sound))
@@ -81,12 +86,28 @@ def missed_by(defect: Defect, folder: Path) -> list[str]:
         for module, found in built:
             found.unlink()
             build(module, folder)
-        return [test for test in defect.tests if not fails(test, folder)]
+        yield
     finally:
         path.write_text(sound)
         for found, whole in kept:
             found.unlink(missing_ok=True)
             found.write_bytes(whole)
+
+
+def missed_by(defect: Defect, folder: Path) -> list[str]:
+    """The tests that do not fail with the defect in the copied tree."""
+    with planted(defect, folder):
+        return [test for test in defect.tests if not fails(test, folder)]
+
+
+def crossed_by(defect: Defect, folder: Path, minutes: float, seed: int) -> str:
+    """What random crossings of this seed find first with the defect in the copied tree, as they say it; empty: nothing."""
+    words = ["--minutes", str(minutes), "--seed", str(seed), "--first", "--no-shrink"]
+    with planted(defect, folder):
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.crossing", *words], cwd=folder, capture_output=True, text=True, check=False
+        )
+    return next((line for line in done.stdout.splitlines() if line.startswith("=== ")), "")
 
 
 def build(module: str, folder: Path) -> None:

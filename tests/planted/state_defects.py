@@ -34,6 +34,7 @@ STATE_DEFECTS = [
             f"{RESUME}any_rank.py::test_a_rank_without_a_row_in_the_last_step_knows_that_others_have_one",
             f"{RESUME}any_rank.py::test_so_it_is_of_a_growing_dataset",
         ),
+        is_crossing=True,
     ),
     Defect(
         "N1",
@@ -58,6 +59,7 @@ STATE_DEFECTS = [
         "            self._epoch, self._iterator_state = epoch, None\n",
         "            self._epoch = epoch\n",
         (f"{LIVING}[iterable, iterator-1 persistent]",),
+        is_crossing=True,
     ),
     Defect(
         "N1",
@@ -100,6 +102,7 @@ STATE_DEFECTS = [
         "            while self._num_sent in self.progress.done:  # a resumed pass takes no notice of these\n",
         "            while self._num_sent < self.progress.done.first:\n",
         (f"{RESUME}out_of_order.py::test_out_of_order_each_sample_comes_once[map-False-1]",),
+        is_crossing=True,
     ),
     Defect(
         "N1",

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
+from multiprocessing.connection import Listener
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from shmload import ShmLoader
+
+START_S = 60
+ELSEWHERE = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+OWN_MEMORY = 'mount -t tmpfs -o mode=1777 shm /dev/shm && exec "$@"'
 
 
 class Cluster:
@@ -24,6 +36,54 @@ class Cluster:
         """What a command of the host gives."""
         self._connection.send((name, arguments))
         return self._connection.recv()
+
+
+def elsewhere() -> list[str]:
+    """What a command begins with to run as on another machine; nothing where that is not permitted."""
+    begin = [*ELSEWHERE, "sh", "-c", OWN_MEMORY, "sh"]
+    is_permitted = subprocess.run([*begin, "true"], capture_output=True).returncode == 0
+    return begin if is_permitted else []
+
+
+@contextmanager
+def started() -> Iterator[Cluster]:
+    """A real Ray cluster of two nodes, until the block ends.
+
+    Where it may be, the nodes have a /dev/shm and a /proc of their own, as another machine has: what was only shared here is not
+    found there.
+
+    Raises:
+        RuntimeError: it has not started, or has ended; with its last words.
+    """
+    # sockets lie in it: a longer path would not fit their addresses
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    host = str(Path(__file__).with_name("ray_host.py"))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([path for path in sys.path if path]),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TMPDIR": folder,  # where the address of the newest cluster is written, whatever temp_dir says
+    }
+    os.mkdir(f"{folder}/ray")
+    try:
+        with Listener(f"{folder}/host", "AF_UNIX") as listener, open(f"{folder}/log", "wb") as log:
+            command = ["setsid", "--fork", *elsewhere(), sys.executable, host, f"{folder}/host", folder]
+            subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
+            listener._listener._socket.settimeout(START_S)  # type: ignore[attr-defined]  # it has no timeout of its own
+            try:
+                connection = listener.accept()
+                if not connection.poll(START_S):
+                    raise TimeoutError
+                cluster = Cluster(connection)
+            except (TimeoutError, EOFError) as error:
+                last = Path(folder, "log").read_text()[-2000:]
+                raise RuntimeError(
+                    f"the Ray cluster has not started within {START_S} s, or has ended: {last}"
+                ) from error
+        with connection:
+            yield cluster
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def kill_worker(loader: ShmLoader[Any], worker: int) -> None:

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -40,6 +43,7 @@ SHOWN = (
     "threads",
     "wrap",
     "on_error",
+    "backend",
 )
 
 
@@ -47,8 +51,16 @@ class Run:
     """Cases one after the other, and what was found."""
 
     def __init__(
-        self, seed: int, only: dict[str, Any], shm_kinds: tuple[str, ...], *, shrink: bool = True, log: Any = None
+        self,
+        seed: int,
+        only: dict[str, Any],
+        shm_kinds: tuple[str, ...],
+        *,
+        ray_share: float = 0.0,
+        shrink: bool = True,
+        log: Any = None,
     ) -> None:
+        self.ray_share = ray_share
         self.seed, self.only, self.shm_kinds = seed, only, shm_kinds
         self.num_cases = self.num_batches = 0
         self.covered: Counter[tuple[str, str]] = Counter()
@@ -62,7 +74,9 @@ class Run:
 
     def case(self, number: int) -> Case:
         """That case of the seed."""
-        return draw(random.Random(f"{self.seed} {number}"), self.only, shm_kinds=self.shm_kinds)
+        return draw(
+            random.Random(f"{self.seed} {number}"), self.only, shm_kinds=self.shm_kinds, ray_share=self.ray_share
+        )
 
     def one(self, number: int) -> Outcome:
         """Runs it."""
@@ -177,22 +191,46 @@ def main(arguments: list[str] | None = None) -> int:
         choices=list(SHM_BYTES),
         help="sizes of /dev/shm; takes root",
     )
+    parser.add_argument(
+        "--ray", type=float, default=0.0, metavar="SHARE", help="of cases whose workers are actors of a Ray cluster"
+    )
     parser.add_argument("--first", action="store_true", help="end at the first failure")
     parser.add_argument("--no-shrink", action="store_true", help="do not make failing cases smaller")
     parser.add_argument("--log", default=None, help="a file that findings are added to")
     given = parser.parse_args(arguments)
-    prepare()
-    if given.case:
-        outcomes = [run_case(Case.loads(given.case)) for _ in range(given.times)]
-        for outcome in outcomes:
-            if outcome.is_failure or given.times == 1:
-                print(f"{outcome.what}: {outcome.said}\n{outcome.detail}", flush=True)
-        print(dict(Counter(outcome.what for outcome in outcomes)))
-        return any(outcome.is_failure for outcome in outcomes)
+    with (
+        _ray() if given.ray or '"ray"' in (given.case or "") else nullcontext()
+    ):  # before orphans become this process's
+        prepare()
+        return _again(given) if given.case else _at_random(given)
+
+
+@contextmanager
+def _ray() -> Iterator[None]:
+    """A Ray cluster for the cases that want one."""
+    from tests.cluster.cluster_kit import started
+
+    with started() as cluster:
+        os.environ["CROSSING_RAY"] = cluster.address
+        yield
+
+
+def _again(given: argparse.Namespace) -> int:
+    """One case, as often as was asked for."""
+    outcomes = [run_case(Case.loads(given.case)) for _ in range(given.times)]
+    for outcome in outcomes:
+        if outcome.is_failure or given.times == 1:
+            print(f"{outcome.what}: {outcome.said}\n{outcome.detail}", flush=True)
+    print(dict(Counter(outcome.what for outcome in outcomes)))
+    return any(outcome.is_failure for outcome in outcomes)
+
+
+def _at_random(given: argparse.Namespace) -> int:
+    """Cases until the time is over."""
     seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
     print(f"seed {seed}", flush=True)
     shm_kinds = tuple(given.shm) if can_have_own_shm() else ("usual",)
-    run = Run(seed, only_of(given.only), shm_kinds, shrink=not given.no_shrink, log=given.log)
+    run = Run(seed, only_of(given.only), shm_kinds, ray_share=given.ray, shrink=not given.no_shrink, log=given.log)
     until, told, number = monotonic() + 60 * given.minutes, monotonic(), 0
     while monotonic() < until:
         run.one(number)

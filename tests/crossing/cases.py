@@ -136,10 +136,19 @@ PLAINEST = Case()
 NAMES = tuple(field.name for field in fields(Case))
 
 
-def draw(rng: random.Random, only: Mapping[str, Any] | None = None, *, shm_kinds: tuple[str, ...] = ("usual",)) -> Case:
+def draw(
+    rng: random.Random,
+    only: Mapping[str, Any] | None = None,
+    *,
+    shm_kinds: tuple[str, ...] = ("usual",),
+    ray_share: float = 0.0,
+) -> Case:
     """A case by chance, with these dimensions as given."""
     for _ in range(10_000):
-        case = mended(replace(_drawn(rng, shm_kinds), **(only or {})))
+        drawn = replace(_drawn(rng, shm_kinds), **(only or {}))
+        if ray_share and rng.random() < ray_share:
+            drawn = replace(drawn, backend="ray", **(only or {}))
+        case = mended(drawn)
         if all(getattr(case, name) == value for name, value in (only or {}).items()):
             return case
     raise ValueError(f"no case goes together with {only}: mended() in tests/crossing/cases.py says why")
@@ -231,7 +240,7 @@ def mended(case: Case) -> Case:
     before = None
     while case != before:
         before = case
-        for rule in (_of_kind, _of_mode, _of_order, _of_fields, _of_loader, _of_habit):
+        for rule in (_of_kind, _of_mode, _of_order, _of_fields, _of_loader, _of_habit, _of_backend):
             case = rule(case)
     return case
 
@@ -400,6 +409,27 @@ def _of_loader(case: Case) -> Case:
     if case.shm != "usual":
         case = replace(case, start="fork", kind=case.kind)
     return replace(case, workers=workers)
+
+
+def _of_backend(case: Case) -> Case:
+    """Actors take seconds to start, and what is killed or stopped here is no actor: tests/cluster has that."""
+    if case.backend != "ray":
+        return case
+    if case.kind in ("growing", "pipeline") or case.workers == 0:
+        return replace(case, backend="process")
+    workers = min(case.workers, 2) if isinstance(case.workers, int) else 2
+    return replace(
+        case,
+        workers=workers,
+        ranks=1,
+        then_ranks=1,
+        loaders=1,
+        harm="none",
+        shm="usual",
+        start="fork",
+        threads=1,
+        prefetch=None,
+    )
 
 
 def _of_habit(case: Case) -> Case:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -69,7 +70,7 @@ def loader_options(case: Case, *, rank: int = 0, ranks: int | None = None, worke
         if case.persistent:
             options["persistent_workers"] = True
         if case.backend == "ray":
-            options["crew"] = "ray"
+            options["crew"], options["address"] = "ray", os.environ["CROSSING_RAY"]
             del options["multiprocessing_context"]
     if not case.in_order:
         options["in_order"] = False

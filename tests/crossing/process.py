@@ -214,7 +214,7 @@ def _outcome(case: Case, folder: Path) -> Outcome:
         what, said, detail = "error", f"{type(error).__name__}: {error}"[:600], traceback.format_exc()[-2500:]
     watch = trial.watch
     patience_s = WAIT_MAX_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)) + watch.allowed_s
-    if case.start != "fork":
+    if case.start != "fork" or case.backend == "ray":
         patience_s *= 4  # each worker imports torch
     if what == "right" and watch.longest_s > patience_s:
         what, said = "slow", f"next() took {watch.longest_s:.1f} s"

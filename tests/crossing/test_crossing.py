@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,8 @@ def test_the_program_of_a_case_runs_it() -> None:
 def test_crossings() -> None:
     seed = int(os.environ.get("CROSSING_SEED") or random.SystemRandom().randrange(10**6))
     words = [sys.executable, "-m", "tests.crossing", "--minutes", str(minutes()), "--seed", str(seed)]
+    if os.environ.get("CI") and find_spec("ray"):
+        words += ["--ray", "0.05"]
     done = subprocess.run(
         words,
         capture_output=True,

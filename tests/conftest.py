@@ -17,12 +17,13 @@ import pytest
 
 from shmload.shm import janitor
 from shmload.shm.names import STEM_PATTERN, process_stem
-from tests.side_by_side import keep_together, own_shared_memory
+from tests.side_by_side import can_own_shared_memory, keep_together, own_shared_memory
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job has it: ^C is tested here
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DEADLINE_S = 5.0
+MOST_PROCESSES = 8
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # they stay for the process's life
 
 
@@ -90,6 +91,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # one of several processes
         own_shared_memory()
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Processes for the tests: one a core where all quick ones run and each can have a /dev/shm of its own; else this one alone."""
+    return min(os.cpu_count() or 1, MOST_PROCESSES) if not wants_slow(config) and can_own_shared_memory() else 0
 
 
 def wants_slow(config: pytest.Config) -> bool:

@@ -2,18 +2,24 @@
 
 Tests here ask what lies in /dev/shm, and some look for groups without an owner and remove them; beside one another they would find
 each other's. So every one of pytest-xdist's processes gets a mount namespace with a /dev/shm that only its own children see. That
-takes root; without it tests run one after the other, as they do by default.
+takes root; without it tests run one after the other.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 
 import pytest
 
 _CLONE_NEWNS = 0x00020000
 _MS_REC, _MS_PRIVATE = 0x4000, 1 << 18
+
+
+def can_own_shared_memory() -> bool:
+    """Whether a process may have a /dev/shm of its own here."""
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
 
 
 def own_shared_memory() -> None:

@@ -84,6 +84,7 @@ def _forked(seat: Seat, ends: Ends, launcher_pid: int, fn: Callable[..., object]
     os.dup2(ends.stderr, 2)
     for number, name in ((1, "stdout"), (2, "stderr")):  # the launcher's may be something else by now
         setattr(sys, name, open(number, "w", buffering=1, closefd=False))  # noqa: SIM115  # for the process's life
+    faulthandler.disable()  # what the program has put in place of its handlers would stay, else
     faulthandler.enable()
     os.environ.clear()
     os.environ.update(seat.environ)

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
@@ -113,6 +114,25 @@ def test_the_first_rank_to_fail_ends_all(how: str, start_method: str, tmp_path: 
         assert "in_rank.py" not in text
     if how == "SIGSEGV":
         assert 'rank_functions.py", line' in text
+
+
+DISPLACED = """
+import os, signal, shmload
+def fail(rank):
+    os.kill(os.getpid(), signal.SIGSEGV)
+signal.signal(signal.SIGSEGV, lambda number, frame: None)
+try:
+    shmload.spawn(fail, (), 1, start_method="fork")
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_what_the_program_does_with_a_signal_is_not_the_ranks() -> None:
+    """A library of the program's may have taken the place of faulthandler's handlers."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONFAULTHANDLER": "1"}
+    done = subprocess.run([sys.executable, "-c", DISPLACED], capture_output=True, text=True, timeout=60, env=env)
+    assert "It wrote last to stderr:\nFatal Python error: Segmentation fault" in done.stdout
 
 
 def test_the_last_words_are_read_from_a_log(tmp_path: Path) -> None:

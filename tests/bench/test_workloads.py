@@ -102,6 +102,7 @@ def test_a_row_view_writes_through():
     assert out["x"].tolist() == [[0, 0, 0], [2, 2, 2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", [Threads, torch_getitems])
 def test_rivals_deliver_torchs_batches_in_torchs_order_over_two_epochs(factory, small_dataset):
     options = LoaderOptions(batch_size=len(small_dataset) // 3, num_workers=0, seed=5)

@@ -52,6 +52,7 @@ def run_sample(number: int, *only: str) -> None:
     assert f"{number} cells in" in done.stdout
 
 
+@pytest.mark.slow
 def test_some_cells_of_the_matrix_are_as_promised(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print(f"\nfault matrix: SHMLOAD_MATRIX_SEED={SEED}")

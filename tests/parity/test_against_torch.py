@@ -262,7 +262,13 @@ def run(kind: Any, case: Case) -> tuple[list[Any], list[Any]]:
     return batches, [length, *draws]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def marked(case: Case) -> Any:
+    """The case, slow where each worker imports torch."""
+    method = case.options.get("multiprocessing_context")
+    return pytest.param(case, id=case.name, marks=[pytest.mark.slow] if method in ("spawn", "forkserver") else [])
+
+
+@pytest.mark.parametrize("case", map(marked, CASES))
 def test_batches_and_draws_are_torchs(case: Case) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter(

@@ -204,4 +204,12 @@ CROSSED_DEFECTS = [
         "",
         ("tests/formats/test_paths.py::test_a_url_is_refused_where_files_are_read_and_the_error_says_what_to_do",),
     ),
+    Defect(
+        "G1",
+        "a forked rank has the program's handlers of crashes",
+        "shmload/launch/functions.py",
+        "    faulthandler.disable()  # what",
+        "    # what",
+        ("tests/launch/test_spawn.py::test_what_the_program_does_with_a_signal_is_not_the_ranks",),
+    ),
 ]

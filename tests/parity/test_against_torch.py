@@ -268,7 +268,7 @@ def marked(case: Case) -> Any:
     return pytest.param(case, id=case.name, marks=[pytest.mark.slow] if method in ("spawn", "forkserver") else [])
 
 
-@pytest.mark.parametrize("case", map(marked, CASES))
+@pytest.mark.parametrize("case", [marked(case) for case in CASES])
 def test_batches_and_draws_are_torchs(case: Case) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter(

@@ -21,6 +21,7 @@ from shmload.shm import janitor
 from shmload.shm.group import Group
 from shmload.shm.janitor import find_leftovers, sweep
 from shmload.shm.names import SHM_DIR, process_stem
+from shmload.shm.segment import open_segment
 
 STEM = f"shmload-{os.getuid()}-0123456789ab-0"
 
@@ -154,7 +155,9 @@ def test_many_janitors_and_owners_at_once_leave_the_living_alone(monkeypatch: py
             group = Group()
             control, bell = group.segment("control", 4096), group.doorbell("ready")
             payload = group.segment("payload-0", 4096)
-            assert all(map(os.path.exists, (control.path, payload.path, f"{SHM_DIR}/sem.{bell.name[1:]}")))
+            for path in (control.path, payload.path):
+                os.close(open_segment(path))
+            assert os.path.exists(f"{SHM_DIR}/sem.{bell.name[1:]}")
             group.close()
     finally:
         stop.set()

@@ -407,7 +407,9 @@ def _of_loader(case: Case) -> Case:
     if case.batch_size is None and case.bad:
         case = replace(case, on_error="raise")
     if case.shm != "usual":
-        case = replace(case, start="fork", kind=case.kind)
+        case = replace(case, start="fork")
+    if case.shm == "512k" and not case.is_seeded:
+        case = replace(case, shm="64m")  # torch's loader, the oracle, finds no room there for its own locks
     return replace(case, workers=workers)
 
 

@@ -341,7 +341,7 @@ def _of_fields(case: Case) -> Case:
         case = replace(case, sizes="even", ragged="")
     if set(letters) & set(REFUSED_BY_TORCH) and not case.collate and not case.is_seeded and not case.ragged:
         case = replace(case, ragged="list")
-    if set(letters) & set(ODD + "cl") and case.ragged not in ("", "list"):
+    if set(letters) & set(ODD + "clN") and case.ragged not in ("", "list"):
         case = replace(case, ragged="list")
     is_declared = case.kind in (*IN_PLACE, *FORMATS)
     has_ragged = bool(set(letters) & set(RAGGED))

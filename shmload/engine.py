@@ -63,9 +63,8 @@ class Engine(Machinery):
         self._lost: Order | None = None
         self._death_look = 0.0
         self.on_delivery: Callable[[], None] | None = None  # called after each batch; nobody looks: None
-        self._names_streams = (
-            options.calls is not None and options.num_sent is None
-        )  # what is sent ahead is copied by us alone
+        # what is sent ahead is copied by us alone
+        self._names_streams = options.calls is not None and options.num_sent is None
         super().__init__(job, options)
 
     # ------------------------------------------------------------ orders

@@ -196,6 +196,5 @@ class EngineMaking(ObservedLoader[T]):
             return True
         if isinstance(self.dataset, IterableDataset) or not self._auto_collation:
             return False
-        return (
-            hasattr(self.dataset, "__getitems__") and not plan.has_getitems
-        )  # torch's would take what a wrapper passes on
+        # torch's would take what a wrapper passes on
+        return hasattr(self.dataset, "__getitems__") and not plan.has_getitems

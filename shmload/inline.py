@@ -80,14 +80,12 @@ class InlineReader:
             sample = job.dataset[keys[0]]
             self._row = -1
             return (job.collate_fn or torch.utils.data.default_convert)(sample)
-        samples = None
         if self._reads_many:
             self._begin(-1, keys[0], epoch)
             begin_many(can_repeat=True, compares=job.seed_samples)
             samples = job.dataset.__getitems__(keys)
-            if drew_for_many():
-                samples, self._reads_many = None, False  # what a sample draws is keyed by the sample
-        if samples is None:
+            self._reads_many = not drew_for_many()  # what a sample draws is keyed by the sample
+        if not self._reads_many:
             samples = [self._sample(row, key, epoch) for row, key in enumerate(keys)]
             self._row = -1
         return (job.collate_fn or partial(collated, ragged=job.plan.ragged))(samples)

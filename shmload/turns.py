@@ -17,7 +17,7 @@ LEAVE_S = 1.0  # for who is inside to come out
 
 
 class Turns:
-    """Whose turn it is. Who takes one does it in these lines, as calls would cost as much again as the lock:
+    """Whose turn it is: `with turns: ...`. Loaders do it in these lines, as calls would cost as much again as the lock:
 
     with turns.lock:
         if turns.is_taken:
@@ -35,6 +35,17 @@ class Turns:
         self.lock: Any = RLock()
         self.is_taken = False  # by the thread that has the lock
         _all.add(self)
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+        if self.is_taken:
+            self.lock.release()
+            raise self.refusal()
+        self.is_taken = True
+
+    def __exit__(self, *exc: object) -> None:
+        self.is_taken = False
+        self.lock.release()
 
     def __reduce__(self) -> Any:
         return Turns, ()  # a copy has its own

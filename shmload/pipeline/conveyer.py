@@ -87,15 +87,8 @@ class Conveyer:
             what a function raised, with the item's name; that batch or item is lost, and the next call goes on behind it.
             SampleTimeout, WorkerDied: an item took too long, or ended its worker twice.
         """
-        turns = self._turns
-        with turns.lock:
-            if turns.is_taken:
-                raise turns.refusal()
-            turns.is_taken = True
-            try:
-                return self._next()
-            finally:
-                turns.is_taken = False
+        with self._turns:
+            return self._next()
 
     def _next(self) -> Any:
         if self._is_closed:

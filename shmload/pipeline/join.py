@@ -87,15 +87,8 @@ class Join:
             StopIteration: the Join is at its end.
             what the member raises; that was then its turn.
         """
-        turns = self._turns
-        with turns.lock:
-            if turns.is_taken:
-                raise turns.refusal()
-            turns.is_taken = True
-            try:
-                return self._next()
-            finally:
-                turns.is_taken = False
+        with self._turns:
+            return self._next()
 
     def _next(self) -> Any:
         if self.is_ended:

@@ -37,8 +37,8 @@ CROSSED_DEFECTS = [
         "N1",
         "the same without workers",
         "shmload/inline.py",
-        "            if drew_for_many():\n",
-        "            if not samples:\n",
+        "            self._reads_many = not drew_for_many()  #",
+        "            #",
         ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
     ),
     Defect(

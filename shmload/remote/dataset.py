@@ -324,7 +324,10 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         return {**self.__dict__, "_order": None, "_rank_and_world_size": self._world()}
 
     def close(self) -> None:
-        """Lets go of all shards; a folder of its own is removed. Workers that still read fetch what they need anew."""
+        """Lets go of all shards; a folder of its own is removed, and made anew if it is needed again.
+
+        Workers that still read do so from the store.
+        """
         self._source.local.close()
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -104,10 +105,11 @@ def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> S
             f"{shard.url}: its index says {told}, and the manifest {shard.num_samples} samples in {shard.nbytes} bytes: upload the "
             "dataset again"
         )
-    fd, temporary = tempfile.mkstemp(prefix=".", dir=folder)
-    with open(fd, "wb") as file:
-        file.write(packed)
-    os.replace(temporary, path)
+    with contextlib.suppress(FileNotFoundError):  # the folder's owner, another process, has ended it
+        fd, temporary = tempfile.mkstemp(prefix=".", dir=folder)
+        with open(fd, "wb") as file:
+            file.write(packed)
+        os.replace(temporary, path)
     return found
 
 

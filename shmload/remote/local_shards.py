@@ -83,9 +83,14 @@ class LocalShards:
         self.num_dropped = 0  # copies let go so far: whoever holds some looks whether it is another now
 
     def _here(self) -> None:
-        """Begins anew in a forked child: leases, locks and threads stay with the parent."""
+        """Begins anew in a forked child, as leases, locks and threads stay with the parent; and after the end of its own folder."""
         if self._pid != os.getpid():
             self._begin()
+        if self._private is not None and self._private.is_over:
+            with self._lock:
+                if self._private.is_over:
+                    self._private = PrivateFolder()
+                    self._use(self._private.path, self.cache.capacity_bytes)
 
     # ------------------------------------------------------------ indexes
 
@@ -138,6 +143,10 @@ class LocalShards:
                 wait_s = _WAIT_S
             except CacheFull:
                 return None
+            except FileNotFoundError:
+                if self._private is None or os.path.isdir(self._private.path):
+                    raise
+                return None  # its owner, another process, has ended it
 
     def range(self, number: int, offset: int, nbytes: int) -> Buffer:
         """Some of a shard's bytes, from its copy if that is here, else from the store."""
@@ -201,10 +210,15 @@ class LocalShards:
             CacheFull: there is no room for it.
         """
         shard = self.shards.all[number]
-        fetch = fetch_of(self.shards, shard)
-        lease = self.cache.open(shard.url, shard.nbytes, fetch, etag=shard.version, timeout_s=timeout_s)
-        with self._lock:
-            return self._copies.setdefault(number, _Copy(lease)).data
+        fetch, cache, private = fetch_of(self.shards, shard), self.cache, self._private
+        try:
+            lease = cache.open(shard.url, shard.nbytes, fetch, etag=shard.version, timeout_s=timeout_s)
+            with self._lock:
+                return self._copies.setdefault(number, _Copy(lease)).data
+        finally:
+            if private is not None and private.is_over:  # closed meanwhile: what was made there since goes, too
+                cache.close()
+                private.close()
 
     def fetch_ahead(self, number: int) -> Fetched:
         """Fetches a shard that nobody fetches yet."""
@@ -212,6 +226,8 @@ class LocalShards:
             return "done"
         try:
             self._obtain(number, 0)
+            if self._prefetcher is None:  # closed meanwhile
+                return "over"
             self.index(number)
         except TimeoutError:  # someone else does
             return "done"
@@ -234,7 +250,8 @@ class LocalShards:
 
     def close(self) -> None:
         """Lets all go, and removes a folder of its own."""
-        self._here()
+        if self._pid != os.getpid():
+            self._begin()
         with self._lock:
             self._wanted, self._prefetcher = [], None
             self._copies.clear()

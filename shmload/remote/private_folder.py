@@ -39,9 +39,16 @@ class PrivateFolder:
         os.rename(f"{self.path}/{_LOCK}.new", f"{self.path}/{_LOCK}")
         self._finish: Any = weakref.finalize(self, _end, self.path, fd, os.getpid())
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it was closed, by this process."""
+        return self._finish is not None and not self._finish.alive
+
     def close(self) -> None:
-        """Removes it now."""
-        if self._finish is not None:
+        """Removes it now; and again, if someone who was at it meanwhile has made it anew."""
+        if self.is_over:
+            shutil.rmtree(self.path, ignore_errors=True)
+        elif self._finish is not None:
             self._finish()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from shmload import ShmLoader
 from shmload.errors import ShardCorrupt, StoreError
 from shmload.remote import RemoteDataset
 from shmload.remote.local_shards import LocalShards
@@ -203,6 +204,48 @@ def test_a_private_folder_goes_with_its_owner_alone(private_folders_go: Path) ->
     path = folder.path
     del folder
     assert not os.path.exists(path)
+
+
+def test_what_is_fetched_while_its_folder_is_closed_leaves_nothing(private_folders_go: Path, tmp_path: Path) -> None:
+    write_packed(tmp_path, [5] * 3)
+    local = LocalShards(shards_in(LocalStore(tmp_path)), None, 1 << 30)
+    place, begun, ended = Path(local.cache.path).parent, threading.Event(), threading.Event()
+    opened = local.cache.open
+
+    def late(*args: Any, **options: Any) -> Any:
+        begun.set()
+        assert ended.wait(10)
+        try:
+            return opened(*args, **options)
+        finally:
+            late_done.set()
+
+    late_done = threading.Event()
+    local.cache.open = late  # type: ignore[method-assign]
+    local.announce([0, 1, 2], 3)
+    (fetching,) = (thread for thread in threading.enumerate() if thread.name == "shmload-fetch")
+    assert begun.wait(10)
+    local.close()
+    ended.set()
+    fetching.join(10)
+    assert late_done.is_set()
+    assert not place.exists()
+    assert local.copy(0) is not None  # in another folder of its own
+    assert local.index(0).num_samples == 5
+    local.close()
+    assert list(private_folders_go.iterdir()) == []
+
+
+def test_a_worker_reads_on_when_its_trainers_folder_is_closed(tmp_path: Path) -> None:
+    write_packed(tmp_path, [5] * 6)
+    view = RemoteDataset(None, str(tmp_path)).indexed()
+    with ShmLoader(view, batch_size=1, num_workers=1, prefetch_factor=2, multiprocessing_context="fork") as loader:
+        found = []
+        for batch in loader:
+            if not found:
+                view._source.local.close()
+            found += batch["cls"].tolist()
+    assert found == list(range(30))
 
 
 @pytest.mark.slow

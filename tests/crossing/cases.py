@@ -101,6 +101,7 @@ class Case:
     at: float = 0.5  # where in the epoch; 0.999: before its last step; 1: at its end
     hold: str = "none"
     harm: str = "none"
+    restarts: int = 0  # workers that are replaced in torch mode, after they were killed
     then_workers: int = 1
     then_ranks: int = 1
     loaders: int = 1  # fresh ones that do the same, as races show now and then
@@ -216,6 +217,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         at=one((0.0, 1), (0.3, 2), (0.6, 2), (0.999, 2), (1.0, 1)),
         hold=one(("none", 4), ("some", 1.5), ("all", 1.5)),
         harm=one(("none", 6), ("kill", 1), ("stop", 0.5)),
+        restarts=rng.choice((0, 99)),
         then_workers=one((0, 1), (1, 2), (2, 2), (3, 1)),
         then_ranks=rng.choice((1, 1, 2, 3, 4)),
         loaders=1,
@@ -439,10 +441,8 @@ def _of_habit(case: Case) -> Case:
         case = replace(case, habit="break")
     if case.habit == "rebuild" and (case.wrap or case.kind == "growing"):
         case = replace(case, habit="pass")
-    if case.harm == "kill" and not case.is_seeded:
-        case = replace(case, harm="stop")
-    if case.harm == "kill" and case.kind == "pipeline":
-        case = replace(case, harm="none")
+    if case.harm != "kill" or case.is_seeded or case.is_noisy or case.kind == "iterable":
+        case = replace(case, restarts=0)  # seed mode replaces all; what a dead worker has drawn or passed is lost
     if case.habit == "threads":
         case = replace(case, harm="none", bad=0)
     if case.is_noisy and not case.is_seeded:
@@ -456,8 +456,9 @@ def _of_habit(case: Case) -> Case:
             case = replace(case, persistent=False)  # how far workers had read ahead decides what they draw next
         if case.is_noisy and (case.habit in ("second", "living", "end", "resume", "threads") or case.workers == 0):
             case = replace(case, habit="pass", workers=max(int(case.workers), 1))
-        if not case.in_order and int(case.workers) > 1:
+        if not case.in_order:
             case = replace(case, bad=0)
+        if not case.in_order and int(case.workers) > 1:
             if case.kind == "iterable":
                 case = replace(case, in_order=True)
             elif case.habit in ("living", "end", "second"):

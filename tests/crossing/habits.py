@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ STOPPED_S = 0.15
 STARTED = 9  # batches
 GONE_S = 5.0
 WAIT_MAX_S = 5.0  # on an idle machine
+ENDED = r"DataLoader worker \(pid(\(s\))? \d+\) (exited unexpectedly|is killed by signal)"
 
 
 class Wrong(AssertionError):
@@ -154,8 +156,21 @@ class Trial:
                 if number < case.loaders - 1:
                     self.start()
                 else:
-                    getattr(self, f"habit_{case.habit}")()
+                    self._practise()
         self.clean_up()
+
+    def _practise(self) -> None:
+        try:
+            getattr(self, f"habit_{self.case.habit}")()
+        except (RuntimeError, Wrong) as error:
+            if not (self._harms and self._ends_the_loader(error)):
+                raise
+            self._forget()
+
+    def _ends_the_loader(self, error: BaseException) -> bool:
+        """Whether this is what torch says of a dead worker, where none is replaced. What came before it has been compared."""
+        case, said = self.case, f"{error} {error.__cause__}"
+        return case.harm == "kill" and not (case.is_seeded or case.restarts) and re.search(ENDED, said) is not None
 
     def made_loader(self, options: dict[str, Any]) -> Any:
         """A loader over a fresh dataset."""
@@ -282,7 +297,9 @@ class Trial:
         case = self.case
         if case.harm == "none" or self._harms >= 3 or self._rng.random() > 0.3:
             return
-        workers = [p for p in psutil.Process().children(recursive=True) if p.name().startswith(WORKER_NAME[:14])]
+        spared = self.order.workers if isinstance(self.order, TorchOrder) else ()
+        children = psutil.Process().children(recursive=True)
+        workers = [p for p in children if p.name().startswith(WORKER_NAME[:14]) and p.pid not in spared]
         if not workers:
             return
         self._harms += 1

@@ -67,6 +67,8 @@ def loader_options(case: Case, *, rank: int = 0, ranks: int | None = None, worke
             options["prefetch_factor"] = case.prefetch
         if case.threads > 1:
             options["threads_per_worker"] = case.threads
+        if case.restarts:
+            options["max_restarts"] = case.restarts
         if case.persistent:
             options["persistent_workers"] = True
         if case.backend == "ray":

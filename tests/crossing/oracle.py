@@ -8,6 +8,7 @@ workers gives the row of an epoch's samples, and who reads which of it, and what
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
@@ -369,11 +370,19 @@ class TorchOrder:
                 options["prefetch_factor"] = case.prefetch
         self._loader = DataLoader(keys, num_workers=workers, collate_fn=_as_keys, **options)
         self._generators = Generators(case.seed)
+        self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def begin(self) -> Any:
         """A pass: what it gives is read when it is asked for, and kept."""
         with self._generators:
-            return Remembered(iter(self._loader), self._generators)
+            iterator = iter(self._loader)
+            self._iterators.add(iterator)
+            return Remembered(iterator, self._generators)
+
+    @property
+    def workers(self) -> set[int]:
+        """The processes of torch's own workers."""
+        return {worker.pid for iterator in self._iterators for worker in getattr(iterator, "_workers", ())}
 
 
 def _as_keys(keys: Any) -> Any:

@@ -104,6 +104,7 @@ def run_pipeline(trial: Trial) -> None:
 
     def read(pipeline: Any, wanted: list[int], where: str) -> bool:
         """One batch; False if the pipeline failed as it had to."""
+        trial.harm()
         fails = case.extra in ("stops", "raises") and min(wanted) >= _fails_from(case)
         try:
             batch = trial.watch.timed(lambda: next(pipeline))

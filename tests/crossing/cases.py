@@ -478,7 +478,8 @@ def _of_habit(case: Case) -> Case:
     if case.kind == "pipeline" and case.uneven != "pad" and (case.ranks == 1) != (case.then_ranks == 1):
         case = replace(case, then_ranks=case.ranks)  # one rank alone has no rule for what is uneven
     # the global batch stays in a resume on other ranks
-    if case.order not in BY_BATCH and case.habit in ("resume",) and case.global_batch % case.then_ranks:
+    is_split = case.batch_size is not None and case.global_batch % case.then_ranks == 0
+    if case.order not in BY_BATCH and case.habit == "resume" and not is_split:
         case = replace(case, then_ranks=case.ranks)
     if case.habit not in ("resume", "living"):
         case = replace(case, then_ranks=1, then_workers=1)

@@ -143,7 +143,7 @@ class LocalShards:
                 wait_s = _WAIT_S
             except CacheFull:
                 return None
-            except FileNotFoundError:
+            except (FileNotFoundError, StoreError):
                 if self._private is None or os.path.isdir(self._private.path):
                     raise
                 return None  # its owner, another process, has ended it

@@ -174,9 +174,11 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
     letters = FIELDS_OF[kind]
     common = [letter for letter in letters if letter not in ODD + "N"]
     chosen = rng.sample(common, min(len(common), rng.randint(1, 4)))
-    odd = [letter for letter in letters if letter in ODD + "N"]
+    odd = [letter for letter in letters if letter in ODD]
     if odd and rng.random() < 0.35:
         chosen.append(rng.choice(odd))
+    if "N" in letters and rng.random() < 0.15:
+        chosen.append("N")
     rng.shuffle(chosen)
     is_native = kind in ("tfrecord", "tar", "growing", *IN_PLACE)
     if is_native and rng.random() < 0.5:
@@ -190,7 +192,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         size=one((0, 0.5), (1, 1), (3, 4), (17, 2), (250, 2), (1000, 3 if is_native else 1), (4000, 0.7)) if shm == "usual" else one((250, 1), (4000, 2)),
         text=one((0, 0.5), (5, 3), (100, 2), (1000, 4)),
         sizes=one(("even", 3), ("random", 3), ("growing", 1.5), ("spike", 1)),
-        wrap=one(("", 6), ("subset", 1), ("concat", 1)),
+        wrap=one(("", 6), ("subset", 1.5), ("concat", 1)),
         extra=one(("", 2), ("gzip", 1), ("zlib", 1), ("files", 1), ("bare", 1)),
         bad=one((0, 5), (1, 1), (rng.randint(2, 6), 1)),
         mode=one(("seed", 3), ("torch", 2)),
@@ -469,12 +471,6 @@ def _of_habit(case: Case) -> Case:
         case = replace(case, in_order=True)  # whoever is free draws for the next batch
     if case.kind == "growing" and (case.drop_last or case.uneven == "drop"):
         case = replace(case, n=max(case.n, case.global_batch))  # it waits for a whole batch
-    if case.kind == "growing":
-        case = replace(
-            case, then_ranks=case.ranks, habit="pass" if case.habit in ("second", "living", "end") else case.habit
-        )
-        if case.ranks > 1:
-            case = replace(case, ranks=1, then_ranks=1)
     if case.kind == "pipeline" and case.uneven != "pad" and (case.ranks == 1) != (case.then_ranks == 1):
         case = replace(case, then_ranks=case.ranks)  # one rank alone has no rule for what is uneven
     # the global batch stays in a resume on other ranks

@@ -393,8 +393,12 @@ class Made:
     def __init__(self, case: Case, folder: Path) -> None:
         self.case = case
         self.folder = folder
-        self._num_made = 0
+        self._num_made = self._num_runs = 0
         self._cache: Any = None
+
+    def begin_run(self) -> None:
+        """What is made from now on belongs to one training run: that of its ranks."""
+        self._num_runs += 1
 
     def fresh(self) -> Any:
         """The dataset for one loader."""
@@ -403,7 +407,7 @@ class Made:
         if case.kind == "growing":
             if self._cache is None:
                 self._cache = _growing(case, self.folder)
-            return self._cache.dataset(schema_of(case), timeout_s=0.0, run=f"run{self._num_made}")
+            return self._cache.dataset(schema_of(case), timeout_s=0.0, run=f"run{self._num_runs}")
         if case.kind in MAKERS:
             folder = self.folder / str(self._num_made)
             folder.mkdir()
@@ -414,6 +418,7 @@ class Made:
         """What the oracle reads in its place."""
         case = self.case
         if case.kind == "growing":
+            self.begin_run()
             return self.fresh()
         return wrapped(case, Stream(case, keys=True) if case.kind == "iterable" else Keys(case), keys=True)
 

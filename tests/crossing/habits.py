@@ -88,6 +88,7 @@ class Loaders:
         self.epoch = 0  # of the next pass, in seed mode
         self.first = 0  # its first step
         self.each: list[Any] = []
+        trial.made.begin_run()
         for rank in range(ranks):
             options = loader_options(case, rank=rank, ranks=ranks, workers=workers)
             self.each.append(trial.made_loader(options))

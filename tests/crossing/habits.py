@@ -299,16 +299,17 @@ class Trial:
         if case.harm == "none" or self._harms >= 3 or self._rng.random() > 0.3:
             return
         spared = self.order.workers if isinstance(self.order, TorchOrder) else ()
-        children = psutil.Process().children(recursive=True)
-        workers = [p for p in children if p.name().startswith(WORKER_NAME[:14]) and p.pid not in spared]
+        workers = sorted(pid for pid in _workers() if pid not in spared)
         if not workers:
             return
         self._harms += 1
-        victim = self._rng.choice(sorted(workers, key=lambda p: p.pid)).pid
-        if case.harm == "kill":
-            os.kill(victim, signal.SIGKILL)
+        victim = self._rng.choice(workers)
+        try:
+            os.kill(victim, signal.SIGKILL if case.harm == "kill" else signal.SIGSTOP)
+        except ProcessLookupError:  # it has ended since
             return
-        os.kill(victim, signal.SIGSTOP)
+        if case.harm == "kill":
+            return
         self.watch.allowed_s = STOPPED_S
         timer = threading.Timer(STOPPED_S, _goes_on, (victim,))
         timer.start()
@@ -575,6 +576,15 @@ def is_plain_refusal(error: BaseException) -> bool:
     """Whether a thread is told that the iterator is another's."""
     said = f"{error} {error.__cause__}"
     return (isinstance(error, RuntimeError) and "thread" in said) or "already executing" in said
+
+
+def _workers() -> Iterator[int]:
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if child.name().startswith(WORKER_NAME[:14]):
+                yield child.pid
+        except psutil.Error:  # it has ended since
+            pass
 
 
 def _goes_on(pid: int) -> None:

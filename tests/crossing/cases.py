@@ -236,6 +236,21 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
             ragged="",
             collate="",
         )
+    elif rng.random() < 0.06:  # a last step in which not every rank has a row
+        ranks, size = rng.choice((2, 3)), rng.choice((1, 3, 4))
+        case = replace(
+            case,
+            mode="seed",
+            order="",
+            ranks=ranks,
+            batch_size=size,
+            n=size * ranks * rng.randint(1, 5) + rng.randint(1, ranks - 1),
+            uneven="exact",
+            habit="resume",
+            at=0.999,
+        )
+    elif kind == "iterable" and rng.random() < 0.3:  # workers that outlive the end of what they iterate
+        case = replace(case, mode="torch", persistent=True, habit="resume", at=1.0)
     return case
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.planted              all of them, about six minutes on two quiet cores
     python -m tests.planted R7 E4        those of some requirements
-    python -m tests.planted --crossing 10 [--seed 1]
+    python -m tests.planted --crossing 10 [--seed 1] [--of WORDS]
                                          those that random crossings must find, too: for ten minutes each at most
 
 Prints a line for each; the exit status is the number of defects that a test has missed. The built modules of this tree are used as
@@ -20,9 +20,9 @@ from tests.planted.defect_list import DEFECTS
 from tests.planted.planting import can_unshare, copy_tree, crossed_by, missed_by
 
 
-def crossed(minutes: float, seed: int) -> int:
-    """Looks for each defect with random crossings; gives the number of those that they have not found."""
-    chosen = [defect for defect in DEFECTS if defect.is_crossing]
+def crossed(minutes: float, seed: int, words: str) -> int:
+    """Looks for each defect, or those that say these words, with random crossings; gives the number of those not found."""
+    chosen = [defect for defect in DEFECTS if defect.is_crossing and words in defect.what]
     num_missed = 0
     with tempfile.TemporaryDirectory(prefix="shmload-planted-") as name:
         folder = Path(name)
@@ -40,7 +40,8 @@ def main(wanted: list[str]) -> int:
     """The command."""
     if "--crossing" in wanted:
         seed = int(wanted[wanted.index("--seed") + 1]) if "--seed" in wanted else 1
-        return crossed(float(wanted[wanted.index("--crossing") + 1]), seed)
+        words = wanted[wanted.index("--of") + 1] if "--of" in wanted else ""
+        return crossed(float(wanted[wanted.index("--crossing") + 1]), seed, words)
     chosen = [defect for defect in DEFECTS if not wanted or defect.requirement in wanted]
     num_missed = num_left_out = 0
     with tempfile.TemporaryDirectory(prefix="shmload-planted-") as name:

@@ -178,7 +178,6 @@ class Body:
             reader.keep(keys[first], head)
             return VOID
         if ring.is_packed_only or (samples is not None and len(samples) != end - first):
-            reader.keep(keys[first], head)
             return self._ask_repack(keys, [head] if samples is None else samples)
         placer = self._memory.placer()
         for row in range(first, end):
@@ -246,6 +245,8 @@ class Body:
         """Fills the batch packed if it is all this worker's; else asks the trainer to order it so."""
         if self._ring.nchunks == 1:
             return self._fill_packed(keys, samples)
+        if samples:
+            self._reader.keep(keys[self._ring.first_row], samples[0])
         self._ring.ask_repack()
         return VOID
 

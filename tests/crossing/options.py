@@ -4,11 +4,38 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
 from typing import Any
 
 from tests.crossing.cases import BY_BATCH, Case
 from tests.crossing.datasets import COLLATE, size_of
 from tests.crossing.values import length
+
+
+class StatefulSampler:
+    """Indices, and a state as torchdata asks for it: the next pass goes on where it was."""
+
+    def __init__(self, indices: list[int]) -> None:
+        self.indices = indices
+        self._at = self._start = 0
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[int]:
+        self._at, self._start = self._start, 0
+        while self._at < len(self.indices):
+            self._at += 1
+            yield self.indices[self._at - 1]
+        self._at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the newest pass stands."""
+        return {"at": self._at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Where the next one begins."""
+        self._start = state["at"]
 
 
 def order_of(case: Case) -> dict[str, Any]:
@@ -29,7 +56,7 @@ def order_of(case: Case) -> dict[str, Any]:
         return {"batch_sampler": TokenBudget(lengths, max_tokens=most, max_samples=9, window=3, oversized="alone")}
     indices = [rng.randrange(n) for _ in range(n)] if n and case.seed % 2 else rng.sample(range(n), n)
     if case.order == "sampler":
-        return {"batch_size": size, "sampler": indices}
+        return {"batch_size": size, "sampler": StatefulSampler(indices) if case.seed % 4 > 1 else indices}
     if case.order == "batch_sampler":
         batches, first = [], 0
         while first < n:

@@ -67,6 +67,15 @@ ENGINE_DEFECTS = [
         is_crossing=True,
     ),
     Defect(
+        "N1",
+        "a sample that is read again is the one that was read for the layout",
+        "shmload/worker/body.py",
+        "        if ring.is_packed_only or (samples is not None and len(samples) != end - first):\n",
+        "        if ring.is_packed_only or (samples is not None and len(samples) != end - first):\n            reader.keep(keys[first], head)\n",
+        (f"{KINDS}test_a_sample_that_stands_twice_in_a_batch_is_read_twice",),
+        is_crossing=True,
+    ),
+    Defect(
         "R17",
         "tensors that require grad are stacked with out=",
         "shmload/worker/torch_side.py",

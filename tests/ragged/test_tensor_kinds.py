@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from shmload import ShmLoader
 from shmload.batch.deliver import copied
@@ -151,6 +151,28 @@ def test_tensors_of_every_kind_are_stacked_as_torch_does(kind: str, num_workers:
         found = list(loader)
     for one, other in zip(found, expected, strict=True):
         assert_same(one, other)
+
+
+class Drawn(Dataset[Any]):
+    """Samples that draw, and have no fixed rows."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(3), f"sample {index}"
+
+
+def test_a_sample_that_stands_twice_in_a_batch_is_read_twice() -> None:
+    """As torch does: a sample with noise that is drawn with replacement has other noise each time."""
+    batches = [[0, 0, 1], [2, 2, 2], [1, 1, 0]]
+    torch.manual_seed(3)
+    expected = [draws for draws, _ in DataLoader(Drawn(), batch_sampler=batches, num_workers=1)]
+    torch.manual_seed(3)
+    with ShmLoader(Drawn(), batch_sampler=batches, num_workers=1) as loader:
+        found = [draws.clone() for draws, _ in loader]
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_sparse_tensor_within_an_object_travels_as_its_parts() -> None:

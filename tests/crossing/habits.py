@@ -369,7 +369,7 @@ class Trial:
         loaders = self.loaders()
         passes = self.begin(loaders)
         passes.take(self.strikes_at(passes))
-        states = [json.dumps(loader.state_dict()) for loader in loaders.each]
+        states = self._states(loaders, passes)
         if self._rng.random() < 0.5:
             loaders.close()
         again = self.loaders(case.then_ranks, case.then_workers)
@@ -391,6 +391,13 @@ class Trial:
             for _ in range(2):
                 self.begin(loaders).take()
                 self.settle()
+
+    @staticmethod
+    def _states(loaders: Loaders, passes: Passes) -> list[str]:
+        """Of the ranks that have come furthest: one whose batch was all bad has gone on to the next, and the others follow it."""
+        furthest = max(place.step for place in passes.places)
+        pairs = zip(loaders.each, passes.places, strict=True)
+        return [json.dumps(loader.state_dict()) for loader, place in pairs if place.step == furthest]
 
     def _load(self, loaders: Loaders, states: list[str]) -> None:
         """Any rank's state is good for all."""
@@ -427,7 +434,7 @@ class Trial:
         loaders = self.loaders()
         passes = self.begin(loaders)
         passes.take(max(self.strikes_at(passes), 1))
-        states = [json.dumps(loader.state_dict()) for loader in loaders.each]
+        states = self._states(loaders, passes)
         steps = [place.step for place in passes.places]
         passes.take(2)
         for place, step in zip(passes.places, steps, strict=True):

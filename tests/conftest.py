@@ -21,6 +21,8 @@ from tests.side_by_side import can_own_shared_memory, keep_together, own_shared_
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job has it: ^C is tested here
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup has it: launchers are hung up on here
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 DEADLINE_S = 5.0
 MOST_PROCESSES = 8

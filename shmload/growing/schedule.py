@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload.errors import StateMismatch
+from shmload.growing.snapshot import MAX_EPOCH
 from shmload.schedule.batch_schedule import BatchSchedule
 from shmload.schedule.schedule import Schedule, Uneven
 
@@ -113,3 +115,7 @@ class SnapshotSchedule(BatchSchedule):
     def go_on_from(self, children: Mapping[str, Any], epoch: int) -> None:
         if "snapshot" in children:
             self.order.go_on_from(children["snapshot"], epoch)
+        elif epoch > MAX_EPOCH:
+            raise StateMismatch(
+                f"a growing dataset's epoch is at most {MAX_EPOCH}, the state's is {epoch}: load what state_dict() returned"
+            )

@@ -99,3 +99,17 @@ def test_a_run_that_a_state_names_is_no_path(tmp_path: Path) -> None:
         with pytest.raises(StateMismatch, match="the state names no snapshot of epoch 0"):
             loader.load_state_dict(with_checksum({**state, "children": {"snapshot": {**named, "run": run}}}))
     assert loader.state_dict() == state
+
+
+def test_an_epoch_that_no_growing_dataset_comes_to_is_none_of_its_states(tmp_path: Path) -> None:
+    cache = SampleCache(tmp_path / "cache", capacity_bytes=1 << 20)
+    put(cache, range(25))
+    loader = ShmLoader(dataset_of(cache, run="a"), 6, seed=1)
+    state = loader.state_dict()
+    for position in (0, 6):
+        far = with_checksum({**state, "epoch": 1 << 33, "position": position})
+        with pytest.raises(
+            StateMismatch, match="a growing dataset's epoch is at most 8388607, the state's is 8589934592"
+        ):
+            loader.load_state_dict(far)
+    assert loader.state_dict() == state

@@ -412,17 +412,15 @@ class Trial:
             (place,) = passes.places  # behind the last batch, before the end was seen, the rest is nothing
             return Passes(self, again, [Place(self, place.at, place.step)])
         step, ranks = max(place.step for place in passes.places), again.ranks
-        epoch = again.epoch
-        if all(self._has_ended(place) for place in passes.places):
-            again.epoch, again.first = epoch + 1, 0
-            return self.begin(again)
-        if case.order in BY_BATCH and case.order != "batch_sampler":
+        epoch, has_ended = again.epoch, all(self._has_ended(place) for place in passes.places)
+        if not has_ended and case.order in BY_BATCH and case.order != "batch_sampler":
             step = step * case.ranks
             if step % ranks:
-                step = -(-step // ranks)
                 raise Refused("a state between two steps of other ranks")
             step //= ranks
-        again.first = step
+            rest = self._seed_places(again, epoch, step)  # what is left may be no step of so many ranks
+            has_ended = step > 0 and all(self._has_ended(place) for place in rest)
+        again.epoch, again.first = (epoch + 1, 0) if has_ended else (epoch, step)
         return self.begin(again)
 
     @staticmethod

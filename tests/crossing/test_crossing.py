@@ -1,6 +1,6 @@
 """The net itself: a loader that is wrong is caught, a case goes through JSON, what fails is made smaller; and some minutes of crossings.
 
-CI has three minutes with a seed of its own each time (CROSSING_MINUTES, or the variable CI); else there are twenty seconds of it.
+.ci/run has three minutes of them (CROSSING_MINUTES); else there are twenty seconds, with a seed of their own each time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHUFFLED = Case(fields="sai", n=23, shuffle=True, workers=0, seed=5)
 def minutes() -> float:
     """How long crossings are tried here."""
     asked = os.environ.get("CROSSING_MINUTES")
-    return float(asked) if asked else 3.0 if os.environ.get("CI") else 1 / 3
+    return float(asked) if asked else 1 / 3
 
 
 # ------------------------------------------------------------ cases
@@ -202,7 +202,7 @@ def test_the_program_of_a_case_runs_it() -> None:
 def test_crossings() -> None:
     seed = int(os.environ.get("CROSSING_SEED") or random.SystemRandom().randrange(10**6))
     words = [sys.executable, "-m", "tests.crossing", "--minutes", str(minutes()), "--seed", str(seed)]
-    if os.environ.get("CI") and find_spec("ray"):
+    if minutes() >= 1 and find_spec("ray"):
         words += ["--ray", "0.05"]
     done = subprocess.run(
         words,

@@ -24,7 +24,7 @@ import torch
 from tests.crossing.cases import BY_BATCH, Case
 from tests.crossing.datasets import Made
 from tests.crossing.options import loader_options
-from tests.crossing.oracle import END, Expected, Fails, SeedOrder, TorchOrder, difference, seed_generators
+from tests.crossing.oracle import END, SKIPPED, Expected, Fails, SeedOrder, TorchOrder, difference, seed_generators
 
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 WORKER_NAME = "pt_data_worker"
@@ -75,7 +75,7 @@ class Place:
                 return END
             self.step += 1
             expected = self._trial.expected.of(keys)
-            if expected is not None:
+            if expected is not SKIPPED:
                 return expected
 
 
@@ -224,7 +224,7 @@ class Trial:
         if not (self.case.bad and self.case.on_error == "skip") or self.case.is_seeded:
             return count
         (place,) = passes.places
-        return sum(self.expected.of(place.at(step)) is not None for step in range(count))
+        return sum(self.expected.of(place.at(step)) is not SKIPPED for step in range(count))
 
     def strikes_at(self, passes: Passes) -> int:
         """The step at which a habit strikes."""

@@ -23,6 +23,7 @@ from tests.crossing.datasets import COLLATE, Real, Whole, bad_indices, delivered
 from tests.crossing.options import order_of, ragged_option
 
 END = "the end"
+SKIPPED = object()  # a batch of which nothing comes
 
 
 @dataclass(frozen=True)
@@ -328,7 +329,7 @@ class Expected:
         self._bad = bad_indices(case) if case.bad else set()
 
     def of(self, keys: Any) -> Any:
-        """A batch, or an error, or None: nothing comes, as every sample of it is left out."""
+        """A batch, or an error, or SKIPPED: nothing comes, as every sample of it is left out."""
         case = self._case
         if isinstance(keys, Fails):
             return keys
@@ -344,7 +345,7 @@ class Expected:
         if self._bad and case.on_error == "substitute" and not case.is_seeded:
             keys = [(self._next_good(index), drawn) for index, drawn in keys]
         if not keys:
-            return None
+            return SKIPPED
         return self._collated.batch([delivered(case, *key) for key in keys])
 
     def _next_good(self, index: int) -> int:
@@ -446,6 +447,7 @@ class Generators:
 
 __all__ = [
     "END",
+    "SKIPPED",
     "Collated",
     "Expected",
     "Fails",

@@ -48,9 +48,8 @@ class Place:
 
     epoch: int
     step: int  # as the schedule counts: steps, or batches of all ranks where the order makes the batches
-    is_over: bool = (
-        False  # this rank's pass has ended, perhaps before the others': the last step may have no row for it
-    )
+    # this rank's pass has ended, perhaps before the others': the last step may have no row for it
+    is_over: bool = False
 
 
 class SeedIterator:

@@ -206,10 +206,13 @@ def test_a_private_folder_goes_with_its_owner_alone(private_folders_go: Path) ->
     assert not os.path.exists(path)
 
 
-def test_what_is_fetched_while_its_folder_is_closed_leaves_nothing(private_folders_go: Path, tmp_path: Path) -> None:
+def test_what_is_fetched_while_its_folder_is_closed_leaves_nothing(
+    private_folders_go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_packed(tmp_path, [5] * 3)
     local = LocalShards(shards_in(LocalStore(tmp_path)), None, 1 << 30)
-    place, begun, ended = Path(local.cache.path).parent, threading.Event(), threading.Event()
+    place = Path(local.cache.path).parent
+    begun, ended, late_done = threading.Event(), threading.Event(), threading.Event()
     opened = local.cache.open
 
     def late(*args: Any, **options: Any) -> Any:
@@ -220,8 +223,7 @@ def test_what_is_fetched_while_its_folder_is_closed_leaves_nothing(private_folde
         finally:
             late_done.set()
 
-    late_done = threading.Event()
-    local.cache.open = late  # type: ignore[method-assign]
+    monkeypatch.setattr(local.cache, "open", late)
     local.announce([0, 1, 2], 3)
     (fetching,) = (thread for thread in threading.enumerate() if thread.name == "shmload-fetch")
     assert begun.wait(10)

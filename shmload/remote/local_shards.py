@@ -144,7 +144,7 @@ class LocalShards:
             except CacheFull:
                 return None
             except (FileNotFoundError, StoreError):
-                if self._private is None or os.path.isdir(self._private.path):
+                if self._private is None or not self._private.is_gone:
                     raise
                 return None  # its owner, another process, has ended it
 
@@ -180,6 +180,8 @@ class LocalShards:
             num_held: so many of the first are fetched and held, as far as there is room.
         """
         self._here()
+        if self._private is not None and self._private.is_gone:
+            return
         shards = self.shards.all
         self.cache.expect([shards[number].url for number in coming], ahead=num_held)
         room, wanted = self.cache.capacity_bytes, []
@@ -211,6 +213,8 @@ class LocalShards:
         """
         shard = self.shards.all[number]
         fetch, cache, private = fetch_of(self.shards, shard), self.cache, self._private
+        if private is not None and private.is_gone:  # the cache would make it anew, and nobody would remove it
+            raise FileNotFoundError(f"{private.path} has been removed")
         try:
             lease = cache.open(shard.url, shard.nbytes, fetch, etag=shard.version, timeout_s=timeout_s)
             with self._lock:

@@ -37,12 +37,18 @@ class PrivateFolder:
         fd = os.open(f"{self.path}/{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
         os.rename(f"{self.path}/{_LOCK}.new", f"{self.path}/{_LOCK}")
+        self._owner = os.getpid()
         self._finish: Any = weakref.finalize(self, _end, self.path, fd, os.getpid())
 
     @property
     def is_over(self) -> bool:
-        """Whether it was closed, by this process."""
-        return self._finish is not None and not self._finish.alive
+        """Whether it was closed, by this process, which has made it."""
+        return self._finish is not None and not self._finish.alive and self._owner == os.getpid()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its owner, in whatever process, has ended it."""
+        return not os.path.isdir(self.path)
 
     def close(self) -> None:
         """Removes it now; and again, if someone who was at it meanwhile has made it anew."""

@@ -250,6 +250,16 @@ def test_a_worker_reads_on_when_its_trainers_folder_is_closed(tmp_path: Path) ->
     assert found == list(range(30))
 
 
+def test_workers_that_begin_after_the_close_make_no_folder(private_folders_go: Path, tmp_path: Path) -> None:
+    write_packed(tmp_path, [5] * 6)
+    view = RemoteDataset(None, str(tmp_path)).indexed()
+    assert len(view) == 30
+    view._source.local.close()
+    with ShmLoader(view, batch_size=5, num_workers=2, seed=1, multiprocessing_context="fork") as loader:
+        assert sorted(number for batch in loader for number in batch["cls"].tolist()) == list(range(30))
+    assert list(private_folders_go.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_private_folder_of_a_killed_program_goes_at_the_next_start(private_folders_go: Path, tmp_path: Path) -> None:
     write_packed(tmp_path, [5])

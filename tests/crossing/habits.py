@@ -412,7 +412,8 @@ class Trial:
             (place,) = passes.places  # behind the last batch, before the end was seen, the rest is nothing
             return Passes(self, again, [Place(self, place.at, place.step)])
         step, ranks = max(place.step for place in passes.places), again.ranks
-        epoch, has_ended = again.epoch, all(self._has_ended(place) for place in passes.places)
+        # at the step of the furthest: the others follow it beyond what they have not read
+        epoch, has_ended = again.epoch, all(place.at(step) in (END, None) for place in passes.places)
         if not has_ended and case.order in BY_BATCH and case.order != "batch_sampler":
             step = step * case.ranks
             if step % ranks:

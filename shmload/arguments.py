@@ -10,9 +10,8 @@ from torch.utils.data import IterableDataset
 
 from shmload.abilities import ability_of
 from shmload.autotune.numbers import is_auto
-from shmload.device.choice import Device, check_device
-from shmload.schedule.keyed import KeyedOrder
-from shmload.schedule.keyed_batches import KeyedBatches
+from shmload.device.sending import Device, check_device
+from shmload.schedule.schedule import KeyedBatches, KeyedOrder
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:

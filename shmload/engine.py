@@ -31,15 +31,14 @@ from shmload._core.trainer import (
     Lease,
 )
 from shmload.bad_samples import BadSamples
-from shmload.batch.deliver import LeasedBatch, copied, deliver_rows
+from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
-from shmload.batch.unpacked import unpack
 from shmload.machinery import EngineOptions, Machinery
 from shmload.orders import NOTHING, Delivery, Order
 from shmload.shm import forks
 from shmload.worker.crew import interrupts_held
 from shmload.worker.failure import Failure
-from shmload.worker.notes import END, NO_NEWS, Note, load_note
+from shmload.worker.snapshot import END, NO_NEWS, Note, load_note
 from shmload.worker.spec import Job
 
 log = logging.getLogger("shmload")

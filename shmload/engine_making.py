@@ -15,13 +15,12 @@ from shmload.autotune.tuner import tuner_of
 from shmload.bad_samples import BadSamples, OnError
 from shmload.batch.deliver import mapped, parts_of
 from shmload.debug import WatchedEngine, is_enabled
-from shmload.device.choice import NUM_SENT, calls_of, sender_of
 from shmload.device.feed import FeedingEngine, WatchedFeedingEngine
-from shmload.device.sending import Sender
+from shmload.device.sending import NUM_SENT, Sender, calls_of, sender_of
 from shmload.engine import Engine
 from shmload.machinery import EngineOptions
 from shmload.observed import ObservedLoader, T
-from shmload.worker.read_plan import ReadPlan, plan_of
+from shmload.worker.reader import ReadPlan, plan_of
 from shmload.worker.spec import Job
 
 if TYPE_CHECKING:

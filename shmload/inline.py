@@ -9,12 +9,9 @@ import numpy as np
 import torch
 
 from shmload.bad_samples import BadSamples
-from shmload.batch.collate import pack_samples, registered_functions
-from shmload.batch.deliver import PrivateBatch, structure
-from shmload.batch.place import RowOut, private_rows, private_tensors
-from shmload.batch.ragged import Ragged
-from shmload.batch.ragged_rows import Arenas, RaggedRows
-from shmload.batch.unpacked import unpack
+from shmload.batch.collate import RowOut, pack_samples, private_rows, private_tensors, registered_functions
+from shmload.batch.deliver import PrivateBatch, structure, unpack
+from shmload.batch.ragged import Arenas, Ragged, RaggedRows
 from shmload.orders import NOTHING, Order
 from shmload.worker.reader import no_room
 from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples, kept_generators

@@ -28,18 +28,16 @@ from shmload.batch.ragged import AS_TORCH_OR_LIST
 from shmload.device.sending import Sender
 from shmload.engine import Engine
 from shmload.engine_making import EngineMaking
-from shmload.generators import Origin, replayed
 from shmload.metrics import callbacks_of_environment
 from shmload.observe.audit.recorder import Recorder
 from shmload.observed import T
 from shmload.orders import Order
-from shmload.schedule.keyed import KeyedOrder
-from shmload.schedule.keyed_batches import KeyedBatches
+from shmload.schedule.schedule import KeyedBatches, KeyedOrder
 from shmload.seed_mode import SeedIterator, SeedStream
 from shmload.torch_mode import TorchInlineIterator, TorchIterator
 from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
+from shmload.worker.generators import Origin, own_generators, replayed
 from shmload.worker.muster import num_actors
-from shmload.worker.own_generators import own_generators
 from shmload.worker.sources import DecodesBatches, DecodesSamples, Samples
 
 if TYPE_CHECKING:

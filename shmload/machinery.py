@@ -14,7 +14,7 @@ from shmload.autotune.roster import Roster
 from shmload.autotune.size import Size, num_slots
 from shmload.batch.layout import Layout
 from shmload.device.calls import Calls
-from shmload.device.cooling import Cooling, Releases
+from shmload.device.pins import Cooling, Releases
 from shmload.device.sending import Sender
 from shmload.hoarding import Hoarding
 from shmload.observe.live.label import introduce

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset
 
 from shmload.abilities import ability_of
-from shmload.schedule.keyed import KeyedOrder
-from shmload.schedule.mix_order import MixOrder, Stop, check_stop
-from shmload.schedule.shares import check_weights, exact_weight
+from shmload.schedule.mix_order import MixOrder, Stop, check_stop, check_weights, exact_weight
+from shmload.schedule.schedule import KeyedOrder
 from shmload.worker.sources import SizedSamples
 
 

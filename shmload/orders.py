@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from shmload._core.trainer import Order
-from shmload.worker.notes import Note
+from shmload.worker.snapshot import Note
 
 __all__ = ["NOTHING", "Delivery", "Order"]
 

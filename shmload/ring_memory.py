@@ -16,8 +16,7 @@ from shmload._core.trainer import FREE, PARKED, TrainerRing
 from shmload.device.pins import Pins
 from shmload.errors import RingTooSmall
 from shmload.shm.group import Group
-from shmload.shm.preflight import check_fits, shm_free_bytes
-from shmload.shm.segment import Segment
+from shmload.shm.segment import Segment, check_fits, shm_free_bytes
 
 ALIGNMENT = mmap.PAGESIZE  # 4 KiB at least; what ranks share is renewed by pages
 GROWTH = 1.25  # a slot that had to grow gets this much more than was asked for

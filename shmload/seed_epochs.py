@@ -16,10 +16,7 @@ from numpy.typing import NDArray
 
 from shmload.abilities import ability_of
 from shmload.orders import Order
-from shmload.schedule.batch_schedule import BatchSchedule
-from shmload.schedule.keyed import KeyedOrder
-from shmload.schedule.keyed_batches import KeyedBatches
-from shmload.schedule.schedule import Schedule
+from shmload.schedule.schedule import BatchSchedule, KeyedBatches, KeyedOrder, Schedule
 from shmload.schedule.state import make_state, resume
 from shmload.seed_sampler import SampledOrder
 from shmload.world import rank_and_world_size

@@ -23,8 +23,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from shmload import faults
 from shmload.autotune.tuner import Autotuner
 from shmload.callers import users_frame
-from shmload.device.choice import NUM_SENT
-from shmload.device.sending import sent_now
+from shmload.device.sending import NUM_SENT, sent_now
 from shmload.engine import Engine
 from shmload.inline import InlineReader
 from shmload.observe.audit.header import header_of

@@ -11,11 +11,10 @@ from itertools import islice
 from typing import Any
 
 from shmload.errors import StateMismatch
-from shmload.generators import origin_of
-from shmload.opaque import UsersOwn, opened, sealed
-from shmload.schedule.checksum import check_checksum, with_checksum
-from shmload.schedule.state import STATE_VERSION
+from shmload.schedule.codec import UsersOwn, opened, sealed
+from shmload.schedule.state import STATE_VERSION, check_checksum, with_checksum
 from shmload.torch_order import SamplerReader, is_torchs_own, own_state
+from shmload.worker.generators import origin_of
 from shmload.worker.sample_rng import kept_generators
 
 MODE = "seed, with a sampler"

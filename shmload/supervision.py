@@ -18,7 +18,7 @@ from shmload._core.trainer import TrainerRing
 from shmload.autotune.roster import Roster
 from shmload.errors import SampleTimeout, ShmloadError, WorkerDied
 from shmload.worker.crew import Crew, Death
-from shmload.worker.late import REMEDY, late_text, sample_at
+from shmload.worker.failure import REMEDY, late_text, sample_at
 
 if TYPE_CHECKING:
     from shmload.orders import Order

@@ -28,7 +28,6 @@ from shmload import faults
 from shmload.device.sending import sent_now
 from shmload.engine import Engine
 from shmload.errors import WorkerDied
-from shmload.generators import origin_of
 from shmload.inline import InlineReader, collated
 from shmload.observe.audit.header import header_of
 from shmload.observe.audit.recorder import Recorder
@@ -37,9 +36,9 @@ from shmload.orders import NOTHING, Order
 from shmload.torch_order import SamplerReader
 from shmload.torch_state import Progress, TorchState
 from shmload.turns import Turns
-from shmload.worker.iterable import with_shared_seed
-from shmload.worker.notes import NO_NEWS
+from shmload.worker.generators import origin_of
 from shmload.worker.sample_rng import kept_generators
+from shmload.worker.snapshot import NO_NEWS, with_shared_seed
 
 if TYPE_CHECKING:
     from shmload.loader import ShmLoader

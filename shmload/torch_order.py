@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
-from shmload.generators import Origin, randperm, replayed
+from shmload.worker.generators import Origin, randperm, replayed
 from shmload.worker.snapshot import is_stateful
 
 SamplerState = dict[str, Any]

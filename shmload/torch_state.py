@@ -27,12 +27,11 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from shmload.errors import StateMismatch
-from shmload.generators import origin_of
-from shmload.opaque import UsersOwn, opened, sealed
-from shmload.schedule.checksum import CHECK, check_checksum, with_checksum
+from shmload.schedule.codec import UsersOwn, opened, sealed
+from shmload.schedule.state import CHECK, check_checksum, with_checksum
 from shmload.torch_order import SamplerReader, SamplerState, is_endless, is_torchs_own, own_state
-from shmload.worker.notes import Note
-from shmload.worker.snapshot import SAME, Snapshot, is_stateful
+from shmload.worker.generators import origin_of
+from shmload.worker.snapshot import SAME, Note, Snapshot, is_stateful
 
 if TYPE_CHECKING:
     from shmload.loader import ShmLoader

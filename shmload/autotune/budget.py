@@ -15,8 +15,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from shmload.shm import cgroups
-from shmload.shm.preflight import available_bytes
+from shmload.shm import segment
+from shmload.shm.segment import available_bytes
 
 LIMIT = "SHMLOAD_MAX_WORKERS"
 OWN_CPUS = "SHMLOAD_RANK_CPUS"  # set by `shmload.launch`: so many of the node's processors are this rank's alone
@@ -26,7 +26,7 @@ FIXED_MAX = 16  # workers in torch mode, where nothing tells whether more are of
 
 def num_cpus(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
     """Processors that this rank may keep busy, at least 1."""
-    quota, num_ranks = cgroups.cpus(root), num_ranks_here(environ)
+    quota, num_ranks = segment.cpus(root), num_ranks_here(environ)
     usable = len(os.sched_getaffinity(0))
     own = environ.get(OWN_CPUS, "")
     if not own.isdecimal() or usable > int(own):  # the second: somebody has undone the division

@@ -99,8 +99,8 @@ def bench(
     bounds the loader, and how many workers would do.
     """
     from shmload.observe.bench import plot
-    from shmload.observe.bench.options import Options
     from shmload.observe.bench.rounds import benchmark
+    from shmload.observe.bench.settings import Options
     from shmload.observe.bench.spec import BenchError, names, numbers
 
     to_stdout = json_file == Path("-")

@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shmload.observe.doctor.finding import Finding
+    from shmload.observe.doctor.host import Finding
 
 WIDE = 128  # columns where nobody looks
 COLOURS = {"good": "green", "advice": "yellow", "problem": "bold red"}

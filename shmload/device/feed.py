@@ -19,13 +19,13 @@ import torch
 
 from shmload._core.trainer import READY
 from shmload.debug import WatchedEngine
-from shmload.device.buffers import BufferSet
 from shmload.device.calls import Calls
+from shmload.device.sending import BufferSet
 from shmload.engine import DEATH_LOOK_S, Engine
 from shmload.errors import CopyFailed
 from shmload.orders import NOTHING, Delivery, Order
 from shmload.worker.crew import STOP_GRACE_S, interrupts_held
-from shmload.worker.notes import Note
+from shmload.worker.snapshot import Note
 
 
 @dataclass

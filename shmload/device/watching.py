@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from shmload.callers import users_place
 from shmload.device.calls import Calls
-from shmload.device.cooling import Cooling
+from shmload.device.pins import Cooling
 
 
 class Watched(NamedTuple):

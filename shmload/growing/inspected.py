@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shmload.growing.cache import SampleCache
-from shmload.growing.names import CONTROL
-from shmload.growing.statistics import CacheStatistics
+from shmload.growing.files import CONTROL
+from shmload.growing.library import CacheStatistics
 from shmload.observe.inspect.summary import Summary
 
 

@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from shmload.growing.inspected import lines_of
-from shmload.growing.statistics import CacheStatistics
+from shmload.growing.library import CacheStatistics
 from shmload.observe.live.view import append_bar
 
 

@@ -1,19 +1,555 @@
-"""SharedIndex: what a dataset knows of its samples, in one piece of shared memory for all workers and ranks of a node."""
+"""Where the columns of an index lie in its memory, and what its entries are.
+
+    column 0: words | data,  column 1: words | data,  ...      each part at a multiple of 64 bytes
+
+src/index.h says what words and data are. A layout is small and travels by pickle; the memory never does.
+"""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import hashlib
+import importlib
+import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self
+import pickle
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TextIO, cast
 
+import numpy as np
 from numpy.typing import NDArray
 
+from shmload._core.index_builder import ColumnBuilder, pack_dicts, pack_tuples
 from shmload._core.index_reader import PackedRows
-from shmload.index.layout import Layout
-from shmload.index.memory import Memory
-from shmload.index.pack import Packed, pack_columns, pack_entries
-from shmload.index.sharing import Fingerprint, share
-from shmload.index.sources import Types, pack_dataframe, pack_manifest
+from shmload._core.mapping import Mapping as MappedMemory
+from shmload.errors import RingTooSmall
+from shmload.shm import forks, names
+from shmload.shm.group import Group
+from shmload.shm.meeting import Meeting
+from shmload.shm.names import SHM_DIR, meeting_stem, proc_self
+from shmload.shm.segment import available_bytes, open_segment
+from shmload.world import run_key
+
+ALIGNMENT = 64
+_SCALARS = {"int": "int64", "float": "float64", "bool": "bool"}  # kinds with one dtype of their own
+
+
+@dataclass(frozen=True)
+class ColumnLayout:
+    """One column.
+
+    Attributes:
+        name: a dict's key, a named tuple's field; the number of a plain tuple's value; 0 for entries that are no rows.
+        kind: "str", "bytes", "int", "float", "bool" or "array".
+        dtype, shape: of one entry; dtype is "" for text.
+        ends, data: where the words (-1: none) and the values begin.
+    """
+
+    name: str | int
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    is_nullable: bool
+    ends: int
+    data: int
+
+    @property
+    def type(self) -> str:
+        """For users: "str", "str | None", "int64", "float32[3, 2]"."""
+        if not self.dtype:
+            return f"{self.kind} | None" if self.is_nullable else self.kind
+        return self.dtype + (str(list(self.shape)) if self.shape else "")
+
+    def array(self, memory: MappedMemory, count: int) -> NDArray[Any]:
+        """The whole column over the shared memory; not for text. Shape `(count, *shape)`, read-only."""
+        num_values = int(np.prod((count, *self.shape)))
+        flat: NDArray[Any] = (
+            np.frombuffer(memoryview(memory), self.dtype, num_values, self.data) if num_values else self._nothing()
+        )
+        return flat.reshape((count, *self.shape))
+
+    def _nothing(self) -> NDArray[Any]:
+        empty = np.empty(0, self.dtype)  # numpy refuses a buffer from the very end of the memory
+        empty.flags.writeable = False
+        return empty
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A whole index.
+
+    Attributes:
+        row_type: dict, tuple or a named tuple's class; None if each entry is the one column's value.
+    """
+
+    count: int
+    columns: tuple[ColumnLayout, ...]
+    row_type: type | None
+    nbytes: int
+
+    @classmethod
+    def of(cls, builders: Sequence[ColumnBuilder], row_type: type | None) -> Layout:
+        """Gives every built column its place."""
+        columns, end = [], 0
+        for number, builder in enumerate(builders):
+            has_words = builder.kind in ("str", "bytes")
+            ends = end if has_words else -1
+            data = _aligned(end + builder.ends.nbytes)
+            end = _aligned(data + builder.data.nbytes)
+            name = number if builder.name is None else builder.name
+            dtype = "" if has_words else _SCALARS.get(builder.kind) or str(builder.dtype)
+            columns.append(
+                ColumnLayout(name, builder.kind, dtype, builder.shape, builder.is_nullable, ends, data),
+            )
+        return cls(builders[0].count, tuple(columns), row_type, end)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+_NUMERIC = "biufc"  # numpy's kinds of numbers
+
+
+class Packed(NamedTuple):
+    """Columns ready to be written, and where each will lie."""
+
+    layout: Layout
+    builders: Sequence[ColumnBuilder]
+
+    def write(self, fd: int) -> None:
+        """Copies the columns to their places in a file that has room for `layout.nbytes`.
+
+        By the system call, not through a mapping: the kernel then neither clears pages that are written whole nor faults them in.
+        """
+        for column, builder in zip(self.layout.columns, self.builders, strict=True):
+            for begin, part in ((column.ends, builder.ends), (column.data, builder.data)):
+                written = 0
+                while written < part.nbytes:  # one call writes 2 GiB at most
+                    written += os.pwrite(fd, part[written:], begin + written)
+
+    def digest(self) -> str:
+        """What two indexes have in common if and only if their entries are equal."""
+        digest = hashlib.blake2b(digest_size=16)
+        row_type = self.layout.row_type.__qualname__ if self.layout.row_type else ""
+        shape = [row_type, *((column.name, column.type, column.data) for column in self.layout.columns)]
+        digest.update(repr(shape).encode("utf-8", "surrogatepass"))
+        for builder in self.builders:
+            digest.update(builder.ends)
+            digest.update(builder.data)
+        return f"{self.layout.count} entries, {digest.hexdigest()}"
+
+
+def pack_entries(entries: Iterable[Any]) -> Packed:
+    """Packs values or rows, of which an iterator may give any number: they are taken once, one after another.
+
+    Raises:
+        TypeError, ValueError, OverflowError: an entry cannot be held, or differs in kind from those before it; it is named.
+    """
+    _refuse_tables(entries)
+    if isinstance(entries, np.ndarray) and entries.ndim and entries.dtype.kind in _NUMERIC:
+        column = ColumnBuilder(None)
+        column.extend_array(entries)
+        return Packed(Layout.of([column], None), [column])
+    iterator = iter(entries)
+    try:
+        first = next(iterator)
+    except StopIteration:
+        column = ColumnBuilder(None)
+        return Packed(Layout.of([column], None), [column])
+    if isinstance(first, tuple):
+        return _pack_tuples(first, iterator)
+    if type(first) is dict:
+        return _pack_dicts(first, iterator)
+    column = ColumnBuilder(None)
+    column.extend((first,))
+    del first
+    column.extend(iterator)
+    return Packed(Layout.of([column], None), [column])
+
+
+def pack_columns(columns: Mapping[str, Any]) -> Packed:
+    """Packs whole columns as the dicts that their values make. Numeric arrays keep their dtype.
+
+    Raises:
+        TypeError, ValueError, OverflowError: a value cannot be held, or the columns differ in length.
+    """
+    _check_names(columns)
+    builders = [_column(name, values) for name, values in columns.items()]
+    if len({builder.count for builder in builders}) > 1:
+        lengths = ", ".join(f"{builder.name!r} {builder.count}" for builder in builders)
+        raise ValueError(f"the columns of an index have one value per entry each; got different numbers: {lengths}")
+    return Packed(Layout.of(builders, dict), builders)
+
+
+def _refuse_tables(entries: Any) -> None:
+    """Refuses what is iterable but would give something else than its entries.
+
+    Raises:
+        TypeError: says what to call instead.
+    """
+    if isinstance(entries, (str, bytes)):
+        raise TypeError(f"a {type(entries).__name__} is one entry, and an index needs many: give a list of them")
+    if isinstance(entries, Mapping):
+        raise TypeError("a mapping gives its keys, not its values: use SharedIndex.from_columns(mapping)")
+    if hasattr(entries, "columns") and hasattr(entries, "dtypes"):
+        raise TypeError("a DataFrame gives its columns' names, not its rows: use SharedIndex.from_dataframe(frame)")
+
+
+def _column(name: str, values: Any) -> ColumnBuilder:
+    builder = ColumnBuilder(name)
+    if isinstance(values, np.ndarray) and values.ndim and values.dtype.kind in _NUMERIC:
+        builder.extend_array(values)
+    elif isinstance(values, (str, bytes)):
+        raise TypeError(f"column {name!r} is one {type(values).__name__}: give a sequence with one value per entry")
+    else:
+        builder.extend(values)
+    return builder
+
+
+def _pack_tuples(first: tuple[Any, ...], iterator: Iterable[Any]) -> Packed:
+    row_type = type(first)
+    names: Sequence[str | int] = getattr(row_type, "_fields", range(len(first)))
+    if row_type is not tuple and not hasattr(row_type, "_fields"):
+        raise TypeError(f"entry 0: a {row_type.__name__} cannot be made again; give tuples, named tuples or dicts")
+    if not first:
+        raise ValueError("entry 0: a row needs at least one value, got an empty tuple")
+    builders = tuple(ColumnBuilder(name) for name in names)
+    pack_tuples((first,), builders, row_type)
+    del first
+    pack_tuples(iterator, builders, row_type)
+    return Packed(Layout.of(builders, row_type), builders)
+
+
+def _pack_dicts(first: dict[str, Any], iterator: Iterable[Any]) -> Packed:
+    _check_names(first)
+    names = tuple(first)
+    builders = tuple(ColumnBuilder(name) for name in names)
+    pack_dicts((first,), builders, names)
+    del first
+    pack_dicts(iterator, builders, names)
+    return Packed(Layout.of(builders, dict), builders)
+
+
+def _check_names(names: Iterable[Any]) -> None:
+    names = list(names)
+    if not names:
+        raise ValueError("an index of rows needs at least one column, got none")
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"names of columns are str; got {name!r}, a {type(name).__name__}")
+
+
+class Reference(NamedTuple):
+    """What a process needs to map an index's memory."""
+
+    path: str
+    inode: tuple[int, int]  # device and number
+    nbytes: int
+
+
+class Sent(np.ndarray[Any, Any]):
+    """Bytes that have come from another machine, with a Mapping's attributes."""
+
+    @property
+    def address(self) -> int:
+        """Of the first byte."""
+        return self.ctypes.data
+
+
+class Memory:
+    """One mapping of an index, in this process.
+
+    Attributes:
+        mapping: the bytes, read-only.
+        reference: how other processes of this machine come to them; None: not at all, they have come from another machine.
+    """
+
+    def __init__(self, mapping: MappedMemory | Sent, reference: Reference | None) -> None:
+        self.mapping: Any = mapping  # what takes a Mapping takes either
+        self.reference = reference
+
+    @classmethod
+    def create(cls, packed: Packed) -> Memory:
+        """Makes a segment with the packed columns; its name goes with this object or its process.
+
+        Raises:
+            MemoryError: there is not enough.
+        """
+        return cls.written(packed.layout.nbytes, packed.write, f"an index of {packed.layout.count} entries")
+
+    @classmethod
+    def written(cls, nbytes: int, write: Callable[[int], None], what: str) -> Memory:
+        """Makes a segment that `write` fills through its descriptor.
+
+        Raises:
+            MemoryError: there is not enough; `what` says for what.
+        """
+        nbytes = max(nbytes, 1)
+        group = Group()
+        try:
+            segment = group.segment("control", nbytes)
+            write(segment.fd)
+            # populated, so that the kernel counts what a worker reads as shared with this process, and not as the worker's own
+            mapping = MappedMemory(segment.fd, nbytes, populate=True, writable=False)
+        except RingTooSmall as error:
+            group.close()
+            raise MemoryError(
+                f"{what} needs {nbytes} bytes, and this process may take {available_bytes()} "
+                "more: free memory, or hold less in it"
+            ) from error
+        except BaseException:
+            group.close()
+            raise
+        status = os.fstat(segment.fd)
+        memory = cls(mapping, Reference(segment.path, (status.st_dev, status.st_ino), nbytes))
+        weakref.finalize(memory, group.close)
+        return memory
+
+    def ticket(self) -> Any:
+        """What a pickle says of the memory, for `attach`."""
+        return forks.carried(self.mapping) if self.reference is None or forks.is_abroad() else self.reference
+
+    @classmethod
+    def attach(cls, reference: Any, *, keeps_open: bool = False) -> Memory:
+        """Maps another process's index.
+
+        Args:
+            reference: its Reference, or the bytes themselves, which came from another machine.
+            keeps_open: hold a descriptor, so that others can come to the memory through this process, too.
+        Raises:
+            FileNotFoundError: its owner has let it go.
+        """
+        if not isinstance(reference, Reference):
+            return cls(np.frombuffer(reference, np.uint8).view(Sent), None)
+        try:
+            fd = open_segment(reference.path)
+        except OSError as error:
+            raise _gone(reference.path) from error
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) != reference.inode:
+            os.close(fd)
+            raise _gone(reference.path)
+        mapping = MappedMemory(fd, reference.nbytes, writable=False)
+        if not keeps_open:
+            os.close(fd)
+            return cls(mapping, reference)
+        memory = cls(mapping, reference._replace(path=f"{proc_self()}/fd/{fd}"))
+        weakref.finalize(memory, _release, names.keep(fd), os.getpid())
+        return memory
+
+
+def _release(fd: int, pid: int) -> None:
+    if os.getpid() == pid:  # in a forked child the descriptor is closed, and its number may be another's
+        names.close(fd)
+
+
+def _gone(path: str) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"the index at {path} is gone: the process that made it has ended or let it go. A pickled SharedIndex or dataset only says "
+        "where the memory is; keep it alive where it was made, or make it again here"
+    )
+
+
+Fingerprint = str | bytes | int | None
+
+
+class _Board(NamedTuple):
+    layout: Layout
+    fingerprint: Fingerprint  # the user's
+    digest: str  # of the entries
+    ways: tuple[Reference, ...]
+
+
+def share(name: str, pack: Callable[[], Packed], fingerprint: Fingerprint, *, is_packed: bool) -> tuple[Layout, Memory]:
+    """The index that this run knows by a name, built if nobody has.
+
+    Args:
+        pack: builds it; called by one process of the node, or by each if it must be compared.
+        fingerprint: stands for the content: equal fingerprints are taken for equal entries.
+        is_packed: the entries are at hand in every process, so that without a fingerprint they are compared themselves.
+    Raises:
+        ValueError: the others hold other entries.
+        OSError: there is no place to meet at.
+    """
+    group = Group()  # starts the reaper, which sees to the meeting if this process is killed
+    meeting = Meeting(meeting_stem("index", name, *run_key()))
+    try:
+        with meeting.at_board():
+            text = meeting.read()
+            board: _Board | None = pickle.loads(text) if text else None
+            memory = _attached_to(board) if board is not None else None
+            if board is None or memory is None:
+                packed = pack()
+                memory = Memory.create(packed)
+                board = _Board(packed.layout, fingerprint, packed.digest(), ())
+            elif fingerprint is not None or board.fingerprint is not None:
+                _check(name, str(board.fingerprint), str(fingerprint), board.fingerprint == fingerprint)
+            elif is_packed:
+                digest = pack().digest()
+                _check(name, board.digest, digest, board.digest == digest)
+            assert memory.reference is not None  # it was made here
+            meeting.write(pickle.dumps(board._replace(ways=(*board.ways, memory.reference))))
+    except BaseException as error:
+        _leave(meeting, group)
+        if isinstance(error, OSError) and error.filename is not None:
+            error.add_note(
+                f"SharedIndex(name={name!r}) meets this run's other ranks in {SHM_DIR}; without a name each rank holds its own copy"
+            )
+        raise
+    weakref.finalize(memory, _leave, meeting, group)
+    return board.layout, memory
+
+
+def _attached_to(board: _Board) -> Memory | None:
+    for way in board.ways:
+        try:
+            return Memory.attach(way, keeps_open=True)
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def _check(name: str, theirs: str, mine: str, is_equal: bool) -> None:
+    if not is_equal:
+        raise ValueError(
+            f"SharedIndex(name={name!r}): another rank of this node holds other entries under this name ({theirs}; here "
+            f"{mine}). Build it from the same entries in the same order in every rank, or give different indexes different names"
+        )
+
+
+def _leave(meeting: Meeting, group: Group) -> None:
+    meeting.leave()
+    group.close()
+
+
+Types = Mapping[str, Callable[[str], Any]]
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+def pack_dataframe(frame: Any) -> Packed:
+    """Packs the columns of a pandas DataFrame, or of anything with `columns` and `frame[name]`.
+
+    Raises:
+        TypeError: it is no such thing, or a column's values cannot be held.
+        ValueError: a value is missing. NaN in a column of floats is a value.
+    """
+    names = getattr(frame, "columns", None)
+    if names is None or not hasattr(frame, "__getitem__"):
+        raise TypeError(f"a DataFrame has columns; got a {type(frame).__name__}")
+    names = list(names)
+    if len(set(names)) < len(names):
+        raise ValueError(f"the columns of an index have different names; got {names}")
+    return pack_columns({name: _values(name, frame[name]) for name in names})
+
+
+def pack_manifest(path: str | os.PathLike[str], types: Types | None) -> Packed:
+    """Packs a .jsonl, .csv, .tsv, .txt or .parquet file; the first four also as .gz.
+
+    Raises:
+        TypeError, ValueError, OverflowError: an entry does not fit; its number and the file are in the text.
+        ImportError: a .parquet file without pyarrow.
+    """
+    path = Path(path)
+    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    if types and suffix not in _DELIMITERS:
+        raise ValueError(f"{path}: types are for .csv and .tsv; a {suffix} file says by itself what its values are")
+    try:
+        if path.suffix == ".parquet":
+            return _pack_parquet(path)
+        if suffix not in (".jsonl", ".txt", *_DELIMITERS):
+            raise ValueError(
+                f"a manifest is .jsonl, .csv, .tsv or .txt (or any of them .gz), or .parquet; got {path.suffix!r}"
+            )
+        errors = "surrogateescape" if suffix == ".txt" else "strict"  # as os.listdir gives file names that are no UTF-8
+        with _open_text(path, errors) as file:
+            return pack_entries(_rows(file, suffix, types or {}))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _same(error)(f"{path}: {error}") from error
+
+
+def _open_text(path: Path, errors: str) -> TextIO:
+    opened = gzip.open if path.suffix == ".gz" else open
+    return cast(TextIO, opened(path, "rt", encoding="utf-8", errors=errors, newline=""))
+
+
+def _rows(file: TextIO, suffix: str, types: Types) -> Iterator[Any]:
+    if suffix == ".txt":
+        return _lines(file)
+    if suffix == ".jsonl":
+        return (json.loads(line) for line in _lines(file))
+    return _table(file, _DELIMITERS[suffix], types)
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """Lines without their ends; empty ones are no entries."""
+    for line in file:
+        text = line.rstrip("\r\n")
+        if text:
+            yield text
+
+
+def _table(file: Iterable[str], delimiter: str, types: Types) -> Iterator[dict[str, Any]]:
+    reader = csv.reader(file, delimiter=delimiter, strict=True)
+    names = next(reader, [])
+    if not all(names) or not names or len(set(names)) < len(names):
+        raise ValueError(f"the first line names the columns, each once; got {names}")
+    unknown = sorted(set(types) - set(names))
+    if unknown:
+        raise ValueError(f"types names columns {unknown}, and the file has {names}")
+    for number, values in enumerate(row for row in reader if row):
+        if len(values) != len(names):
+            raise ValueError(
+                f"entry {number}: {len(values)} values in line {reader.line_num}, and {len(names)} columns {names}"
+            )
+        row: dict[str, Any] = dict(zip(names, values, strict=True))
+        for name, convert in types.items():
+            try:
+                row[name] = convert(row[name])
+            except ValueError as error:
+                raise ValueError(f"entry {number}, column {name!r}: {error}") from error
+        yield row
+
+
+def _pack_parquet(path: Path) -> Packed:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ImportError(f"{path}: .parquet manifests need pyarrow: pip install pyarrow") from error
+    with parquet.ParquetFile(path) as file:
+        builders = [ColumnBuilder(name) for name in file.schema_arrow.names]
+        if not builders:
+            raise ValueError("an index of rows needs at least one column, got none")
+        for batch in file.iter_batches():
+            for builder, column in zip(builders, batch.columns, strict=True):
+                builder.extend(column.to_pylist())
+    return Packed(Layout.of(builders, dict), builders)
+
+
+def _values(name: str, column: Any) -> Any:
+    """A column's values: an array where they are numbers, else something that gives them one by one."""
+    dtype = getattr(column, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.kind in "biufc":
+        return np.asarray(column)
+    if hasattr(column, "isna"):
+        missing = np.flatnonzero(np.asarray(column.isna()))
+        if len(missing):
+            raise ValueError(
+                f"column {name!r} has {len(missing)} missing values, the first in row {missing[0]}: fill or drop them before"
+            )
+    own = getattr(dtype, "numpy_dtype", None)  # pandas' nullable and Arrow types of numbers
+    if isinstance(own, np.dtype) and own.kind in "biuf":
+        return column.to_numpy(dtype=own)
+    return column
+
+
+def _same(error: Exception) -> type[Exception]:
+    """The class to raise again: those whose text is not their one argument (UnicodeDecodeError) become ValueError."""
+    return type(error) if type(error) in (TypeError, ValueError, OverflowError) else ValueError
 
 
 class SharedIndex(PackedRows, Sequence[Any]):

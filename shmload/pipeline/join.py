@@ -16,10 +16,9 @@ from shmload.pipeline.draws import Draws
 from shmload.pipeline.join_source import JoinSource
 from shmload.pipeline.plan import Plan, compose
 from shmload.pipeline.stages import SEED
-from shmload.schedule.checksum import check_checksum, with_checksum
-from shmload.schedule.mix_order import Stop, check_stop
+from shmload.schedule.mix_order import Stop, check_stop, check_weights
 from shmload.schedule.permutation import MAX_N
-from shmload.schedule.shares import check_weights
+from shmload.schedule.state import check_checksum, with_checksum
 from shmload.turns import Turns
 
 __all__ = ["Join"]

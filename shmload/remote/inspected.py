@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shmload.observe.inspect.describe import describe as describe_file
 from shmload.observe.inspect.summary import Summary
-from shmload.remote.manifest import FORMAT, MANIFEST_NAME, Manifest
+from shmload.remote.shards import FORMAT, MANIFEST_NAME, Manifest
 
 NAME = "packed shards"
 

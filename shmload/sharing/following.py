@@ -14,9 +14,8 @@ from typing import Any
 from shmload._core.mapping import Mapping
 from shmload._core.onlooker import Onlooker
 from shmload._core.trainer import FAILED, FILLING, FollowerRing, Lease, Order, Share
-from shmload.batch.deliver import LeasedBatch, copied, deliver_rows
+from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
-from shmload.batch.unpacked import unpack
 from shmload.errors import RankLeft, WorkerDied
 from shmload.hoarding import Hoarding
 from shmload.machinery import EngineOptions

@@ -21,8 +21,7 @@ from shmload.worker.fork_hazards import warn_of_fork
 from shmload.worker.spec import Invitation, Job, Post
 
 if TYPE_CHECKING:
-    from shmload.worker.actors.crew import RayCrew
-    from shmload.worker.actors.joint import JointCrew
+    from shmload.worker.actors.crew import JointCrew, RayCrew
 
 
 def muster(
@@ -93,7 +92,7 @@ def muster(
     )
     if num_far == num_workers:
         return actors
-    from shmload.worker.actors.joint import JointCrew
+    from shmload.worker.actors.crew import JointCrew
 
     processes = _processes(job, group, posts[num_far:], multiprocessing_context, stacks)
     return JointCrew(actors, processes, num_far)
@@ -128,6 +127,6 @@ def num_actors(address: str | None) -> int:
     Raises:
         ClusterUnreachable: there is none.
     """
-    from shmload.worker.actors import census  # as in muster
+    from shmload.worker.actors import cluster  # as in muster
 
-    return census.num_actors(address or "auto")
+    return cluster.num_actors(address or "auto")

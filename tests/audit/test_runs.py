@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, WeightedRandom
 
 from shmload import ShmLoader
 from shmload.observe.audit.verify import read_folder
-from shmload.schedule.keyed import KeyedOrder
+from shmload.schedule.schedule import KeyedOrder
 from tests.audit.audit_kit import Samples, judged, kinds, make, run, written
 
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 7], ids=["torch mode", "seed mode"])

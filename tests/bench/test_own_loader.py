@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from shmload.observe.bench import own_loader
-from shmload.observe.bench.options import Options
+from shmload.observe.bench.settings import Options
 from shmload.observe.bench.spec import BenchError
 
 FACTORIES = ("shuffled_loader", "custom_loader", "stream_loader", "unseeded_loader")

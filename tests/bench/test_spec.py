@@ -2,7 +2,7 @@
 
 import pytest
 
-from shmload.observe.bench.options import Options
+from shmload.observe.bench.settings import Options
 from shmload.observe.bench.spec import BenchError, make_dataset, names, resolve
 from shmload.observe.bench.workloads.photos import photo_files
 

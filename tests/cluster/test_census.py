@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shmload import ClusterUnreachable, ShmLoader
-from shmload.worker.actors.census import cpus_elsewhere
-from shmload.worker.actors.placement import Node
+from shmload.worker.actors.cluster import Node, cpus_elsewhere
 from tests.cluster.cluster_kit import Cluster
 from tests.cluster.ray_datasets import Rows
 

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from shmload._core.filler import DONE, ERROR
 from shmload.batch.ragged import AS_TORCH_OR_LIST
-from shmload.shm import travel
-from shmload.worker.actors.decoder import Decoder
-from shmload.worker.actors.errand import Errand, Setting
+from shmload.shm import forks
+from shmload.worker.actors.decoder import Decoder, Errand, Setting
 from shmload.worker.failure import Failure
-from shmload.worker.read_plan import plan_of
+from shmload.worker.reader import plan_of
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.spec import Job, Post
 from tests.cluster.ray_datasets import Failing, InPlace, Rows, Texts
@@ -36,7 +35,7 @@ def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Deco
 
 
 def sent(value: Any) -> bytearray:
-    return travel.dumps(value, lambda value, take: pickle.dumps(value, protocol=5, buffer_callback=take))
+    return forks.dumps(value, lambda value, take: pickle.dumps(value, protocol=5, buffer_callback=take))
 
 
 def part(keys: list[int], first: int, end: int, *, is_pickled: bool = False) -> Errand:

@@ -21,7 +21,7 @@ import numpy as np
 
 from shmload import ShmLoader
 from shmload.growing import SampleCache
-from shmload.growing.names import write_whole
+from shmload.growing.files import write_whole
 
 CAPACITY_BYTES, FILE_NBYTES = 4 << 20, 64 << 10
 WIDTH = 256  # int64 of a sample; the first says which it is

@@ -13,7 +13,7 @@ import pytest
 
 from shmload import Mix, ShmLoader, StateMismatch
 from shmload.observe.audit.verify import read_folder, verify
-from shmload.schedule.checksum import with_checksum
+from shmload.schedule.state import with_checksum
 from tests.loader.mix_data import Decoding, DecodingBatches, KillsOnce, Several, Short, Tagged
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers

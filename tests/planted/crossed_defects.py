@@ -18,7 +18,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "text is ordered in chunks, and read whole by the worker of each",
-        "shmload/worker/read_plan.py",
+        "shmload/worker/reader.py",
         "    return ReadPlan(path, layout, rule, is_whole=layout.is_ragged, ",
         "    return ReadPlan(path, layout, rule, is_whole=rule is not None and rule.is_certain, ",
         ("tests/ragged/test_ragged_fields.py::test_a_batch_of_text_is_read_once_by_one_of_several_workers",),
@@ -127,7 +127,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "where a sample lies is told by its end",
-        "shmload/remote/source.py",
+        "shmload/remote/indexed.py",
         "    return begin, max(offset + size for _, offset, size in members) - begin\n",
         "    return begin, max(offset + size for _, offset, size in members)\n",
         (
@@ -207,7 +207,7 @@ CROSSED_DEFECTS = [
     Defect(
         "G1",
         "a forked rank has the program's handlers of crashes",
-        "shmload/launch/functions.py",
+        "shmload/launch/spawning.py",
         "    faulthandler.disable()  # what",
         "    # what",
         ("tests/launch/test_spawn.py::test_what_the_program_does_with_a_signal_is_not_the_ranks",),

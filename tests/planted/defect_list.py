@@ -142,7 +142,7 @@ DEFECTS = [
     Defect(
         "R6",
         "a deadly sample is told without its epoch",
-        "shmload/worker/late.py",
+        "shmload/worker/failure.py",
         "of epoch {epoch} (row {row} of batch {step})",
         "(row {row} of batch {step})",
         ("tests/faults/test_deadly_samples.py::test_the_epoch_is_named_and_counts_for_itself",),
@@ -272,7 +272,7 @@ DEFECTS = [
     Defect(
         "R13",
         "cgroups are not asked",
-        "shmload/shm/preflight.py",
+        "shmload/shm/segment.py",
         "    return min([free_memory_bytes(root), *(cgroup.rest for cgroup in cgroups.memory(root))])\n",
         "    return free_memory_bytes(root)\n",
         (
@@ -320,7 +320,7 @@ DEFECTS = [
     Defect(
         "R15",
         "the stack of the stuck worker is left out",
-        "shmload/worker/late.py",
+        "shmload/worker/failure.py",
         r"Where it was:\n{stack}\n",
         r"",
         ("tests/loader/test_policies.py::test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker",),
@@ -374,7 +374,7 @@ DEFECTS = [
     Defect(
         "R18",
         "a .npy file may be shorter than its head says",
-        "shmload/formats/arrays/held.py",
+        "shmload/formats/arrays.py",
         "    if offset + needed > nbytes:\n",
         "    if False:\n",
         ("tests/formats/arrays/test_arrays.py::test_any_damage_to_a_head_is_an_error_or_another_array",),
@@ -436,7 +436,7 @@ DEFECTS = [
     Defect(
         "R19",
         "pickles of a shard are opened unasked",
-        "shmload/formats/tar/decoders.py",
+        "shmload/formats/tar/members.py",
         "            return _UNSAFE[last] if self._allow_pickle else None\n",
         "            return _UNSAFE[last]\n",
         ("tests/formats/tar/test_decoders.py::test_what_could_run_code_stays_bytes_until_asked_for",),

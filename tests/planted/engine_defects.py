@@ -106,7 +106,7 @@ ENGINE_DEFECTS = [
     Defect(
         "E4",
         "a pinned slot forgets the stream of its batch's delivery",
-        "shmload/device/cooling.py",
+        "shmload/device/pins.py",
         "            self._named[slot] = list(self._calls.current_streams())\n",
         "            pass\n",
         (
@@ -117,7 +117,7 @@ ENGINE_DEFECTS = [
     Defect(
         "E4",
         "the current device is asked for anew",
-        "shmload/device/cuda.py",
+        "shmload/device/calls.py",
         "            self._index = torch.cuda.current_device()\n",
         '            return torch.device("cuda", torch.cuda.current_device())\n',
         ("tests/device/test_options.py::test_the_current_device_is_the_one_that_was_current_when_it_was_asked_first",),
@@ -144,7 +144,7 @@ ENGINE_DEFECTS = [
     Defect(
         "S4",
         "a lease complains at the interpreter's end",
-        "shmload/storage/lease.py",
+        "shmload/storage/folder.py",
         "        if sys is not None and not sys.is_finalizing():",
         "        if True:",
         ("tests/storage_cache/test_folder.py::test_a_lease_that_outlives_the_modules_names_says_nothing",),

@@ -18,7 +18,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B4",
         "the tail of an epoch is lost by padding",
-        "shmload/schedule/stream_positions.py",
+        "shmload/schedule/schedule.py",
         "        each = -(-left // world_size)\n",
         "        each = left // world_size\n",
         (

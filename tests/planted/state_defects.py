@@ -55,7 +55,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "an iterator that had ended in the state is at its end in the next pass, too",
-        "shmload/worker/iterable.py",
+        "shmload/worker/snapshot.py",
         "            self._epoch, self._iterator_state = epoch, None\n",
         "            self._epoch = epoch\n",
         (f"{LIVING}[iterable, iterator-1 persistent]",),
@@ -123,7 +123,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a pickle in a state is opened unasked",
-        "shmload/opaque.py",
+        "shmload/schedule/codec.py",
         "    if not is_trusted:\n",
         "    if is_trusted is None:\n",
         (
@@ -134,7 +134,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a state's checksum is not looked at",
-        "shmload/schedule/checksum.py",
+        "shmload/schedule/state.py",
         "    if type(state.get(CHECK)) is not int or state[CHECK] != expected:\n",
         "    if type(state.get(CHECK)) is not int:\n",
         (

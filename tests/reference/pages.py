@@ -36,7 +36,7 @@ PAGES = {  # page -> its title, what begins the places that stand on it (the fir
     ),
     "remote.md": (
         "Shards on an object store",
-        ("shmload.remote", "shmload.storage", "shmload.schedule.shard_shuffle"),
+        ("shmload.remote", "shmload.storage", "shmload.schedule.shuffles"),
         ("packing", "stores"),
     ),
     "metrics.md": ("Metrics", ("shmload.metrics", "shmload.observe.epochs"), ("trace",)),

@@ -30,9 +30,9 @@ MODULES = (
     "shmload.remote",
 )
 BASES = (  # for orders and crops of one's own
-    "shmload.schedule.keyed.KeyedOrder",
-    "shmload.schedule.keyed_batches.KeyedBatches",
-    "shmload.formats.images.crops.Crop",
+    "shmload.schedule.schedule.KeyedOrder",
+    "shmload.schedule.schedule.KeyedBatches",
+    "shmload.formats.images.decoder.Crop",
 )
 INTERNAL = {  # public to the rest of the package only
     "ShmLoader.custom_collate_fn",

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from shmload._core.filler import DONE, VOID
 from shmload.observe.trace.chrome import events
-from shmload.observe.trace.tape import EVENT, KIND_OF
-from shmload.observe.trace.timeline import RATE_NS, TRAINER, Span, Timeline, timeline_of
+from shmload.observe.trace.timeline import EVENT, KIND_OF, RATE_NS, TRAINER, Span, Timeline, timeline_of
 
 
 class Written:

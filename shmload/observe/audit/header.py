@@ -12,8 +12,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 
 import shmload
 from shmload.abilities import ability_of
-from shmload.schedule.batch_schedule import BatchSchedule
-from shmload.schedule.schedule import SCHEDULE_VERSION, Schedule
+from shmload.schedule.schedule import SCHEDULE_VERSION, BatchSchedule, Schedule
 from shmload.world import rank_and_world_size
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from shmload.observe.audit.header import Header
 from shmload.observe.audit.passes import is_numeric_keys, ordered_keys
 from shmload.observe.audit.report import EpochReport, Report, ranges
 from shmload.observe.audit.timeline import Delivery, Part
-from shmload.schedule.stream_positions import stream_positions
+from shmload.schedule.schedule import stream_positions
 
 __all__ = ["Judged", "item_numbers", "judge_items", "judge_stream"]
 

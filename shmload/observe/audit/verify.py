@@ -12,17 +12,27 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from shmload.observe.audit.epochs import judge_epoch
 from shmload.observe.audit.file import SUFFIX, AuditLog, Batch, read_log
 from shmload.observe.audit.header import DISTRIBUTED, ITERABLE, PIPELINE, SEED, TORCH, Header, read_header
 from shmload.observe.audit.passes import judge_pass
-from shmload.observe.audit.repeats import check_replays, stale_suspects
 from shmload.observe.audit.report import EpochReport, LoaderReport, Report
-from shmload.observe.audit.streams import Judged, judge_items, judge_stream
+from shmload.observe.audit.streams import Judged, item_numbers, judge_items, judge_stream
 from shmload.observe.audit.timeline import Delivery, Part, Timeline
 
-__all__ = ["Loader", "audit_files", "read_folder", "tell_suspects", "verify"]
+__all__ = [
+    "Loader",
+    "audit_files",
+    "check_replays",
+    "read_folder",
+    "stale_suspects",
+    "tell_suspects",
+    "verify",
+]
 
 
 @dataclass
@@ -223,3 +233,80 @@ def _differences(loaders: Sequence[Loader]) -> str:
         if len({str(identity.get(name)) for identity in identities}) > 1
     ]
     return ", ".join(differing)
+
+
+ALIKE_MAX = 10  # more batches alike than this and ...
+ALIKE_SHARE = 0.01  # ... than this share of all are how the data is
+
+
+def same_keys(one: Batch, other: Batch) -> bool:
+    """Whether they hold the same samples in the same rows."""
+    if isinstance(one.keys, np.ndarray) and isinstance(other.keys, np.ndarray):
+        return np.array_equal(one.keys, other.keys)
+    return type(one.keys) is type(other.keys) and one.keys == other.keys
+
+
+def check_replays(deliveries: Sequence[Delivery], report: Report) -> None:
+    """Reports batches that differ from what the same place gave before."""
+    first: dict[tuple[Any, ...], Delivery] = {}
+    for one in deliveries:
+        header = one.part.header
+        other = first.setdefault((one.epoch, one.step, header.rank, header.world_size, header.batch_size), one)
+        if other is one or one.batch is None or other.batch is None:
+            continue
+        if header.stream is not None and one.batch.num_rows != other.batch.num_rows:
+            continue  # single items: how many are fetched together is a matter of time; `streams.py` judges them
+        if not same_keys(one.batch, other.batch):
+            report.found("replay", f"{one.where}: delivered again with other samples than {other.where}")
+        elif (
+            (header.mode == SEED or (header.mode == PIPELINE and header.batch_size is not None))
+            and header.seed_samples
+            and not one.batch.is_partial
+            and not other.batch.is_partial
+            and one.batch.digest != other.batch.digest
+        ):
+            report.found(
+                "replay", f"{one.where}: delivered again with the same samples and other bytes than {other.where}"
+            )
+
+
+def stale_suspects(deliveries: Sequence[Delivery]) -> tuple[list[tuple[Delivery, Delivery]], bool]:
+    """(batches with the bytes of another one before, that one), and whether there are so many that it must be the data."""
+    first: dict[int, Delivery] = {}
+    pairs: list[tuple[Delivery, Delivery]] = []
+    num_batches = 0
+    for one in deliveries:
+        if one.batch is None or not one.batch.num_rows or one.batch.is_partial:
+            continue
+        if one.part.header.mode == PIPELINE and one.part.header.batch_size is None:
+            continue  # a few small items are often alike
+        num_batches += 1
+        other = first.setdefault(one.batch.digest, one)
+        if other is not one and other.batch is not None and not _same_samples(one, other):
+            pairs.append((one, other))
+    if len(pairs) > max(ALIKE_MAX, ALIKE_SHARE * num_batches):
+        return pairs, True
+    return [pair for pair in pairs if not _came_again_alike(pair[0], deliveries)], False
+
+
+def _same_samples(one: Delivery, other: Delivery) -> bool:
+    """Whether they hold the same samples, of whatever epochs: a pipeline's keys say the epoch, too."""
+    assert one.batch is not None
+    assert other.batch is not None
+    stream = one.part.header.stream
+    if stream is None or one.batch.num_rows != other.batch.num_rows:
+        return same_keys(one.batch, other.batch)
+    mine, its = (item_numbers(batch.keys, stream["members"]) for batch in (one.batch, other.batch))
+    return np.array_equal(mine, its)
+
+
+def _came_again_alike(suspect: Delivery, deliveries: Sequence[Delivery]) -> bool:
+    batch = suspect.batch
+    assert batch is not None
+    return any(
+        one is not suspect
+        and one.batch is not None
+        and one.batch.digest == batch.digest
+        and same_keys(one.batch, batch)
+        for one in deliveries
+    )

@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
-from shmload.observe.bench import cache, limits, own_loader
-from shmload.observe.bench.batches import digest, rows_digest
+from shmload.observe.bench import limits, measure, own_loader
 from shmload.observe.bench.contestants import LoaderOptions, factory
-from shmload.observe.bench.job import Job
-from shmload.observe.bench.measure import Stream, after, record, rest_of_epoch, whole_epochs
+from shmload.observe.bench.measure import Stream, after, digest, record, rest_of_epoch, rows_digest, whole_epochs
 from shmload.observe.bench.peers import PEERS
+from shmload.observe.bench.settings import Job
 from shmload.observe.bench.spec import BenchError, is_map_style, make_dataset, one_line, resolve
 
 
@@ -43,7 +42,7 @@ def main() -> None:
 
 
 def run(job: Job, tell: Any) -> dict[str, Any]:
-    dropped = {"resident_share": cache.drop(job.cold_files)} if job.cold_files else {}
+    dropped = {"resident_share": measure.drop(job.cold_files)} if job.cold_files else {}
     if not job.loader:
         values, protocol = probe(job)
         return {"values": values | dropped, "digests": [protocol]}
@@ -81,7 +80,7 @@ def probe(job: Job) -> tuple[dict[str, float], str]:
     try:
         nbytes = rows * limits.sample_nbytes(dataset)
         if job.cold_files:
-            cache.drop(job.cold_files)
+            measure.drop(job.cold_files)
         copy_rate = limits.memcpy_bytes_per_s(nbytes)
         reading = limits.read(
             dataset,

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmload.observe.bench.batches import leaves
 from shmload.observe.bench.contestants import fill, filled_batch, fills_batches
-from shmload.observe.bench.procfs import run_delay_s
+from shmload.observe.bench.measure import leaves, run_delay_s
 from shmload.observe.bench.spec import is_map_style
 
 SOURCE_NBYTES = 64 << 20  # larger than most caches

@@ -1,24 +1,239 @@
-"""The stop-watch: what a stream of batches costs, seen from the trainer.
+"""CPU time and memory of a process and everything below it, read from the kernel without a further package.
 
-    loader made -> first batch | warm-up | timed part | memory part        one process, one loader, epoch after epoch
-
-Wall time and waits are taken around `next()`, with the previous batch still held, as in a plain `for` loop. Touching
-the batch stands for the trainer's own work: it counts in the wall time, but its CPU is subtracted from the trainer's,
-so that the trainer figures hold what the loader costs there: waiting, mapping, unpickling, releasing and every helper
-thread. A simulated training step is a sleep in the kernel behind it, as a trainer sleeps that waits for its GPU: the
-core is free for workers meanwhile.
+CPU: a process' own clock has nanoseconds (clock_getcpuclockid(3) makes its id from the pid), /proc/PID/stat only 10
+ms ticks; the ticks serve for children that are dead and reaped. Memory: proportional set size (proc_pid_smaps(5)), in
+which a page shared by n processes counts 1/n in each, so that a sum over the tree counts it once.
 """
 
+import ctypes
+import hashlib
 import math
+import mmap
+import os
+import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from shmload.observe.bench.batches import num_rows, touch
+import numpy as np
+import torch
+
 from shmload.observe.bench.contestants import Loader
-from shmload.observe.bench.procfs import host_cpu_s, tree_cpu_s
-from shmload.observe.bench.summary import WAIT_SHARES, quantile
+from shmload.observe.bench.report import WAIT_SHARES, quantile
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on (field 3 of proc_pid_stat(5) is element 0)."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids of everything below `root`, parents first."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                children.setdefault(int(stat(int(name))[1]), []).append(int(name))
+            except (OSError, IndexError):
+                continue  # it ended between the listing and the reading
+    found = list(children.get(root, ()))
+    for pid in found:
+        found.extend(children.get(pid, ()))
+    return found
+
+
+def clock_s(pid: int) -> float:
+    """CPU seconds of a process, dead threads included."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def tree_cpu_s() -> float:
+    """CPU seconds used so far by this process and all below it, the dead ones included."""
+    dead = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = time.process_time() + dead.ru_utime + dead.ru_stime
+    for pid in descendants(os.getpid()):
+        try:
+            fields = stat(pid)
+            total += clock_s(pid) + (int(fields[13]) + int(fields[14])) * TICK_S
+        except (OSError, IndexError):
+            continue
+    return total
+
+
+def host_cpu_s() -> float:
+    """CPU seconds used so far by everything on the machine, as proc_stat(5) counts them; what a hypervisor took not."""
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split(maxsplit=9)[1:8])
+    return (user + nice + system + irq + softirq) * TICK_S
+
+
+def run_delay_s() -> float:
+    """Seconds this thread has waited for a core so far (/proc/thread-self/schedstat); 0 on a kernel that does not count them.
+
+    A thread that only computes is not taken for one that waits for its data because the machine is busy.
+    """
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def tree_pss_bytes(root: int) -> int:
+    """Proportional set size of `root` and all below it, without pages of mapped files: those are the page cache's."""
+    total = 0
+    for pid in [root, *descendants(root)]:
+        try:
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:
+            continue
+        sizes = {line.split(":")[0]: int(line.split()[1]) for line in text.splitlines()[1:]}
+        total += (sizes.get("Pss", 0) - sizes.get("Pss_File", 0)) * 1024
+    return total
+
+
+def first_difference(reference: Sequence[str], other: Sequence[str]) -> int | None:
+    """Number of the first batch whose digests differ or that only one of them has; None if all are equal."""
+    for number, (expected, got) in enumerate(zip(reference, other, strict=False)):
+        if expected != got:
+            return number
+    return None if len(reference) == len(other) else min(len(reference), len(other))
+
+
+TOUCHED_EVERY = 4096
+
+
+def leaves(batch: Any) -> Iterator[Any]:
+    """Everything in a batch that is not a container, in order; mappings by their own order."""
+    if isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from leaves(value)
+    elif isinstance(batch, (list, tuple)):
+        for value in batch:
+            yield from leaves(value)
+    else:
+        yield batch
+
+
+def flat_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The tensor's bytes in row-major order, of a nested one its values'; a view if it is contiguous."""
+    if tensor.is_nested:
+        tensor = tensor.values()
+    flat: np.ndarray[Any, np.dtype[np.uint8]] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return flat
+
+
+def touch(batch: Any) -> int:
+    """Reads one byte of every page of every tensor and array; returns the bytes delivered."""
+    nbytes = 0
+    for leaf in leaves(batch):
+        if isinstance(leaf, torch.Tensor):
+            flat = flat_bytes(leaf)
+        elif isinstance(leaf, np.ndarray) and leaf.flags.c_contiguous and not leaf.dtype.hasobject:
+            flat = leaf.reshape(-1).view(np.uint8)
+        else:
+            continue
+        flat[::TOUCHED_EVERY].max(initial=0)
+        nbytes += flat.nbytes
+    return nbytes
+
+
+def num_rows(batch: Any) -> int:
+    """Samples in a batch of unknown make: the length of its first tensor or array, else of its first list of strings."""
+    for leaf in leaves(batch):
+        if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim:
+            return len(leaf)
+    return len(batch) if isinstance(batch, (list, tuple)) else 1
+
+
+def rows_digest(batch: Any) -> int:
+    """The sum of the digests of a batch's rows: summed over an epoch it tells which samples came, whatever their order."""
+    found = list(leaves(batch))
+    total = 0
+    for row in range(num_rows(batch)):
+        state = hashlib.blake2b(digest_size=16)
+        for leaf in found:
+            values = np.ascontiguousarray(
+                leaf[row].numpy() if isinstance(leaf, torch.Tensor) else np.asarray(leaf[row])
+            )
+            state.update(f"{values.dtype} {values.shape}".encode())
+            state.update(values.tobytes())
+        total += int.from_bytes(state.digest(), "little")
+    return total % (1 << 128)
+
+
+def digest(batch: Any) -> str:
+    """A digest of structure, dtypes, shapes and every byte: two loaders are compared without keeping batches."""
+    state = hashlib.blake2b(digest_size=16)
+    for leaf in leaves(batch):
+        if isinstance(leaf, torch.Tensor):
+            state.update(f"tensor {leaf.dtype} {tuple(leaf.shape)}".encode())
+            state.update(np.ascontiguousarray(flat_bytes(leaf)).data)
+        elif isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+            state.update(f"array {leaf.dtype} {leaf.shape}".encode())
+            state.update(np.ascontiguousarray(leaf).tobytes())
+        else:
+            state.update(f"{type(leaf).__name__} {leaf!r}".encode())
+    return state.hexdigest()
+
+
+PAGE = mmap.PAGESIZE
+
+
+def files_below(paths: Iterable[Path]) -> list[str]:
+    """The files that are named, and those in named folders, sorted; absolute, so that a folder may change."""
+    found: set[Path] = set()
+    for path in paths:
+        found.update([path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()])
+    return sorted(str(path.absolute()) for path in found)
+
+
+def drop(files: Sequence[str]) -> float:
+    """Asks the kernel to forget the files' pages; returns the share of their bytes that is still in memory."""
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+    return resident_share(files)
+
+
+def resident_share(files: Sequence[str]) -> float:
+    """The share of the files' pages that are in memory."""
+    pages = resident = 0
+    for file in files:
+        count, found = resident_pages(file)
+        pages, resident = pages + count, resident + found
+    return resident / pages if pages else 0.0
+
+
+def resident_pages(file: str) -> tuple[int, int]:
+    """Pages of a file, and how many of them are in memory."""
+    length = os.stat(file).st_size
+    if not length:
+        return 0, 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        # Private and writable, because ctypes only tells the address of a writable buffer; nothing is written or read.
+        with mmap.mmap(descriptor, length, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
+            count = -(-length // PAGE)
+            found = (ctypes.c_ubyte * count)()
+            first = ctypes.c_char.from_buffer(mapped)
+            try:
+                if libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(length), found):
+                    number = ctypes.get_errno()
+                    raise OSError(number, os.strerror(number), file)
+            finally:
+                del first  # a mapping with a pointer into it cannot be closed
+            return count, sum(byte & 1 for byte in found)
+    finally:
+        os.close(descriptor)
+
 
 GIB = 1 << 30
 

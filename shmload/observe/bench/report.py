@@ -1,4 +1,8 @@
-"""The result of a benchmark as data: what the table, the plot and the JSON file are all made from."""
+"""Rounds into figures: medians, their spread, and ratios that are paired within a round.
+
+The machine's load changes from minute to minute. A ratio is therefore taken between runs of the same round, which
+stood next to each other in time, and only then the median over rounds.
+"""
 
 import os
 import platform
@@ -11,8 +15,39 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from shmload.observe.bench.job import Outcome
-from shmload.observe.bench.summary import WAIT_SHARES, Spread, paired_ratio
+from shmload.observe.bench.settings import Outcome
+
+WAIT_SHARES = (0.0, 0.01, 0.05, *(number / 20 for number in range(2, 20)), 0.98, 0.99, 0.995, 0.999, 1.0)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and extremes of the same figure over rounds."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        if not values:
+            raise ValueError("a spread needs at least one value, given none")
+        return cls(statistics.median(values), min(values), max(values))
+
+
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all do not exceed (nearest rank): always one that was measured."""
+    if not ascending:
+        raise ValueError("a quantile needs at least one value, given none")
+    rank = -(-len(ascending) * share // 1)  # ceiling
+    return ascending[min(len(ascending), max(1, int(rank))) - 1]
+
+
+def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread | None:
+    """Spread of the ratios of runs of equal rounds; None where no round has both."""
+    ratios = [a / b for a, b in zip(numerators, denominators, strict=False) if b > 0]
+    return Spread.of(ratios) if ratios else None
+
 
 FORMAT = 1
 
@@ -169,3 +204,67 @@ def installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def figure(value: float) -> str:
+    """About three digits, thousands separated."""
+    if value != value:
+        return ""
+    if value >= 100:
+        return f"{value:,.0f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
+
+
+def sentence(workload: WorkloadReport, report: Report) -> str:
+    """What the ratio means on this workload, and how far the limit is."""
+    subject = workload.loaders[report.subject]
+    rate = workload.limit["fill_samples_per_s"]
+    unit = workload.unit
+    limit = (
+        f"one core with no loader at all puts {figure(rate)} {unit}/s into a batch "
+        f"and copies {workload.limit['memcpy_mb_per_s'] / 1e3:.1f} GB/s"
+    )
+    if subject.error or "samples_per_s" not in subject.metrics:
+        return f"{report.subject} did not run; {limit}."
+    delivered = subject.metrics["samples_per_s"].median
+    against = ""
+    if report.subject != report.reference and subject.ratio and subject.cpu_ratio:
+        against = (
+            f" {subject.ratio.median:.2f}x the {unit}/s of {report.reference}, "
+            f"at {subject.cpu_ratio.median:.2f}x its CPU per sample"
+        )
+    checked = " and with the same bytes" if subject.same_bytes else ""
+    step = step_sentence(subject, workload.loaders.get(report.reference), report)
+    return (
+        f"{report.subject} delivers{against or f' {figure(delivered)} {unit}/s'}{checked}; {workload.meaning}. "
+        f"{step}The limit: {limit}; {report.subject} reaches {delivered / rate:.0%} of that core."
+    )
+
+
+def step_sentence(subject: LoaderReport, reference: LoaderReport | None, report: Report) -> str:
+    """How much of the simulated step was kept, and what the trainer waited for each; empty without a step."""
+    kept = subject.metrics.get("step_efficiency")
+    if kept is None:
+        return ""
+    other = reference.metrics.get("step_efficiency") if reference and reference is not subject else None
+    beside = f" ({report.reference} {other.median:.0%})" if other else ""
+    p50, p99 = (subject.metrics[f"wait_{name}_ms"].median for name in ("p50", "p99"))
+    return (
+        f"Of a step of {report.step_ms:g} ms it keeps {kept.median:.0%}{beside}, with a wait of {figure(p50)} ms (p50) and "
+        f"{figure(p99)} ms (p99) before each. "
+    )
+
+
+def comparison(workload: WorkloadReport, report: Report) -> str:
+    """Which loaders' bytes were compared with the reference's, and how; empty where the table's sentence says it all."""
+    ways: dict[str, list[str]] = {}
+    for name, loader in workload.loaders.items():
+        if loader.same_bytes and loader.compared:
+            ways.setdefault(loader.compared, []).append(name)
+    if sum(map(len, ways.values())) < 2:
+        return ""
+    return f"same bytes as {report.reference}: " + "; ".join(
+        f"{', '.join(names)} ({way})" for way, names in ways.items()
+    )

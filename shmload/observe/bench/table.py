@@ -5,8 +5,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shmload.observe.bench.report import LoaderReport, Report, WorkloadReport
-from shmload.observe.bench.words import comparison, figure, sentence
+from shmload.observe.bench.report import LoaderReport, Report, WorkloadReport, comparison, figure, sentence
 
 WIDE = 128  # terminal columns of the full table
 MEDIUM = 100

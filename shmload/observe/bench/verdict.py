@@ -9,8 +9,12 @@ batch, and the longer one sets the pace:
 Demands are CPU time and sleep, not wall time: other work on the machine makes a run longer, but does not change what bounds it.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from shmload.observe.bench.report import Report, WorkloadReport
 
 WAIT_MAX = 0.10  # below this share of its time a trainer that waits is no loader's problem
 EXPLAINED_MIN = 0.5  # demands should account for as much of the time of a batch
@@ -202,3 +206,171 @@ def ratio_words(ratio: float) -> str:
 
 def ms(value: float) -> str:
     return f"{value:.1f}" if value >= 1 else f"{value:.2g}" if value >= INSTANT_S * 1e3 else "0"
+
+
+STEP_WAIT_MAX = 0.05  # of the step
+RATE_SHARE = 0.95  # of the best rate
+MARGIN = 1.25  # work is not even, and the trainer needs a core now and then
+PREFETCH = 2  # torch's default
+PREFETCH_BURSTS = 4  # where few batches are late, and by much
+BURST_SHARE = 0.5  # of the step, a late batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One point of a sweep."""
+
+    num_workers: int
+    prefetch_factor: int | None
+    batch_size: int
+    samples_per_s: float
+    wait_ms: float  # mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """A setting, and where it comes from: "sweep" or "model"."""
+
+    num_workers: int
+    prefetch_factor: int
+    batch_size: int | None
+    origin: str
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def sentence(self) -> str:
+        batch = f", batch_size={self.batch_size}" if self.batch_size else ""
+        return f"num_workers={self.num_workers}, prefetch_factor={self.prefetch_factor}{batch} ({self.reason})"
+
+
+def from_sweep(tried: Sequence[Tried], step_ms: float) -> Recommendation:
+    """The least setting that was measured and is good enough; the fastest if none is.
+
+    Batch sizes are the model's affair, not the loader's: only those of the largest rate are looked at, if there are several.
+    """
+    if not tried:
+        raise ValueError("a recommendation needs at least one point that was measured, given none")
+    best = max(tried, key=lambda each: each.samples_per_s)
+    alike = [each for each in tried if each.batch_size == best.batch_size]
+    alike.sort(key=lambda each: (each.num_workers, each.prefetch_factor or PREFETCH))
+    if step_ms:
+        least = next((each for each in alike if each.wait_ms <= STEP_WAIT_MAX * step_ms), None)
+        reason = f"the least that was tried with which the trainer waits at most {STEP_WAIT_MAX:.0%} of a step"
+        missed = f"none that was tried kept the wait within {STEP_WAIT_MAX:.0%} of a step: the fastest of them"
+    else:
+        least = next(each for each in alike if each.samples_per_s >= RATE_SHARE * best.samples_per_s)
+        reason, missed = f"the least that was tried with {RATE_SHARE:.0%} of the best rate", ""
+    chosen = least or best
+    several = len({each.batch_size for each in tried}) > 1
+    return Recommendation(
+        num_workers=chosen.num_workers,
+        prefetch_factor=chosen.prefetch_factor or PREFETCH,
+        batch_size=chosen.batch_size if several else None,
+        origin="sweep",
+        reason=reason if least else missed,
+    )
+
+
+def from_model(figures: Figures, *, wait_p50_ms: float, wait_p99_ms: float, step_ms: float) -> Recommendation:
+    """ceil(what the crew must do for a batch / what the trainer takes for one, with a margin), bounded by the cores.
+
+    What workers sleep is not bounded by the cores: two sleeping workers need no second one.
+    """
+    parts = demands(figures)
+    workers = max(1, figures.num_workers)
+    computing = max(1, min(workers, figures.num_cpus))
+    compute_s = (parts.decode_s + parts.worker_hand_off_s) * computing
+    trainer_s = max(parts.consumer_s + parts.trainer_hand_off_s, 1e-6)
+    needed = MARGIN * (compute_s + figures.read_blocked_s) / trainer_s
+    most = figures.num_cpus * (1 + figures.read_blocked_s / max(compute_s, 1e-9))
+    num_workers = max(1, min(math.ceil(needed), math.floor(min(most, 8.0 * figures.num_cpus))))
+    bounded = math.ceil(needed) > num_workers
+    reason = "by the model: the work of a batch over the step, and a quarter more"
+    if not step_ms:
+        reason = "without a training step the trainer takes all it can get; --step-ms tells how few workers yours needs"
+    elif bounded:
+        reason += "; more would help, but the cores are at their end"
+    late = step_ms > 0 and wait_p50_ms < STEP_WAIT_MAX * step_ms and wait_p99_ms > BURST_SHARE * step_ms
+    return Recommendation(
+        num_workers=num_workers,
+        prefetch_factor=PREFETCH_BURSTS if late else PREFETCH,
+        batch_size=None,
+        origin="model",
+        reason=reason + ("; single batches are late, which a deeper prefetch hides" if late else ""),
+    )
+
+
+def judge_all(report: Report) -> None:
+    """Writes verdicts into the sections and one recommendation a workload into the report."""
+    num_cpus = report.machine["num_cpus"]
+    for section in report.workloads:
+        figures = figures_of(section, report.subject, num_cpus)
+        if figures is None:
+            continue
+        verdict = judge(figures)
+        section.verdict, section.verdict_text = verdict.as_dict(), verdict.sentence()
+        section.notes += verdict.doubts
+    for name in dict.fromkeys(section.name for section in report.workloads):
+        found = recommend([section for section in report.workloads if section.name == name], report, num_cpus)
+        if found is not None:
+            report.recommendations[name] = found.as_dict() | {"sentence": found.sentence()}
+
+
+def figures_of(section: WorkloadReport, subject: str, num_cpus: int) -> Figures | None:
+    """What the verdict on the subject is worked out from; None if it did not run."""
+    loader = section.loaders.get(subject)
+    if loader is None or loader.error or not loader.metrics:
+        return None
+    metrics = {name: spread.median for name, spread in loader.metrics.items()}
+    limit, rows = section.limit, metrics["samples_per_batch"]
+    trainer_cpu_s = metrics["trainer_us_per_batch"] / 1e6
+    return Figures(
+        num_workers=section.num_workers,
+        num_cpus=num_cpus,
+        read_cpu_s=limit["read_cpu_us_per_sample"] * rows / 1e6,
+        read_blocked_s=limit["read_blocked_us_per_sample"] * rows / 1e6,
+        copy_s=limit["batch_nbytes"] / section.batch_size * rows / (limit["memcpy_mb_per_s"] * 1e6),
+        worker_cpu_s=max(0.0, metrics["cpu_us_per_sample"] * rows / 1e6 - trainer_cpu_s),
+        trainer_cpu_s=trainer_cpu_s,
+        consumer_s=metrics["consumer_ms_per_batch"] / 1e3,
+        wall_s=metrics["batch_wall_ms"] / 1e3,
+        wait_share=metrics["wait_share"],
+        busy_share=metrics.get("worker_busy_share"),
+        others_cpu_cores=metrics["others_cpu_cores"],
+    )
+
+
+def recommend(sections: list[WorkloadReport], report: Report, num_cpus: int) -> Recommendation | None:
+    """One workload's setting: out of the warm sections of a sweep, else by the model from the only one."""
+    warm = [section for section in sections if section.cache == "warm"]
+    figures = {
+        number: found
+        for number, section in enumerate(warm)
+        if (found := figures_of(section, report.subject, num_cpus)) is not None
+    }
+    if not figures:
+        return None
+    if len(warm) == 1:
+        metrics = warm[0].loaders[report.subject].metrics
+        return from_model(
+            figures[0],
+            wait_p50_ms=metrics["wait_p50_ms"].median,
+            wait_p99_ms=metrics["wait_p99_ms"].median,
+            step_ms=report.step_ms,
+        )
+    tried = []
+    for number in figures:
+        section = warm[number]
+        metrics = section.loaders[report.subject].metrics
+        tried.append(
+            Tried(
+                num_workers=section.num_workers,
+                prefetch_factor=section.prefetch_factor,
+                batch_size=section.batch_size,
+                samples_per_s=metrics["samples_per_s"].median,
+                wait_ms=metrics["wait_mean_ms"].median,
+            )
+        )
+    return from_sweep(tried, report.step_ms)

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import shmload
-from shmload.observe.doctor import limits, memory, processors, software, system
-from shmload.observe.doctor.finding import Finding
-from shmload.observe.doctor.host import Host
+from shmload.observe.doctor import checks
+from shmload.observe.doctor.host import Finding, Host
 
 CORE = Path(shmload.__file__).parent / "_core"
 
@@ -28,25 +27,25 @@ def examine(host: Host) -> list[Finding]:
 
 
 def _checks(host: Host) -> Iterable[tuple[str, Callable[[], Iterable[Finding]]]]:
-    yield "versions", software.check_versions
-    yield "compiled modules", partial(software.check_compiled, CORE)
-    yield "kernel", partial(system.check_kernel, host)
-    yield "/proc", partial(system.check_proc, host)
-    yield "PID 1", partial(system.check_pid_1, host)
+    yield "versions", checks.check_versions
+    yield "compiled modules", partial(checks.check_compiled, CORE)
+    yield "kernel", partial(checks.check_kernel, host)
+    yield "/proc", partial(checks.check_proc, host)
+    yield "PID 1", partial(checks.check_pid_1, host)
     yield "/dev/shm", partial(_shared_memory, "check_shm", host)
     yield "segments", partial(_shared_memory, "check_kinds")
     yield "leftovers", partial(_shared_memory, "check_leftovers", host)
     yield "huge pages", partial(_shared_memory, "check_huge_pages", host)
-    yield "reaper", partial(system.check_reaper, host)
-    yield "memory", partial(memory.check_free_memory, host)
-    yield "cgroup memory", partial(memory.check_cgroup_memory, host)
-    yield "open files", partial(limits.check_open_files, host)
-    yield "locked memory", partial(limits.check_locked_memory, host)
-    yield "processes", partial(limits.check_processes, host)
-    yield "processors", partial(processors.check_processors, host)
-    yield "threads", partial(processors.check_threads, host)
-    yield "start method", lambda: software.check_start_method(system.has_gpu(host))
-    yield "GPU", lambda: system.check_gpu(host, _cuda_of_torch())
+    yield "reaper", partial(checks.check_reaper, host)
+    yield "checks", partial(checks.check_free_memory, host)
+    yield "cgroup memory", partial(checks.check_cgroup_memory, host)
+    yield "open files", partial(checks.check_open_files, host)
+    yield "locked memory", partial(checks.check_locked_memory, host)
+    yield "processes", partial(checks.check_processes, host)
+    yield "checks", partial(checks.check_processors, host)
+    yield "threads", partial(checks.check_threads, host)
+    yield "start method", lambda: checks.check_start_method(checks.has_gpu(host))
+    yield "GPU", lambda: checks.check_gpu(host, _cuda_of_torch())
 
 
 def _shared_memory(check: str, *host: Host) -> Iterable[Finding]:

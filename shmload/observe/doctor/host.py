@@ -1,12 +1,40 @@
-"""The host, as checks see it: files below a root, so that tests can show them other machines, and what no file tells."""
+"""What a check says."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Level = Literal["good", "advice", "problem"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence about the host.
+
+    Attributes:
+        check: what was looked at.
+        level: "problem": something fails; "advice": it works, and could be better or deserves a look; "good".
+        text: what was found and, unless it is good, what comes of it.
+        remedy: what to change; empty if nothing needs to be.
+    """
+
+    check: str
+    level: Level
+    text: str
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """For JSON."""
+        return asdict(self)
+
+
+def mib(nbytes: int) -> str:
+    """Bytes as people say them."""
+    return f"{nbytes / (1 << 30):,.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):,.0f} MiB"
 
 
 class Limit(NamedTuple):

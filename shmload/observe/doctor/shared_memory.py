@@ -6,8 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 
-from shmload.observe.doctor.finding import Finding, mib
-from shmload.observe.doctor.host import Host
+from shmload.observe.doctor.host import Finding, Host, mib
 from shmload.shm import janitor
 from shmload.shm.names import STEM_PATTERN, new_stem
 

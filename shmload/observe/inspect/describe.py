@@ -20,9 +20,7 @@ from shmload.observe.inspect.formats import (
     tokens,
     zarr,
 )
-from shmload.observe.inspect.head import Head, head_of
-from shmload.observe.inspect.indexed import Indexed
-from shmload.observe.inspect.summary import Summary
+from shmload.observe.inspect.summary import Head, Indexed, Summary, head_of
 
 
 class Format(Protocol):

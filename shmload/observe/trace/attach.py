@@ -8,8 +8,7 @@ from time import monotonic, sleep
 
 from shmload._core.mapping import Mapping
 from shmload.observe.live.find import find
-from shmload.observe.trace.tape import Tape
-from shmload.observe.trace.timeline import Timeline, timeline_of
+from shmload.observe.trace.timeline import Tape, Timeline, timeline_of
 
 SHORTEST_S, LONGEST_S = 0.0005, 0.05  # between two looks
 FILLED_SHARE = 0.25  # of a recorder, that a look should find

@@ -14,8 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from shmload.observe.trace.chrome import write
-from shmload.observe.trace.tape import Tape
-from shmload.observe.trace.timeline import Timeline, timeline_of
+from shmload.observe.trace.timeline import Tape, Timeline, timeline_of
 
 if TYPE_CHECKING:
     from shmload.engine import Engine

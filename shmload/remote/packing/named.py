@@ -19,10 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from shmload.formats.images.folder import ImageFolder
-from shmload.formats.images.listing import EXTENSIONS
-from shmload.formats.paths import expanded
-from shmload.formats.tar.braces import shard_paths
+from shmload.formats.images.folder import EXTENSIONS, ImageFolder
+from shmload.formats.paths import expanded, shard_paths
 from shmload.formats.tar.dataset import TarDataset
 from shmload.formats.tfrecord.dataset import TFRecordDataset
 from shmload.observe.bench.spec import call, is_map_style, resolve

@@ -1,12 +1,20 @@
-"""The agent's side of Ray: the connection, the dataset in the object store, the actors and who takes a dead one's place."""
+"""Which node decodes for which worker.
+
+Actors ask Ray for no CPU of their own: a request that the cluster cannot meet waits for ever, and two loaders would starve each
+other. Instead they are spread by hand, in proportion to the nodes' CPUs, over nodes without a GPU first: the others' CPUs
+are a trainer's.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -15,11 +23,51 @@ from numpy.typing import NDArray
 
 from shmload._core.filler import ERROR
 from shmload.errors import ClusterUnreachable, StoreError, WorkerDied
-from shmload.storage.retry import Patience, Tries, Unsure
-from shmload.worker.actors.decoder import Decoder
-from shmload.worker.actors.errand import Errand, Outcome, Setting
-from shmload.worker.actors.lateness import failure_in, forget_word, take_word
-from shmload.worker.actors.placement import alive_nodes, place
+from shmload.storage.transport import Patience, Tries, Unsure
+from shmload.worker.actors.decoder import Decoder, Errand, Outcome, Setting, failure_in, forget_word, take_word
+
+
+class Node(NamedTuple):
+    """A node of the cluster that is alive."""
+
+    node_id: str
+    num_cpus: int
+    has_gpu: bool
+
+
+def alive_nodes(described: Iterable[dict[str, Any]]) -> list[Node]:
+    """The nodes that Ray says are alive, in a fixed order."""
+    nodes = []
+    for one in described:
+        if one["Alive"]:
+            resources = one["Resources"]
+            nodes.append(Node(one["NodeID"], int(resources.get("CPU", 0)), resources.get("GPU", 0) > 0))
+    return sorted(nodes)
+
+
+def place(nodes: list[Node], num_workers: int, first: int = 0) -> list[str]:
+    """The node of each worker.
+
+    Workers fill CPU-only nodes up to their CPUs, by turns, then nodes with a GPU, then go round again.
+
+    Args:
+        first: at which node turns begin, so that several loaders do not all begin at the same one.
+    Raises:
+        ValueError: there is no node.
+    """
+    if not nodes:
+        raise ValueError("the cluster has no node that is alive")
+    turns = [_turns([node for node in nodes if node.has_gpu is has_gpu], first) for has_gpu in (False, True)]
+    lap = [node_id for part in turns for node_id in part] or [node.node_id for node in nodes]
+    return [lap[worker % len(lap)] for worker in range(num_workers)]
+
+
+def _turns(nodes: list[Node], first: int) -> list[str]:
+    """Each node as often as it has CPUs, in turns."""
+    nodes = nodes[first % len(nodes) :] + nodes[: first % len(nodes)] if nodes else []
+    most = max((node.num_cpus for node in nodes), default=0)
+    return [node.node_id for turn in range(most) for node in nodes if node.num_cpus > turn]
+
 
 log = logging.getLogger("shmload")
 
@@ -290,3 +338,46 @@ def unreachable(address: str, error: Exception) -> ClusterUnreachable:
         f"there is no Ray cluster at address={address!r} ({type(error).__name__}: {error}). Start one with "
         "`ray start --head`, join it from this machine with `ray start --address=HEAD:6379`, or give the head's address"
     )
+
+
+def num_actors(address: str) -> int:
+    """Asks the cluster.
+
+    Raises:
+        ClusterUnreachable: there is none.
+    Cost: seconds, as it starts Ray.
+    """
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    environment = {**os.environ, "PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [sys.executable, "-m", "shmload.worker.actors.cluster", address]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        number, error = json.loads(done.stdout.rpartition("\n")[2])
+    except ValueError:
+        raise ClusterUnreachable(f"the Ray cluster at address={address!r} could not be asked for its CPUs") from None
+    if error:
+        raise ClusterUnreachable(error)
+    return int(number)
+
+
+def cpus_elsewhere(nodes: list[Node], here: str) -> int:
+    """CPUs of the nodes but this one; this one's where there is no other. At least 1."""
+    others = sum(node.num_cpus for node in nodes if node.node_id != here)
+    return others or max(1, sum(node.num_cpus for node in nodes))
+
+
+def main(address: str) -> None:
+    try:
+        join(address)
+        import ray
+
+        number, error = cpus_elsewhere(alive_nodes(ray.nodes()), ray.get_runtime_context().get_node_id()), ""
+    except ClusterUnreachable as failure:
+        number, error = 0, str(failure)
+    sys.stdout.write("\n" + json.dumps([number, error]))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

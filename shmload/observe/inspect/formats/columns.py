@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from shmload.formats.readers.dataset import ColumnDataset
-from shmload.observe.inspect.head import Head
-from shmload.observe.inspect.summary import SIZED, Sizes, Summary, described, nbytes_of
+from shmload.formats.readers.columns import ColumnDataset
+from shmload.observe.inspect.summary import SIZED, Head, Sizes, Summary, described, nbytes_of
 
 
 def described_columns(name: str, head: Head, dataset: ColumnDataset, num_samples: int) -> Summary:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from shmload.formats.readers.hdf5 import HDF5Dataset
 from shmload.observe.inspect.formats.columns import described_columns
-from shmload.observe.inspect.head import Head
-from shmload.observe.inspect.summary import Summary
+from shmload.observe.inspect.summary import Head, Summary
 
 NAME = "HDF5"
 _MAGIC = b"\x89HDF\r\n\x1a\n"

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shmload.observe.inspect.head import Head
-from shmload.observe.inspect.summary import SIZED, Sizes, Summary
+from shmload.observe.inspect.summary import SIZED, Head, Sizes, Summary
 
 NAME = "images"
 _MAGICS = {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from shmload.formats.arrays.dataset import ArrayDataset
-from shmload.observe.inspect.head import Head
-from shmload.observe.inspect.summary import Sizes, Summary, described
+from shmload.formats.arrays import ArrayDataset
+from shmload.observe.inspect.summary import Head, Sizes, Summary, described
 
 NAME = "npy"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from shmload.formats.readers.safetensors import SafetensorsDataset
 from shmload.observe.inspect.formats.columns import described_columns
-from shmload.observe.inspect.head import Head
-from shmload.observe.inspect.summary import Summary
+from shmload.observe.inspect.summary import Head, Summary
 
 NAME = "safetensors"
 _HEADER_MAX = 100_000_000  # bytes, by the format's own rule

@@ -8,13 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from shmload.formats.tar.columns import KEY
-from shmload.formats.tar.dataset import TarDataset
+from shmload.formats.tar.dataset import KEY, TarDataset
 from shmload.formats.tar.shard import SUFFIX, load_index
-from shmload.observe.inspect.beside import outcome, stamp
-from shmload.observe.inspect.head import Head
-from shmload.observe.inspect.indexed import Indexed
-from shmload.observe.inspect.summary import Sizes, Summary, described, nbytes_of
+from shmload.observe.inspect.summary import Head, Indexed, Sizes, Summary, described, nbytes_of, outcome, stamp
 
 NAME = "tar"
 _BLOCK = 512

@@ -12,11 +12,8 @@ from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import record_starts
 from shmload.errors import ShardCorrupt
 from shmload.formats.tfrecord.files import SUFFIX, RecordFile
-from shmload.observe.inspect.beside import outcome, stamp
 from shmload.observe.inspect.formats.example import features_of
-from shmload.observe.inspect.head import Head
-from shmload.observe.inspect.indexed import Indexed
-from shmload.observe.inspect.summary import Sizes, Summary
+from shmload.observe.inspect.summary import Head, Indexed, Sizes, Summary, outcome, stamp
 
 NAME = "TFRecord"
 _LOOKED_AT = 100  # records whose features are listed

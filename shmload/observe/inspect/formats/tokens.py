@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from shmload.errors import ShardCorrupt
-from shmload.formats.tokens.megatron import MAGIC, read_index
-from shmload.observe.inspect.head import Head
-from shmload.observe.inspect.summary import Sizes, Summary
+from shmload.formats.tokens import MAGIC, read_index
+from shmload.observe.inspect.summary import Head, Sizes, Summary
 
 NAME = "tokens"
 _LOOKED_AT = 1_000_000  # tokens whose range is told

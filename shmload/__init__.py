@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if sys.platform != "linux":
     raise ImportError(f"shmload needs Linux (memfd, pidfd, POSIX shared memory); this is {sys.platform}")
 
-from shmload.lazy_names import lazy_names
+from shmload.world import lazy_names
 
 if TYPE_CHECKING:
     from shmload.batch.deliver import Jagged, Padded
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from shmload.index.shared_index import SharedIndex
     from shmload.launch.spawning import spawn
     from shmload.loader import ShmLoader
-    from shmload.mix import Mix
     from shmload.schedule.bucketed import LengthBuckets, TokenBudget
+    from shmload.schedule.mix import Mix
     from shmload.schedule.permutation import Permutation
     from shmload.schedule.schedule import Schedule
     from shmload.schedule.shuffles import BlockShuffle
@@ -51,7 +51,7 @@ _PLACES = {
     "BlockShuffle": "shmload.schedule.shuffles",
     "Device": "shmload.device.sending",
     "Jagged": "shmload.batch.deliver",
-    "Mix": "shmload.mix",
+    "Mix": "shmload.schedule.mix",
     "LengthBuckets": "shmload.schedule.bucketed",
     "Normalise": "shmload.device.sending",
     "Padded": "shmload.batch.deliver",

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from shmload.abilities import ability_of
-from shmload.autotune.numbers import is_auto
 from shmload.device.sending import Device, check_device
+from shmload.engine.autotune import is_auto
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
+from shmload.world import ability_of
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:

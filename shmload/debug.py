@@ -1,34 +1,102 @@
-"""Who holds which slot, since when, and where the batch was taken; and slots that are overwritten the moment they come back.
+"""Copies from a pinned ring that nobody waits for, found while a program runs.
 
-A slot is its batch's for as long as any alias of the batch lives (docs/memory.md). Where batches pile up, or numbers change that
-nobody touched, this says why:
+Each call in this thread that makes something on the device of what lies in a slot gets an event of its own, recorded behind it on
+the stream that it runs on. When the slot has cooled, and so is about to be used again, that event must be done as well. If it is
+not, nothing held the slot for that copy, and what the copy reads is a matter of luck.
 
-* `loader.holders()`, the warning about batches still in use and `loader.stats()` name the line that called `next()` for each
-  batch that still has its slot, its age and its size;
-* `watch_copies` names the copies to a device that nobody waits for;
-* a slot whose last alias has died is filled with 0xA5 at once. What looks at it then through a bare address (`data_ptr()`, ctypes,
-  a copy to a device that was never waited for) reads the same everywhere, instead of what the next batch left there: 165 as
-  uint8, -1515870811 as int32, -6510615555426900571 as int64, -2.87e-16 as float32, -2.5e-127 as float64. `is_poisoned` asks for it.
-
-These are switched on by `enable()`, or SHMLOAD_DEBUG_BATCHES=1, for workers started from then on. Otherwise they cost nothing: a
-loader asks once, when it starts its workers, which kind of engine to make. On, they cost the overwriting and about 3 us a batch.
+So there is no false alarm: a stream that another one was made to wait for has done its copies when that one's event is done. A
+copy that was in time by luck is not found. What C code does with an address is not seen; slots that are poisoned show that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
-from shmload.callers import users_place
-from shmload.device.watching import CopyWatch, Watched
-from shmload.engine import Engine
-from shmload.orders import Delivery
+from shmload.device.calls import Calls
+from shmload.device.pins import Cooling
+from shmload.engine.engine import Engine
+from shmload.engine.orders import Delivery
+from shmload.world import users_place
+
+
+class Watched(NamedTuple):
+    """An engine as far as its copies go: its slots, and which batch lies in one, in words."""
+
+    calls: Calls
+    cooling: Cooling
+    batch_in: Callable[[int], str]
+
+
+class _Copy(NamedTuple):
+    event: Any
+    where: str
+    batch: str
+
+
+class CopyWatch(TorchFunctionMode):
+    """Watches this thread's copies from the slots of some engines.
+
+    Args:
+        engines: gives those there are, at each call.
+    """
+
+    def __init__(self, engines: Callable[[], Iterable[Watched]]) -> None:
+        super().__init__()
+        self._engines = engines
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            for source in (*args, *(kwargs or {}).values()):
+                if isinstance(source, torch.Tensor) and source is not made and source.layout is torch.strided:
+                    self._see(source, made)
+        return made
+
+    def _see(self, source: torch.Tensor, made: torch.Tensor) -> None:
+        for engine in self._engines():
+            stream = engine.calls.stream_for(made)
+            slot = -1 if stream is None else engine.cooling.pins.slot_at(source.data_ptr())
+            if slot < 0:
+                continue
+            if engine.cooling.late is None:
+                engine.cooling.late = Late(engine.calls)
+            where, batch = users_place(), engine.batch_in(slot)
+            if engine.calls.is_capturing():
+                engine.cooling.warn(
+                    f"the copy at {where} of {batch} is captured in a graph, which will read that address at each replay, "
+                    "whatever lies there then. Copy into a tensor of your own before, and capture what reads that"
+                )
+            else:
+                engine.cooling.late.noted.setdefault(slot, []).append(_Copy(engine.calls.record(stream), where, batch))
+
+
+class Late:
+    """Which copies from a slot are not done although it has cooled."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self.noted: dict[int, list[_Copy]] = {}
+
+    def __call__(self, slot: int) -> list[str]:
+        """What is to be said of a slot that is free now; its copies are forgotten."""
+        return [
+            f"the copy at {copy.where} of {copy.batch} is not done, and nothing waits for it: its slot is used again, and it may "
+            "read another batch's bytes. Call loader.record_stream(batch, stream) before the batch is dropped, or drop it while "
+            "that stream is current"
+            for copy in self.noted.pop(slot, ())
+            if not self._calls.is_done(copy.event)
+        ]
+
 
 POISON = 0xA5  # src/lease.h writes it
 LEASED = 3  # of TrainerRing.state

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
-from shmload.autotune.tuner import tuner_of
-from shmload.bad_samples import BadSamples, OnError
 from shmload.batch.deliver import mapped, parts_of
 from shmload.debug import WatchedEngine, is_enabled
-from shmload.device.feed import FeedingEngine, WatchedFeedingEngine
 from shmload.device.sending import NUM_SENT, Sender, calls_of, sender_of
-from shmload.engine import Engine
-from shmload.machinery import EngineOptions
+from shmload.engine.autotune import tuner_of
+from shmload.engine.engine import Engine
+from shmload.engine.feed import FeedingEngine, WatchedFeedingEngine
+from shmload.engine.orders import BadSamples, OnError
+from shmload.engine.parts import EngineOptions
 from shmload.observed import ObservedLoader, T
 from shmload.worker.reader import ReadPlan, plan_of
 from shmload.worker.spec import Job

@@ -19,30 +19,28 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from shmload.abilities import ability_of
 from shmload.arguments import as_keyed, check_arguments
-from shmload.autotune.numbers import is_auto
-from shmload.autotune.tuner import Autotuner, first_numbers, tuner_of
-from shmload.bad_samples import BadSamples, OnError
+from shmload.audit.recorder import Recorder
 from shmload.batch.ragged import AS_TORCH_OR_LIST
 from shmload.device.sending import Sender
-from shmload.engine import Engine
+from shmload.engine.autotune import Autotuner, first_numbers, is_auto, tuner_of
+from shmload.engine.engine import Engine
+from shmload.engine.orders import BadSamples, OnError, Order
 from shmload.engine_making import EngineMaking
-from shmload.metrics import callbacks_of_environment
-from shmload.observe.audit.recorder import Recorder
+from shmload.modes.epoch_metrics import callbacks_of_environment
+from shmload.modes.seed_mode import SeedIterator, SeedStream
+from shmload.modes.torch_mode import TorchInlineIterator, TorchIterator
+from shmload.modes.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
 from shmload.observed import T
-from shmload.orders import Order
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
-from shmload.seed_mode import SeedIterator, SeedStream
-from shmload.torch_mode import TorchInlineIterator, TorchIterator
-from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
 from shmload.worker.generators import Origin, own_generators, replayed
 from shmload.worker.muster import num_actors
 from shmload.worker.sources import DecodesBatches, DecodesSamples, Samples
+from shmload.world import ability_of
 
 if TYPE_CHECKING:
-    from shmload.observe.epochs import EpochWatch
-    from shmload.observe.trace.session import Trace
+    from shmload.modes.epoch_metrics import EpochWatch
+    from shmload.tools.trace.session import Trace
 
 
 class ShmLoader(EngineMaking[T]):

@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 from typing_extensions import TypeVar  # torch's own requirement
 
-from shmload.autotune.tuner import Autotuner
-from shmload.bad_samples import BadSamples
+from shmload.audit.recorder import Recorder
 from shmload.debug import Holder, WatchedEngine
-from shmload.engine import Engine
-from shmload.metrics import EpochCallback
-from shmload.observe.audit.recorder import Recorder
-from shmload.seed_mode import SeedStream
-from shmload.torch_state import TorchState
+from shmload.engine.autotune import Autotuner
+from shmload.engine.engine import Engine
+from shmload.engine.orders import BadSamples
+from shmload.modes.epoch_metrics import EpochCallback
+from shmload.modes.seed_mode import SeedStream
+from shmload.modes.torch_state import TorchState
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shmload.observe.trace.session import Trace
+    from shmload.tools.trace.session import Trace
 
 T = TypeVar("T", covariant=True, default=Any)  # of datasets that only decode into rows nothing is known
 
@@ -115,12 +115,12 @@ class ObservedLoader(DataLoader[T]):
             FileNotFoundError: the file's folder does not exist.
             RuntimeError: in the `with`: the loader is being traced already.
         """
-        from shmload.observe.trace.session import Trace
+        from shmload.tools.trace.session import Trace
 
         return Trace(self, path)
 
     def on_epoch_end(self, callback: EpochCallback) -> EpochCallback:
-        """Has `callback` called with what each epoch was like (`shmload.metrics.EpochMetrics`), from the next pass on.
+        """Has `callback` called with what each epoch was like (`shmload.modes.epoch_metrics.EpochMetrics`), from the next pass on.
 
         A pass that is broken off is told as soon as its iterator is gone. A callback that fails is logged, and training goes on.
 
@@ -137,6 +137,6 @@ class ObservedLoader(DataLoader[T]):
             description: what stands before the bar.
             console: rich's, to draw elsewhere.
         """
-        from shmload.observe.bar import shown
+        from shmload.tools.top.bar import shown
 
         return shown(self, description, console)

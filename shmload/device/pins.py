@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import TrainerRing
-from shmload.callers import users_frame
 from shmload.device.calls import Calls
 from shmload.errors import CopyFailed
+from shmload.world import users_frame
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 from shmload.growing.cache import SampleCache
 from shmload.growing.files import CONTROL
 from shmload.growing.library import CacheStatistics
-from shmload.observe.inspect.summary import Summary
+from shmload.tools.inspect.summary import Summary
 
 
 def is_cache(path: Path) -> bool:

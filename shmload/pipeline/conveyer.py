@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
+from shmload.engine.orders import Turns
 from shmload.errors import StateMismatch
 from shmload.pipeline.plan import compose
 from shmload.pipeline.program import RowProgram, called
@@ -18,7 +19,6 @@ from shmload.pipeline.stream import SourceOrder
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.schedule import KeyedOrder
 from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
-from shmload.turns import Turns
 
 __all__ = ["Conveyer"]
 

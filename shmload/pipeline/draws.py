@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch
-from shmload.schedule.mix_order import Drawn, Shares, Stop, exact_weight, length
+from shmload.schedule.mix import Drawn, Shares, Stop, exact_weight, length
 from shmload.schedule.permutation import MAX_N, digest
 
 

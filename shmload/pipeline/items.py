@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from shmload.bad_samples import BadSamples, OnError
+from shmload.engine.orders import BadSamples, OnError, Order
 from shmload.errors import SampleTimeout, WorkerDied
-from shmload.orders import Order
 from shmload.pipeline.program import FailedItem
 from shmload.pipeline.stream import StreamSchedule
 

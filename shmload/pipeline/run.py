@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shmload.engine.orders import NOTHING
 from shmload.loader import ShmLoader
-from shmload.orders import NOTHING
 from shmload.pipeline.items import ItemErrors, NamedErrors, Outcome, items_of
 from shmload.pipeline.pace import Pace
 from shmload.pipeline.plan import Plan, check_travels

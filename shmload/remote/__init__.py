@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shmload.lazy_names import lazy_names
+from shmload.world import lazy_names
 
 if TYPE_CHECKING:
     from shmload.remote.dataset import RemoteDataset

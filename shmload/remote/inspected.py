@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shmload.observe.inspect.describe import describe as describe_file
-from shmload.observe.inspect.summary import Summary
 from shmload.remote.shards import FORMAT, MANIFEST_NAME, Manifest
+from shmload.tools.inspect.describe import describe as describe_file
+from shmload.tools.inspect.summary import Summary
 
 NAME = "packed shards"
 

@@ -7,9 +7,9 @@ import itertools
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
-from shmload.bad_samples import BadSamples
-from shmload.engine import Engine
-from shmload.machinery import EngineOptions
+from shmload.engine.engine import Engine
+from shmload.engine.orders import BadSamples
+from shmload.engine.parts import EngineOptions
 from shmload.sharing.balancing import BalancingEngine
 from shmload.sharing.following import FollowingEngine
 from shmload.sharing.gathering import gather

@@ -21,7 +21,7 @@ from shmload.worker.fork_hazards import warn_of_fork
 from shmload.worker.spec import Invitation, Job, Post
 
 if TYPE_CHECKING:
-    from shmload.worker.actors.crew import JointCrew, RayCrew
+    from shmload.ray.crew import JointCrew, RayCrew
 
 
 def muster(
@@ -79,7 +79,7 @@ def muster(
     ]
     if address is None:
         return _processes(job, group, posts, multiprocessing_context, stacks)
-    from shmload.worker.actors.crew import RayCrew, pickled_by_value  # a kind of crew is imported when it is asked for
+    from shmload.ray.crew import RayCrew, pickled_by_value  # a kind of crew is imported when it is asked for
 
     actors = RayCrew(
         _with_parcel(group, "parcel", pickled_by_value(job), posts[:num_far]),
@@ -92,7 +92,7 @@ def muster(
     )
     if num_far == num_workers:
         return actors
-    from shmload.worker.actors.crew import JointCrew
+    from shmload.ray.crew import JointCrew
 
     processes = _processes(job, group, posts[num_far:], multiprocessing_context, stacks)
     return JointCrew(actors, processes, num_far)
@@ -127,6 +127,6 @@ def num_actors(address: str | None) -> int:
     Raises:
         ClusterUnreachable: there is none.
     """
-    from shmload.worker.actors import cluster  # as in muster
+    from shmload.ray import cluster  # as in muster
 
     return cluster.num_actors(address or "auto")

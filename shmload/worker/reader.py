@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.abilities import ability_of
 from shmload.batch.array_rows import ArrayRows, typed_array
 from shmload.batch.collate import RowOut, SingleRow, private_rows
 from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.ragged import Arenas, Ragged, RaggedRows, ragged_of
+from shmload.world import ability_of
 
 
 def no_room(nbytes: int) -> NDArray[np.uint8]:

@@ -10,9 +10,9 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from shmload.abilities import ability_of
 from shmload.worker.sample_rng import Streams
 from shmload.worker.spec import Job
+from shmload.world import ability_of
 
 
 class IterablePass:

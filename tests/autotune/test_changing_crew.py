@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from shmload import ShmLoader
-from shmload.autotune import tuner
+from shmload.engine import autotune
 from tests.autotune.tuning_kit import BATCH, SEED, N, Rows, change, engine_of, expected_epochs, told
 
 MOST, NUM_EPOCHS = 4, 40
@@ -31,7 +31,7 @@ STEPS = N // BATCH
 @pytest.fixture(autouse=True)
 def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Crews change when a test says so, and may have four workers whatever the machine has."""
-    monkeypatch.setattr(tuner, "WINDOW_S", 1e9)
+    monkeypatch.setattr(autotune, "WINDOW_S", 1e9)
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", str(MOST))
 
 
@@ -46,8 +46,8 @@ def auto_loader(**options: Any) -> ShmLoader[Any]:
 
 
 def decides_nothing(loader: ShmLoader[Any]) -> None:
-    tuner: Any = loader._tuner
-    tuner.counted = lambda engine: tuner.num_ahead
+    autotune: Any = loader._tuner
+    autotune.counted = lambda engine: autotune.num_ahead
 
 
 def await_end(pid: int) -> None:

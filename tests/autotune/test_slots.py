@@ -14,8 +14,8 @@ import torch
 from shmload import RingTooSmall, ShmLoader
 from shmload._core.mapping import Mapping, give_back_pages
 from shmload._core.trainer import FREE, PARKED, TrainerRing, control_nbytes
-from shmload.autotune import tuner
-from shmload.ring_memory import RingMemory
+from shmload.engine import autotune
+from shmload.engine.ring import RingMemory
 from shmload.shm.group import Group
 from tests.autotune.tuning_kit import change, engine_of
 
@@ -27,9 +27,9 @@ AREAS = {"order_capacity": 64, "text_capacity": 64, "layout_capacity": 64}
 @pytest.fixture(autouse=True)
 def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Crews change when a test says so, and may have four workers whatever the machine has."""
-    monkeypatch.setattr(tuner, "WINDOW_S", 1e9)
+    monkeypatch.setattr(autotune, "WINDOW_S", 1e9)
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "4")
-    monkeypatch.setattr("shmload.autotune.budget.first_workers", lambda: 1)
+    monkeypatch.setattr("shmload.engine.autotune.first_workers", lambda: 1)
 
 
 class Wide:
@@ -150,7 +150,7 @@ def test_memory_is_reserved_for_slots_in_use_and_no_others(dataset: Any) -> None
 
 
 def test_ring_bytes_is_kept_and_slots_that_do_not_fit_stay_out_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.autotune.budget.first_workers", lambda: 4)
+    monkeypatch.setattr("shmload.engine.autotune.first_workers", lambda: 4)
     with auto_loader(Wide(), ring_bytes=6 * SLOT) as loader:
         batches = iter(loader)
         assert [index % 256 for index in range(4)] == next(batches)["x"][:, 0].tolist()
@@ -201,7 +201,7 @@ def test_slots_that_come_later_leave_others_their_part_of_dev_shm(monkeypatch: p
         batches = iter(loader)
         next(batches)
         engine: Any = loader._last_engine
-        monkeypatch.setattr("shmload.ring_memory.shm_free_bytes", lambda: 4 * SLOT - 1)
+        monkeypatch.setattr("shmload.engine.ring.shm_free_bytes", lambda: 4 * SLOT - 1)
         change(loader, 2, 2)
         assert {"memfd"} == {segment.kind for segment in engine._memory._own.values()}
         assert sum(1 for _ in batches) == 99

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from shmload import ShmLoader
-from shmload.autotune.controller import Decision, Limits, Memory, Setting, Window, decide
-from shmload.engine import Engine
+from shmload.engine.controller import Decision, Limits, Memory, Setting, Window, decide
+from shmload.engine.engine import Engine
 
 N, BATCH, SEED = 60, 4, 11
 

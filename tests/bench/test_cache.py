@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from shmload.observe.bench import measure
-from shmload.observe.bench.report import WorkloadReport
-from shmload.observe.bench.rounds import at_points, own_files, own_task, prepare
-from shmload.observe.bench.settings import Options
 from shmload.observe.bench.spec import BenchError
+from shmload.tools.bench import measure
+from shmload.tools.bench.report import WorkloadReport
+from shmload.tools.bench.rounds import at_points, own_files, own_task, prepare
+from shmload.tools.bench.settings import Options
 
 NBYTES = 1 << 20
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from shmload.observe.bench.measure import digest, first_difference, touch
-from shmload.observe.bench.report import LoaderReport, WorkloadReport
-from shmload.observe.bench.rounds import OWN, Task, compare
-from shmload.observe.bench.settings import Job, Outcome
+from shmload.tools.bench.measure import digest, first_difference, touch
+from shmload.tools.bench.report import LoaderReport, WorkloadReport
+from shmload.tools.bench.rounds import OWN, Task, compare
+from shmload.tools.bench.settings import Job, Outcome
 
 
 def batch():

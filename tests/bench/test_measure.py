@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from shmload.observe.bench import limits, measure
-from shmload.observe.bench.measure import Segment, Stream, after, record, rest_of_epoch, whole_epochs, worker_busy_s
-from shmload.observe.bench.report import WAIT_SHARES
+from shmload.tools.bench import limits, measure
+from shmload.tools.bench.measure import Segment, Stream, after, record, rest_of_epoch, whole_epochs, worker_busy_s
+from shmload.tools.bench.report import WAIT_SHARES
 
 
 class Batches:

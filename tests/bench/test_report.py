@@ -5,12 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
-from shmload.observe.bench import plot
-from shmload.observe.bench.report import WAIT_SHARES, LoaderReport, Report, WorkloadReport
-from shmload.observe.bench.rounds import Task, compare
-from shmload.observe.bench.settings import Job, Outcome
-from shmload.observe.bench.table import show
-from shmload.observe.bench.verdict import judge_all
+from shmload.tools.bench import plot
+from shmload.tools.bench.report import WAIT_SHARES, LoaderReport, Report, WorkloadReport
+from shmload.tools.bench.rounds import Task, compare
+from shmload.tools.bench.settings import Job, Outcome
+from shmload.tools.bench.table import show
+from shmload.tools.bench.verdict import judge_all
 
 LIMIT = {
     "fill_samples_per_s": 1000.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shmload import ClusterUnreachable, ShmLoader
-from shmload.worker.actors.cluster import Node, cpus_elsewhere
+from shmload.ray.cluster import Node, cpus_elsewhere
 from tests.cluster.cluster_kit import Cluster
 from tests.cluster.ray_datasets import Rows
 

@@ -10,12 +10,12 @@ import pytest
 
 from shmload import ShmLoader
 from shmload.errors import ClusterUnreachable
+from shmload.ray import cluster as module
+from shmload.ray import crew as crew_module
+from shmload.ray.agent import Briefing
+from shmload.ray.cluster import Cluster
+from shmload.ray.crew import RayCrew
 from shmload.storage import transport
-from shmload.worker.actors import cluster as module
-from shmload.worker.actors import crew as crew_module
-from shmload.worker.actors.agent import Briefing
-from shmload.worker.actors.cluster import Cluster
-from shmload.worker.actors.crew import RayCrew
 
 EARLY, LATE = -1e9, 1e18  # on the clock that is asked
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from shmload._core.filler import DONE, ERROR
 from shmload.batch.ragged import AS_TORCH_OR_LIST
+from shmload.ray.decoder import Decoder, Errand, Setting
 from shmload.shm import forks
-from shmload.worker.actors.decoder import Decoder, Errand, Setting
 from shmload.worker.failure import Failure
 from shmload.worker.reader import plan_of
 from shmload.worker.sample_rng import kept_generators
@@ -29,8 +29,8 @@ def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Deco
     plan = plan_of(dataset, collate_fn=None, auto_collation=True, ragged=ragged, is_torch_mode=True)
     job = Job(dataset, None, None, True, 3, False, plan=plan, **of_job)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shmload.worker.actors.decoder._name_classes_of_main", lambda: None)
-        patch.setattr("shmload.worker.actors.decoder.prepare", lambda job, post: (job, None, None))
+        patch.setattr("shmload.ray.decoder._name_classes_of_main", lambda: None)
+        patch.setattr("shmload.ray.decoder.prepare", lambda job, post: (job, None, None))
         return Decoder(Setting(POST, (), AREA, 4 * AREA), np.frombuffer(sent(job), np.uint8))
 
 

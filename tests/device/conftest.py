@@ -41,5 +41,5 @@ def pinning(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     calls = StandIn()
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
     monkeypatch.setattr("shmload.device.sending.calls_of_cuda", lambda: calls)
-    monkeypatch.setattr("shmload.seed_mode.pin_memory", lambda batch: batch)
+    monkeypatch.setattr("shmload.modes.seed_mode.pin_memory", lambda batch: batch)
     return calls

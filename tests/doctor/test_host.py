@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from shmload.observe.doctor import checks
-from shmload.observe.doctor.host import Finding, Host, listed
+from shmload.tools.doctor import checks
+from shmload.tools.doctor.host import Finding, Host, listed
 
 Hosts = Callable[..., Host]
 GIB = 1 << 30

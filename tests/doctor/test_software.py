@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from shmload.cli import app
-from shmload.observe.doctor import checks, examine
-from shmload.observe.doctor.host import Finding, Host
+from shmload.tools.doctor import checks, examine
+from shmload.tools.doctor.host import Finding, Host
 
 FOUND = {"torch": "2.13.0+cpu", "numpy": "2.4.6", "posix_ipc": "1.3.2"}
 
@@ -111,7 +111,7 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     def breaks(host: Host) -> list[Finding]:
         raise ValueError("no such line")
 
-    monkeypatch.setattr("shmload.observe.doctor.checks.check_free_memory", breaks)
+    monkeypatch.setattr("shmload.tools.doctor.checks.check_free_memory", breaks)
     found = {one.check: one for one in examine.examine(Host())}
     assert found["memory"].text == "could not be checked: ValueError: no such line"
     assert found["versions"].level == "good"

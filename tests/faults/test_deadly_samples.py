@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from shmload import ShmLoader, WorkerDied, engine
+from shmload import ShmLoader, WorkerDied
+from shmload.engine import engine
 from tests.faults.faults_kit import DEADLINE_S, Rows, Victims, digest, kill_and_wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]

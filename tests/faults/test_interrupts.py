@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from shmload import ShmLoader, engine, seed_mode
+from shmload import ShmLoader
+from shmload.engine import engine
+from shmload.modes import seed_mode
 from tests.faults.faults_kit import COLLATE, DATASETS, Charges, Rows, Victims, digest
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ import torch
 import shmload.debug
 from shmload import ShmLoader
 from shmload.debug import is_poisoned
-from shmload.engine import Engine
+from shmload.engine.engine import Engine
 
 N, BATCH_SIZE = 48, 4
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from shmload import BlockShuffle, LengthBuckets, ShmLoader, StateMismatch, TokenBudget, Weighted
-from shmload.observe.audit.verify import read_folder, verify
+from shmload.tools.audit.verify import read_folder, verify
 from tests.loader.seeded_data import InBatches, InPlace, Ragged
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 100)

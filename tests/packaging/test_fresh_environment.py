@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shmload.observe.bench.peers import PEERS
+from shmload.tools.bench.peers import PEERS
 
 DIST = os.environ.get("SHMLOAD_DIST")
 pytestmark = [

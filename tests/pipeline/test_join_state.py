@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from shmload.errors import StateMismatch
 from shmload.pipeline import Conveyer, Join, Permutation, Range
-from shmload.schedule.mix_order import Drawn
+from shmload.schedule.mix import Drawn
 from shmload.schedule.state import with_checksum
 from tests.pipeline.pipeline_kit import joined_ranges as joined
 

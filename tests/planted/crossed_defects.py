@@ -36,7 +36,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "the same without workers",
-        "shmload/inline.py",
+        "shmload/modes/inline.py",
         "            self._reads_many = not drew_for_many()  #",
         "            #",
         ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
@@ -95,7 +95,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a StopIteration of the user's ends a pass in seed mode",
-        "shmload/seed_mode.py",
+        "shmload/modes/seed_mode.py",
         "            raise no_end(error, who) from error\n",
         "            raise\n",
         (
@@ -150,7 +150,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "sending the dataset counts as connecting",
-        "shmload/worker/actors/cluster.py",
+        "shmload/ray/cluster.py",
         "        return self._joined_at is None and self._asked_at is not None and",
         "        return self._asked_at is not None and",
         (f"{CONNECTION}test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said",),
@@ -158,7 +158,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "an agent that takes another's place asks the cluster once",
-        "shmload/worker/actors/crew.py",
+        "shmload/ray/crew.py",
         ", is_again=True))",
         "))",
         (f"{CONNECTION}test_an_agent_that_takes_anothers_place_knows_it",),

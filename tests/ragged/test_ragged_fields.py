@@ -15,8 +15,8 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from shmload import Jagged, Padded, SampleError, ShmLoader
 from shmload._core.filler import WorkerRing
 from shmload._core.trainer import TrainerRing, control_nbytes, live_leases
-from shmload.ring_memory import RingMemory
-from shmload.worker.actors.decoder import private
+from shmload.engine.ring import RingMemory
+from shmload.ray.decoder import private
 from tests.ragged.ragged_kit import Opaque, Samples, assert_same, reference
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers

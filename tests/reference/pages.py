@@ -18,7 +18,7 @@ MADE = "<!-- Written by `python -m tests.reference` from the docstrings: change 
 WIDTH = 100  # columns of a signature in one line
 PAGES = {  # page -> its title, what begins the places that stand on it (the first that fits has a name), its guides
     "loader.md": ("ShmLoader", ("shmload.loader", "shmload.cluster"), ("switch", "resume", "memory", "migration")),
-    "orders.md": ("Orders", ("shmload.schedule", "shmload.mix"), ("sampling", "mixtures")),
+    "orders.md": ("Orders", ("shmload.schedule", "shmload.schedule.mix"), ("sampling", "mixtures")),
     "errors.md": ("Errors", ("shmload.errors",), ("operations",)),
     "formats.md": (
         "Formats",
@@ -39,7 +39,7 @@ PAGES = {  # page -> its title, what begins the places that stand on it (the fir
         ("shmload.remote", "shmload.storage", "shmload.schedule.shuffles"),
         ("packing", "stores"),
     ),
-    "metrics.md": ("Metrics", ("shmload.metrics", "shmload.observe.epochs"), ("trace",)),
+    "metrics.md": ("Metrics", ("shmload.modes.epoch_metrics", "shmload.modes.epoch_metrics"), ("trace",)),
     "debug.md": ("Debugging", ("shmload.debug",), ("memory",)),
     "samples.md": ("Samples and batches", ("shmload",), ("samples", "shared_index")),
 }

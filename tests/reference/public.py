@@ -24,7 +24,7 @@ MODULES = (
     "shmload.cluster",
     "shmload.debug",
     "shmload.growing",
-    "shmload.metrics",
+    "shmload.modes.epoch_metrics",
     "shmload.pipeline",
     *(f"shmload.storage.{module}" for module in ("cache", "folder", "lease", "reservation")),
     "shmload.remote",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import shmload
-from shmload.schedule.mix_order import MixOrder
+from shmload.schedule.mix import MixOrder
 from shmload.schedule.permutation import sample_key, sample_key_pair
 from shmload.schedule.schedule import KeyedOrder, Schedule
 

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-import shmload.metrics
+import shmload.modes.epoch_metrics
 from shmload import ShmLoader
-from shmload.metrics import EpochMetrics, summary_line, to_log, to_tensorboard
-from shmload.observe.epochs import nbytes_of, rows_of
+from shmload.modes.epoch_metrics import EpochMetrics, nbytes_of, rows_of, summary_line, to_log, to_tensorboard
 from tests.trace.trace_kit import Broken, Growing, Plain, Rows, Stream, run
 
 MODES = pytest.mark.parametrize("seed", [1, None])
@@ -212,7 +211,7 @@ def test_a_copy_has_no_callbacks() -> None:
 
 
 def test_nothing_is_measured_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.observe.epochs.EpochWatch", None)
+    monkeypatch.setattr("shmload.modes.epoch_metrics.EpochWatch", None)
     run(ShmLoader(Rows(), 8, seed=1))
     run(ShmLoader(Rows(), 8))
 
@@ -260,7 +259,7 @@ def test_where_the_logger_tells_nobody_the_line_goes_to_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SHMLOAD_SUMMARY", "1")
-    monkeypatch.setattr(shmload.metrics.log, "propagate", False)
+    monkeypatch.setattr(shmload.modes.epoch_metrics.log, "propagate", False)
     run(ShmLoader(Rows(), 8, seed=1))
     assert capsys.readouterr().err.startswith("shmload: epoch 0: 8 batches")
 

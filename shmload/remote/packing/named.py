@@ -24,8 +24,8 @@ from shmload.formats.paths import expanded, shard_paths
 from shmload.formats.tar.dataset import TarDataset
 from shmload.formats.tfrecord.dataset import TFRecordDataset
 from shmload.observe.bench.spec import call, is_map_style, resolve
-from shmload.observe.inspect.describe import recognise
-from shmload.observe.inspect.formats.example import features_of
+from shmload.tools.inspect.describe import recognise
+from shmload.tools.inspect.formats.example import features_of
 
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 

@@ -1,0 +1,295 @@
+"""How long waits were: any number of them in constant memory, for quantiles."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
+
+from shmload.world import rank_and_world_size
+
+if TYPE_CHECKING:
+    from shmload.engine.engine import Engine
+    from shmload.loader import ShmLoader
+
+__all__ = [
+    "NO_TOTALS",
+    "SUB_BITS",
+    "EpochCallback",
+    "EpochMetrics",
+    "EpochWatch",
+    "Waits",
+    "log",
+    "nbytes_of",
+    "rows_of",
+    "summary_line",
+    "to_log",
+    "to_tensorboard",
+    "watched",
+]
+
+SUB_BITS = 4  # buckets per power of two, as bits: a bucket is at most 1/16 of its values wide
+
+
+class Waits:
+    """A count per bucket of durations in ns. A bucket spans less than 1/16 of its values, so its middle is right to 1/32."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self.count = 0
+        self.total_ns = 0
+
+    def add(self, ns: int) -> None:
+        """Takes one in."""
+        self.count += 1
+        self.total_ns += ns
+        shift = max(ns.bit_length() - SUB_BITS - 1, 0)
+        bucket = (shift << (SUB_BITS + 1)) | (ns >> shift)
+        self._counts[bucket] = self._counts.get(bucket, 0) + 1
+
+    def quantile(self, q: float) -> float:
+        """The value in ns below or at which a share `q` of them lie; 0 if there is none."""
+        wanted = q * self.count
+        seen = 0
+        for bucket in sorted(self._counts):
+            seen += self._counts[bucket]
+            if seen >= wanted:
+                shift, head = bucket >> (SUB_BITS + 1), bucket & ((1 << (SUB_BITS + 1)) - 1)
+                return (head << shift) + ((1 << shift) - 1) / 2
+        return 0.0
+
+
+log = logging.getLogger("shmload")
+
+
+class EpochMetrics(TypedDict):
+    """One pass over a loader, from its first `next()` to its end, or to the last batch of one that was broken off.
+
+    A wait is what one `next()` took. p50 and p99 are right to 3 %.
+    """
+
+    epoch: int  # in torch mode: how many passes were begun before
+    rank: int
+    world_size: int
+    is_complete: bool  # False: it was broken off
+    batches: int
+    samples: int  # rows delivered, padding included
+    nbytes: int  # delivered
+    wall_s: float
+    samples_per_s: float
+    nbytes_per_s: float
+    wait_share: float  # of the wall time, 0 to 1
+    wait_p50_s: float
+    wait_p99_s: float
+    workers_busy_share: float | None  # of the workers' wall time, 0 to 1; None without workers
+    num_bad_samples: int
+    num_restarts: int  # workers replaced
+
+
+EpochCallback = Callable[[EpochMetrics], object]
+
+
+class ScalarWriter(Protocol):
+    """The part of torch.utils.tensorboard.SummaryWriter that is used."""
+
+    def add_scalar(self, tag: str, scalar_value: Any, global_step: int) -> object:
+        """Notes a value."""
+
+
+def summary_line(metrics: EpochMetrics) -> str:
+    """The epoch in one line.
+
+    Args:
+        metrics: what a callback of `ShmLoader.on_epoch_end` is given.
+    """
+    m = metrics
+    rank = f"rank {m['rank']}, " if m["world_size"] > 1 else ""
+    broken = "" if m["is_complete"] else ", broken off"
+    busy = m["workers_busy_share"]
+    workers = "no workers" if busy is None else f"workers busy {busy:.0%}"
+    return (
+        f"{rank}epoch {m['epoch']}{broken}: {m['batches']:,} batches, {m['samples']:,} samples in {m['wall_s']:.2f} s: "
+        f"{m['samples_per_s']:,.0f} samples/s, {m['nbytes_per_s'] / 1e6:,.1f} MB/s; waited {m['wait_share']:.0%} "
+        f"(p50 {m['wait_p50_s'] * 1e3:.3g} ms, p99 {m['wait_p99_s'] * 1e3:.3g} ms); {workers}; "
+        f"{m['num_bad_samples']} bad samples, {m['num_restarts']} restarts"
+    )
+
+
+def to_log(metrics: EpochMetrics) -> None:
+    """Tells the `shmload` logger, at level INFO: a callback for `ShmLoader.on_epoch_end`.
+
+    Args:
+        metrics: of the epoch.
+    """
+    log.info("%s", summary_line(metrics))
+
+
+def to_tensorboard(writer: ScalarWriter, prefix: str = "shmload") -> EpochCallback:
+    """A callback that writes every number of an epoch as a scalar, at the epoch's own.
+
+    Args:
+        writer: a torch.utils.tensorboard.SummaryWriter, or anything with its add_scalar.
+        prefix: of the tags: "shmload/samples_per_s".
+    """
+
+    def write(metrics: EpochMetrics) -> None:
+        for name, value in metrics.items():
+            if name not in ("epoch", "rank", "world_size") and value is not None:
+                writer.add_scalar(f"{prefix}/{name}", value, metrics["epoch"])
+
+    return write
+
+
+def callbacks_of_environment() -> list[EpochCallback]:
+    """What SHMLOAD_SUMMARY asks for."""
+    return [] if os.environ.get("SHMLOAD_SUMMARY", "") in ("", "0") else [_to_log_or_stderr]
+
+
+def _to_log_or_stderr(metrics: EpochMetrics) -> None:
+    """Tells the logger, or stderr if the logger would tell nobody: who has set the variable wants to see it."""
+    if log.isEnabledFor(logging.INFO) and log.hasHandlers():
+        to_log(metrics)
+    else:
+        print(f"shmload: {summary_line(metrics)}", file=sys.stderr)
+
+
+NO_TOTALS = {"nbytes": 0, "num_restarts": 0, "busy_s": 0.0}
+
+
+def watched(loader: ShmLoader[Any], epoch: int) -> EpochWatch | None:
+    """Begins a pass; None if nobody wants to know. One before it that has not ended was broken off."""
+    before = None if loader._watch is None else loader._watch()
+    if before is not None:
+        before.end(is_complete=False)
+    if not loader._epoch_callbacks:
+        return None
+    watch = EpochWatch(loader, epoch)
+    loader._watch = weakref.ref(watch)
+    return watch
+
+
+class EpochWatch:
+    """The account of one pass. Its iterator owns it."""
+
+    def __init__(self, loader: ShmLoader[Any], epoch: int) -> None:
+        self._loader = weakref.ref(loader)  # in torch mode an iterator works on without its loader
+        self._callbacks = loader._epoch_callbacks
+        self._bad_samples = loader._bad_samples
+        self._recorder = loader._recorder
+        self._num_workers = loader.crew_size
+        self._epoch = epoch
+        self._place = rank_and_world_size(loader.rank, loader.world_size)
+        self._num_bad = loader._bad_samples.count
+        self._engine: Engine | None = loader._last_engine
+        self._totals = NO_TOTALS if self._engine is None else self._engine.totals()
+        self._is_iterable = isinstance(loader.dataset, IterableDataset)
+        self._waits = Waits()
+        self._samples = self._nbytes = 0
+        self._asked_ns = self._began_ns = self._last_ns = 0
+        self._has_ended = False
+        self._pid = os.getpid()
+
+    def asked(self) -> None:
+        """A batch is asked for."""
+        self._asked_ns = monotonic_ns()
+
+    def delivered(self, batch: Any) -> None:
+        """It is handed out."""
+        now = monotonic_ns()
+        if self._waits.count == 0:
+            self._began_ns = self._asked_ns
+            loader = self._loader()
+            if loader is not None and loader._last_engine is not self._engine:  # workers have started only now
+                self._engine, self._totals = loader._last_engine, NO_TOTALS
+        self._last_ns = now
+        self._waits.add(now - self._asked_ns)
+        order = self._recorder.last
+        assert order is not None
+        self._samples += rows_of(batch, order.nrows) if self._is_iterable else order.nrows
+        if self._num_workers == 0:
+            self._nbytes += nbytes_of(batch)
+
+    def end(self, *, is_complete: bool) -> None:
+        """Tells what the pass was like; once."""
+        if self._has_ended or self._pid != os.getpid():  # a forked worker has a copy
+            return
+        self._has_ended = True
+        if not is_complete and self._waits.count == 0:
+            return
+        now = monotonic_ns() if is_complete else self._last_ns
+        metrics = self._metrics(now - self._began_ns if self._waits.count else 0, is_complete)
+        for callback in list(self._callbacks):
+            try:
+                callback(metrics)
+            except Exception:  # what only looks on must not end a training
+                log.exception("a callback of on_epoch_end failed; training goes on")
+
+    def _metrics(self, wall_ns: int, is_complete: bool) -> EpochMetrics:
+        totals = self._totals if self._engine is None else self._engine.totals()
+        wall_s = wall_ns / 1e9
+        busy = None
+        if self._num_workers:
+            self._nbytes = int(totals["nbytes"] - self._totals["nbytes"])
+            busy = (
+                min((totals["busy_s"] - self._totals["busy_s"]) / (self._num_workers * wall_s), 1.0) if wall_s else 0.0
+            )
+        return {
+            "epoch": self._epoch,
+            "rank": self._place[0],
+            "world_size": self._place[1],
+            "is_complete": is_complete,
+            "batches": self._waits.count,
+            "samples": self._samples,
+            "nbytes": self._nbytes,
+            "wall_s": wall_s,
+            "samples_per_s": self._samples / wall_s if wall_s else 0.0,
+            "nbytes_per_s": self._nbytes / wall_s if wall_s else 0.0,
+            "wait_share": self._waits.total_ns / wall_ns if wall_ns else 0.0,
+            "wait_p50_s": self._waits.quantile(0.5) / 1e9,
+            "wait_p99_s": self._waits.quantile(0.99) / 1e9,
+            "workers_busy_share": busy,
+            "num_bad_samples": self._bad_samples.count - self._num_bad,
+            "num_restarts": int(totals["num_restarts"] - self._totals["num_restarts"]),
+        }
+
+    def __del__(self) -> None:
+        if sys is not None and not sys.is_finalizing() and hasattr(self, "_pid"):
+            self.end(is_complete=False)
+
+
+def nbytes_of(batch: Any) -> int:
+    """Bytes of the tensors, arrays and strings in a batch."""
+    if isinstance(batch, torch.Tensor):
+        if batch.is_nested:
+            return nbytes_of(batch.values())
+        return batch.numel() * batch.element_size()
+    if isinstance(batch, np.ndarray):
+        return batch.nbytes
+    if isinstance(batch, bytes):
+        return len(batch)
+    if isinstance(batch, str):
+        return len(batch.encode("utf-8", "surrogatepass"))
+    if isinstance(batch, Mapping):
+        return sum(map(nbytes_of, batch.values()))
+    if isinstance(batch, list | tuple):
+        return sum(map(nbytes_of, batch))
+    return 0
+
+
+def rows_of(batch: Any, ordered: int) -> int:
+    """Rows of an iterable dataset's batch, whose last one may hold fewer than were ordered: its first tensor's."""
+    if isinstance(batch, torch.Tensor) and batch.ndim:
+        return min(len(batch), ordered)
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple) and batch:
+        return rows_of(batch[0], ordered)
+    return ordered

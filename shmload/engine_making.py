@@ -127,9 +127,7 @@ class EngineMaking(ObservedLoader[T]):
                 num_cooling=0 if calls is None else NUM_SENT,
                 num_sent=None if self.device is None else NUM_SENT,
                 sender=sender,
-                address=(self.address or "auto") if self.crew == "ray" else None,
-                num_local_workers=self.num_local_workers,
-                connect_timeout_s=self.connect_timeout_s,
+                **self._backend(),
             ),
             self._bad_samples,
         )
@@ -183,6 +181,15 @@ class EngineMaking(ObservedLoader[T]):
             return tensor
 
         mapped(batch, name, lambda leaf: leaf)
+
+    def _backend(self) -> dict[str, Any]:
+        """Where workers run."""
+        if self.crew != "ray":
+            return {}
+        from shmload.ray.crew import OnCluster  # few loaders have a cluster
+
+        cluster = OnCluster(self.address or "auto", self.num_local_workers, self.connect_timeout_s)
+        return {"backend": cluster, "num_far": self.num_workers}
 
     def _fixed_size(self) -> dict[str, Any]:
         return {"num_workers": self.crew_size, "num_ordered": (self.prefetch_factor or 0) * self.crew_size}

@@ -34,7 +34,6 @@ from shmload.modes.torch_state import Progress, TorchState, check_torch_state, f
 from shmload.observed import T
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
 from shmload.worker.generators import Origin, own_generators, replayed
-from shmload.worker.muster import num_actors
 from shmload.worker.sources import DecodesBatches, DecodesSamples, Samples
 from shmload.world import ability_of
 
@@ -180,7 +179,9 @@ class ShmLoader(EngineMaking[T]):
         self.connect_timeout_s = connect_timeout_s
         self._num_rings = 0
         if crew == "ray" and is_auto(num_workers):
-            num_workers = num_actors(address)
+            from shmload.ray.cluster import num_actors  # few loaders have a cluster
+
+            num_workers = num_actors(address or "auto")
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch reads more than it names

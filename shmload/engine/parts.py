@@ -25,7 +25,7 @@ from shmload.shm import forks
 from shmload.shm.doorbell import JointBell
 from shmload.shm.group import Group
 from shmload.worker.crew import STOP_GRACE_S, interrupts_held
-from shmload.worker.muster import muster
+from shmload.worker.muster import Backend, muster, processes
 from shmload.worker.process import STACK_NBYTES
 from shmload.worker.spec import Invitation, Job
 from shmload.world import users_frame
@@ -120,9 +120,8 @@ class EngineOptions:
     num_ranks: int = 1  # of this node that read the ring
     num_guests: int = 0  # workers of other ranks that may fill chunks of the ring
     affinity: tuple[int, ...] = ()  # processors of the crew; none: the trainer's
-    address: str | None = None  # of the Ray cluster whose actors are the workers; None: processes of this machine are
-    num_local_workers: int = 0  # of the workers, the last ones: processes of this machine beside the actors
-    connect_timeout_s: float = 60.0  # for the Ray cluster to answer
+    backend: Backend = processes  # where workers run
+    num_far: int = 0  # of the workers, the first ones: on other machines
 
 
 class Machinery:
@@ -166,7 +165,7 @@ class Machinery:
             num_slots=self.num_slots,
             num_workers=num_records,
             is_static=options.is_static,
-            threads_per_worker=self._job.num_threads if options.address is None else WHOLE_BATCHES,
+            threads_per_worker=WHOLE_BATCHES if options.num_far else self._job.num_threads,
             num_usable=num_slots(options.first_ordered) + options.num_cooling if options.first_ordered else 0,
             **sizes,
         )
@@ -185,7 +184,7 @@ class Machinery:
         )
         self._ready = group.doorbell("ready")
         self._grants = group.doorbell("grants")
-        num_order_bells = options.num_workers if options.is_static else 1 + (options.num_local_workers > 0)
+        num_order_bells = options.num_workers if options.is_static else 1 + (0 < options.num_far < options.num_workers)
         self._orders = [group.doorbell(f"orders-{i}") for i in range(num_order_bells)]
         job = self._job
         bells = self._orders if options.is_static or len(self._orders) == 1 else [JointBell(self._orders)]
@@ -196,10 +195,9 @@ class Machinery:
         self._has_notes = self._job.seed is None
         self._stacks = {}  # by worker, where they can be asked for theirs; actors are watched where they are
         if options.sample_timeout_s is not None:
-            num_far = 0 if options.address is None else options.num_workers - options.num_local_workers
-            for worker in range(num_far, options.num_workers):
+            for worker in range(options.num_far, options.num_workers):
                 self._stacks[worker] = group.segment(f"stack-{worker}", STACK_NBYTES)
-        self.crew = muster(
+        called = muster(
             self._job,
             group,
             control,
@@ -212,13 +210,12 @@ class Machinery:
             resume=options.resume,
             stacks=self._stacks,
             neighbours=self._neighbours(),
-            address=options.address,
-            num_local_workers=options.num_local_workers,
+            num_far=options.num_far,
             num_ahead=options.num_ordered // options.num_workers,
-            connect_timeout_s=options.connect_timeout_s,
             sample_timeout_s=options.sample_timeout_s,
             affinity=options.affinity,
         )
+        self.crew = options.backend(called)
         limit = options.max_restarts
         if limit is None and self._job.seed is None:
             limit = 0

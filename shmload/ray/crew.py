@@ -17,6 +17,7 @@ from shmload import faults
 from shmload.ray.agent import Briefing
 from shmload.shm import forks, reaper
 from shmload.worker.crew import Crew, Death, ProcessCrew
+from shmload.worker.muster import Called, processes, with_parcel
 from shmload.worker.spec import Job, Post
 
 MAX_AHEAD = 4  # errands of a worker: one is decoded, one travels, one is copied, and one comes early
@@ -242,3 +243,34 @@ class JointCrew:
             self._processes.stop(grace_s)
         finally:
             self._actors.stop(max(deadline - monotonic(), 0.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class OnCluster:
+    """Workers on a Ray cluster, and some of this machine beside them.
+
+    Args:
+        address: of the cluster's head, or "auto".
+        num_local_workers: of the workers, how many, the last ones, are this machine's.
+        connect_timeout_s: how long the cluster may take to answer.
+    """
+
+    address: str
+    num_local_workers: int
+    connect_timeout_s: float
+
+    def __call__(self, called: Called) -> RayCrew | JointCrew:
+        """The crew, not started."""
+        num_far = len(called.posts) - self.num_local_workers
+        actors = RayCrew(
+            with_parcel(called.group, "parcel", pickled_by_value(called.job), called.posts[:num_far]),
+            self.address,
+            is_seeded=called.job.seed is not None,
+            num_ahead=called.num_ahead,
+            connect_timeout_s=self.connect_timeout_s,
+            num_beside=self.num_local_workers,
+            sample_timeout_s=called.sample_timeout_s,
+        )
+        if not self.num_local_workers:
+            return actors
+        return JointCrew(actors, processes(dataclasses.replace(called, posts=called.posts[num_far:])), num_far)

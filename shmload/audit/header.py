@@ -8,14 +8,14 @@ import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 import shmload
 from shmload.schedule.schedule import SCHEDULE_VERSION, BatchSchedule, Schedule
 from shmload.world import ability_of, rank_and_world_size
 
 if TYPE_CHECKING:
-    from shmload.loader import ShmLoader
+    from shmload.engine.config import LoaderConfig
 
 __all__ = [
     "DISTRIBUTED",
@@ -109,7 +109,7 @@ def _is_stream(stream: Any, n: Any) -> bool:
     return is_dict and are_members(stream.get("members"))
 
 
-def header_of(loader: ShmLoader[Any], schedule: Schedule | BatchSchedule | None, rank: int | None = None) -> Header:
+def header_of(config: LoaderConfig, schedule: Schedule | BatchSchedule | None, rank: int | None = None) -> Header:
     """The header for a loader as it is now.
 
     Args:
@@ -118,10 +118,10 @@ def header_of(loader: ShmLoader[Any], schedule: Schedule | BatchSchedule | None,
         ValueError: the environment names a world size, and neither it nor the loader's arguments say which rank this is.
     """
     common: dict[str, Any] = {
-        "seed": loader.seed,
-        "on_error": loader.on_error,
-        "seed_samples": loader.seed_samples,
-        "dataset": type(loader.dataset).__qualname__,
+        "seed": config.seed,
+        "on_error": config.on_error,
+        "seed_samples": config.seed_samples,
+        "dataset": type(config.dataset).__qualname__,
         "shmload": shmload.__version__,
         "host": platform.node(),
         "pid": os.getpid(),
@@ -155,47 +155,40 @@ def header_of(loader: ShmLoader[Any], schedule: Schedule | BatchSchedule | None,
             in_order=True,
             **common,
         )
-    batches = loader._index_sampler
+    batches = config.index_sampler
     sampler = getattr(batches, "sampler", batches)
     is_distributed = isinstance(sampler, DistributedSampler)
     ranks = (
-        (sampler.rank, sampler.num_replicas) if is_distributed else rank_and_world_size(loader.rank, loader.world_size)
+        (sampler.rank, sampler.num_replicas) if is_distributed else rank_and_world_size(config.rank, config.world_size)
     )
     return Header(
-        mode=TORCH if loader.seed is None else SAMPLED,
-        n=_length_of(loader.dataset),
-        batch_size=getattr(batches, "batch_size", loader.batch_size),
+        mode=TORCH if config.seed is None else SAMPLED,
+        n=config.num_samples,
+        batch_size=getattr(batches, "batch_size", config.batch_size),
         rank=ranks[0],
         world_size=ranks[1],
         shuffle=not isinstance(sampler, SequentialSampler),
-        uneven="drop" if any(getattr(one, "drop_last", False) for one in (loader, batches, sampler)) else "exact",
+        uneven="drop" if any(getattr(one, "drop_last", False) for one in (config, batches, sampler)) else "exact",
         schedule=SCHEDULE_VERSION,
-        order=_order_name(loader, batches, sampler),
-        in_order=bool(loader.in_order) or loader.seed is not None,
+        order=_order_name(config, batches, sampler),
+        in_order=bool(config.in_order) or config.seed is not None,
         **common,
     )
 
 
-def _length_of(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except (TypeError, NotImplementedError):
-        return None
-
-
-def _order_name(loader: ShmLoader[Any], batches: Any, sampler: Any) -> str | None:
+def _order_name(config: LoaderConfig, batches: Any, sampler: Any) -> str | None:
     """None for torch's own orders that deliver each sample once."""
-    if isinstance(loader.dataset, IterableDataset):
+    if config.is_iterable:
         return ITERABLE
-    if ability_of(loader.dataset, "epoch_schedule"):  # whose epochs differ
-        return type(loader.dataset).__qualname__
+    if ability_of(config.dataset, "epoch_schedule"):  # whose epochs differ
+        return type(config.dataset).__qualname__
     if batches is not sampler and type(batches) is not BatchSampler:
         return type(batches).__qualname__
     if isinstance(sampler, DistributedSampler):
         return DISTRIBUTED
     is_random = type(sampler) is RandomSampler and not sampler.replacement
-    if is_random and sampler.num_samples == len(sampler.data_source) == _length_of(loader.dataset):
+    if is_random and sampler.num_samples == len(sampler.data_source) == config.num_samples:
         return None
-    if type(sampler) is SequentialSampler and len(sampler.data_source) == _length_of(loader.dataset):
+    if type(sampler) is SequentialSampler and len(sampler.data_source) == config.num_samples:
         return None
     return type(sampler).__qualname__

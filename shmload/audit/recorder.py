@@ -15,7 +15,6 @@ import logging
 import os
 import secrets
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from time import time_ns
 from typing import Any, cast
@@ -25,8 +24,10 @@ from numpy.typing import NDArray
 
 from shmload.audit.digest import digest_of
 from shmload.audit.file import SUFFIX, Batch, Change, batch_record, event_record, header_line
-from shmload.audit.header import Header
+from shmload.audit.header import Header, header_of
+from shmload.engine.config import LoaderConfig
 from shmload.engine.orders import NOTHING, Order
+from shmload.schedule.schedule import BatchSchedule, Schedule
 
 __all__ = [
     "Recorder",
@@ -78,11 +79,23 @@ class Recorder:
         """A state was loaded, or set_epoch called: the next pass begins there."""
         self._event("resume", {"epoch": epoch, "step": step, "by": by})
 
-    def begins(self, make_header: Callable[[], Header], epoch: int, step: int) -> None:
-        """A pass begins at that step."""
+    def begins(
+        self,
+        config: LoaderConfig,
+        epoch: int,
+        step: int,
+        *,
+        schedule: Schedule | BatchSchedule | None = None,
+        rank: int = 0,
+    ) -> None:
+        """A pass begins at that step.
+
+        Args:
+            schedule, rank: seed mode's; None where a sampler orders, or an order the batches.
+        """
         if self._folder is None:
             return
-        header = make_header()
+        header = header_of(config, schedule, rank)
         if self._header is not None and header != self._header:
             self.close()  # other ranks, or another length: what comes now is told by a file of its own
         self._header = header

@@ -102,12 +102,11 @@ def readable(nbytes: int) -> str:
 
 def _described(path: Path, num_samples: int, dtype: str | None) -> "Summary":
     """Of a file, or of a folder that is a packed dataset's or a growing cache's."""
-    from shmload.growing import inspected as growing
-    from shmload.remote import inspected as packed
     from shmload.tools.inspect.describe import describe
+    from shmload.tools.inspect.formats import growing_cache, packed
 
     if (manifest := packed.manifest_at(path)) is not None:
         return packed.describe(manifest, num_samples)
-    if growing.is_cache(path):
-        return growing.inspected(path)
+    if growing_cache.is_cache(path):
+        return growing_cache.inspected(path)
     return describe(path, num_samples=num_samples, dtype=dtype)

@@ -6,7 +6,7 @@ import logging
 import os
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ from shmload.shm import segment
 from shmload.shm.segment import available_bytes
 
 if TYPE_CHECKING:
+    from shmload.engine.config import LoaderConfig
     from shmload.engine.engine import Engine
-    from shmload.loader import ShmLoader
 
 AUTO = "auto"
 
@@ -125,27 +125,31 @@ def first_numbers(num_workers: Any, prefetch_factor: Any, *, is_torch_mode: bool
     return num_workers, prefetch_factor
 
 
-def tuner_of(loader: ShmLoader[Any]) -> Autotuner | None:
+def tuner_of(config: LoaderConfig, tell: Callable[[Setting], None]) -> Autotuner | None:
     """What tunes a loader while it runs; None if nothing of it may change."""
-    changes_crew = is_auto(loader.num_workers) and loader.seed is not None
-    return Autotuner(loader) if loader.num_workers and (changes_crew or is_auto(loader.prefetch_factor)) else None
+    changes_crew = is_auto(config.num_workers) and config.seed is not None
+    may_change = config.num_workers and (changes_crew or is_auto(config.prefetch_factor))
+    return Autotuner(config, tell) if may_change else None
 
 
 class Autotuner:
     """Tunes one loader, over one engine after the other.
 
+    Args:
+        tell: told of the numbers whenever they change, so that the loader's attributes can be those of now.
+
     Attributes:
         num_ahead: batches to be ordered ahead now.
     """
 
-    def __init__(self, loader: ShmLoader[Any]) -> None:
-        self._loader = weakref.ref(loader)  # the loader has this
-        self._ring_bytes = loader.ring_bytes
-        given = Setting(loader.crew_size, int(loader.prefetch_factor or 1))
+    def __init__(self, config: LoaderConfig, tell: Callable[[Setting], None]) -> None:
+        self._tell = tell
+        self._ring_bytes = config.ring_bytes
+        given = Setting(config.crew_size, int(config.prefetch_factor or 1))
         least, most = given, given
-        if is_auto(loader.num_workers) and loader.seed is not None:
+        if is_auto(config.num_workers) and config.seed is not None:
             least, most = least._replace(num_workers=1), most._replace(num_workers=most_workers())
-        if is_auto(loader.prefetch_factor):
+        if is_auto(config.prefetch_factor):
             least, most = least._replace(prefetch=1), most._replace(prefetch=PREFETCH_MAX)
         self._least, self._most = least, most
         self._setting = Setting(
@@ -154,7 +158,7 @@ class Autotuner:
         needed = most.num_workers * max(least.prefetch, min(FIRST_PREFETCH, most.prefetch))
         self._most_ahead = max(needed, min(most.num_ahead, MOST_AHEAD))
         self.num_ahead = self._setting.num_ahead
-        self._tell(loader)
+        tell(self._setting)
         self._memory = Memory()
         self._decisions: deque[dict[str, Any]] = deque(maxlen=NUM_KEPT)
         self._bound_by = ""
@@ -165,9 +169,9 @@ class Autotuner:
         self._began = 0.0
         self._before = (0.0, 0.0, 0)
 
-    def is_of(self, loader: ShmLoader[Any]) -> bool:
+    def is_of(self, config: LoaderConfig) -> bool:
         """Whether the loader's numbers are still those that this has set."""
-        return self._setting == (loader.crew_size, loader.prefetch_factor)
+        return self._setting == (config.crew_size, config.prefetch_factor)
 
     def engine_options(self) -> dict[str, int]:
         """What a new engine is made for, and what it begins with."""
@@ -243,16 +247,7 @@ class Autotuner:
             }
         )
         log.info("autotune: %s", reason)
-        loader = self._loader()
-        if loader is not None:
-            self._tell(loader)
-
-    def _tell(self, loader: ShmLoader[Any]) -> None:
-        """Lets the loader's attributes be the numbers of now; one that was given stays as it was given."""
-        if is_auto(loader.num_workers):
-            loader.num_workers = AutoNumber(self._setting.num_workers)
-        if is_auto(loader.prefetch_factor):
-            loader.prefetch_factor = AutoNumber(self._setting.prefetch)
+        self._tell(setting)
 
     def stats(self) -> dict[str, Any]:
         """What is set now, what holds the pipeline back, and the last decisions, the newest last."""

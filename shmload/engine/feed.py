@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from shmload._core.trainer import READY
-from shmload.debug import WatchedEngine
 from shmload.device.calls import Calls
 from shmload.device.sending import BufferSet
 from shmload.engine.engine import DEATH_LOOK_S, Engine
 from shmload.engine.orders import NOTHING, Delivery, Order
+from shmload.engine.watching import WatchedEngine
 from shmload.errors import CopyFailed
 from shmload.worker.crew import STOP_GRACE_S, interrupts_held
 from shmload.worker.snapshot import Note

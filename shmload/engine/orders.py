@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from weakref import WeakSet
 
 import numpy as np
@@ -19,6 +19,9 @@ from shmload._core.trainer import Order
 from shmload.errors import SampleError
 from shmload.worker.snapshot import Note
 
+if TYPE_CHECKING:
+    from shmload.engine.config import LoaderConfig
+
 __all__ = [
     "LEAVE_S",
     "LISTED_MAX",
@@ -26,6 +29,7 @@ __all__ = [
     "SUBSTITUTES_MAX",
     "BadSamples",
     "Delivery",
+    "DeliveryLog",
     "OnError",
     "Order",
     "Turns",
@@ -107,10 +111,39 @@ Delivery: TypeAlias = tuple[Order, Any, Note | None]
 NOTHING = object()
 
 
+class DeliveryLog(Protocol):
+    """Who is told of each pass and each batch, in the order in which they reach the user.
+
+    Attributes:
+        last: the order of the batch just yielded.
+        num_passes: begun in this run, in torch mode: its passes have no other number.
+    """
+
+    last: Order | None
+    num_passes: int
+
+    def resumed(self, epoch: int, step: int, *, by: str = "state") -> None:
+        """The next pass begins there."""
+
+    def begins(self, config: LoaderConfig, epoch: int, step: int, *, schedule: Any = None, rank: int = 0) -> None:
+        """A pass begins at that step; `schedule`, and whose part of it, where it can be computed."""
+
+    def delivered(
+        self, order: Order, batch: Any, *, valid: int | None = None, epoch: int | None = None, step: int | None = None
+    ) -> None:
+        """A batch is about to be yielded, or NOTHING came of its order."""
+
+    def ended(self, epoch: int, step: int) -> None:
+        """The pass has come to its end."""
+
+
 LISTED_MAX = 1000  # bad samples that stats() tells of singly
 SUBSTITUTES_MAX = 100  # indices tried in place of one bad sample
 
 OnError = Literal["raise", "skip", "substitute"]
+
+
+NextIndex: TypeAlias = Callable[[Order, int, int], Any]
 
 
 class BadSamples:
@@ -118,13 +151,13 @@ class BadSamples:
 
     Args:
         max_bad: more bad samples than this raise SampleError; None: any number may be bad.
-        next_index: (order, row, tries) -> the index that takes a row's place at that try, from 1.
+        next_index: (order, row, tries) -> the index that takes a row's place at that try, from 1; who reads must have given one.
     """
 
-    def __init__(self, on_error: OnError, max_bad: int | None, next_index: Callable[[Order, int, int], int]) -> None:
+    def __init__(self, on_error: OnError, max_bad: int | None, next_index: NextIndex | None = None) -> None:
         self._on_error = on_error
         self._max_bad = max_bad
-        self._next_index = next_index
+        self.next_index = next_index
         self.count = 0
         self.listed: list[dict[str, Any]] = []
 
@@ -159,7 +192,8 @@ class BadSamples:
                         "look at the dataset"
                     ) from cause
                 origins[row] = (first_row, tries + 1)
-                indices[row] = self._next_index(order, first_row, tries + 1)
+                assert self.next_index is not None
+                indices[row] = self.next_index(order, first_row, tries + 1)
         if self._on_error == "skip":
             good = sorted(set(range(order.nrows)).difference(bad))
             indices, origins = [indices[row] for row in good], [origins[row] for row in good]

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
 
 from shmload.world import rank_and_world_size
 
 if TYPE_CHECKING:
-    from shmload.engine.engine import Engine
-    from shmload.loader import ShmLoader
+    from shmload.engine.builder import EngineBuilder
+    from shmload.engine.config import LoaderConfig
+    from shmload.engine.orders import DeliveryLog
 
 __all__ = [
     "NO_TOTALS",
@@ -26,6 +26,7 @@ __all__ = [
     "EpochCallback",
     "EpochMetrics",
     "EpochWatch",
+    "EpochWatches",
     "Waits",
     "log",
     "nbytes_of",
@@ -33,7 +34,6 @@ __all__ = [
     "summary_line",
     "to_log",
     "to_tensorboard",
-    "watched",
 ]
 
 SUB_BITS = 4  # buckets per power of two, as bits: a bucket is at most 1/16 of its values wide
@@ -164,33 +164,53 @@ def _to_log_or_stderr(metrics: EpochMetrics) -> None:
 NO_TOTALS = {"nbytes": 0, "num_restarts": 0, "busy_s": 0.0}
 
 
-def watched(loader: ShmLoader[Any], epoch: int) -> EpochWatch | None:
-    """Begins a pass; None if nobody wants to know. One before it that has not ended was broken off."""
-    before = None if loader._watch is None else loader._watch()
-    if before is not None:
-        before.end(is_complete=False)
-    if not loader._epoch_callbacks:
-        return None
-    watch = EpochWatch(loader, epoch)
-    loader._watch = weakref.ref(watch)
-    return watch
+class EpochWatches:
+    """The accounts of a loader's passes, one at a time.
+
+    Attributes:
+        callbacks: who is told what an epoch was like.
+    """
+
+    def __init__(self) -> None:
+        self.callbacks = callbacks_of_environment()
+        self._newest: weakref.ref[EpochWatch] | None = None
+
+    def begin(
+        self, config: LoaderConfig, builder: EngineBuilder, deliveries: DeliveryLog, epoch: int
+    ) -> EpochWatch | None:
+        """Begins a pass; None if nobody wants to know. One before it that has not ended was broken off."""
+        self.close()
+        if not self.callbacks:
+            return None
+        watch = EpochWatch(config, builder, deliveries, epoch, self.callbacks)
+        self._newest = weakref.ref(watch)
+        return watch
+
+    def close(self) -> None:
+        """A pass that has not ended was broken off."""
+        if self._newest is not None and (watch := self._newest()) is not None:
+            watch.end(is_complete=False)
 
 
 class EpochWatch:
     """The account of one pass. Its iterator owns it."""
 
-    def __init__(self, loader: ShmLoader[Any], epoch: int) -> None:
-        self._loader = weakref.ref(loader)  # in torch mode an iterator works on without its loader
-        self._callbacks = loader._epoch_callbacks
-        self._bad_samples = loader._bad_samples
-        self._recorder = loader._recorder
-        self._num_workers = loader.crew_size
+    def __init__(
+        self,
+        config: LoaderConfig,
+        builder: EngineBuilder,
+        deliveries: DeliveryLog,
+        epoch: int,
+        callbacks: list[EpochCallback],
+    ) -> None:
+        self._builder, self._deliveries, self._callbacks = builder, deliveries, callbacks
+        self._num_workers = config.crew_size
         self._epoch = epoch
-        self._place = rank_and_world_size(loader.rank, loader.world_size)
-        self._num_bad = loader._bad_samples.count
-        self._engine: Engine | None = loader._last_engine
+        self._place = rank_and_world_size(config.rank, config.world_size)
+        self._num_bad = builder.bad_samples.count
+        self._engine = builder.last
         self._totals = NO_TOTALS if self._engine is None else self._engine.totals()
-        self._is_iterable = isinstance(loader.dataset, IterableDataset)
+        self._is_iterable = config.is_iterable
         self._waits = Waits()
         self._samples = self._nbytes = 0
         self._asked_ns = self._began_ns = self._last_ns = 0
@@ -206,12 +226,11 @@ class EpochWatch:
         now = monotonic_ns()
         if self._waits.count == 0:
             self._began_ns = self._asked_ns
-            loader = self._loader()
-            if loader is not None and loader._last_engine is not self._engine:  # workers have started only now
-                self._engine, self._totals = loader._last_engine, NO_TOTALS
+            if self._builder.last is not self._engine:  # workers have started only now
+                self._engine, self._totals = self._builder.last, NO_TOTALS
         self._last_ns = now
         self._waits.add(now - self._asked_ns)
-        order = self._recorder.last
+        order = self._deliveries.last
         assert order is not None
         self._samples += rows_of(batch, order.nrows) if self._is_iterable else order.nrows
         if self._num_workers == 0:
@@ -256,7 +275,7 @@ class EpochWatch:
             "wait_p50_s": self._waits.quantile(0.5) / 1e9,
             "wait_p99_s": self._waits.quantile(0.99) / 1e9,
             "workers_busy_share": busy,
-            "num_bad_samples": self._bad_samples.count - self._num_bad,
+            "num_bad_samples": self._builder.bad_samples.count - self._num_bad,
             "num_restarts": int(totals["num_restarts"] - self._totals["num_restarts"]),
         }
 

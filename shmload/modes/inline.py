@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from shmload.engine.orders import NOTHING, BadSamples, Order
 from shmload.worker.reader import no_room
 from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples, kept_generators
 from shmload.worker.spec import Job
+
+if TYPE_CHECKING:
+    from shmload.engine.config import LoaderConfig
 
 
 class InlineReader:
@@ -133,3 +136,15 @@ def collated(samples: list[Any], ragged: Ragged | None) -> Any:
 
 def _itself(error: BaseException) -> BaseException:
     return error
+
+
+def next_of_dataset(config: LoaderConfig, order: Order, row: int) -> int:
+    """The index that takes a bad sample's place where a sampler orders: the dataset's next.
+
+    Raises:
+        TypeError: the sampler gives keys.
+    """
+    ordered = order.indices[row]
+    if not isinstance(ordered, int | np.integer):
+        raise TypeError(f'on_error="substitute" needs integer indices: the sampler gave {ordered!r}. Use "skip"')
+    return (int(ordered) + 1) % len(config.dataset)

@@ -5,7 +5,6 @@ Such an order has no formula, so a state says how the sampler came to it (torch_
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -26,7 +25,7 @@ from shmload.worker.sample_rng import kept_generators
 from shmload.world import ability_of, rank_and_world_size
 
 if TYPE_CHECKING:
-    from shmload.loader import ShmLoader
+    from shmload.engine.config import LoaderConfig
 
 MODE = "seed, with a sampler"
 
@@ -134,7 +133,7 @@ class Epochs:
     A step is what the schedule counts: steps, or batches of all ranks where an order makes the batches.
 
     Args:
-        loader: its arguments are read anew before each pass.
+        config: the loader's, as it is made; a pass brings its own.
 
     Attributes:
         rank: of this process, as the schedule counts.
@@ -144,50 +143,44 @@ class Epochs:
         sampled: the draws of a sampler of the user's; None: there is a schedule.
     """
 
-    def __init__(self, loader: ShmLoader[Any]) -> None:
-        self._loader_ref = weakref.ref(loader)
+    def __init__(self, config: LoaderConfig) -> None:
+        self._config = config
         self.rank, self._world_size = 0, 1
         self._schedule: Schedule | BatchSchedule | None = None
         self._num_steps: int | None = 0  # of every epoch; None where they may differ
         self._block = _NO_BLOCK  # epoch, first step and indices of batches that are asked for next
         self.stride, self.is_uniform = 1, True
         self.behind: Callable[[int], int] = _next_step
-        self.sampled = SampledOrder(loader._index_sampler, loader.seed or 0) if loader._has_own_order else None
-        self.refresh()
-
-    @property
-    def _loader(self) -> ShmLoader[Any]:
-        loader = self._loader_ref()
-        assert loader is not None, "an iterator keeps its loader alive"
-        return loader
+        self.sampled = SampledOrder(config.index_sampler, config.seed or 0) if config.has_own_order else None
+        self.refresh(config)
 
     # ------------------------------------------------------------ the schedule
 
-    def refresh(self) -> bool:
+    def refresh(self, config: LoaderConfig) -> bool:
         """Makes the schedule for the dataset's length and the ranks as they are now: both may have come up since the last pass.
 
         Returns:
             whether it is another one: what workers were sent is of another order then, and their dataset perhaps an older one.
         """
+        self._config = config
         if self.sampled is not None:
             return False
-        loader = self._loader
         if (make := self._of_batches()) is not None:
             return self._refresh_batches(make)
-        ranks = rank_and_world_size(loader.rank, loader.world_size)
-        order = self._keyed_order((loader.batch_size or 1) * ranks[1])
-        n = len(loader.dataset) if order is None else order.n  # type: ignore[arg-type]  # map-style: the constructor has checked
+        ranks = rank_and_world_size(config.rank, config.world_size)
+        order = self._keyed_order((config.batch_size or 1) * ranks[1])
+        n = len(config.dataset) if order is None else order.n
         made_for = None if self._schedule is None else (self._schedule.n, getattr(self._schedule, "order", None))
         if made_for == (n, order) and ranks == (self.rank, self._world_size):
             return False
         self.rank, self._world_size = ranks
         self._schedule = Schedule(
             n,
-            batch_size=loader.batch_size or 1,
-            seed=loader.seed or 0,
-            shuffle=bool(loader.shuffle) and order is None,
-            drop_last=loader.drop_last,
-            uneven=loader.uneven,
+            batch_size=config.batch_size or 1,
+            seed=config.seed or 0,
+            shuffle=bool(config.shuffle) and order is None,
+            drop_last=config.drop_last,
+            uneven=config.uneven,
             world_size=self._world_size,
             order=order,
         )
@@ -197,35 +190,35 @@ class Epochs:
 
     def _of_batches(self) -> Callable[..., BatchSchedule] | None:
         """What makes the schedule where an order makes the batches, or the dataset has another length in each epoch."""
-        loader = self._loader
-        if isinstance(loader.batch_sampler, KeyedBatches):
-            return partial(loader.batch_sampler.schedule, uneven=loader.uneven)
-        growing = ability_of(loader.dataset, "epoch_schedule")
-        uneven = "drop" if loader.drop_last else loader.uneven
+        config = self._config
+        if isinstance(config.batch_sampler, KeyedBatches):
+            return partial(config.batch_sampler.schedule, uneven=config.uneven)
+        growing = ability_of(config.dataset, "epoch_schedule")
+        uneven = "drop" if config.drop_last else config.uneven
         return growing and partial(
-            growing, batch_size=loader.batch_size or 1, shuffle=bool(loader.shuffle), uneven=uneven
+            growing, batch_size=config.batch_size or 1, shuffle=bool(config.shuffle), uneven=uneven
         )
 
     def _refresh_batches(self, make: Callable[..., BatchSchedule]) -> bool:
         """The same for epochs whose lengths may differ."""
-        loader = self._loader
-        ranks = rank_and_world_size(loader.rank, loader.world_size)
+        config = self._config
+        ranks = rank_and_world_size(config.rank, config.world_size)
         if isinstance(self._schedule, BatchSchedule) and ranks == (self.rank, self._world_size):
             return False
         self.ended()
         self.rank, self._world_size = ranks
-        self._schedule = make(seed=loader.seed or 0, world_size=self._world_size)
+        self._schedule = make(seed=config.seed or 0, world_size=self._world_size)
         self._num_steps, self.stride, self.behind = None, self._schedule.stride, self._schedule.behind
         self.is_uniform = False
         return True
 
     def _keyed_order(self, global_batch: int) -> KeyedOrder | None:
         """What the samples are taken in if not in the plain order: the sampler, or what the dataset says for itself."""
-        loader = self._loader
-        if isinstance(loader.sampler, KeyedOrder):
-            return loader.sampler
-        of_dataset: Callable[..., KeyedOrder] | None = ability_of(loader.dataset, "keyed_order")
-        return of_dataset and of_dataset(shuffle=bool(loader.shuffle), global_batch=global_batch)
+        config = self._config
+        if isinstance(config.sampler, KeyedOrder):
+            return config.sampler
+        of_dataset: Callable[..., KeyedOrder] | None = ability_of(config.dataset, "keyed_order")
+        return of_dataset and of_dataset(shuffle=bool(config.shuffle), global_batch=global_batch)
 
     def begins(self, epoch: int) -> None:
         """A pass over an epoch begins."""
@@ -264,7 +257,7 @@ class Epochs:
     def end_of(self, epoch: int) -> int:
         """The first step that the epoch does not have."""
         if self.sampled is not None:
-            return len(self._loader._index_sampler)
+            return len(self._config.index_sampler)
         if self._num_steps is not None:
             return self._num_steps
         assert isinstance(self._schedule, BatchSchedule)
@@ -292,7 +285,7 @@ class Epochs:
         keys = self.sampled.keys(epoch, step)
         if keys is None:
             return None
-        return Order(epoch, step, keys if self._loader._auto_collation else [keys])
+        return Order(epoch, step, keys if self._config.auto_collation else [keys])
 
     def _indices(self, epoch: int, step: int) -> NDArray[np.int64]:
         """Of one batch, out of a block of several: the orders of a pass are asked for one after the other."""

@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-import weakref
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,20 +19,20 @@ from torch.autograd import profiler
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from shmload import faults
-from shmload.audit.header import header_of
 from shmload.device.sending import NUM_SENT, sent_now
 from shmload.engine.autotune import Autotuner
 from shmload.engine.engine import Engine
-from shmload.engine.orders import NOTHING, Order, Turns
-from shmload.modes.epoch_metrics import EpochWatch, watched
-from shmload.modes.inline import InlineReader
+from shmload.engine.orders import NOTHING, DeliveryLog, Order, Turns
+from shmload.modes.epoch_metrics import EpochWatch, EpochWatches
+from shmload.modes.inline import InlineReader, next_of_dataset
 from shmload.modes.seed_epochs import Epochs
 from shmload.schedule.permutation import MAX_N
 from shmload.worker.failure import no_end
 from shmload.world import users_frame
 
 if TYPE_CHECKING:
-    from shmload.loader import ShmLoader
+    from shmload.engine.builder import EngineBuilder
+    from shmload.engine.config import LoaderConfig
 
 END = object()  # what a stream gives beyond an epoch's last batch: a StopIteration that comes out of it is the user's
 
@@ -50,13 +48,11 @@ class Place:
 
 
 class SeedIterator:
-    """One pass: from where the stream stands to the end of its epoch. Keeps its loader alive."""
+    """One pass: from where the stream stands to the end of its epoch."""
 
-    def __init__(self, loader: ShmLoader[Any], stream: SeedStream) -> None:
-        self._loader = loader
+    def __init__(self, stream: SeedStream) -> None:
         self._stream = stream
-        self.place = stream.begin()
-        self._watch = watched(loader, self.place.epoch)
+        self.place, self._watch = stream.begin()
 
     def __iter__(self) -> SeedIterator:
         return self
@@ -86,7 +82,7 @@ class SeedIterator:
             raise no_end(error, who) from error
         if batch is END:
             self.place.is_over = True
-            self._loader._recorder.ended(self.place.epoch, self._stream.epochs.step_number(self.place.step))
+            self._stream.ended(self.place)
             if watch is not None:
                 watch.end(is_complete=True)
             raise StopIteration
@@ -102,10 +98,19 @@ class SeedIterator:
 
 
 class SeedStream:
-    """The batches of one loader in seed mode, in any order they are asked for, ordered ahead in the order they usually are."""
+    """The batches of one loader in seed mode, in any order they are asked for, ordered ahead in the order they usually are.
 
-    def __init__(self, loader: ShmLoader[Any]) -> None:
-        self._loader_ref = weakref.ref(loader)  # a cycle would keep workers until the garbage collector comes by
+    The loader and each of its passes hold it; its workers end when the last of them is gone.
+
+    Attributes:
+        config: the loader's for the newest pass, which the loader sets.
+        valid: rows of the batch just yielded that are no padding.
+    """
+
+    def __init__(self, config: LoaderConfig, builder: EngineBuilder, log: DeliveryLog, watches: EpochWatches) -> None:
+        self.config = config
+        self._builder, self._log, self._watches = builder, log, watches
+        self._is_closed = False
         self._engine: Engine | None = None
         self._inline: InlineReader | None = None
         self._pid = os.getpid()
@@ -118,13 +123,7 @@ class SeedStream:
         self._pins = False
         self._tuner: Autotuner | None = None  # of the engine's crew
         self.turns = Turns()  # of all passes: they are of one engine
-        self.epochs = Epochs(loader)
-
-    @property
-    def _loader(self) -> ShmLoader[Any]:
-        loader = self._loader_ref()
-        assert loader is not None, "an iterator keeps its loader alive"
-        return loader
+        self.epochs = Epochs(config)
 
     @property
     def num_steps(self) -> int:
@@ -143,26 +142,36 @@ class SeedStream:
 
     # ------------------------------------------------------------ delivery
 
-    def begin(self) -> Place:
+    def iterator(self) -> SeedIterator:
+        """The next pass."""
+        return SeedIterator(self)
+
+    def begin(self) -> tuple[Place, EpochWatch | None]:
         """Starts a pass: the next epoch, from its start or from where a loaded state left off."""
         faults.hit("epoch_change")
         with self.turns.lock:
-            return self._begun()
+            place = self._begun()
+        return place, self._watches.begin(self.config, self._builder, self._log, place.epoch)
 
     def _begun(self) -> Place:
+        config = self.config
         self._refresh()
         self.epochs.begins(self._next_epoch)
-        self._pins = _pins(self._loader)
-        self._num_ahead = (self._loader.prefetch_factor or 1) * self._loader.crew_size
-        if self._loader.device is not None:
+        self._pins = _pins(config)
+        self._num_ahead = (config.prefetch_factor or 1) * config.crew_size
+        if config.device is not None:
             self._num_ahead += NUM_SENT
         self._place = Place(self._next_epoch, self._first_step)
-        header = partial(header_of, self._loader, self.epochs.formula, self.epochs.rank)
-        self._loader._recorder.begins(header, self._next_epoch, self.epochs.step_number(self._first_step))
+        step = self.epochs.step_number(self._first_step)
+        self._log.begins(config, self._next_epoch, step, schedule=self.epochs.formula, rank=self.epochs.rank)
         self._next_epoch, self._first_step = self._next_epoch + 1, 0
         if self._engine is not None:
             self._tell_length(self._engine)
         return self._place
+
+    def ended(self, place: Place) -> None:
+        """Hears that a pass has come to its end."""
+        self._log.ended(place.epoch, self.epochs.step_number(place.step))
 
     def leave(self, place: Place) -> None:
         """Hears that the newest pass goes no further than a place; ranks that share the ring must know if that is not its end."""
@@ -178,10 +187,9 @@ class SeedStream:
         The place moves last: an interrupt before that loses nothing, as the same batch is taken again.
         """
         epoch, step = place.epoch, place.step
-        loader = self._loader
-        if loader._is_closed:
+        if self._is_closed:
             raise RuntimeError("this loader is closed: make a new one")
-        if loader.num_workers == 0:
+        if self.config.num_workers == 0:
             return self._read_inline(place, watch)
         engine = self._engine
         if engine is None or self._pid != os.getpid():  # a forked child makes its own
@@ -203,7 +211,7 @@ class SeedStream:
             if engine.front is not front:  # that batch is lost
                 place.step = self.epochs.behind(place.step)
             raise
-        self._delivered(loader, front, batch)
+        self._delivered(front, batch)
         if self._tuner is not None:
             self._num_ahead = self._tuner.counted(engine)
         self._fill(engine)
@@ -214,10 +222,10 @@ class SeedStream:
         place.step = step + 1 if self.epochs.is_uniform else self.epochs.behind(step)
         return batch
 
-    def _delivered(self, loader: ShmLoader[Any], order: Order, batch: Any) -> None:
+    def _delivered(self, order: Order, batch: Any) -> None:
         self.valid = self.epochs.num_valid(order)
         step = order.step if self.epochs.is_uniform else self.epochs.step_number(order.step)
-        loader._recorder.delivered(order, batch, valid=self.valid, step=step)
+        self._log.delivered(order, batch, valid=self.valid, step=step)
 
     def _fill(self, engine: Engine) -> None:
         """Orders ahead, into the next epoch if this one is all ordered."""
@@ -240,9 +248,9 @@ class SeedStream:
 
     def _made_engine(self) -> Engine:
         self._pid = os.getpid()
-        self._engine = self._loader.make_engine(base_seed=_base_seed(self._loader.seed or 0))
+        self._engine = self._builder.make(self.config, base_seed=_base_seed(self.config.seed or 0))
         self._engine.turns = self.turns
-        self._tuner = self._loader._tuner
+        self._tuner = self._builder.tuner
         self._tell_length(self._engine)
         return self._engine
 
@@ -255,7 +263,7 @@ class SeedStream:
 
     def _read_inline(self, place: Place, watch: EpochWatch | None) -> Any:
         if self._inline is None:
-            self._inline = InlineReader(self._loader.make_job(), self._loader._bad_samples)
+            self._inline = InlineReader(self.config.job(), self._builder.bad_samples)
         order = self.epochs.order(place.epoch, place.step)
         if order is None:
             return END
@@ -268,13 +276,13 @@ class SeedStream:
         except Exception:
             place.step = self.epochs.behind(place.step)
             raise
-        self._delivered(self._loader, order, batch)
+        self._delivered(order, batch)
         if watch is not None and batch is not NOTHING:
             watch.delivered(batch)
         if self._pins:
             batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own
         if batch is not NOTHING:
-            batch = sent_now(batch, self._loader.sender())
+            batch = sent_now(batch, self._builder.sender(self.config))
         place.step = self.epochs.behind(place.step)
         return batch
 
@@ -285,18 +293,31 @@ class SeedStream:
         if self._place is None and epoch == self._next_epoch:
             return
         self._next_epoch, self._first_step, self._place = epoch, 0, None
-        self._loader._recorder.resumed(epoch, 0, by="set_epoch")
+        self._log.resumed(epoch, 0, by="set_epoch")
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the batch that comes next."""
         return self.epochs.state_dict(*self._position())
 
-    def load_state_dict(self, state: dict[str, Any], *, is_trusted: bool) -> None:
-        """Makes the next pass begin where the state was taken."""
+    def load_state_dict(self, state: dict[str, Any], *, is_trusted: bool | None = None) -> None:
+        """Makes the next pass begin where the state was taken.
+
+        Args:
+            is_trusted: None: as the loader says.
+        """
         self._refresh()
-        epoch, step = self.epochs.load_state_dict(state, is_trusted=is_trusted)
+        trust = self.config.trust_state if is_trusted is None else is_trusted
+        epoch, step = self.epochs.load_state_dict(state, is_trusted=trust)
         self._next_epoch, self._first_step, self._place = epoch, step, None
-        self._loader._recorder.resumed(epoch, self.epochs.step_number(step))
+        self._log.resumed(epoch, self.epochs.step_number(step))
+
+    def state_of_copy(self) -> dict[str, Any]:
+        """What a copy of the loader goes on from."""
+        return self.state_dict()
+
+    def go_on_as_copy(self, state: dict[str, Any]) -> None:
+        """Stands where the loader stood of which this one's is a copy."""
+        self.load_state_dict(state, is_trusted=True)  # of a copy, or of a pickle that was opened anyway
 
     def _position(self) -> tuple[int, int]:
         """(epoch, step) of the batch that comes next, of any rank: a last step that has no row for this one is still to come."""
@@ -308,7 +329,7 @@ class SeedStream:
         return place.epoch, place.step
 
     def _refresh(self) -> None:
-        if self.epochs.refresh():
+        if self.epochs.refresh(self.config):
             self._end_workers()
 
     def _end_workers(self) -> None:
@@ -316,21 +337,32 @@ class SeedStream:
         if engine is not None and self._pid == os.getpid():
             engine.close()
 
+    def substitute(self, order: Order, row: int, tries: int) -> Any:
+        """The index that takes a bad sample's place at a try."""
+        if self.config.has_own_order:
+            return next_of_dataset(self.config, order, row)
+        return self.epochs.substitute(order, row, tries)
+
     def close(self) -> None:
-        """Ends the workers."""
+        """Ends the workers, for good."""
+        self._is_closed = True
         self._end_workers()
         self.epochs.ended()
 
+    def __del__(self) -> None:
+        if hasattr(self, "epochs") and sys is not None and not sys.is_finalizing():  # as in torch_mode.py
+            self.close()
 
-def _pins(loader: ShmLoader[Any]) -> bool:
+
+def _pins(config: LoaderConfig) -> bool:
     """Whether batches are copied to pinned memory; a warning in torch's words where they cannot be."""
-    if loader.pin_memory and not torch.accelerator.is_available():
+    if config.pin_memory and not torch.accelerator.is_available():
         warnings.warn(
             "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used.",
             stacklevel=users_frame()[1],
         )
         return False
-    return bool(loader.pin_memory)
+    return bool(config.pin_memory)
 
 
 def _base_seed(seed: int) -> int:

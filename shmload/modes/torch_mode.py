@@ -25,26 +25,113 @@ from torch.utils.data.dataloader import (
 )
 
 from shmload import faults
-from shmload.audit.header import header_of
-from shmload.audit.recorder import Recorder
 from shmload.device.sending import sent_now
 from shmload.engine.engine import Engine
-from shmload.engine.orders import NOTHING, Order, Turns
+from shmload.engine.orders import NOTHING, DeliveryLog, Order, Turns
 from shmload.errors import WorkerDied
-from shmload.modes.epoch_metrics import EpochWatch, watched
-from shmload.modes.inline import InlineReader, collated
+from shmload.modes.epoch_metrics import EpochWatch, EpochWatches
+from shmload.modes.inline import InlineReader, collated, next_of_dataset
 from shmload.modes.torch_order import SamplerReader
-from shmload.modes.torch_state import Progress, TorchState
-from shmload.worker.generators import origin_of
+from shmload.modes.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
+from shmload.worker.generators import Origin, origin_of, replayed
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.snapshot import NO_NEWS, with_shared_seed
 
 if TYPE_CHECKING:
-    from shmload.loader import ShmLoader
+    from torch.utils.data import DataLoader
+
+    from shmload.engine.builder import EngineBuilder
+    from shmload.engine.config import LoaderConfig
 
 log = logging.getLogger("shmload")
 
 _profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]  # private
+
+
+class TorchPasses:
+    """What a loader in torch mode keeps from one pass to the next: how far the newest has come, and what the next goes on from.
+
+    Attributes:
+        config: the loader's for the newest pass, which the loader sets.
+        progress: of the newest pass; it stays when the iterator is gone, as a loop that was left is resumed, too.
+    """
+
+    valid = None  # as every row is real
+
+    def __init__(self, config: LoaderConfig, builder: EngineBuilder, log: DeliveryLog, watches: EpochWatches) -> None:
+        self.config, self.builder, self.log, self.watches = config, builder, log, watches
+        self.progress: Progress | None = None
+        self._loaded: TorchState | None = None  # what the next pass goes on from
+
+    @property
+    def first_step(self) -> int:
+        """The step that the next pass begins with: 0, or where a loaded state left off."""
+        return 0 if self._loaded is None or self._loaded["is_finished"] else int(self._loaded["position"])
+
+    def iterator(self, loader: DataLoader[Any]) -> _Iterator:
+        """The next pass.
+
+        Args:
+            loader: as torch's own iterators know it.
+        """
+        state, self._loaded = self._loaded, None
+        kind = TorchIterator if self.config.num_workers else TorchInlineIterator
+        if state is None or not state["is_finished"] or "origin" not in state["sampler"]:
+            return kind(loader, self, state)
+        origin, generator = Origin.loads(state["sampler"]["origin"]), self.config.generator
+        if generator is not None and origin.own is not None:
+            generator.set_state(origin.own)
+        if origin.is_now():  # as where a program restores its generators itself: then they move on, as they did
+            return kind(loader, self, state)
+        with replayed(origin, generator):
+            return kind(loader, self, state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the newest pass stands, or the next one would begin."""
+        if self._loaded is not None:
+            return packed_state(self._loaded)
+        if self.progress is None or self.progress.is_finished:
+            state = fresh_state(self.config, self.progress)
+        else:
+            state = self.progress.state()
+        return packed_state({**state, "passes": self.log.num_passes})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Makes the next pass begin where the state was taken.
+
+        Raises:
+            StateMismatch: it cannot.
+        """
+        # torchdata's loader gives {} for nothing
+        self._loaded = None if state == {} else check_torch_state(state, self.config)
+        self.progress = None
+        if self._loaded is not None and "passes" in self._loaded:
+            is_finished = self._loaded["is_finished"]
+            self.log.num_passes = self._loaded["passes"] - (not is_finished)
+            self.log.resumed(self.log.num_passes, 0 if is_finished else self._loaded["position"])
+
+    def state_of_copy(self) -> TorchState | None:
+        """What a copy of the loader goes on from."""
+        return self._loaded
+
+    def go_on_as_copy(self, state: TorchState | None) -> None:
+        """Stands where the loader stood of which this one's is a copy."""
+        self._loaded = state
+
+    def set_epoch(self, epoch: int) -> None:
+        """Passes it on to the sampler, if that has a set_epoch."""
+        batches: Any = self.config.batch_sampler
+        for sampler in (batches, getattr(batches, "sampler", None), self.config.sampler):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)  # type: ignore[union-attr]  # it has one
+                return
+
+    def substitute(self, order: Order, row: int, tries: int) -> Any:
+        """The index that takes a bad sample's place at a try."""
+        return next_of_dataset(self.config, order, row)
+
+    def close(self) -> None:
+        """Nothing is ordered ahead: iterators end what they have begun."""
 
 
 class _Iterator(_BaseDataLoaderIter):
@@ -53,7 +140,7 @@ class _Iterator(_BaseDataLoaderIter):
     progress: Progress
     turns: Turns
     _order: Order  # of the batch that `_next_data` returns
-    _recorder: Recorder | None = None  # none yet while batches are read again, unseen
+    _recorder: DeliveryLog | None = None  # none yet while batches are read again, unseen
     _watch: EpochWatch | None = None
     _pass = 0
 
@@ -101,12 +188,12 @@ class _Iterator(_BaseDataLoaderIter):
             watch.delivered(batch)
         return batch
 
-    def _begin_record(self, loader: ShmLoader[Any]) -> None:
+    def _begin_record(self, passes: TorchPasses) -> None:
         """From here on what is yielded reaches the user."""
-        recorder = self._recorder = loader._recorder
-        self._pass, recorder.num_passes = recorder.num_passes, recorder.num_passes + 1
-        recorder.begins(functools.partial(header_of, loader, None), self._pass, self.progress.num_delivered)
-        self._watch = watched(loader, self._pass)
+        log = self._recorder = passes.log
+        self._pass, log.num_passes = log.num_passes, log.num_passes + 1
+        log.begins(passes.config, self._pass, self.progress.num_delivered)
+        self._watch = passes.watches.begin(passes.config, passes.builder, log, self._pass)
 
     def _nothing_came(self, order: Order) -> None:
         """Records that an order has no batch to be yielded."""
@@ -132,8 +219,9 @@ class TorchIterator(_Iterator):
         state: where an earlier pass stood; this one goes on from there.
     """
 
-    def __init__(self, loader: ShmLoader[Any], state: TorchState | None = None) -> None:
+    def __init__(self, loader: DataLoader[Any], passes: TorchPasses, state: TorchState | None = None) -> None:
         self._engine: Engine | None = None
+        self._passes, config = passes, passes.config
         self.turns = Turns()
         if state is None or state["base_seed"] is None:
             super().__init__(loader)
@@ -143,29 +231,30 @@ class TorchIterator(_Iterator):
             self._base_seed, self._shared_seed = state["base_seed"], state["shared_seed"]
             if self._shared_seed is not None:
                 self._dataset = with_shared_seed(self._dataset, self._shared_seed)
-        self._num_workers = loader.crew_size  # torch knows of one kind
+        self._num_workers = config.crew_size  # torch knows of one kind
         self._epoch = -1
-        self._in_order = loader.in_order
-        self._every = loader.snapshot_every_n_steps
-        self._generator = loader.generator
+        self._in_order = config.in_order
+        self._every = config.snapshot_every_n_steps
+        self._generator = config.generator
         self._profile_name = (
             "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # what profiles are searched for
         )
-        self._prefetch_factor: int = loader.prefetch_factor  # type: ignore[assignment]  # None is torch's TypeError here, too
+        self._prefetch_factor: int = config.prefetch_factor  # type: ignore[assignment]  # None is torch's TypeError here, too
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
-        init_fn = self._worker_init_fn = loader.worker_init_fn
+        init_fn = self._worker_init_fn = config.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
-        self._engine = loader.make_engine(
+        self._engine = passes.builder.make(
+            config,
             base_seed=int(self._base_seed),
-            resume=resume_bytes(state, loader.crew_size),
+            resume=resume_bytes(state, config.crew_size),
             dataset=self._dataset,
             worker_init_fn=init_fn,
             shared_seed=self._shared_seed,
         )
         self._engine.turns = self.turns
-        self._tuner = loader._tuner
+        self._tuner = passes.builder.tuner
         self._reset(loader, first_iter=True, state=state)
 
     @property
@@ -176,14 +265,14 @@ class TorchIterator(_Iterator):
     def _shutdown(self) -> bool:
         return self._engine is None
 
-    def _reset(self, loader: ShmLoader[Any], first_iter: bool = False, state: TorchState | None = None) -> None:
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False, state: TorchState | None = None) -> None:
         faults.hit("epoch_change")
         with self.turns.lock:
             if self.turns.is_taken:
                 raise self.turns.refusal()
             self._begin_pass(loader, first_iter, state)
 
-    def _begin_pass(self, loader: ShmLoader[Any], first_iter: bool, state: TorchState | None) -> None:
+    def _begin_pass(self, loader: DataLoader[Any], first_iter: bool, state: TorchState | None) -> None:
         assert self._engine is not None
         if not first_iter:
             self._finish(self._engine)
@@ -215,7 +304,8 @@ class TorchIterator(_Iterator):
         self._takes_turns = self._in_order  # as long as no iterator has ended
         self._is_given = self._auto_collation and not reader.is_sliced
         last = None if first_iter else self.progress
-        self.progress = loader._progress = Progress(loader, reader, int(self._base_seed), self._shared_seed)
+        passes = self._passes
+        self.progress = passes.progress = Progress(passes.config, reader, int(self._base_seed), self._shared_seed)
         if last is not None:
             self.progress.follows(last)
         if state is not None:
@@ -227,7 +317,7 @@ class TorchIterator(_Iterator):
             self._try_put_index()
         if state is not None and self._dataset_kind != _DatasetKind.Iterable:
             self._read_again_to(state["done"])
-        self._begin_record(loader)
+        self._begin_record(passes)
         try:
             num_steps = 0 if self._dataset_kind == _DatasetKind.Iterable else len(self._index_sampler)
         except Exception:  # a sampler of the user's that cannot say: it is for onlookers alone
@@ -372,26 +462,27 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
         state: where an earlier pass stood; this one goes on from there.
     """
 
-    def __init__(self, loader: ShmLoader[Any], state: TorchState | None = None) -> None:
-        origin = origin_of(loader.generator)
+    def __init__(self, loader: DataLoader[Any], passes: TorchPasses, state: TorchState | None = None) -> None:
+        config = passes.config
+        origin = origin_of(config.generator)
         self.turns = Turns()
-        self._sender = loader.sender()
+        self._sender = passes.builder.sender(config)
         resumed = ((state or {}).get("workers") or [{}])[0]
         if "dataset" in resumed:
-            loader.dataset.load_state_dict(resumed["dataset"])  # type: ignore[attr-defined]  # it had a state_dict
+            config.dataset.load_state_dict(resumed["dataset"])
         is_resumed = state is not None and not state["is_finished"]
         with kept_generators() if is_resumed else nullcontext():
             super().__init__(loader)
             reader = SamplerReader(
                 self._index_sampler,
-                loader.generator,
+                config.generator,
                 every=1,
                 iterator=self._sampler_iter,
                 origin=origin,
                 is_seed_between=True,
             )
-        job = loader.make_job()
-        self._reader = InlineReader(job, loader._bad_samples) if loader.reads_inline else None
+        job = config.job()
+        self._reader = InlineReader(job, passes.builder.bad_samples) if config.reads_inline else None
         if job.plan.ragged is not None and job.collate_fn is None and self._auto_collation:
             self._dataset_fetcher.collate_fn = functools.partial(collated, ragged=job.plan.ragged)
         self._sampler_iter = reader
@@ -402,11 +493,11 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
         if state is not None:
             reader.resume(state["sampler"])
             self._base_seed = state["base_seed"]
-        self.progress = loader._progress = Progress(loader, reader, int(self._base_seed), self._shared_seed)
+        self.progress = passes.progress = Progress(config, reader, int(self._base_seed), self._shared_seed)
         self.progress.read_by(self._dataset_fetcher)
         if state is not None:
             self._go_on(state, resumed)
-        self._begin_record(loader)
+        self._begin_record(passes)
 
     def _go_on(self, state: TorchState, resumed: dict[str, Any]) -> None:
         self.progress.resumed(state)

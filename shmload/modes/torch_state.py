@@ -34,7 +34,7 @@ from shmload.worker.generators import origin_of
 from shmload.worker.snapshot import SAME, Note, Snapshot, is_stateful
 
 if TYPE_CHECKING:
-    from shmload.loader import ShmLoader
+    from shmload.engine.config import LoaderConfig
 
 log = logging.getLogger("shmload")
 
@@ -86,12 +86,12 @@ class Progress:
         sampler: the pass over its sampler.
     """
 
-    def __init__(self, loader: ShmLoader[Any], sampler: SamplerReader, base_seed: int, shared_seed: int | None) -> None:
-        self._every = loader.snapshot_every
-        self._num_workers = loader.crew_size
-        self._identity = identity(loader)
-        self._is_iterable = is_endless(loader._index_sampler)
-        self._goes_by_number = not self._is_iterable and not loader.in_order and loader.crew_size > 1
+    def __init__(self, config: LoaderConfig, sampler: SamplerReader, base_seed: int, shared_seed: int | None) -> None:
+        self._every = config.snapshot_every
+        self._num_workers = config.crew_size
+        self._identity = identity(config)
+        self._is_iterable = is_endless(config.index_sampler)
+        self._goes_by_number = not self._is_iterable and not config.in_order and config.crew_size > 1
         # then the snapshot is of now, whenever someone asks; what is read out of order is not read again up to a place
         self.is_always_current = self._every == 1 or self._goes_by_number
         self._sampler = sampler
@@ -215,22 +215,18 @@ def between_passes(note: bytes) -> bytes:
     return pickle.dumps({name: snapshot[name] for name in snapshot.keys() - of_pass}) if of_pass else note
 
 
-def identity(loader: ShmLoader[Any]) -> dict[str, Any]:
+def identity(config: LoaderConfig) -> dict[str, Any]:
     """Which order it is, as far as numbers say."""
-    try:
-        n: int | None = len(loader.dataset)  # type: ignore[arg-type]  # it need not have a length
-    except (TypeError, NotImplementedError):
-        n = None
     return {
         "version": TORCH_STATE_VERSION,
         "mode": "torch",
-        "n": n,
-        "batch_size": loader.batch_size,
-        "drop_last": bool(loader.drop_last),
+        "n": config.num_samples,
+        "batch_size": config.batch_size,
+        "drop_last": bool(config.drop_last),
     }
 
 
-def fresh_state(loader: ShmLoader[Any], finished: Progress | None) -> TorchState:
+def fresh_state(config: LoaderConfig, finished: Progress | None) -> TorchState:
     """The state before a pass: the next one would draw its order from the generators as they stand now.
 
     Args:
@@ -238,27 +234,27 @@ def fresh_state(loader: ShmLoader[Any], finished: Progress | None) -> TorchState
     """
     workers: list[Snapshot] = []
     base_seed = None  # drawn when the pass begins
-    if finished is not None and (loader.persistent_workers or not loader.num_workers):
+    if finished is not None and (config.persistent_workers or not config.num_workers):
         workers = finished.workers_at_end()
-        if loader.num_workers and not isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+        if config.num_workers and not isinstance(config.dataset, IterDataPipe | MapDataPipe):
             base_seed = finished.base_seed  # workers that stay are not seeded anew
-    elif not loader.num_workers and is_stateful(loader.dataset):
-        workers = [{"dataset": copy.deepcopy(loader.dataset.state_dict())}]  # type: ignore[attr-defined]  # it has one
+    elif not config.num_workers and is_stateful(config.dataset):
+        workers = [{"dataset": copy.deepcopy(config.dataset.state_dict())}]
     sampler: SamplerState = {}
-    if not is_endless(loader._index_sampler):
-        sampler["origin"] = origin_of(loader.generator).dumps(is_torchs_own(loader._index_sampler))
+    if not is_endless(config.index_sampler):
+        sampler["origin"] = origin_of(config.generator).dumps(is_torchs_own(config.index_sampler))
     own = None if finished is None else finished.sampler_at_end()
     if own is None:
-        own = own_state(loader._index_sampler)
+        own = own_state(config.index_sampler)
     if own is not None:
         sampler["own"], sampler["taken"] = own, 0
     return {
-        **identity(loader),
+        **identity(config),
         "position": 0,
         "is_finished": True,
         "snapshot": 0,
-        "num_workers": loader.crew_size,
-        "last_worker": loader.crew_size - 1,
+        "num_workers": config.crew_size,
+        "last_worker": config.crew_size - 1,
         "done": 0,
         "beyond": [],
         "base_seed": base_seed,
@@ -268,7 +264,7 @@ def fresh_state(loader: ShmLoader[Any], finished: Progress | None) -> TorchState
     }
 
 
-def check_torch_state(state: Any, loader: ShmLoader[Any]) -> TorchState:
+def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
     """The state itself, if this loader can go on from it.
 
     Raises:
@@ -289,15 +285,15 @@ def check_torch_state(state: Any, loader: ShmLoader[Any]) -> TorchState:
     check_checksum(state)
     differing = [
         f"{name}: saved {state.get(name)!r}, now {now!r}"
-        for name, now in identity(loader).items()
+        for name, now in identity(config).items()
         if state.get(name) != now
     ]
-    loaded = _unpacked(state, loader.trust_state)
+    loaded = _unpacked(state, config.trust_state)
     is_in_parts = _kind_of(loaded["sampler"]) == DATASET  # an iterable one, by worker
     own_states = any("dataset" in s or "iterator" in s for s in loaded["workers"])
-    if (own_states or is_in_parts) and loaded["num_workers"] != loader.crew_size and not state["is_finished"]:
-        differing.append(f"num_workers: saved {loaded['num_workers']!r}, now {loader.crew_size!r}")
-    saved, possible = _kind_of(loaded["sampler"]), _kinds_now(loader)
+    if (own_states or is_in_parts) and loaded["num_workers"] != config.crew_size and not state["is_finished"]:
+        differing.append(f"num_workers: saved {loaded['num_workers']!r}, now {config.crew_size!r}")
+    saved, possible = _kind_of(loaded["sampler"]), _kinds_now(config)
     if saved not in possible:
         differing.append(f"order: saved {saved}, now {' or '.join(possible)}")
     if differing:
@@ -313,9 +309,9 @@ def _kind_of(sampler: SamplerState) -> str:
     return OWN if "own" in sampler else SAMPLER if "origin" in sampler else DATASET
 
 
-def _kinds_now(loader: ShmLoader[Any]) -> list[str]:
+def _kinds_now(config: LoaderConfig) -> list[str]:
     """What this loader's may be; whether an iterator of a sampler's has a state is not known before there is one."""
-    sampler = loader._index_sampler
+    sampler = config.index_sampler
     if is_endless(sampler):
         return [DATASET]
     if is_torchs_own(sampler):

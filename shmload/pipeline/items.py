@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shmload.engine.orders import BadSamples, OnError, Order
+from shmload.engine.orders import BadSamples, NextIndex, OnError, Order
 from shmload.errors import SampleTimeout, WorkerDied
 from shmload.pipeline.program import FailedItem
 from shmload.pipeline.stream import StreamSchedule
@@ -26,7 +26,7 @@ class NamedErrors(BadSamples):
         self,
         on_error: OnError,
         max_bad: int | None,
-        next_index: Callable[[Order, int, int], int],
+        next_index: NextIndex | None,
         name: Callable[[int], str],
     ) -> None:
         super().__init__(on_error, max_bad, next_index)
@@ -49,7 +49,7 @@ class ItemErrors(NamedErrors):
     """Leaves such items out of what is fetched together, and keeps their errors."""
 
     def __init__(self, name: Callable[[int], str]) -> None:
-        super().__init__("skip", None, lambda order, row, tries: 0, name)
+        super().__init__("skip", None, None, name)
         self.of_step: dict[int, dict[int, BaseException]] = {}  # step -> row -> error
 
     def replaced(

@@ -173,7 +173,8 @@ class Run:
             if (method := context.get_start_method()) != "fork":
                 check_travels(self._stages, method)
         if plan.collate is None:
-            loader._bad_samples = self._errors
+            loader._builder.bad_samples = self._errors
         else:
-            loader._bad_samples = NamedErrors(loader.on_error, loader.max_bad, loader._substitute, plan.source.name)
+            next_index = loader._builder.bad_samples.next_index
+            loader._builder.bad_samples = NamedErrors(loader.on_error, loader.max_bad, next_index, plan.source.name)
         return loader

@@ -76,7 +76,7 @@ def _reader(made: Any, header: Header) -> InlineReader:
         made = ShmLoader(made, header.batch_size, seed=header.seed, seed_samples=seed_samples)
     elif made.seed != header.seed:
         raise ValueError(f"--dataset gave a loader with seed={made.seed!r}, the record is of seed={header.seed!r}")
-    return InlineReader(made.make_job(), made._bad_samples)
+    return InlineReader(made._config().job(), made._builder.bad_samples)
 
 
 def _can_be_read(one: Delivery) -> bool:

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shmload.engine.stats import Report
-from shmload.growing.inspected import lines_of
 from shmload.growing.library import CacheStatistics
+from shmload.tools.inspect.formats.growing_cache import lines_of
 
 WORKERS_MAX = 16  # rows of a loader's table; of more workers those that have been at it for longest
 BAR, WIDE = 24, 100  # cells of a bar; half as many in a terminal with fewer columns

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 
 from shmload._core.mapping import Mapping
+from shmload.engine.timeline import Tape, Timeline, timeline_of
 from shmload.tools.top.watch import find
-from shmload.tools.trace.timeline import Tape, Timeline, timeline_of
 
 SHORTEST_S, LONGEST_S = 0.0005, 0.05  # between two looks
 FILLED_SHARE = 0.25  # of a recorder, that a look should find

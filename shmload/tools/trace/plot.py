@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shmload.tools.trace.timeline import TRAINER, Span, Timeline
+from shmload.engine.timeline import TRAINER, Span, Timeline
 
 BATCHES = 24  # that a picture shows
 COLOURS = {

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from shmload.observed import ObservedLoader
+    from shmload.engine.orders import DeliveryLog
 
 T = TypeVar("T")
 
@@ -22,10 +22,14 @@ LOOK_S = 0.1  # between two drawings
 NUM_LOOKS = 30  # over which samples/s and the share of waiting are taken
 
 
-def shown(loader: ObservedLoader[T], description: str, console: Console | None) -> Iterator[T]:
+def shown(
+    batches: Iterator[T], total: int | None, done: int, log: DeliveryLog, description: str, console: Console | None
+) -> Iterator[T]:
     """The batches of one pass, with a bar.
 
     Args:
+        total: batches of a whole pass, of which `done` lie behind; None: nobody knows.
+        log: knows of how many samples the batch just yielded is made.
         console: where it is drawn; None: stderr.
     """
     console = Console(stderr=True) if console is None else console
@@ -37,12 +41,6 @@ def shown(loader: ObservedLoader[T], description: str, console: Console | None) 
         TimeRemainingColumn(),
         TextColumn("{task.fields[rate]}", markup=False),
     )
-    done = loader.first_step
-    iterator = iter(loader)
-    try:
-        total: int | None = len(loader)
-    except TypeError:  # it has none
-        total = None
     looks: deque[tuple[float, int, float]] = deque([(monotonic(), 0, 0.0)], maxlen=NUM_LOOKS)  # when, rows, waited
     rows, waited, due = 0, 0.0, 0.0
     with Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal) as progress:
@@ -50,12 +48,12 @@ def shown(loader: ObservedLoader[T], description: str, console: Console | None) 
         while True:
             began = monotonic()
             try:
-                batch = next(iterator)
+                batch = next(batches)
             except StopIteration:
                 progress.update(task, completed=done)
                 return
             now = monotonic()
-            order = loader._recorder.last
+            order = log.last
             assert order is not None
             done, rows, waited = done + 1, rows + order.nrows, waited + now - began
             if now >= due:

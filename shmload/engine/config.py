@@ -1,17 +1,149 @@
-"""ShmLoader's own arguments, checked before torch checks its own: what is wrong, what was needed, what was given."""
+"""What a loader was asked for, and whether its arguments go together.
+
+`ShmLoader` makes a `LoaderConfig` of its attributes when a pass begins, as torch lets programs set some of them between passes.
+Whatever serves the loader (its modes, the builder of its engines, the audit, autotune, ranks that share) is given that.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
-from typing import Any
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
 
-from torch.utils.data import IterableDataset
+import torch
+from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from shmload.device.sending import Device, check_device
 from shmload.engine.autotune import is_auto
+from shmload.engine.orders import OnError
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
+from shmload.worker.reader import ReadPlan, plan_of
+from shmload.worker.spec import Job
 from shmload.world import ability_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderConfig:
+    """The arguments of a loader as they are for one pass; `ShmLoader` says what each means.
+
+    Attributes:
+        index_sampler: what torch has made of shuffle, sampler and batch_sampler.
+        auto_collation: whether samples are made into batches.
+        has_own_order: seed mode: a sampler of the user's orders, and no schedule.
+    """
+
+    dataset: Any
+    batch_size: int | None
+    shuffle: bool | None
+    sampler: Any
+    batch_sampler: Any
+    num_workers: int
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    in_order: bool
+    seed: int | None
+    seed_samples: bool
+    rank: int | None
+    world_size: int | None
+    uneven: Literal["pad", "drop", "exact"]
+    ring_bytes: int | None
+    max_restarts: int | None
+    on_error: OnError
+    max_bad: int | None
+    sample_timeout_s: float | None
+    ragged: str | Mapping[str, str]
+    snapshot_every_n_steps: int
+    threads_per_worker: int
+    trust_state: bool
+    crew: str
+    num_local_workers: int
+    address: str | None
+    connect_timeout_s: float
+    share: str | None
+    device: Any
+    audit: str | os.PathLike[str] | None
+    index_sampler: Any
+    auto_collation: bool
+    has_own_order: bool
+
+    @property
+    def crew_size(self) -> int:
+        """How many workers there are, of whatever kind."""
+        return self.num_workers + self.num_local_workers
+
+    @property
+    def is_iterable(self) -> bool:
+        """Whether the dataset is read from its start on, and not by index."""
+        return isinstance(self.dataset, IterableDataset)
+
+    @cached_property
+    def plan(self) -> ReadPlan:
+        """How batches are read."""
+        return plan_of(
+            self.dataset,
+            collate_fn=self.custom_collate_fn,
+            auto_collation=self.auto_collation,
+            ragged=self.ragged,
+            is_torch_mode=self.seed is None,
+        )
+
+    @property
+    def snapshot_every(self) -> int:
+        """After how many batches workers say where they stand; 0: never. Out of order nothing else tells the place."""
+        if self.seed is not None:
+            return 0
+        return self.snapshot_every_n_steps if self.in_order else min(self.snapshot_every_n_steps, 1)
+
+    @property
+    def custom_collate_fn(self) -> Callable[[Any], Any] | None:
+        """The user's collate_fn; None where torch's default is meant."""
+        default = default_collate if self.auto_collation else default_convert
+        return None if self.collate_fn is default else self.collate_fn
+
+    @property
+    def num_samples(self) -> int | None:
+        """Of the dataset as it is now; None if it does not say."""
+        try:
+            return len(self.dataset)
+        except (TypeError, NotImplementedError):
+            return None
+
+    @property
+    def reads_inline(self) -> bool:
+        """Whether, without workers, the dataset is read by our reader and not by torch's."""
+        if self.plan.is_in_place or self.on_error != "raise":
+            return True
+        if self.is_iterable or not self.auto_collation:
+            return False
+        # torch's would take what a wrapper passes on
+        return hasattr(self.dataset, "__getitems__") and not self.plan.has_getitems
+
+    def job(self) -> Job:
+        """What workers are told to do."""
+        return Job(
+            dataset=self.dataset,
+            collate_fn=self.custom_collate_fn,
+            worker_init_fn=self.worker_init_fn,
+            auto_collation=self.auto_collation,
+            seed=self.seed,
+            seed_samples=self.seed_samples,
+            is_iterable=self.is_iterable,
+            drop_last=bool(self.drop_last),
+            snapshot_every=self.snapshot_every,
+            tolerates_bad_samples=self.on_error != "raise",
+            plan=self.plan,
+            num_threads=self.threads_per_worker,
+        )
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:

@@ -1,6 +1,10 @@
-"""A timeline as a trace that Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
+"""A trace that the program takes itself, `with loader.trace("trace.json"):`, and the file that a trace is.
 
-Each ring is two processes there: its trainer and workers as threads, and its slots. Times count from the first event.
+There is no thread for it. After each delivery the recorders are read if one of them is filling up; between two deliveries workers
+can do no more than what is ordered, which a recorder holds unless a worker has hundreds of chunks on order.
+
+The file is what Perfetto (https://ui.perfetto.dev) and chrome://tracing open. Each ring is two processes there: its trainer and
+workers as threads, and its slots. Times count from the first event.
 
 Source: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: X complete events, i moments,
 C counters, s and f the ends of an arrow, M names.
@@ -9,12 +13,88 @@ C counters, s and f the ends of an arrow, M names.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
-from shmload.tools.trace.timeline import TRAINER, Span, Timeline
+from shmload.engine.timeline import TRAINER, Span, Tape, Timeline, timeline_of
+
+if TYPE_CHECKING:
+    from shmload.engine.builder import EngineBuilder
+    from shmload.engine.engine import Engine
+
+log = logging.getLogger("shmload")
+
+
+class Trace:
+    """What `ShmLoader.trace` gives: a context manager that records within its block and writes the file at its end.
+
+    Attributes:
+        path: the file.
+        num_lost: events that were overwritten before they were read; known at the end.
+        num_batches: batches delivered in the block; known at the end.
+    """
+
+    def __init__(self, builder: EngineBuilder, num_workers: int, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        if num_workers == 0:
+            raise ValueError(
+                "trace() needs num_workers > 0: without workers the samples are read in next() itself, and there is nothing to "
+                "record. torch.profiler shows where that time goes"
+            )
+        if not self.path.parent.is_dir():
+            raise FileNotFoundError(f"{self.path}: trace() needs an existing folder to write to")
+        self._builder = builder
+        self._tapes: list[Tape] = []
+        self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self.num_lost = self.num_batches = 0
+
+    def __enter__(self) -> Self:
+        builder = self._builder
+        if (other := builder.trace) is not None:
+            raise RuntimeError(
+                f"this loader is being traced already, to {other.path}: one trace at a time; leave that block first"
+            )
+        builder.trace = self
+        for engine in builder.engines:
+            self.follow(engine, with_history=False)
+        return self
+
+    def follow(self, engine: Engine, *, with_history: bool = True) -> None:
+        """Records a ring of the loader's, too."""
+        tape = Tape(engine.control, with_history=with_history)
+        self._tapes.append(tape)
+        self._engines.add(engine)
+        engine.on_delivery = tape.drain_if_due
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._builder.trace = None
+        for engine in self._engines:
+            engine.on_delivery = None
+        for tape in self._tapes:
+            tape.drain()
+        told = [timeline_of(tape) for tape in self._tapes]
+        timelines = [timeline for timeline in told if timeline.has_content]
+        self._tapes.clear()
+        write(timelines, self.path)
+        self._tell(timelines)
+
+    def _tell(self, timelines: list[Timeline]) -> None:
+        self.num_lost = sum(timeline.num_lost for timeline in timelines)
+        self.num_batches = sum(timeline.num_batches for timeline in timelines)
+        if self.num_lost:
+            log.warning(
+                "%s: %d events are not in the trace: they were overwritten before the next batch was asked for",
+                self.path,
+                self.num_lost,
+            )
+
 
 Event = dict[str, Any]
 

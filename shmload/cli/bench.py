@@ -98,10 +98,10 @@ def bench(
     Both deliver the same batches in the same order, each in fresh processes and in turn; the bytes are compared. Says what
     bounds the loader, and how many workers would do.
     """
-    from shmload.observe.bench.spec import BenchError, names, numbers
     from shmload.tools.bench import plot
     from shmload.tools.bench.rounds import benchmark
     from shmload.tools.bench.settings import Options
+    from shmload.tools.named import BenchError, names, numbers
 
     to_stdout = json_file == Path("-")
     try:

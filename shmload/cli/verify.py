@@ -39,10 +39,10 @@ def verify(
     """Judge the records of a run: each epoch must hold each sample once, over ranks, resumes and world sizes."""
     from shmload.audit.file import read_log
     from shmload.cli.progress import shown
-    from shmload.observe.bench.spec import BenchError, resolve
     from shmload.tools.audit.reread import reread
     from shmload.tools.audit.verify import audit_files, tell_suspects
     from shmload.tools.audit.verify import verify as judge
+    from shmload.tools.named import BenchError, resolve
 
     try:
         with shown(sys.stderr.isatty()) as progress:

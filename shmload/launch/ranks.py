@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from shmload.engine.autotune import OWN_CPUS
 from shmload.launch.topology import cores, device_nodes, num_devices, shares
-from shmload.tools.doctor.host import Host
+from shmload.shm.host import Host
 
 
 @dataclass(frozen=True)

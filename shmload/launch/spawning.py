@@ -29,7 +29,7 @@ from typing import Any, Literal, overload
 from shmload.launch import boot, in_rank
 from shmload.launch.ranks import LOOPBACK, Child, Ends, HeldPort, Place, Seat, booted, number_of_ranks, seats
 from shmload.launch.supervisor import GRACE_S, SIGNALS, Ranks, Stopped
-from shmload.tools.doctor.host import Host
+from shmload.shm.host import Host
 
 WAYS = ("spawn", "fork")
 

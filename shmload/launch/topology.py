@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from shmload.tools.doctor.host import Host, listed
+from shmload.shm.host import Host, listed
 
 _DRIVERS = ("dev/nvidiactl", "dev/kfd", "dev/dxg")  # NVIDIA's, AMD's, and WSL's
 

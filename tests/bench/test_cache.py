@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from shmload.observe.bench.spec import BenchError
 from shmload.tools.bench import measure
 from shmload.tools.bench.report import WorkloadReport
 from shmload.tools.bench.rounds import at_points, own_files, own_task, prepare
 from shmload.tools.bench.settings import Options
+from shmload.tools.named import BenchError
 
 NBYTES = 1 << 20
 

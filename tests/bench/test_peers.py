@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from shmload.observe.bench.spec import BenchError
 from shmload.tools.bench.contestants import LoaderOptions, TorchOrder, torch_inline, torch_workers
 from shmload.tools.bench.measure import num_rows, rows_digest
 from shmload.tools.bench.peers import PEERS, Peer
@@ -17,6 +16,7 @@ from shmload.tools.bench.peers.stored import packed, unpacked
 from shmload.tools.bench.rounds import benchmark, contestants, prepare
 from shmload.tools.bench.settings import Options
 from shmload.tools.bench.workloads import WORKLOADS
+from shmload.tools.named import BenchError
 
 NOWHERE = Peer(name="nowhere", title="", package="no_such_package.inner", install="no-such-package")
 

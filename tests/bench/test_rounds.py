@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from shmload.observe.bench.spec import BenchError
 from shmload.tools.bench import measure, plot, rounds
 from shmload.tools.bench.report import Report, machine
 from shmload.tools.bench.settings import Options
 from shmload.tools.bench.workloads import WORKLOADS
+from shmload.tools.named import BenchError
 
 
 class Silent:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from shmload.observe.bench.spec import BenchError, make_dataset, names, resolve
 from shmload.tools.bench.settings import Options
 from shmload.tools.bench.workloads.photos import photo_files
+from shmload.tools.named import BenchError, make_dataset, names, resolve
 
 HERE = "shmload.tools.bench.workloads.plain"
 

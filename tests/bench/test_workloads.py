@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from shmload.observe.bench.spec import BenchError
 from shmload.tools.bench.contestants import LoaderOptions, RowView, Threads, fill, fills_batches, torch_getitems
 from shmload.tools.bench.workloads import WORKLOADS
 from shmload.tools.bench.workloads.photos import OWN_PHOTOS, decode_file, photo_files
+from shmload.tools.named import BenchError
 
 
 def poisoned(dataset, rows):

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from shmload.shm.host import Host, listed
 from shmload.tools.doctor import checks
-from shmload.tools.doctor.host import Finding, Host, listed
+from shmload.tools.doctor.checks import Finding
 
 Hosts = Callable[..., Host]
 GIB = 1 << 30

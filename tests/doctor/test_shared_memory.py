@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import pytest
 
+from shmload.shm.host import Host
 from shmload.tools.doctor import shared_memory
-from shmload.tools.doctor.host import Host
 
 Hosts = Callable[..., Host]
 GIB = 1 << 30

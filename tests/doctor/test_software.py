@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from shmload.cli import app
+from shmload.shm.host import Host
 from shmload.tools.doctor import checks, examine
-from shmload.tools.doctor.host import Finding, Host
+from shmload.tools.doctor.checks import Finding
 
 FOUND = {"torch": "2.13.0+cpu", "numpy": "2.4.6", "posix_ipc": "1.3.2"}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shmload.launch.ranks import HeldPort, Place, environment, number_of_ranks, seats
-from shmload.tools.doctor.host import Host
+from shmload.shm.host import Host
 from shmload.world import rank_and_world_size
 
 PLACE = Place("127.0.0.1", 1234, "run")

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from shmload.observe.bench.spec import BenchError, is_map_style, make_dataset, one_line, resolve
 from shmload.tools.bench import limits, measure, own_loader
 from shmload.tools.bench.contestants import LoaderOptions, factory
 from shmload.tools.bench.measure import Stream, after, digest, record, rest_of_epoch, rows_digest, whole_epochs
 from shmload.tools.bench.peers import PEERS
 from shmload.tools.bench.settings import Job
+from shmload.tools.named import BenchError, is_map_style, make_dataset, one_line, resolve
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from shmload.observe.bench.spec import BenchError, resolve
 from shmload.tools.bench.peers import PEERS
+from shmload.tools.named import BenchError, resolve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmload.observe.bench.spec import is_map_style
 from shmload.tools.bench.contestants import fill, filled_batch, fills_batches
 from shmload.tools.bench.measure import leaves, run_delay_s
+from shmload.tools.named import is_map_style
 
 SOURCE_NBYTES = 64 << 20  # larger than most caches
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from shmload.observe.bench.spec import BenchError, one_line, resolve
+from shmload.tools.named import BenchError, one_line, resolve
 
 TAKEN = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
 TAKEN_BY_NAME = ("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order")

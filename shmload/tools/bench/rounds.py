@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from shmload.observe.bench.spec import BenchError
 from shmload.tools.bench.measure import descendants, files_below, first_difference, tree_pss_bytes
 from shmload.tools.bench.peers import PEERS
 from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport, machine
@@ -31,6 +30,7 @@ from shmload.tools.bench.settings import (
 from shmload.tools.bench.verdict import judge_all
 from shmload.tools.bench.workloads import WORKLOADS, Workload
 from shmload.tools.bench.workloads.photos import photo_files
+from shmload.tools.named import BenchError
 
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
 BOOT = "import sys; sys.path.append(sys.argv[1]); from shmload.tools.bench.child import main; main()"

@@ -6,9 +6,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from shmload.observe.bench.spec import BenchError
 from shmload.tools.bench.peers import PEERS
 from shmload.tools.bench.workloads import WORKLOADS
+from shmload.tools.named import BenchError
 
 LOADERS = {
     "shmload": "shmload.ShmLoader in torch mode",

@@ -1,4 +1,4 @@
-"""Checks of what a process is limited to: descriptors, locked memory, processes."""
+"""Checks of the host: versions, compiled modules, the kernel, memory, processors, and what a process is limited to."""
 
 from __future__ import annotations
 
@@ -9,13 +9,44 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from math import ceil
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 from shmload.shm import segment
-from shmload.tools.doctor.host import Finding, Host, listed, mib
+from shmload.shm.host import Host, listed
+
+Level = Literal["good", "advice", "problem"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence about the host.
+
+    Attributes:
+        check: what was looked at.
+        level: "problem": something fails; "advice": it works, and could be better or deserves a look; "good".
+        text: what was found and, unless it is good, what comes of it.
+        remedy: what to change; empty if nothing needs to be.
+    """
+
+    check: str
+    level: Level
+    text: str
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """For JSON."""
+        return asdict(self)
+
+
+def mib(nbytes: int) -> str:
+    """Bytes as people say them."""
+    return f"{nbytes / (1 << 30):,.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):,.0f} MiB"
+
 
 FEW_FILES = 256  # torch and Python take some ten, a loader two, each worker two, each shard that is read another
 FEW_PROCESSES = 64  # beside those that run: threads count, and torch starts one for each core

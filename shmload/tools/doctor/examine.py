@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 
 import shmload
+from shmload.shm.host import Host
 from shmload.tools.doctor import checks
-from shmload.tools.doctor.host import Finding, Host
+from shmload.tools.doctor.checks import Finding
 
 CORE = Path(shmload.__file__).parent / "_core"
 
@@ -37,12 +38,12 @@ def _checks(host: Host) -> Iterable[tuple[str, Callable[[], Iterable[Finding]]]]
     yield "leftovers", partial(_shared_memory, "check_leftovers", host)
     yield "huge pages", partial(_shared_memory, "check_huge_pages", host)
     yield "reaper", partial(checks.check_reaper, host)
-    yield "checks", partial(checks.check_free_memory, host)
+    yield "memory", partial(checks.check_free_memory, host)
     yield "cgroup memory", partial(checks.check_cgroup_memory, host)
     yield "open files", partial(checks.check_open_files, host)
     yield "locked memory", partial(checks.check_locked_memory, host)
     yield "processes", partial(checks.check_processes, host)
-    yield "checks", partial(checks.check_processors, host)
+    yield "processors", partial(checks.check_processors, host)
     yield "threads", partial(checks.check_threads, host)
     yield "start method", lambda: checks.check_start_method(checks.has_gpu(host))
     yield "GPU", lambda: checks.check_gpu(host, _cuda_of_torch())

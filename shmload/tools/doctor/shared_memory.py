@@ -7,8 +7,9 @@ import stat
 from collections.abc import Callable, Iterator
 
 from shmload.shm import janitor
+from shmload.shm.host import Host
 from shmload.shm.names import STEM_PATTERN, new_stem
-from shmload.tools.doctor.host import Finding, Host, mib
+from shmload.tools.doctor.checks import Finding, mib
 
 SMALL_NBYTES = 512 << 20  # docker gives 64 MiB where nobody asks; a ring of photos in batches takes a few hundred
 SHM_SIZE = (

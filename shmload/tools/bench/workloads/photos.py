@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from shmload.observe.bench.spec import BenchError
 from shmload.tools.bench.workloads.workload import Field, Workload
+from shmload.tools.named import BenchError
 
 SIDE = 224
 NUM_SAMPLES = 4096

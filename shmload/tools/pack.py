@@ -23,9 +23,9 @@ from shmload.formats.images.folder import EXTENSIONS, ImageFolder
 from shmload.formats.paths import expanded, shard_paths
 from shmload.formats.tar.dataset import TarDataset
 from shmload.formats.tfrecord.dataset import TFRecordDataset
-from shmload.observe.bench.spec import call, is_map_style, resolve
 from shmload.tools.inspect.describe import recognise
 from shmload.tools.inspect.formats.example import features_of
+from shmload.tools.named import call, is_map_style, resolve
 
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 

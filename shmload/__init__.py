@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         StoreError,
         WorkerDied,
     )
-    from shmload.index.shared_index import SharedIndex
+    from shmload.formats.shared_index import SharedIndex
     from shmload.launch.spawning import spawn
     from shmload.loader import ShmLoader
     from shmload.schedule.bucketed import LengthBuckets, TokenBudget
@@ -57,7 +57,7 @@ _PLACES = {
     "Padded": "shmload.batch.deliver",
     "Permutation": "shmload.schedule.permutation",
     "Schedule": "shmload.schedule.schedule",
-    "SharedIndex": "shmload.index.shared_index",
+    "SharedIndex": "shmload.formats.shared_index",
     "ShmLoader": "shmload.loader",
     "TokenBudget": "shmload.schedule.bucketed",
     "Weighted": "shmload.schedule.weighted",

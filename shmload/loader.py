@@ -37,7 +37,7 @@ from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
 from shmload.worker.generators import own_generators
-from shmload.worker.sources import DecodesBatches, DecodesSamples, Samples
+from shmload.worker.reader import DecodesBatches, DecodesSamples, Samples
 from shmload.world import ability_of
 
 if TYPE_CHECKING:

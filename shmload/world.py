@@ -1,4 +1,4 @@
-"""Which rank this process is, of how many."""
+"""Where this code runs: which rank of how many, under whose call; and what an object can do, and where a public name lives."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import FrameType
 from typing import Any
 
-import torch.utils.data
-
+OWN_CPUS = "SHMLOAD_RANK_CPUS"  # set by `shmload.launch`: so many of the node's processors are this rank's alone
 _RUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
@@ -73,7 +73,12 @@ def ability_of(value: Any, name: str) -> Any:
     return getattr(value, name, None)
 
 
-_INSIDE = tuple(os.path.join(os.path.dirname(str(file)), "") for file in (__file__, torch.utils.data.__file__))
+@cache
+def _inside() -> tuple[str, ...]:
+    """Folders whose code is not the user's."""
+    import torch.utils.data  # late: importing shmload alone must not bring torch
+
+    return tuple(os.path.join(os.path.dirname(str(file)), "") for file in (__file__, torch.utils.data.__file__))
 
 
 def users_frame() -> tuple[FrameType, int]:
@@ -81,8 +86,9 @@ def users_frame() -> tuple[FrameType, int]:
 
     The distance is what `warnings.warn` calls a stacklevel.
     """
+    inside = _inside()
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame, level = frame.f_back, level + 1
     return frame, level
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shmload.engine.controller import Decision, Limits, Memory, Setting, Window, bound_by, decide
 from shmload.shm import segment
 from shmload.shm.segment import available_bytes
+from shmload.world import OWN_CPUS
 
 if TYPE_CHECKING:
     from shmload.engine.config import LoaderConfig
@@ -41,7 +42,6 @@ def is_auto(value: Any) -> bool:
 
 
 LIMIT = "SHMLOAD_MAX_WORKERS"
-OWN_CPUS = "SHMLOAD_RANK_CPUS"  # set by `shmload.launch`: so many of the node's processors are this rank's alone
 MEMORY_SHARE = 4  # the ring takes at most one part in so many
 FIXED_MAX = 16  # workers in torch mode, where nothing tells whether more are of use
 

@@ -17,7 +17,7 @@ import numpy as np
 from shmload.batch.array_rows import ArrayRows, TypedArray, typed_array
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import check_local
-from shmload.index.shared_index import Memory
+from shmload.formats.shared_index import Memory
 
 _ALIGNMENT = 64
 

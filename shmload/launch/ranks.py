@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from shmload.engine.autotune import OWN_CPUS
 from shmload.launch.topology import cores, device_nodes, num_devices, shares
 from shmload.shm.host import Host
+from shmload.world import OWN_CPUS
 
 
 @dataclass(frozen=True)

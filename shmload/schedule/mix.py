@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import accumulate, pairwise
 from numbers import Rational, Real
-from typing import Any, Literal, NamedTuple, SupportsIndex, get_args
+from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ from shmload._core.mix import Draws, Rounds
 from shmload.errors import StateMismatch
 from shmload.schedule.permutation import MAX_N, MIX, EpochCache, digest
 from shmload.schedule.schedule import KeyedOrder
-from shmload.worker.sources import SizedSamples
 from shmload.world import ability_of
 
 __all__ = [
@@ -451,6 +450,13 @@ def length(sizes: Sequence[int], shares: Shares, stop: Stop) -> int:
     return max(end for end in ends if end is not None)
 
 
+class SizedSamples(Protocol):
+    """Samples by number, of which it is known how many there are: a list, shmload's formats, torch's map-style datasets."""
+
+    def __getitem__(self, index: int, /) -> Any: ...
+    def __len__(self) -> int: ...
+
+
 class Mix(ConcatDataset[Any]):
     """Datasets mixed by weights: `ShmLoader(Mix([(web, 0.7), (books, 0.3)]), batch_size=64, shuffle=True, seed=7)`.
 
@@ -481,7 +487,7 @@ class Mix(ConcatDataset[Any]):
 
     def __init__(
         self,
-        members: Sequence[tuple[SizedSamples[Any], float]],
+        members: Sequence[tuple[SizedSamples, float]],
         *,
         stop: Stop = "first",
         curriculum: Mapping[int, Sequence[float]] | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,34 @@ from shmload.batch.collate import RowOut, SingleRow, private_rows
 from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.ragged import Arenas, Ragged, RaggedRows, ragged_of
 from shmload.world import ability_of
+
+# What may be given as a dataset, in types. torch's annotation asks for its Dataset class and so refuses a list, whose samples its
+# loader reads all the same; these say what is really read, so that a typed program may pass it.
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Samples(Protocol[T_co]):
+    """Samples by number: a list, a range, shmload's formats, torch's map-style datasets."""
+
+    def __getitem__(self, index: int, /) -> T_co: ...
+
+
+class DecodesSamples(Protocol):
+    """Writes a sample into its row of the batch. The schema says what a row is: name -> (dtype, shape)."""
+
+    @property
+    def schema(self) -> Any: ...
+
+    def read_into(self, index: int, out: Any, /) -> Any: ...
+
+
+class DecodesBatches(Protocol):
+    """Writes a batch into its rows."""
+
+    @property
+    def schema(self) -> Any: ...
+
+    def read_batch_into(self, indices: Any, out: Any, /) -> Any: ...
 
 
 def no_room(nbytes: int) -> NDArray[np.uint8]:

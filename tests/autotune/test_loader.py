@@ -90,7 +90,7 @@ def test_a_ring_is_made_for_the_largest_crew(
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", str(most))
     with loader_of(seed=SEED, **options) as loader:
         next(iter(loader))
-        engine: Any = loader._last_engine
+        engine: Any = loader._builder.last
         assert (engine._ring.num_workers, engine.num_slots) == (most, num_slots)
 
 
@@ -140,7 +140,7 @@ def read(loader: ShmLoader[Any], now: list[float], num_batches: int, figures: An
     """Reads batches of 0.1 s each, where the engine says of its pace what a test wants."""
     found = []
     for batch in loader:
-        engine: Any = loader._last_engine
+        engine: Any = loader._builder.last
         engine.pace, engine.roster.is_complete = figures, lambda: True
         now[0] += 0.1
         found.append(told(batch))
@@ -188,7 +188,7 @@ def test_torch_mode_orders_further_ahead_without_changing_a_batch(by_count: list
         with ShmLoader(Who(), batch_size=1, shuffle=True, num_workers=2, in_order=in_order, **options) as loader:
             for _ in range(2):
                 for batch in loader:
-                    engine: Any = loader._last_engine
+                    engine: Any = loader._builder.last
                     engine.pace, engine.roster.is_complete = idle, lambda: True
                     now[0] += 0.1
                     yield [value.tolist() for value in batch]
@@ -268,11 +268,11 @@ def test_a_sampler_is_asked_no_further_ahead_than_the_numbers_say() -> None:
 def test_the_first_look_at_another_engine_begins_anew(by_count: list[float]) -> None:
     now = by_count
     with loader_of(seed=SEED) as loader:
-        assert loader._tuner is not None
+        assert loader._builder.tuner is not None
         read(loader, now, 10, lambda: (0.0, 0.0, 0))
-        began = loader._tuner._began
-        stream = loader._stream
+        began = loader._builder.tuner._began
+        stream = loader._passes
         assert stream is not None
         stream.close()  # as where the world's size has changed
         read(loader, now, 2, lambda: (0.0, 0.0, 0))
-        assert loader._tuner._began > began
+        assert loader._builder.tuner._began > began

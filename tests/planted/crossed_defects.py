@@ -53,8 +53,8 @@ CROSSED_DEFECTS = [
         "N7",
         "a loader has a public attribute that is no argument",
         "shmload/loader.py",
-        "        self._is_closed = False\n        self._last_engine",
-        "        self.is_closed = self._is_closed = False\n        self._last_engine",
+        "        self._is_closed = False\n        bad_samples",
+        "        self.is_closed = self._is_closed = False\n        bad_samples",
         ("tests/loader/test_rebuilt.py::test_public_attributes_are_the_arguments",),
     ),
     Defect(

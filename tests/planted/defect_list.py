@@ -92,7 +92,7 @@ DEFECTS = [
     Defect(
         "R4",
         "a worker keeps each entry it has read",
-        "shmload/index/shared_index.py",
+        "shmload/formats/shared_index.py",
         "    def _slice(self, item: slice) -> SharedIndex:\n",
         "    def __getitem__(self, item):\n"
         "        entry = super().__getitem__(item)\n"
@@ -215,8 +215,8 @@ DEFECTS = [
         "R10",
         "the dataset is pickled for each worker",
         "shmload/worker/muster.py",
-        "        parcel: bytes | None = pickled_once(job)\n",
-        "        parcel: bytes | None = [pickled_once(job) for _ in posts][0]\n",
+        "        parcel: bytes | None = pickled_once(called.job)\n",
+        "        parcel: bytes | None = [pickled_once(called.job) for _ in posts][0]\n",
         (f"{PROMISES}test_the_dataset_is_pickled_once_for_all_workers",),
     ),
     Defect(
@@ -273,7 +273,7 @@ DEFECTS = [
         "R13",
         "cgroups are not asked",
         "shmload/shm/segment.py",
-        "    return min([free_memory_bytes(root), *(cgroup.rest for cgroup in cgroups.memory(root))])\n",
+        "    return min([free_memory_bytes(root), *(cgroup.rest for cgroup in memory(root))])\n",
         "    return free_memory_bytes(root)\n",
         (
             "tests/shm/test_preflight.py::test_a_v2_limit_counts_less_what_is_used_and_cannot_be_dropped",
@@ -304,8 +304,8 @@ DEFECTS = [
         "R14",
         "the substitute is another than the order says",
         "shmload/engine/orders.py",
-        "self._next_index(order, first_row, tries + 1)",
-        "self._next_index(order, first_row, tries + 2)",
+        "self.next_index(order, first_row, tries + 1)",
+        "self.next_index(order, first_row, tries + 2)",
         ("tests/loader/test_policies.py::test_the_next_of_the_same_permutation_stands_in",),
     ),
     Defect(

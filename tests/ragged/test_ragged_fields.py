@@ -346,7 +346,7 @@ def test_a_batch_larger_than_its_slot_makes_the_ring_learn(monkeypatch: pytest.M
                 for k, row in enumerate(batch["x"]):
                     assert row.tolist()[:3] == [4 * i + k] * 3
                     assert len(row) == len(samples[4 * i + k]["x"])
-    assert 6 <= len(asked) <= 6 * loader._last_engine.num_slots  # type: ignore[union-attr]  # each slot once for each size
+    assert 6 <= len(asked) <= 6 * loader._builder.last.num_slots  # type: ignore[union-attr]  # each slot once for each size
 
 
 def test_rows_that_never_fit_are_not_begun_for_ever() -> None:

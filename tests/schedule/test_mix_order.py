@@ -185,7 +185,7 @@ def test_small_weights_are_sought_without_counters(monkeypatch: pytest.MonkeyPat
 def test_places_far_back_are_forgotten_by_halves_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawn_module, "BLOCK", 16)
     monkeypatch.setattr(drawn_module, "MAX_KNOWN", 8)
-    monkeypatch.setattr(drawn_module, "MAX_BLOCKS", 2)
+    monkeypatch.setattr(drawn_module, "MAX_DRAWN", 2)
     monkeypatch.setattr(order_module, "BLOCK", 16)
     monkeypatch.setattr(order_module, "MAX_BLOCKS", 2)
     weights = {0: [3.14, 2.72, 0.577]}

@@ -252,7 +252,7 @@ def test_the_environment_asks_for_the_line(caplog: pytest.LogCaptureFixture, mon
 @pytest.mark.parametrize("value", ["", "0"])
 def test_the_environment_does_not_ask(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHMLOAD_SUMMARY", value)
-    assert ShmLoader(Rows(), 8, seed=1)._epoch_callbacks == []
+    assert ShmLoader(Rows(), 8, seed=1)._watches.callbacks == []
 
 
 def test_where_the_logger_tells_nobody_the_line_goes_to_stderr(

@@ -14,7 +14,7 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.images.decoder import ImageDecoder
 from shmload.formats.images.libraries import checked, open_image, open_picture, rgb_picture
 from shmload.formats.paths import check_local
-from shmload.index.shared_index import SharedIndex
+from shmload.formats.shared_index import SharedIndex
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture

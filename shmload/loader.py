@@ -32,7 +32,8 @@ from shmload.engine.feed import FeedingEngine, WatchedFeedingEngine
 from shmload.engine.orders import BadSamples, OnError
 from shmload.engine.trace import Trace
 from shmload.engine.watching import Holder, WatchedEngine, is_enabled
-from shmload.modes.epoch_metrics import EpochCallback, EpochWatches
+from shmload.metrics import EpochCallback
+from shmload.modes.epoch_watch import EpochWatches
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
@@ -401,7 +402,7 @@ class ShmLoader(DataLoader[T]):
         return Trace(self._builder, self.num_workers, path)
 
     def on_epoch_end(self, callback: EpochCallback) -> EpochCallback:
-        """Has `callback` called with what each epoch was like (`shmload.modes.epoch_metrics.EpochMetrics`), from the next pass on.
+        """Has `callback` called with what each epoch was like (`shmload.metrics.EpochMetrics`), from the next pass on.
 
         A pass that is broken off is told as soon as its iterator is gone. A callback that fails is logged, and training goes on.
 
@@ -424,7 +425,8 @@ class ShmLoader(DataLoader[T]):
             total: int | None = len(self)
         except TypeError:  # it has none
             total = None
-        return shown(iter(self), total, self.first_step, self._recorder, description, console)
+        done = self.first_step
+        yield from shown(iter(self), total, done, self._recorder, description, console)
 
     def record_stream(self, batch: Any, stream: Any) -> None:
         """Has a batch's memory not be used again before what `stream` has been given, by the time the batch dies, is done.

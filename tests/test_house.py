@@ -19,7 +19,7 @@ FLOORS = {
     room: floor
     for floor, rooms in enumerate(
         (
-            "errors faults world _core",
+            "errors faults world metrics _core",
             "shm schedule batch storage",
             "formats device",
             "worker",

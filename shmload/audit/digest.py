@@ -21,10 +21,6 @@ import torch
 
 from shmload._core.digest import hash_at, hash_bytes
 
-__all__ = [
-    "digest_of",
-]
-
 _PLAIN = (torch.strided,)
 _NAMES_ONLY = (type, FunctionType, ModuleType)  # their attributes are no data
 

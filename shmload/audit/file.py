@@ -26,19 +26,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "SUFFIX",
-    "AuditLog",
-    "Batch",
-    "Change",
-    "Event",
-    "Record",
-    "batch_record",
-    "event_record",
-    "header_line",
-    "read_log",
-]
-
 FORMAT_VERSION = 1
 SUFFIX = ".shmaudit"
 BATCH, PASS, END, RESUME, LOST = range(1, 6)

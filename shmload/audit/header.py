@@ -17,18 +17,6 @@ from shmload.world import ability_of, rank_and_world_size
 if TYPE_CHECKING:
     from shmload.engine.config import LoaderConfig
 
-__all__ = [
-    "DISTRIBUTED",
-    "ITERABLE",
-    "PIPELINE",
-    "SAMPLED",
-    "SEED",
-    "TORCH",
-    "Header",
-    "header_of",
-    "read_header",
-]
-
 SEED, SAMPLED, PIPELINE, TORCH = "seed", "seed, with a sampler", "pipeline", "torch"
 DISTRIBUTED, ITERABLE = "DistributedSampler", "iterable dataset"
 

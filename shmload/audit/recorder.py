@@ -14,6 +14,7 @@ import dataclasses
 import logging
 import os
 import secrets
+import sys
 import warnings
 from pathlib import Path
 from time import time_ns
@@ -22,16 +23,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload._core.trainer import Order
 from shmload.audit.digest import digest_of
 from shmload.audit.file import SUFFIX, Batch, Change, batch_record, event_record, header_line
 from shmload.audit.header import Header, header_of
 from shmload.engine.config import LoaderConfig
-from shmload.engine.orders import NOTHING, Order
+from shmload.engine.orders import NOTHING
 from shmload.schedule.schedule import BatchSchedule, Schedule
-
-__all__ = [
-    "Recorder",
-]
 
 log = logging.getLogger("shmload")
 
@@ -214,7 +212,7 @@ class Recorder:
         self.__dict__.update(state)
 
     def __del__(self) -> None:
-        if getattr(self, "_file", -1) >= 0:
+        if getattr(self, "_file", -1) >= 0 and sys is not None and not sys.is_finalizing():
             self.close()
 
 

@@ -29,10 +29,11 @@ from shmload._core.trainer import (
     READY,
     REPACK,
     Lease,
+    Order,
 )
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
-from shmload.engine.orders import NOTHING, BadSamples, Delivery, Order
+from shmload.engine.orders import NOTHING, BadSamples, Delivery
 from shmload.engine.parts import EngineOptions, Machinery
 from shmload.shm import forks
 from shmload.worker.crew import interrupts_held

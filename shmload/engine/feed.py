@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from shmload._core.trainer import READY
+from shmload._core.trainer import READY, Order
 from shmload.device.calls import Calls
 from shmload.device.sending import BufferSet
 from shmload.engine.engine import DEATH_LOOK_S, Engine
-from shmload.engine.orders import NOTHING, Delivery, Order
+from shmload.engine.orders import NOTHING, Delivery
 from shmload.engine.watching import WatchedEngine
 from shmload.errors import CopyFailed
 from shmload.worker.crew import STOP_GRACE_S, interrupts_held

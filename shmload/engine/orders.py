@@ -22,19 +22,6 @@ from shmload.worker.snapshot import Note
 if TYPE_CHECKING:
     from shmload.engine.config import LoaderConfig
 
-__all__ = [
-    "LEAVE_S",
-    "LISTED_MAX",
-    "NOTHING",
-    "SUBSTITUTES_MAX",
-    "BadSamples",
-    "Delivery",
-    "DeliveryLog",
-    "OnError",
-    "Order",
-    "Turns",
-]
-
 LEAVE_S = 1.0  # for who is inside to come out
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from shmload._core.mapping import Mapping
 from shmload._core.onlooker import Onlooker
-from shmload._core.trainer import FollowerRing, TrainerRing, control_nbytes
+from shmload._core.trainer import FollowerRing, Order, TrainerRing, control_nbytes
 from shmload.batch.layout import Layout
 from shmload.device.calls import Calls
 from shmload.device.pins import Cooling, Releases
 from shmload.device.sending import Sender
-from shmload.engine.orders import Order, Turns
+from shmload.engine.orders import Turns
 from shmload.engine.ring import OrderWriter, RingMemory
 from shmload.engine.stats import add_memory, describe, introduce
 from shmload.engine.supervision import Supervisor, Verdict

@@ -21,7 +21,7 @@ from shmload.worker.crew import Crew, Death
 from shmload.worker.failure import REMEDY, late_text, sample_at
 
 if TYPE_CHECKING:
-    from shmload.engine.orders import Order
+    from shmload._core.trainer import Order
 
 log = logging.getLogger("shmload")
 

@@ -16,19 +16,6 @@ from numpy.typing import NDArray
 from shmload._core.events import EVENT_NBYTES, KINDS, RESULTS, Recorders
 from shmload._core.mapping import Mapping
 
-__all__ = [
-    "EVENT",
-    "KIND_OF",
-    "NESTED",
-    "NUM_RATES",
-    "RATE_NS",
-    "TRAINER",
-    "Span",
-    "Tape",
-    "Timeline",
-    "timeline_of",
-]
-
 # One event, as shml_event in src/events.h. `place` is a chunk, or of an order's publication the number of its chunks.
 EVENT = np.dtype(
     [

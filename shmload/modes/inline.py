@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shmload._core.trainer import Order
 from shmload.batch.collate import RowOut, pack_samples, private_rows, private_tensors, registered_functions
 from shmload.batch.deliver import PrivateBatch, structure, unpack
 from shmload.batch.ragged import Arenas, Ragged, RaggedRows
-from shmload.engine.orders import NOTHING, BadSamples, Order
+from shmload.engine.orders import NOTHING, BadSamples
 from shmload.worker.reader import no_room
 from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples, kept_generators
 from shmload.worker.spec import Job

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.engine.orders import Order
+from shmload._core.trainer import Order
 from shmload.errors import StateMismatch
 from shmload.modes.torch_order import SamplerReader, is_torchs_own, own_state
 from shmload.schedule.codec import UsersOwn, opened, sealed

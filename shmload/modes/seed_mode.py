@@ -19,11 +19,12 @@ from torch.autograd import profiler
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from shmload import faults
+from shmload._core.trainer import Order
 from shmload.device.sending import NUM_SENT, sent_now
 from shmload.engine.autotune import Autotuner
 from shmload.engine.engine import Engine
-from shmload.engine.orders import NOTHING, DeliveryLog, Order, Turns
-from shmload.modes.epoch_metrics import EpochWatch, EpochWatches
+from shmload.engine.orders import NOTHING, DeliveryLog, Turns
+from shmload.modes.epoch_watch import EpochWatch, EpochWatches
 from shmload.modes.inline import InlineReader, next_of_dataset
 from shmload.modes.seed_epochs import Epochs
 from shmload.schedule.permutation import MAX_N

@@ -25,11 +25,12 @@ from torch.utils.data.dataloader import (
 )
 
 from shmload import faults
+from shmload._core.trainer import Order
 from shmload.device.sending import sent_now
 from shmload.engine.engine import Engine
-from shmload.engine.orders import NOTHING, DeliveryLog, Order, Turns
+from shmload.engine.orders import NOTHING, DeliveryLog, Turns
 from shmload.errors import WorkerDied
-from shmload.modes.epoch_metrics import EpochWatch, EpochWatches
+from shmload.modes.epoch_watch import EpochWatch, EpochWatches
 from shmload.modes.inline import InlineReader, collated, next_of_dataset
 from shmload.modes.torch_order import SamplerReader
 from shmload.modes.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from shmload.engine.orders import BadSamples, NextIndex, OnError, Order
+from shmload._core.trainer import Order
+from shmload.engine.orders import BadSamples, NextIndex, OnError
 from shmload.errors import SampleTimeout, WorkerDied
 from shmload.pipeline.program import FailedItem
 from shmload.pipeline.stream import StreamSchedule

@@ -29,20 +29,6 @@ from shmload.schedule.permutation import MAX_N, MIX, EpochCache, digest
 from shmload.schedule.schedule import KeyedOrder
 from shmload.world import ability_of
 
-__all__ = [
-    "BLOCK",
-    "MAX_TOTAL",
-    "Block",
-    "Drawn",
-    "Mix",
-    "MixOrder",
-    "Shares",
-    "Stop",
-    "check_stop",
-    "check_weights",
-    "exact_weight",
-]
-
 MAX_TOTAL = 1 << 60
 
 

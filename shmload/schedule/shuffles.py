@@ -20,11 +20,6 @@ from numpy.typing import ArrayLike, NDArray
 from shmload.schedule.permutation import BLOCKS, MAX_N, WINDOWS, Permutation, whole_number
 from shmload.schedule.schedule import KeyedOrder
 
-__all__ = [
-    "BlockShuffle",
-    "ShardShuffle",
-]
-
 
 class BlockShuffle(KeyedOrder):
     """Random order of [0, n) in which every block of consecutive indices is read within one window.

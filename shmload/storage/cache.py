@@ -33,14 +33,7 @@ from shmload.errors import StoreError
 from shmload.storage.folder import BudgetedFolder, FolderStatistics, Lease, Reservation
 from shmload.storage.ledger import FRESH, HIDDEN, SETTLES_AFTER_S, Kept, close_kept, is_locked, open_kept, settle
 
-__all__ = [
-    "DIGEST_DIGITS",
-    "Cache",
-    "CacheStatistics",
-    "FileFetch",
-    "Needs",
-    "digest_of",
-]
+__all__ = ["Cache", "CacheStatistics", "FileFetch"]
 
 _HEADER = struct.Struct("<8sQ")  # magic, how many keys from the next one on are guarded
 _MAGIC = b"SHMLNEE1"

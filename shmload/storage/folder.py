@@ -24,13 +24,7 @@ from shmload.storage.session import Session
 if TYPE_CHECKING:
     from shmload.storage.session import Session
 
-__all__ = [
-    "BudgetedFolder",
-    "FolderStatistics",
-    "Lease",
-    "Leases",
-    "Reservation",
-]
+__all__ = ["BudgetedFolder", "FolderStatistics", "Lease", "Leases", "Reservation"]
 
 Release = Callable[[tuple[int, ...]], None]
 

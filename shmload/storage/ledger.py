@@ -23,23 +23,6 @@ from typing import NamedTuple
 from shmload import faults
 from shmload.errors import StoreError
 
-__all__ = [
-    "FRESH",
-    "HIDDEN",
-    "NEW",
-    "OURS",
-    "SETTLES_AFTER_S",
-    "Kept",
-    "Ledger",
-    "Settling",
-    "boot_id",
-    "close_kept",
-    "is_locked",
-    "open_kept",
-    "settle",
-    "try_lock",
-]
-
 _kept: set[int] = set()
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shmload._core.trainer import Order
 from shmload.audit.file import AuditLog
-from shmload.engine.orders import Order
 from shmload.tools.audit.timeline import Report
 from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import N, Samples, batches_of, changed, judged, kinds, make, replanted, run, story

@@ -273,6 +273,6 @@ def test_the_first_look_at_another_engine_begins_anew(by_count: list[float]) -> 
         began = loader._builder.tuner._began
         stream = loader._passes
         assert stream is not None
-        stream.close()  # as where the world's size has changed
+        stream._end_workers()  # as where the world's size has changed
         read(loader, now, 2, lambda: (0.0, 0.0, 0))
         assert loader._builder.tuner._began > began

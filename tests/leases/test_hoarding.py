@@ -66,7 +66,7 @@ def loader_over_numbers(**options: Any) -> ShmLoader[Any]:
 def poisoned(loader: ShmLoader[Any]) -> Any:
     """The loader's iterator, its ring poisoned from the first batch on."""
     iterator = iter(loader)
-    if loader._passes is not None:
+    if loader.seed is not None:
         loader._passes._made_engine()  # seed mode starts its workers with the first batch
     ring_of(loader).poison = True
     return iterator

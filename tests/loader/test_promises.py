@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -300,3 +301,20 @@ def test_a_fork_beside_running_threads_is_told_once(
     assert len(told) == 1
     assert told[0].startswith("workers are forked while 1 other thread runs (mine): a lock that it holds")
     assert 'multiprocessing_context="forkserver"' in told[0]
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_loader_that_nobody_has_any_more_ends_its_workers_at_once(seed: int | None) -> None:
+    """No cycle keeps them until the garbage collector comes by."""
+    loader = ShmLoader(list(range(20)), 4, num_workers=1, seed=seed)
+    batches = iter(loader)
+    next(batches)
+    assert loader._builder.last is not None
+    (pid,) = loader._builder.last.crew.pids
+    gc.collect()
+    gc.disable()
+    try:
+        del loader, batches
+        assert not os.path.exists(f"/proc/{pid}")
+    finally:
+        gc.enable()

@@ -252,7 +252,7 @@ class _Unsendable(BlockShuffle):
 
 def test_workers_are_not_sent_the_order() -> None:
     loader = ShmLoader(_Fails(-1), sampler=_Unsendable(100, block_size=7), seed=7, num_workers=1)
-    pickle.dumps(loader.make_job())
+    pickle.dumps(loader._config().job())
 
 
 def test_a_state_of_another_order_is_refused() -> None:

@@ -24,9 +24,9 @@ MODULES = (
     "shmload.cluster",
     "shmload.debug",
     "shmload.growing",
-    "shmload.modes.epoch_metrics",
+    "shmload.metrics",
     "shmload.pipeline",
-    *(f"shmload.storage.{module}" for module in ("cache", "folder", "lease", "reservation")),
+    *(f"shmload.storage.{module}" for module in ("cache", "folder")),
     "shmload.remote",
 )
 BASES = (  # for orders and crops of one's own
@@ -35,12 +35,6 @@ BASES = (  # for orders and crops of one's own
     "shmload.formats.images.decoder.Crop",
 )
 INTERNAL = {  # public to the rest of the package only
-    "ShmLoader.custom_collate_fn",
-    "ShmLoader.in_place",
-    "ShmLoader.make_engine",
-    "ShmLoader.make_job",
-    "ShmLoader.reads_inline",
-    "ShmLoader.sender",
     *(f"Normalise.{name}" for name in ("is_meant", "made_of", "shape_of")),
     "Mix.keyed_order",
     "PreparedLoader.begin",

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-import shmload.modes.epoch_metrics
+import shmload.metrics
 from shmload import ShmLoader
-from shmload.modes.epoch_metrics import EpochMetrics, nbytes_of, rows_of, summary_line, to_log, to_tensorboard
+from shmload.metrics import EpochMetrics, summary_line, to_log, to_tensorboard
+from shmload.modes.epoch_watch import nbytes_of, rows_of
 from tests.trace.trace_kit import Broken, Growing, Plain, Rows, Stream, run
 
 MODES = pytest.mark.parametrize("seed", [1, None])
@@ -211,7 +212,7 @@ def test_a_copy_has_no_callbacks() -> None:
 
 
 def test_nothing_is_measured_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.modes.epoch_metrics.EpochWatch", None)
+    monkeypatch.setattr("shmload.modes.epoch_watch.EpochWatch", None)
     run(ShmLoader(Rows(), 8, seed=1))
     run(ShmLoader(Rows(), 8))
 
@@ -259,7 +260,7 @@ def test_where_the_logger_tells_nobody_the_line_goes_to_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SHMLOAD_SUMMARY", "1")
-    monkeypatch.setattr(shmload.modes.epoch_metrics.log, "propagate", False)
+    monkeypatch.setattr(shmload.metrics.log, "propagate", False)
     run(ShmLoader(Rows(), 8, seed=1))
     assert capsys.readouterr().err.startswith("shmload: epoch 0: 8 batches")
 

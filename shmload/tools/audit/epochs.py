@@ -20,11 +20,6 @@ from shmload.schedule.schedule import Schedule
 from shmload.tools.audit.passes import ordered_keys
 from shmload.tools.audit.timeline import Delivery, EpochReport, Report, ranges
 
-__all__ = [
-    "judge_epoch",
-    "schedule_of",
-]
-
 BEHIND_MAX = (
     16  # steps that ranks of a run that ended may be apart: they step together, what is handed over ahead counts
 )

@@ -15,12 +15,6 @@ from shmload.audit.file import Batch
 from shmload.audit.header import DISTRIBUTED, Header
 from shmload.tools.audit.timeline import Delivery, EpochReport, Report, ranges
 
-__all__ = [
-    "is_numeric_keys",
-    "judge_pass",
-    "ordered_keys",
-]
-
 
 def ordered_keys(batch: Batch) -> list[Any] | np.ndarray[Any, Any] | None:
     """The keys as they were ordered: before samples were skipped or substituted."""

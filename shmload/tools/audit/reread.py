@@ -13,17 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from shmload._core.trainer import Order
 from shmload.audit.digest import digest_of
 from shmload.audit.header import TORCH, Header
-from shmload.engine.orders import Order
 from shmload.loader import ShmLoader
 from shmload.modes.inline import InlineReader
 from shmload.tools.audit.timeline import Delivery, Report
 from shmload.tools.audit.verify import Loader
-
-__all__ = [
-    "reread",
-]
 
 
 def reread(

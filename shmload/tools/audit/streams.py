@@ -18,13 +18,6 @@ from shmload.schedule.schedule import stream_positions
 from shmload.tools.audit.passes import is_numeric_keys, ordered_keys
 from shmload.tools.audit.timeline import Delivery, EpochReport, Part, Report, ranges
 
-__all__ = [
-    "Judged",
-    "item_numbers",
-    "judge_items",
-    "judge_stream",
-]
-
 Keys = NDArray[np.int64]
 
 

@@ -10,19 +10,6 @@ from typing import Any
 from shmload.audit.file import AuditLog, Batch, Event
 from shmload.audit.header import Header
 
-__all__ = [
-    "LISTED_MAX",
-    "Delivery",
-    "EpochReport",
-    "Finding",
-    "LoaderReport",
-    "Part",
-    "Report",
-    "Timeline",
-    "parts_in_order",
-    "ranges",
-]
-
 LISTED_MAX = 100  # findings of one kind that are told singly
 
 

@@ -23,16 +23,6 @@ from shmload.tools.audit.passes import judge_pass
 from shmload.tools.audit.streams import Judged, item_numbers, judge_items, judge_stream
 from shmload.tools.audit.timeline import Delivery, EpochReport, LoaderReport, Part, Report, Timeline
 
-__all__ = [
-    "Loader",
-    "audit_files",
-    "check_replays",
-    "read_folder",
-    "stale_suspects",
-    "tell_suspects",
-    "verify",
-]
-
 
 @dataclass
 class Loader:

@@ -28,8 +28,9 @@ from shmload.tools.bench.settings import (
     Point,
 )
 from shmload.tools.bench.verdict import judge_all
-from shmload.tools.bench.workloads import WORKLOADS, Workload
+from shmload.tools.bench.workloads import WORKLOADS
 from shmload.tools.bench.workloads.photos import photo_files
+from shmload.tools.bench.workloads.workload import Workload
 from shmload.tools.named import BenchError
 
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])

@@ -13,9 +13,4 @@ from shmload.tools.bench.workloads.rows import ROWS
 from shmload.tools.bench.workloads.tokens import TOKENS
 from shmload.tools.bench.workloads.workload import Workload
 
-__all__ = [
-    "WORKLOADS",
-    "Workload",
-]
-
 WORKLOADS: dict[str, Workload] = {each.name: each for each in (PHOTOS, RECORDS, ROWS, TOKENS, PLAIN)}

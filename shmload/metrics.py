@@ -1,0 +1,110 @@
+"""What an epoch was like, for whoever wants to know: a log line, TensorBoard, any function of yours.
+
+    loader.on_epoch_end(shmload.metrics.to_log)
+    loader.on_epoch_end(shmload.metrics.to_tensorboard(SummaryWriter()))
+
+SHMLOAD_SUMMARY=1 gives every loader the line, without a change to the program. Nothing is measured where nobody asks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol, TypedDict
+
+__all__ = ["EpochCallback", "EpochMetrics", "summary_line", "to_log", "to_tensorboard"]
+
+log = logging.getLogger("shmload")
+
+
+class EpochMetrics(TypedDict):
+    """One pass over a loader, from its first `next()` to its end, or to the last batch of one that was broken off.
+
+    A wait is what one `next()` took. p50 and p99 are right to 3 %.
+    """
+
+    epoch: int  # in torch mode: how many passes were begun before
+    rank: int
+    world_size: int
+    is_complete: bool  # False: it was broken off
+    batches: int
+    samples: int  # rows delivered, padding included
+    nbytes: int  # delivered
+    wall_s: float
+    samples_per_s: float
+    nbytes_per_s: float
+    wait_share: float  # of the wall time, 0 to 1
+    wait_p50_s: float
+    wait_p99_s: float
+    workers_busy_share: float | None  # of the workers' wall time, 0 to 1; None without workers
+    num_bad_samples: int
+    num_restarts: int  # workers replaced
+
+
+EpochCallback = Callable[[EpochMetrics], object]
+
+
+class ScalarWriter(Protocol):
+    """The part of torch.utils.tensorboard.SummaryWriter that is used."""
+
+    def add_scalar(self, tag: str, scalar_value: Any, global_step: int) -> object:
+        """Notes a value."""
+
+
+def summary_line(metrics: EpochMetrics) -> str:
+    """The epoch in one line.
+
+    Args:
+        metrics: what a callback of `ShmLoader.on_epoch_end` is given.
+    """
+    m = metrics
+    rank = f"rank {m['rank']}, " if m["world_size"] > 1 else ""
+    broken = "" if m["is_complete"] else ", broken off"
+    busy = m["workers_busy_share"]
+    workers = "no workers" if busy is None else f"workers busy {busy:.0%}"
+    return (
+        f"{rank}epoch {m['epoch']}{broken}: {m['batches']:,} batches, {m['samples']:,} samples in {m['wall_s']:.2f} s: "
+        f"{m['samples_per_s']:,.0f} samples/s, {m['nbytes_per_s'] / 1e6:,.1f} MB/s; waited {m['wait_share']:.0%} "
+        f"(p50 {m['wait_p50_s'] * 1e3:.3g} ms, p99 {m['wait_p99_s'] * 1e3:.3g} ms); {workers}; "
+        f"{m['num_bad_samples']} bad samples, {m['num_restarts']} restarts"
+    )
+
+
+def to_log(metrics: EpochMetrics) -> None:
+    """Tells the `shmload` logger, at level INFO: a callback for `ShmLoader.on_epoch_end`.
+
+    Args:
+        metrics: of the epoch.
+    """
+    log.info("%s", summary_line(metrics))
+
+
+def to_tensorboard(writer: ScalarWriter, prefix: str = "shmload") -> EpochCallback:
+    """A callback that writes every number of an epoch as a scalar, at the epoch's own.
+
+    Args:
+        writer: a torch.utils.tensorboard.SummaryWriter, or anything with its add_scalar.
+        prefix: of the tags: "shmload/samples_per_s".
+    """
+
+    def write(metrics: EpochMetrics) -> None:
+        for name, value in metrics.items():
+            if name not in ("epoch", "rank", "world_size") and value is not None:
+                writer.add_scalar(f"{prefix}/{name}", value, metrics["epoch"])
+
+    return write
+
+
+def callbacks_of_environment() -> list[EpochCallback]:
+    """What SHMLOAD_SUMMARY asks for."""
+    return [] if os.environ.get("SHMLOAD_SUMMARY", "") in ("", "0") else [_to_log_or_stderr]
+
+
+def _to_log_or_stderr(metrics: EpochMetrics) -> None:
+    """Tells the logger, or stderr if the logger would tell nobody: who has set the variable wants to see it."""
+    if log.isEnabledFor(logging.INFO) and log.hasHandlers():
+        to_log(metrics)
+    else:
+        print(f"shmload: {summary_line(metrics)}", file=sys.stderr)

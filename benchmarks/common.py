@@ -17,13 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shmload.observe.bench.job import Job
-from shmload.observe.bench.launch import run_jobs
-from shmload.observe.bench.options import Options
-from shmload.observe.bench.report import Report, WorkloadReport, machine
-from shmload.observe.bench.rounds import benchmark
-from shmload.observe.bench.summary import Spread
-from shmload.observe.bench.table import WIDE, show
+from shmload.tools.bench.report import Report, Spread, WorkloadReport, machine
+from shmload.tools.bench.rounds import benchmark, run_jobs
+from shmload.tools.bench.settings import Job, Options
+from shmload.tools.bench.table import WIDE, show
 
 
 @dataclass(frozen=True)

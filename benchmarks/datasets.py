@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmload.observe.bench.contestants import LoaderOptions
-from shmload.observe.bench.workloads.photos import OWN_PHOTOS, Photos, photo_files
-from shmload.observe.bench.workloads.workload import Field
+from shmload.tools.bench.contestants import LoaderOptions
+from shmload.tools.bench.workloads.photos import OWN_PHOTOS, Photos, photo_files
+from shmload.tools.bench.workloads.workload import Field
 
 
 class Fields:

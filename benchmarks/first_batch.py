@@ -17,7 +17,7 @@ Result (2 cores): first batch 0.259 s, torch 0.69 s; wait at an epoch's end 29.8
 """
 
 from benchmarks.common import Result, Row, Settings, in_turn, main, plain
-from shmload.observe.bench.job import Job
+from shmload.tools.bench.settings import Job
 
 LOADERS = {"shmload": "shmload-seed", "torch": "torch"}
 

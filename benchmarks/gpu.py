@@ -34,8 +34,7 @@ import torch
 from benchmarks.common import Result, Row, Settings, main
 from benchmarks.datasets import Blocks
 from shmload import Device, Normalise, ShmLoader
-from shmload.device.calls import Calls
-from shmload.device.cuda import CudaCalls
+from shmload.device.calls import Calls, CudaCalls
 from shmload.testing.device_log import Logged, load_log
 from shmload.testing.device_replay import replay
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from shmload import ShmLoader
-from shmload.observe.bench.contestants import Loader, LoaderOptions, keywords
+from shmload.tools.bench.contestants import Loader, LoaderOptions, keywords
 
 NUM_THREADS = 16
 LATENCY_S = 0.010

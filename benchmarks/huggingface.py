@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from benchmarks.samples import shmload_jagged
-from shmload.observe.bench.contestants import Loader, LoaderOptions
+from shmload.tools.bench.contestants import Loader, LoaderOptions
 
 TABLES = ("floats", "tokens", "ragged tokens", "text")
 

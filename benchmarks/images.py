@@ -41,7 +41,7 @@ import numpy as np
 
 from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from shmload.formats import ImageDecoder, ImageFolder, RandomResizedCrop, with_restart_markers
-from shmload.observe.bench.workloads.photos import OWN_PHOTOS, photo_files
+from shmload.tools.bench.workloads.photos import OWN_PHOTOS, photo_files
 
 NBYTES, SIDE, NUM_SAMPLES = 95_000, 224, 2048
 CROP = RandomResizedCrop(SIDE)

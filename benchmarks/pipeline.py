@@ -18,8 +18,8 @@ import numpy as np
 from torch.utils.data import DataLoader
 
 from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
-from shmload.observe.bench.contestants import Loader, LoaderOptions, keywords
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Permutation
+from shmload.tools.bench.contestants import Loader, LoaderOptions, keywords
 
 BATCHES = {"photos": 64, "dicts": 256}
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from shmload import ShmLoader
-from shmload.observe.bench.contestants import Loader, LoaderOptions, keywords
+from shmload.tools.bench.contestants import Loader, LoaderOptions, keywords
 
 FIELDS = ("a", "b", "c")
 

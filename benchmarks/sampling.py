@@ -49,7 +49,7 @@ from numpy.typing import NDArray
 
 from shmload import BlockShuffle, LengthBuckets, Permutation, TokenBudget, Weighted
 from shmload.schedule.bucketed import Bucketed
-from shmload.schedule.keyed import KeyedOrder
+from shmload.schedule.schedule import KeyedOrder
 
 N = 10**6
 BATCH = 64

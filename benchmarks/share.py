@@ -41,7 +41,7 @@ import numpy as np
 from benchmarks.common import Result, Row, Settings, main
 from shmload import ShmLoader
 from shmload.formats import ArrayDataset
-from shmload.observe.bench.workloads.photos import Photos, prepare
+from shmload.tools.bench.workloads.photos import Photos, prepare
 
 NUM_RANKS, NUM_WARM = 2, 8
 NUM_UNEQUAL, UNEQUAL_BATCH = 88, 32

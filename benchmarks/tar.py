@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.common import Result, Row, Settings, cpu_us, in_turn, main, plain, ways
 from shmload.formats import TarDataset, TarWriter
-from shmload.observe.bench.contestants import LoaderOptions
+from shmload.tools.bench.contestants import LoaderOptions
 
 NUM_SHARDS, PER_SHARD = 8, 1250
 SCHEMA = {"npy": ("float32", (1024,)), "cls": "int64"}

@@ -46,8 +46,8 @@ import torch
 
 from benchmarks.common import Result, Row, Settings, in_turn, main, plain
 from shmload.formats import TFRecordDataset, TFRecordWriter
-from shmload.observe.bench.contestants import LoaderOptions
-from shmload.observe.bench.job import Job
+from shmload.tools.bench.contestants import LoaderOptions
+from shmload.tools.bench.settings import Job
 
 NUMEL = 1 << 18
 MANY = 2048  # records of 4 KiB in a large batch

@@ -36,7 +36,7 @@ from torch.nn import functional
 import shmload
 from shmload import ShmLoader
 from shmload.formats import ImageDecoder, ImageFolder
-from shmload.formats.images.crops import Window
+from shmload.formats.images.decoder import Window
 
 SIDE = 32
 BATCH_SIZE = 64

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 if sys.platform != "linux":
     raise ImportError(f"shmload needs Linux (memfd, pidfd, POSIX shared memory); this is {sys.platform}")
 
-from shmload.lazy_names import lazy_names
+from shmload.world import lazy_names
 
 if TYPE_CHECKING:
-    from shmload.batch.delivered import Jagged, Padded
-    from shmload.device.choice import Device
-    from shmload.device.normalise import Normalise
+    from shmload.batch.deliver import Jagged, Padded
+    from shmload.device.sending import Device, Normalise
     from shmload.errors import (
         CacheFull,
         ClusterUnreachable,
@@ -35,33 +34,32 @@ if TYPE_CHECKING:
         StoreError,
         WorkerDied,
     )
-    from shmload.index.shared_index import SharedIndex
+    from shmload.formats.shared_index import SharedIndex
     from shmload.launch.spawning import spawn
     from shmload.loader import ShmLoader
-    from shmload.mix import Mix
-    from shmload.schedule.block_shuffle import BlockShuffle
-    from shmload.schedule.length_buckets import LengthBuckets
+    from shmload.schedule.bucketed import LengthBuckets, TokenBudget
+    from shmload.schedule.mix import Mix
     from shmload.schedule.permutation import Permutation
     from shmload.schedule.schedule import Schedule
-    from shmload.schedule.token_budget import TokenBudget
+    from shmload.schedule.shuffles import BlockShuffle
     from shmload.schedule.weighted import Weighted
     from shmload.worker.sample_rng import sample_info, sample_rng
 
 __version__ = "0.1.0"
 
 _PLACES = {
-    "BlockShuffle": "shmload.schedule.block_shuffle",
-    "Device": "shmload.device.choice",
-    "Jagged": "shmload.batch.delivered",
-    "Mix": "shmload.mix",
-    "LengthBuckets": "shmload.schedule.length_buckets",
-    "Normalise": "shmload.device.normalise",
-    "Padded": "shmload.batch.delivered",
+    "BlockShuffle": "shmload.schedule.shuffles",
+    "Device": "shmload.device.sending",
+    "Jagged": "shmload.batch.deliver",
+    "Mix": "shmload.schedule.mix",
+    "LengthBuckets": "shmload.schedule.bucketed",
+    "Normalise": "shmload.device.sending",
+    "Padded": "shmload.batch.deliver",
     "Permutation": "shmload.schedule.permutation",
     "Schedule": "shmload.schedule.schedule",
-    "SharedIndex": "shmload.index.shared_index",
+    "SharedIndex": "shmload.formats.shared_index",
     "ShmLoader": "shmload.loader",
-    "TokenBudget": "shmload.schedule.token_budget",
+    "TokenBudget": "shmload.schedule.bucketed",
     "Weighted": "shmload.schedule.weighted",
     "sample_info": "shmload.worker.sample_rng",
     "sample_rng": "shmload.worker.sample_rng",

@@ -8,46 +8,46 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
-from weakref import WeakSet
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from typing_extensions import TypeVar  # torch's own requirement
 
-from shmload.abilities import ability_of
-from shmload.arguments import as_keyed, check_arguments
-from shmload.autotune.numbers import is_auto
-from shmload.autotune.tuner import Autotuner, first_numbers, tuner_of
-from shmload.bad_samples import BadSamples, OnError
+from shmload.audit.recorder import Recorder
 from shmload.batch.ragged import AS_TORCH_OR_LIST
-from shmload.device.sending import Sender
-from shmload.engine import Engine
-from shmload.engine_making import EngineMaking
-from shmload.generators import Origin, replayed
-from shmload.metrics import callbacks_of_environment
-from shmload.observe.audit.recorder import Recorder
-from shmload.observed import T
-from shmload.orders import Order
-from shmload.schedule.keyed import KeyedOrder
-from shmload.schedule.keyed_batches import KeyedBatches
-from shmload.seed_mode import SeedIterator, SeedStream
-from shmload.torch_mode import TorchInlineIterator, TorchIterator
-from shmload.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
-from shmload.worker.muster import num_actors
-from shmload.worker.own_generators import own_generators
-from shmload.worker.sources import DecodesBatches, DecodesSamples, Samples
+from shmload.engine.autotune import AutoNumber, first_numbers, is_auto
+from shmload.engine.builder import EngineBuilder, Make
+from shmload.engine.config import LoaderConfig, as_keyed, check_arguments
+from shmload.engine.controller import Setting
+from shmload.engine.engine import Engine
+from shmload.engine.feed import FeedingEngine, WatchedFeedingEngine
+from shmload.engine.orders import BadSamples, OnError
+from shmload.engine.trace import Trace
+from shmload.engine.watching import Holder, WatchedEngine, is_enabled
+from shmload.metrics import EpochCallback
+from shmload.modes.epoch_watch import EpochWatches
+from shmload.modes.seed_mode import SeedStream
+from shmload.modes.torch_mode import TorchPasses
+from shmload.schedule.schedule import KeyedBatches, KeyedOrder
+from shmload.worker.generators import own_generators
+from shmload.worker.reader import DecodesBatches, DecodesSamples, Samples
+from shmload.world import ability_of
 
 if TYPE_CHECKING:
-    from shmload.observe.epochs import EpochWatch
-    from shmload.observe.trace.session import Trace
+    from rich.console import Console
+
+T = TypeVar("T", covariant=True, default=Any)  # of datasets that only decode into rows nothing is known
 
 
-class ShmLoader(EngineMaking[T]):
+class ShmLoader(DataLoader[T]):
     """torch's DataLoader, whose workers decode into shared memory that the yielded tensors alias.
 
     Takes torch's arguments by name and position. A yielded tensor lies in a slot of the ring and is the user's for as long as any
@@ -180,12 +180,13 @@ class ShmLoader(EngineMaking[T]):
     ) -> None:
         dataset = as_keyed(dataset, seed)
         check_arguments(dict(locals()))
+        if crew == "ray" and is_auto(num_workers):
+            from shmload.ray.cluster import num_actors  # few loaders have a cluster
+
+            num_workers = num_actors(address or "auto")
+        first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         self.crew, self.address, self.num_local_workers, self.share = crew, address, num_local_workers, share
         self.connect_timeout_s = connect_timeout_s
-        self._num_rings = 0
-        if crew == "ray" and is_auto(num_workers):
-            num_workers = num_actors(address)
-        first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch reads more than it names
             batch_size,
@@ -205,46 +206,50 @@ class ShmLoader(EngineMaking[T]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        self._shuffle = shuffle
-        self.on_error: OnError = on_error
-        self.max_bad = max_bad
-        self.device = device
-        self._sender: Sender | None = None
-        self.ragged, self.seed = ragged, seed
-        _ = self._read_plan  # says at once if ragged does not go with the dataset
-        self.sample_timeout_s = sample_timeout_s
-        self.snapshot_every_n_steps = snapshot_every_n_steps or 0
-        self.trust_state = trust_state
-        self._bad_samples = BadSamples(on_error, max_bad, self._substitute)
-        self._progress: Progress | None = None  # of the newest pass, in torch mode
-        self._loaded: TorchState | None = None  # what the next pass goes on from
-        self.threads_per_worker = threads_per_worker
         can_reseed = seed is not None and threads_per_worker == 1
+        self._shuffle, self.seed = shuffle, seed
         self.seed_samples = can_reseed if seed_samples is None else seed_samples
         self.rank, self.world_size = rank, world_size
-        self.uneven = uneven
-        self.ring_bytes = ring_bytes
-        self.max_restarts = max_restarts
+        self.uneven: Literal["pad", "drop", "exact"] = uneven
+        self.on_error: OnError = on_error
+        self.max_bad, self.max_restarts, self.sample_timeout_s = max_bad, max_restarts, sample_timeout_s
+        self.ring_bytes, self.device, self.ragged, self.audit = ring_bytes, device, ragged, audit
+        self.snapshot_every_n_steps = snapshot_every_n_steps or 0
+        self.threads_per_worker = threads_per_worker
+        self.trust_state = trust_state
         is_keyed = seed is not None and (isinstance(sampler, KeyedOrder) or isinstance(batch_sampler, KeyedBatches))
         self._has_own_order = not is_keyed and (sampler is not None or batch_sampler is not None)
-        self.audit = audit
+        _ = self._config().plan  # says at once if ragged does not go with the dataset
         self._recorder = Recorder(audit, has_indices=not isinstance(dataset, IterableDataset))
-        self._is_closed = False
-        self._last_engine: Engine | None = None
-        self._trace: Trace | None = None
-        self._watch: weakref.ref[EpochWatch] | None = None
-        self._epoch_callbacks = callbacks_of_environment()
-        self._engines: WeakSet[Engine] = WeakSet()
-        self._stream: SeedStream | None = None
-        self._tuner: Autotuner | None = tuner_of(self)
         if self.seed_samples and (own := own_generators(dataset)):
             warnings.warn(
                 f"seed_samples cannot reseed the generators that the dataset keeps: {', '.join(own)}. What they draw depends on "
                 "the worker; draw from shmload.sample_rng() or the global generators instead, or give seed_samples=False",
                 stacklevel=2,
             )
-        if seed is not None:
-            self._stream = SeedStream(self)
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """What a copy of a loader has of its own."""
+        config, me = self._config(), weakref.ref(self)  # with no cycle workers end as soon as nobody has the loader
+        self._is_closed = False
+        bad_samples = BadSamples(self.on_error, self.max_bad)
+        self._builder = EngineBuilder(config, bad_samples, _kind_of_engine, lambda setting: _set_numbers(me(), setting))
+        self._watches = EpochWatches()
+        kind = TorchPasses if self.seed is None else SeedStream
+        self._passes: TorchPasses | SeedStream = kind(config, self._builder, self._recorder, self._watches)
+        passes = weakref.ref(self._passes)
+        bad_samples.next_index = lambda *place: passes().substitute(*place)  # type: ignore[union-attr]  # who reads has them
+
+    def _config(self) -> LoaderConfig:
+        """The arguments as they are now: some may be set between passes."""
+        given = {name: getattr(self, name) for name in _ARGUMENTS}
+        return LoaderConfig(
+            **given,
+            index_sampler=self._index_sampler,
+            auto_collation=self._auto_collation,
+            has_own_order=self._has_own_order,
+        )
 
     @property
     def shuffle(self) -> bool | None:
@@ -256,38 +261,21 @@ class ShmLoader(EngineMaking[T]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator class
         if self._is_closed:
             raise RuntimeError("this loader is closed: make a new one")
-        if self._stream is not None:
-            return SeedIterator(self, self._stream)
+        self._passes.config = self._config()
+        if isinstance(self._passes, SeedStream):
+            return self._passes.iterator()
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
-        state, self._loaded = self._loaded, None
+        assert isinstance(self._passes, TorchPasses)
         if self.num_workers:
             self.check_worker_number_rationality()
-        kind = TorchIterator if self.num_workers else TorchInlineIterator
-        if state is None or not state["is_finished"] or "origin" not in state["sampler"]:
-            return kind(self, state)
-        origin = Origin.loads(state["sampler"]["origin"])
-        if self.generator is not None and origin.own is not None:
-            self.generator.set_state(origin.own)
-        if origin.is_now():  # as where a program restores its generators itself: then they move on, as they did
-            return kind(self, state)
-        with replayed(origin, self.generator):
-            return kind(self, state)
+        return self._passes.iterator(self)
 
     def __len__(self) -> int:
-        if self._stream is not None and not self._has_own_order:
-            return len(self._stream)
+        if isinstance(self._passes, SeedStream) and not self._has_own_order:
+            return len(self._passes)
         return super().__len__()
-
-    def _substitute(self, order: Order, row: int, tries: int) -> Any:
-        """The index that takes a bad sample's place at a try."""
-        if self._stream is not None and not self._has_own_order:
-            return self._stream.epochs.substitute(order, row, tries)
-        ordered = order.indices[row]
-        if not isinstance(ordered, int | np.integer):
-            raise TypeError(f'on_error="substitute" needs integer indices: the sampler gave {ordered!r}. Use "skip"')
-        return (int(ordered) + 1) % len(self.dataset)  # type: ignore[arg-type]  # map-style
 
     # ------------------------------------------------------------ position
 
@@ -301,15 +289,8 @@ class ShmLoader(EngineMaking[T]):
         Returns:
             a new dict, which the loader does not keep.
         """
-        if self._stream is not None:
-            return self._stream.state_dict()
-        if self._loaded is not None:
-            return packed_state(self._loaded)
-        if self._progress is None or self._progress.is_finished:
-            state = fresh_state(self, self._progress)
-        else:
-            state = self._progress.state()
-        return packed_state({**state, "passes": self._recorder.num_passes})
+        self._passes.config = self._config()
+        return self._passes.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state` was taken: the next iteration yields the rest of that epoch.
@@ -323,17 +304,9 @@ class ShmLoader(EngineMaking[T]):
             StateMismatch: the state belongs to another loader, is damaged, or needs `trust_state`; says which. Nothing is changed
                 then.
         """
-        if self._stream is not None:
-            self._stream.load_state_dict(state, is_trusted=self.trust_state)
-            return
-        # torchdata's loader gives {} for nothing
-        self._loaded = None if state == {} else check_torch_state(state, self)
+        self._passes.config = self._config()
+        self._passes.load_state_dict(state)
         iterator, self._iterator = self._iterator, None
-        self._progress = None
-        if self._loaded is not None and "passes" in self._loaded:
-            is_finished = self._loaded["is_finished"]
-            self._recorder.num_passes = self._loaded["passes"] - (not is_finished)
-            self._recorder.resumed(self._recorder.num_passes, 0 if is_finished else self._loaded["position"])
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined]  # ours, of persistent workers
 
@@ -349,24 +322,134 @@ class ShmLoader(EngineMaking[T]):
         """
         if epoch < 0:
             raise ValueError(f"an epoch is at least 0; got {epoch}")
-        if self._stream is not None:
-            self._stream.set_epoch(epoch)
-            return
-        for sampler in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.sampler):
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(epoch)  # type: ignore[union-attr]  # it has one
-                return
+        self._passes.set_epoch(epoch)
+
+    # ------------------------------------------------------------ looking at it
+
+    @property
+    def first_step(self) -> int:
+        """The step that the next iteration begins with: 0, or where a loaded state left off.
+
+        A bar over a resumed loader begins there: `tqdm(loader, initial=loader.first_step)`.
+        """
+        return self._passes.first_step
+
+    @property
+    def valid(self) -> int | None:
+        """Seed mode: how many rows of the batch just yielded are real and not padding; None before the first."""
+        return self._passes.valid
+
+    @property
+    def last_indices(self) -> NDArray[np.int64] | list[Any] | None:
+        """Which samples the batch just yielded is made of, row by row; None before the first, and for an iterable dataset.
+
+        An int64 array, or the list of keys as the sampler gave it; after skipped and substituted samples. It is the loader's own:
+        copy it before changing it. With batch_size=None a list of one key.
+        """
+        return self._recorder.last_indices
+
+    # ------------------------------------------------------------ looking at it
+
+    def stats(self) -> dict[str, Any]:
+        """What `shmload top` shows of this loader, over the life of the ring last used; docs/top.md names every key with its unit.
+
+        These are: `batches`, `samples`, `nbytes` delivered and their rates a second; `epoch`, `step`, `num_steps`; `slots` by
+        state; `orders` under way; `time`: in how many per cent of it the trainer waited, the workers waited, nobody did, and
+        workers started; `limit`, `waits_for`, `is_hung`; `workers`, one record each, with its process, sample and busy share;
+        `memory`; counts of restarts, foreign objects, copies. Absent before the first iteration and with num_workers=0. Always
+        there: `num_bad_samples` and `bad_samples`, a list of `epoch`, `step`, `index`, `error`, over the life of the loader. With
+        "auto" for a number, `autotune` says what is set, what holds the pipeline back, and what was changed and why.
+
+        Cost: about 0.1 ms with a few workers; the files of their processes under /proc are read.
+        """
+        builder = self._builder
+        told: dict[str, Any] = {
+            "num_bad_samples": builder.bad_samples.count,
+            "bad_samples": list(builder.bad_samples.listed),
+        }
+        if builder.tuner is not None:
+            told["autotune"] = builder.tuner.stats()
+        return told if builder.last is None else {**builder.last.counters(), **told}
+
+    def holders(self) -> list[Holder]:
+        """The batches whose slots are still held: which, how old, how large, and the line that took each. The oldest first.
+
+        Returns:
+            a list of `shmload.debug.Holder`.
+        Raises:
+            RuntimeError: nothing is noted of that, because `shmload.debug` was not enabled when the workers started.
+        """
+        watched = [engine for engine in self._builder.engines if isinstance(engine, WatchedEngine)]
+        if self._builder.engines and not watched:
+            raise RuntimeError(
+                "nobody has noted who takes this loader's batches: call shmload.debug.enable() before its workers start, or set "
+                "SHMLOAD_DEBUG_BATCHES=1"
+            )
+        return sorted((holder for engine in watched for holder in engine.holders()), key=lambda h: -h.age_s)
+
+    def trace(self, path: str | os.PathLike[str]) -> Trace:
+        """Records, in a `with` block, what trainer and workers do, and writes it for Perfetto at the block's end; docs/trace.md.
+
+        Args:
+            path: of the JSON file. It is written also if the block ends with an exception.
+        Raises:
+            ValueError: the loader has no workers.
+            FileNotFoundError: the file's folder does not exist.
+            RuntimeError: in the `with`: the loader is being traced already.
+        """
+        from shmload.engine.trace import Trace
+
+        return Trace(self._builder, self.num_workers, path)
+
+    def on_epoch_end(self, callback: EpochCallback) -> EpochCallback:
+        """Has `callback` called with what each epoch was like (`shmload.metrics.EpochMetrics`), from the next pass on.
+
+        A pass that is broken off is told as soon as its iterator is gone. A callback that fails is logged, and training goes on.
+
+        Returns:
+            the callback, so that this can decorate it.
+        """
+        self._watches.callbacks.append(callback)
+        return callback
+
+    def progress(self, description: str = "", *, console: Console | None = None) -> Iterator[T]:
+        """Iterates like the loader itself, with a bar on stderr: batches, samples/s, share of waiting. No bar if it is piped.
+
+        Args:
+            description: what stands before the bar.
+            console: rich's, to draw elsewhere.
+        """
+        from shmload.modes.bar import shown  # rich is slow to import, and few loaders show a bar
+
+        try:
+            total: int | None = len(self)
+        except TypeError:  # it has none
+            total = None
+        done = self.first_step
+        yield from shown(iter(self), total, done, self._recorder, description, console)
+
+    def record_stream(self, batch: Any, stream: Any) -> None:
+        """Has a batch's memory not be used again before what `stream` has been given, by the time the batch dies, is done.
+
+        Needed where a batch of a pinned ring is copied, or a batch on the device is used, on a stream that is not the current one
+        when the batch dies. What lies in no slot of this loader needs none of it, and is left alone.
+
+        Args:
+            batch: what the loader yielded, or any part of it.
+            stream: a `torch.cuda.Stream`.
+        """
+        self._builder.record_stream(self._config(), batch, stream)
 
     def __repr__(self) -> str:
         mode = "torch mode" if self.seed is None else f"seed {self.seed}"
-        engine = self._last_engine
+        engine = self._builder.last
         ring = "no ring yet" if engine is None else f"{engine.num_slots} slots, {engine.layout or 'packed batches'}"
         workers = f"num_workers={self.num_workers}"
         if self.num_local_workers:
             workers += f", num_local_workers={self.num_local_workers}"
         return (
             f"ShmLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, {workers}, {mode}, "
-            f"read by {self._read_plan.path}, {ring})"
+            f"read by {self._config().plan.path}, {ring})"
         )
 
     def check_worker_number_rationality(self) -> None:
@@ -379,45 +462,28 @@ class ShmLoader(EngineMaking[T]):
     def __getstate__(self) -> dict[str, Any]:
         """A copy has the arguments and the position; workers and batches stay here."""
         state = self.__dict__.copy()
-        stream: SeedStream | None = state.pop("_stream")
-        for name in (
-            "_engines",
-            "_last_engine",
-            "_progress",
-            "_trace",
-            "_watch",
-            "_epoch_callbacks",
-            "_tuner",
-            "_sender",
-        ):
+        passes = state.pop("_passes")
+        for name in ("_builder", "_watches", "_is_closed"):
             del state[name]
         state["_recorder"] = copy.copy(self._recorder)
-        if stream is not None:
-            state["position"] = stream.state_dict()
+        state["position"] = passes.state_of_copy()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        position = state.pop("position", None)
+        position = state.pop("position")
         self.__dict__.update(state)
-        self._engines, self._last_engine, self._progress, self._sender = WeakSet(), None, None, None
-        self._trace, self._watch, self._epoch_callbacks = None, None, callbacks_of_environment()
-        self._tuner = tuner_of(self)
-        self._stream = None if self.seed is None else SeedStream(self)
-        if self._stream is not None and position is not None:
-            self._stream.load_state_dict(position, is_trusted=True)  # of a copy, or of a pickle that was opened anyway
+        self._set_up()
+        self._passes.go_on_as_copy(position)
 
     # ------------------------------------------------------------ ends
 
     def close(self) -> None:
         """Ends the workers and frees the ring's name; batches still held stay valid. A closed loader cannot be iterated again."""
         self._is_closed = True
-        if self._watch is not None and (watch := self._watch()) is not None:
-            watch.end(is_complete=False)
-        if self._stream is not None:
-            self._stream.close()
+        self._watches.close()
+        self._passes.close()
         self._iterator = None
-        for engine in list(self._engines):  # an iterator that someone still holds says that the loader is closed
-            engine.close()
+        self._builder.close()
 
     def __enter__(self) -> Self:
         return self
@@ -425,8 +491,31 @@ class ShmLoader(EngineMaking[T]):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        # an iterator that someone holds works on without its loader, as torch's does
-        stream: SeedStream | None = getattr(self, "_stream", None)
-        if stream is not None and sys is not None and not sys.is_finalizing():  # as in torch_mode.py
-            stream.close()
+
+_OF_TORCH = ("index_sampler", "auto_collation", "has_own_order")  # of a LoaderConfig, no arguments
+_ARGUMENTS = tuple(field.name for field in fields(LoaderConfig) if field.name not in _OF_TORCH)
+
+
+def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make, dict[str, Any]]:
+    """Which engine the arguments ask for, and options of it: where its workers run."""
+    options: dict[str, Any] = {}
+    if config.crew == "ray":
+        from shmload.ray.crew import OnCluster  # few loaders have a cluster
+
+        cluster = OnCluster(config.address or "auto", config.num_local_workers, config.connect_timeout_s)
+        options = {"backend": cluster, "num_far": config.num_workers}
+    if config.share is not None:
+        from shmload.sharing.choice import shared_engine  # few loaders share
+
+        return partial(shared_engine, config, builder), options
+    if config.device is not None:
+        return WatchedFeedingEngine if is_enabled() else FeedingEngine, options
+    return WatchedEngine if is_enabled() else Engine, options
+
+
+def _set_numbers(loader: ShmLoader[Any] | None, setting: Setting) -> None:
+    """Lets the attributes be the numbers of now; one that was given stays as it was given."""
+    if loader is not None and is_auto(loader.num_workers):
+        loader.num_workers = AutoNumber(setting.num_workers)
+    if loader is not None and is_auto(loader.prefetch_factor):
+        loader.prefetch_factor = AutoNumber(setting.prefetch)

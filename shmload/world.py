@@ -1,10 +1,18 @@
-"""Which rank this process is, of how many."""
+"""Where this code runs: which rank of how many, under whose call; and what an object can do, and where a public name lives."""
 
 from __future__ import annotations
 
+import gc
+import importlib
+import inspect
 import os
 import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import FrameType
+from typing import Any
 
+OWN_CPUS = "SHMLOAD_RANK_CPUS"  # set by `shmload.launch`: so many of the node's processors are this rank's alone
 _RUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
@@ -54,3 +62,65 @@ def run_key() -> tuple[str, ...]:
     except OSError:  # it is in another PID namespace, and its number here is 0
         began = ""
     return namespace, str(parent), began
+
+
+def ability_of(value: Any, name: str) -> Any:
+    """What an object's class defines, or the object was given, under a name; None: nothing but what a `__getattr__` says."""
+    try:
+        inspect.getattr_static(value, name)
+    except AttributeError:
+        return None
+    return getattr(value, name, None)
+
+
+@cache
+def _inside() -> tuple[str, ...]:
+    """Folders whose code is not the user's."""
+    import torch.utils.data  # late: importing shmload alone must not bring torch
+
+    return tuple(os.path.join(os.path.dirname(str(file)), "") for file in (__file__, torch.utils.data.__file__))
+
+
+def users_frame() -> tuple[FrameType, int]:
+    """The nearest frame that is neither shmload's nor torch's loader's, and how far up from the asking one it is.
+
+    The distance is what `warnings.warn` calls a stacklevel.
+    """
+    inside = _inside()
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        frame, level = frame.f_back, level + 1
+    return frame, level
+
+
+def users_place() -> str:
+    """That frame's line, "file:line in function"."""
+    frame, _ = users_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+
+
+def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a package.
+
+    Args:
+        package: its `__name__`.
+        places: the module of each public name.
+    """
+
+    def get(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        collects = gc.isenabled()
+        gc.disable()  # what modules make is for good, and a collection meanwhile would go over all that torch has made: 50 ms
+        try:
+            value = getattr(importlib.import_module(places[name]), name)
+        finally:
+            if collects:
+                gc.enable()
+        vars(sys.modules[package])[name] = value
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *places})
+
+    return get, names

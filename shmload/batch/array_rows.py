@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.array_rows import RowGather
-from shmload.batch.dtypes import of_numpy, of_torch
-from shmload.batch.layout import is_plain_tensor
+from shmload.batch.layout import is_plain_tensor, of_numpy, of_torch
 
 _SAME_WIDTH = {1: "uint8", 2: "int16", 4: "int32"}  # what a tensor of a type that numpy lacks is seen as
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shmload._core.gather import gather_rows, gather_runs
-from shmload.batch.text_runs import TextRuns
+from shmload.batch.packed import TextRuns
 from shmload.errors import SampleError
 
 Indices = NDArray[np.int64]

@@ -1,22 +1,4 @@
-"""A batch of any structure in a slot: text, ragged fields, objects, what a custom collate_fn returns.
-
-    16 bytes: where meta begins, its length | from 64 on: pieces, each at a multiple of 64 bytes | meta
-
-`meta` is marshal (C speed, no code runs) of nested tuples, one per node of the batch:
-
-    (VALUE, v)  None, bool, int, float, complex, str, bytes, or a list of these
-    (TEXT, count, nbytes, offset, kind)  a list of str or bytes, end to end
-    (TUPLED, node)  what is a list, as a tuple
-    (LIST, nodes)  (TUPLE, nodes)  (DICT, keys, nodes)  (NAMED, pickled class, nodes)  (RECORD, pickled class, names, nodes)
-    (TENSOR | ARRAY, dtype, shape, strides or None, offset)
-    (ROWS, dtype, elements of each, shape of each or None, offset)  a list of tensors, end to end
-    (PADDED, values, lengths)  (JAGGED, values, offsets)  (NESTED, values, offsets, shortest, longest)
-    (SPARSE, layout, shape, is it coalesced, indices, values)  a sparse tensor; of its indices there are one or two nodes
-    (FOREIGN, pickle)  anything else; arrays inside it travel as arrays
-
-so the trainer unpickles nothing unless the batch holds objects that only pickle can move; those are counted. The bytes are
-written and read by processes of one loader over memory of mode 0600. `unpacked.py` reads them.
-"""
+"""A column of text whose values lie in memory already, as UTF-8 or bytes: copied to the slot; made objects only one by one."""
 
 from __future__ import annotations
 
@@ -31,12 +13,45 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload._core.gather import gather_rows, gather_runs
 from shmload._core.rows import copy_from
-from shmload._core.text import TextColumn
-from shmload.batch.dtypes import of_numpy, of_torch
-from shmload.batch.layout import ALIGNMENT, is_plain_tensor
-from shmload.batch.text_runs import TextRuns
+from shmload._core.text import BYTES, UTF8, TextColumn
+from shmload.batch.layout import ALIGNMENT, is_plain_tensor, of_numpy, of_torch
 from shmload.errors import SampleError
+
+
+class TextRuns:
+    """Values ready to be written, in the form that TextColumn gives its own (src/text.pyx).
+
+    Args:
+        addresses: where each value begins.
+        lengths: bytes of each.
+        is_bytes: bytes, not str.
+        owner: what keeps the memory.
+    """
+
+    def __init__(self, addresses: NDArray[np.int64], lengths: NDArray[np.int64], *, is_bytes: bool, owner: Any) -> None:
+        self._addresses = addresses
+        self._lengths = lengths
+        self._owner = owner
+        self.kind = BYTES if is_bytes else UTF8
+        self.nbytes = 8 * len(lengths) + int(lengths.sum())
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, row: int) -> str | bytes:
+        """One value, copied."""
+        value = np.empty(int(self._lengths[row]), np.uint8)
+        gather_rows(self._addresses[[row]], len(value), value)
+        return value.tobytes() if self.kind == BYTES else value.tobytes().decode()
+
+    def write(self, room: NDArray[np.uint8]) -> None:
+        """Writes them at the start of `room`, which has `nbytes`."""
+        ends = 8 * len(self)
+        room[:ends].view(np.int64)[:] = np.cumsum(self._lengths)
+        gather_runs(self._addresses, self._lengths, room[ends : self.nbytes])
+
 
 VALUE, TEXT, TUPLED, LIST, TUPLE, DICT, NAMED, RECORD, TENSOR, ARRAY, ROWS, PADDED, JAGGED, NESTED, FOREIGN, SPARSE = (
     range(16)

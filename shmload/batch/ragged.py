@@ -8,15 +8,35 @@ batch, since a stacked tensor is read like a list of its rows.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
-from shmload.batch.dtypes import ELEMENT_TYPES
-from shmload.batch.packed import JAGGED, NESTED, PADDED, ROWS, TENSOR, Node, Packer, Room
+from shmload.batch.layout import ELEMENT_TYPES, Field, Layout
+from shmload.batch.packed import (
+    DICT,
+    JAGGED,
+    LIST,
+    NAMED,
+    NESTED,
+    PADDED,
+    PIECES_AT,
+    ROWS,
+    TENSOR,
+    TUPLE,
+    Node,
+    PackedBatch,
+    Packer,
+    Room,
+    TextRuns,
+    aligned,
+)
 from shmload.errors import SampleError
 
 MODES = ("list", "pad", "nested", "jagged")
@@ -233,3 +253,292 @@ def over(room: Room, dtype: str) -> Any:
     import torch
 
     return torch.frombuffer(room, dtype=getattr(torch, dtype))
+
+
+ROOM_FOR_MORE = 1.25  # an arena is this much larger than the most that a batch has taken so far
+
+
+class Arenas:
+    """How large the arenas of one worker's batches are: what it has learnt of each field, in bytes a row."""
+
+    def __init__(self) -> None:
+        self._of_row: dict[str, float] = {}
+
+    def nbytes(self, name: str, nrows: int) -> int:
+        """Bytes to set aside; none before the first batch."""
+        return aligned(int(self._of_row.get(name, 0.0) * nrows * ROOM_FOR_MORE))
+
+    def learn(self, name: str, nbytes: int, nrows: int) -> None:
+        """Takes note of what a batch has needed."""
+        self._of_row[name] = max(self._of_row.get(name, 0.0), nbytes / nrows)
+
+
+class RaggedRows:
+    """One batch of `nrows`, being written.
+
+    Args:
+        room_of: (bytes wanted) -> the slot's memory; too little of it means that the batch is written elsewhere first.
+    """
+
+    def __init__(
+        self, layout: Layout, ragged: Ragged, nrows: int, room_of: Callable[[int], Room], arenas: Arenas
+    ) -> None:
+        self._layout = layout
+        self._ragged = ragged
+        self._nrows = nrows
+        self._learnt = arenas
+        offsets, fixed_nbytes = layout.fixed.place(nrows)
+        self._fixed_at = {f.name: PIECES_AT + at for f, at in zip(layout.fixed.fields, offsets, strict=True)}
+        end = PIECES_AT + aligned(fixed_nbytes)
+        places: dict[str, int] = {}  # of arenas in the slot
+        for f in layout.fields:
+            if f.is_ragged and f.kind != "text" and ragged.of_field[f.name] != "pad":
+                places[f.name] = end
+                end += arenas.nbytes(f.name, nrows)
+        room = room_of(end)
+        self._capacity = len(room)
+        self._is_in_slot = self._capacity >= end
+        if not self._is_in_slot:
+            room = np.empty(end, np.uint8)
+        if layout.zero_fill:
+            room[:end] = 0
+        self._end = end
+        self.fixed = {
+            f.name: _array(f, room[at : at + nrows * f.row_nbytes], (nrows, *f.shape))
+            for f, at in zip(layout.fixed.fields, self._fixed_at.values(), strict=True)
+        }
+        self.text_runs: dict[str, TextRuns] = {}  # whole columns, in place of what `texts` has
+        self.texts: dict[str, list[Any]] = {f.name: [] for f in layout.fields if f.kind == "text"}
+        self.arenas = {
+            f.name: _Arena(f, room, places.get(f.name, -1), arenas.nbytes(f.name, nrows), zero_fill=layout.zero_fill)
+            for f in layout.fields
+            if f.is_ragged and f.kind != "text"
+        }
+        self._written = [*((name, arena.rows) for name, arena in self.arenas.items()), *self.texts.items()]
+
+    def out(self, row: int) -> RaggedOut:
+        """What `read_into` writes one row to."""
+        return RaggedOut(self, row, 1)
+
+    def out_rows(self) -> RaggedOut:
+        """What `read_batch_into` writes the batch to."""
+        return RaggedOut(self, slice(None), self._nrows)
+
+    def check(self, num_rows: int) -> None:
+        """Returns if the first `num_rows` rows are whole, and no other has been begun.
+
+        Raises:
+            SampleError: a ragged field was not written, or more than once.
+        """
+        for name, written in self._written:
+            rows = self.text_runs.get(name, written)
+            if len(rows) != num_rows:
+                often = "did not write" if len(rows) < num_rows else "wrote more than once"
+                raise SampleError(
+                    f"read_into {often} field {name!r}: a ragged field needs one out.reserve({name!r}, n) or "
+                    f"out[{name!r}] = ..., also where it is empty"
+                )
+
+    @property
+    def names(self) -> Iterator[str]:
+        """The schema's fields."""
+        return (f.name for f in self._layout.fields)
+
+    def finish(self) -> PackedBatch:
+        """The batch, every row of which is written. What lies in the slot already stays there, if the rest fits behind it."""
+        for name, arena in self.arenas.items():
+            self._learnt.learn(name, arena.nbytes, self._nrows)
+        if self._is_in_slot:
+            if not any(arena.has_spilt for arena in self.arenas.values()):
+                packed = self._packed(is_there=True)
+                if packed.nbytes <= self._capacity:
+                    return packed
+            self._leave_slot()
+        return self._packed(is_there=False)
+
+    def _leave_slot(self) -> None:
+        """Copies what lies in the slot: it is written anew, perhaps over itself."""
+        self.fixed = {name: copy.deepcopy(array) for name, array in self.fixed.items()}
+        for arena in self.arenas.values():
+            arena.rows = [copy.deepcopy(row) for row in arena.rows]
+
+    def _packed(self, *, is_there: bool) -> PackedBatch:
+        packer = Packer(self._end) if is_there else Packer()
+        nodes = [self._node(f, packer, is_there=is_there) for f in self._layout.fields]
+        return packer.packed(_structured(self._layout.tree, nodes))
+
+    def _node(self, field: Field, packer: Packer, *, is_there: bool) -> Node:
+        name = field.name
+        if field.kind == "text":
+            return packer.text(self.text_runs.get(name, self.texts[name]))
+        if name in self.fixed:
+            if is_there:
+                return TENSOR, field.dtype, (self._nrows, *field.shape), None, self._fixed_at[name]
+            node = packer.array(self.fixed[name])
+            assert node is not None
+            return TENSOR, *node[1:]
+        arena, mode = self.arenas[name], self._ragged.of_field[name]
+        at = arena.at if is_there else -1
+        return ragged_node(packer, Rows(arena.rows, field.dtype), mode, self._ragged.dims[name], at=at)
+
+
+class RaggedOut(Mapping[str, Any]):
+    """What `read_into` and `read_batch_into` write to where the schema has ragged fields.
+
+    Fixed fields are views of their rows. `reserve(name, n)` gives the view of a ragged field's row of n elements; for a whole
+    batch `reserve(name, lengths)` gives all rows, end to end. `out[name] = value` does both in one. Valid until they return.
+    """
+
+    __slots__ = ("_count", "_row", "_rows")
+
+    def __init__(self, rows: RaggedRows, row: int | slice, count: int) -> None:
+        self._rows = rows
+        self._row = row
+        self._count = count
+
+    def reserve(self, name: str, n: Any) -> Any:
+        """The writable view of a ragged field.
+
+        Args:
+            n: extent of the ragged dimension; with several, a tuple of one for each. For a batch, one of these for each row.
+        Returns:
+            an array of the schema's dtype and shape with n in place of None; for a batch one dimension, all rows' elements.
+        Raises:
+            KeyError: the schema has no such ragged field.
+            ValueError: n does not go with the field's shape.
+        """
+        arena = self._rows.arenas.get(name)
+        if arena is None:
+            known = ", ".join(map(repr, self._rows.arenas)) or "none"
+            raise KeyError(f"out.reserve({name!r}): not a ragged field of the schema; those are {known}")
+        return arena.reserve(n) if type(self._row) is int else arena.reserve_many(n, self._count)
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._rows.fixed:
+            return self._rows.fixed[name][self._row, ...]
+        raise KeyError(f"out[{name!r}]: a ragged field has no view before out.reserve({name!r}, n) gives one")
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        rows, is_row = self._rows, type(self._row) is int
+        if name in rows.fixed:
+            rows.fixed[name][self._row] = value
+        elif isinstance(value, TextRuns):
+            rows.text_runs[name] = value
+        elif name in rows.texts:
+            rows.texts[name].extend([value] if is_row else value)
+        else:
+            for one in [value] if is_row else value:
+                rows.arenas[name].put(one)
+
+    def __iter__(self) -> Iterator[str]:
+        return self._rows.names
+
+    def __len__(self) -> int:
+        return len(list(self._rows.names))
+
+
+class _Arena:
+    """The rows of one ragged field, end to end as long as there is room."""
+
+    def __init__(self, field: Field, room: Room, at: int, nbytes: int, *, zero_fill: bool) -> None:
+        self._field = field
+        self.at = at
+        self._values = _array(field, room[at : at + nbytes] if at >= 0 else np.empty(nbytes, np.uint8), (-1,))
+        self._has_one_dimension = len(field.shape) == 1
+        self._zero_fill = zero_fill
+        self._used = 0
+        self._spilt_nbytes = 0
+        self.rows: list[Any] = []
+
+    @property
+    def has_spilt(self) -> bool:
+        """Whether a row did not fit."""
+        return self._spilt_nbytes > 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows so far."""
+        return self._used * self._field.element.itemsize + self._spilt_nbytes
+
+    def reserve(self, extents: Any) -> Any:
+        """The view of the next row."""
+        if self._has_one_dimension and type(extents) is int and extents >= 0:
+            row = self._take(extents)
+        else:
+            shape = self._shape(extents)
+            row = self._take(math.prod(shape)).reshape(shape)
+        self.rows.append(row)
+        return row
+
+    def reserve_many(self, extents: Any, count: int) -> Any:
+        """The view of all rows, end to end."""
+        numels = extents.tolist() if hasattr(extents, "tolist") else list(extents)
+        is_flat = self._has_one_dimension and set(map(type, numels)) <= {int} and min(numels, default=0) >= 0
+        shapes = [] if is_flat else [self._shape(e.tolist() if hasattr(e, "tolist") else e) for e in extents]
+        if len(numels) != count or self.rows:
+            raise ValueError(
+                f"out.reserve({self._field.name!r}, ...) of a batch needs one length for each of its {count} rows, once"
+            )
+        if not is_flat:
+            numels = [math.prod(shape) for shape in shapes]
+        values = self._take(sum(numels))
+        ends = [0, *accumulate(numels)]
+        self.rows += [values[start:end] for start, end in pairwise(ends)]
+        if not is_flat:
+            self.rows[:] = [row.reshape(shape) for row, shape in zip(self.rows, shapes, strict=True)]
+        return values
+
+    def put(self, value: Any) -> None:
+        """Writes the next row."""
+        shape = tuple(np.shape(value))
+        wanted = self._field.shape
+        if len(shape) != len(wanted) or any(w not in (None, s) for w, s in zip(wanted, shape, strict=True)):
+            raise SampleError(
+                f"field {self._field.name!r} has shape {wanted} in the schema; a row of {shape} was given"
+            )
+        row = self._take(math.prod(shape)).reshape(shape)
+        self.rows.append(row)
+        row[...] = value
+
+    def _take(self, numel: int) -> Any:
+        """The next so many elements, in one dimension."""
+        end = self._used + numel
+        if end <= len(self._values):
+            values = self._values[self._used : end]
+            self._used = end
+            return values
+        nbytes = numel * self._field.element.itemsize
+        self._spilt_nbytes += nbytes
+        return _array(self._field, (np.zeros if self._zero_fill else np.empty)(nbytes, np.uint8), (-1,))
+
+    def _shape(self, extents: Any) -> tuple[int, ...]:
+        wanted = self._field.shape
+        given = list(extents) if isinstance(extents, tuple | list) else [extents]
+        if len(given) != wanted.count(None) or any(int(n) < 0 for n in given):
+            raise ValueError(
+                f"out.reserve({self._field.name!r}, n) needs an extent of 0 or more for each None of the shape {wanted}; "
+                f"got {extents!r}"
+            )
+        numbers = iter(given)
+        return tuple(int(next(numbers)) if extent is None else extent for extent in wanted)
+
+
+def _array(field: Field, room: Room, shape: tuple[int, ...]) -> Any:
+    """An array of the field's dtype over some memory: numpy's, or torch's for types numpy lacks."""
+    if field.element.numpy is not None:
+        return room.view(field.element.numpy).reshape(shape)
+    if not len(room):
+        import torch
+
+        return torch.empty(tuple(max(n, 0) for n in shape), dtype=getattr(torch, field.dtype))
+    return over(room, field.dtype).reshape(shape)
+
+
+def _structured(tree: tuple[Any, ...], nodes: list[Node]) -> Node:
+    """The layout's structure around the fields' nodes."""
+    kind = tree[0]
+    if kind == "dict":
+        return DICT, list(tree[1]), nodes
+    if kind == "named":
+        return NAMED, pickle.dumps(tree[1]), nodes
+    return (TUPLE if kind == "tuple" else LIST), nodes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from shmload.observe.bench.report import Report
+    from shmload.tools.bench.report import Report
 
 Names = list[str] | None
 
@@ -98,10 +98,10 @@ def bench(
     Both deliver the same batches in the same order, each in fresh processes and in turn; the bytes are compared. Says what
     bounds the loader, and how many workers would do.
     """
-    from shmload.observe.bench import plot
-    from shmload.observe.bench.options import Options
-    from shmload.observe.bench.rounds import benchmark
-    from shmload.observe.bench.spec import BenchError, names, numbers
+    from shmload.tools.bench import plot
+    from shmload.tools.bench.rounds import benchmark
+    from shmload.tools.bench.settings import Options
+    from shmload.tools.named import BenchError, names, numbers
 
     to_stdout = json_file == Path("-")
     try:
@@ -153,7 +153,7 @@ def deliver(report: "Report", json_file: Path | None) -> None:
     """The table on stdout, or with `--json -` only JSON there; what went wrong also on stderr."""
     from rich.console import Console
 
-    from shmload.observe.bench.table import WIDE, show
+    from shmload.tools.bench.table import WIDE, show
 
     if json_file is not None:
         text = json.dumps(report.as_dict(), indent=1)

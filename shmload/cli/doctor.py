@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shmload.observe.doctor.finding import Finding
+    from shmload.tools.doctor.checks import Finding
 
 WIDE = 128  # columns where nobody looks
 COLOURS = {"good": "green", "advice": "yellow", "problem": "bold red"}
@@ -22,8 +22,8 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print every finding as JSON instead of text.")] = False,
 ) -> None:
     """Check this host: shared memory, cgroups, limits, kernel, processors, software; say what to change."""
-    from shmload.observe.doctor.examine import examine
-    from shmload.observe.doctor.host import Host
+    from shmload.shm.host import Host
+    from shmload.tools.doctor.examine import examine
 
     findings = examine(Host())
     if as_json:

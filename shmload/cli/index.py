@@ -18,7 +18,7 @@ def index(
 ) -> None:
     """Build the index beside each file, and say what was written, how large it is and how long it took."""
     from shmload.cli.progress import shown
-    from shmload.observe.inspect.describe import index as build
+    from shmload.tools.inspect.describe import index as build
 
     lines, num_refused = [], 0
     try:

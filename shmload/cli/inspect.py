@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shmload.observe.inspect.summary import Summary
+    from shmload.tools.inspect.summary import Summary
 
 WIDE = 128  # columns where nobody looks
 
@@ -31,7 +31,7 @@ def inspect(
 ) -> None:
     """Say what is in files: format, fields, counts, sizes, the first samples. Formats are known by their bytes."""
     from shmload.cli.progress import shown
-    from shmload.observe.inspect import pictures
+    from shmload.tools.inspect import pictures
 
     if plot_file is not None:
         if absent := pictures.missing():
@@ -68,7 +68,7 @@ def show(summary: "Summary", num_samples: int, console: "Console") -> None:
     """A line for the path, one for each field, and its first samples."""
     from rich.markup import escape
 
-    from shmload.observe.inspect.summary import shortened
+    from shmload.tools.inspect.summary import shortened
 
     console.print(
         f"[bold]{escape(summary.path)}[/]: {summary.format}, {summary.num_samples:,} samples, {readable(summary.nbytes)}",
@@ -102,12 +102,11 @@ def readable(nbytes: int) -> str:
 
 def _described(path: Path, num_samples: int, dtype: str | None) -> "Summary":
     """Of a file, or of a folder that is a packed dataset's or a growing cache's."""
-    from shmload.growing import inspected as growing
-    from shmload.observe.inspect.describe import describe
-    from shmload.remote import inspected as packed
+    from shmload.tools.inspect.describe import describe
+    from shmload.tools.inspect.formats import growing_cache, packed
 
     if (manifest := packed.manifest_at(path)) is not None:
         return packed.describe(manifest, num_samples)
-    if growing.is_cache(path):
-        return growing.inspected(path)
+    if growing_cache.is_cache(path):
+        return growing_cache.inspected(path)
     return describe(path, num_samples=num_samples, dtype=dtype)

@@ -45,12 +45,9 @@ def launch(
     import secrets
 
     from shmload.errors import RankFailed
-    from shmload.launch.commands import Command
-    from shmload.launch.environment import LOOPBACK, STATIC_PORT, HeldPort, Place
-    from shmload.launch.seats import number_of_ranks, seats
-    from shmload.launch.signals import Stopped
-    from shmload.launch.supervisor import Ranks
-    from shmload.observe.doctor.host import Host
+    from shmload.launch.ranks import LOOPBACK, STATIC_PORT, Command, HeldPort, Place, number_of_ranks, seats
+    from shmload.launch.supervisor import Ranks, Stopped
+    from shmload.shm.host import Host
 
     if not module and not os.path.exists(script):
         raise typer.BadParameter(f"there is no file {script!r}", param_hint="SCRIPT")

@@ -40,10 +40,10 @@ def pack(
 ) -> None:
     """Pack a dataset into shards. One that was interrupted goes on when the same command is given again."""
     from shmload.errors import StoreError
-    from shmload.remote.packing.named import dataset_of
     from shmload.remote.packing.pack import Options, Packing
     from shmload.storage.client import make_client
     from shmload.storage.urls import open_store
+    from shmload.tools.pack import dataset_of
 
     begin = perf_counter()
     try:

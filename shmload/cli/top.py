@@ -19,7 +19,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from shmload.observe.live.watch import Watch
+    from shmload.tools.top.watch import Watch
 
 WIDE = 120  # columns where nobody looks
 QUIT = "qQ\x03"
@@ -38,12 +38,12 @@ def top(
     """Show the running loaders of this host, from their control blocks, without touching them. q or ^C ends it."""
     from rich.console import Console
 
-    from shmload.observe.live.watch import Watch
+    from shmload.tools.top.watch import Watch
 
     if svg is not None and not once:
         raise typer.BadParameter("a picture is of one look: give --once, too", param_hint="--svg")
     if cache:
-        from shmload.growing.inspected import is_cache
+        from shmload.tools.inspect.formats.growing_cache import is_cache
 
         if others := [str(folder) for folder in cache if not is_cache(folder)]:
             raise typer.BadParameter(f"not a growing cache: {', '.join(others)}", param_hint="--cache")
@@ -95,8 +95,7 @@ class View:
         """For a terminal with so many columns."""
         from rich.console import Group
 
-        from shmload.growing.panel import cache_panel
-        from shmload.observe.live.view import picture
+        from shmload.tools.top.view import cache_panel, picture
 
         return Group(
             picture(look, width), *(cache_panel(path, stats, width) for path, stats in look.get("caches", {}).items())

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from shmload.observe.trace.attach import Watch
-    from shmload.observe.trace.timeline import Timeline
+    from shmload.engine.timeline import Timeline
+    from shmload.tools.trace.attach import Watch
 
 
 def trace(
@@ -24,9 +24,9 @@ def trace(
 ) -> None:
     """Record what trainer and workers of running loaders do, from outside and without disturbing them."""
     from shmload.cli.inspect import refuse
-    from shmload.observe.trace import plot
-    from shmload.observe.trace.attach import Watch
-    from shmload.observe.trace.chrome import write
+    from shmload.engine.trace import write
+    from shmload.tools.trace import plot
+    from shmload.tools.trace.attach import Watch
 
     if out is None and plot_file is None:
         refuse("trace", "needs --out FILE.json or --plot FILE.png: where the trace is to be written")

@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shmload.observe.audit.report import Report
+    from shmload.tools.audit.timeline import Report
 
 WIDE = 128  # columns where nobody looks
 COLOURS = {"proven": "green", "unfinished": "cyan", "consistent": "yellow", "defect": "bold red"}
@@ -37,12 +37,12 @@ def verify(
     ] = False,
 ) -> None:
     """Judge the records of a run: each epoch must hold each sample once, over ranks, resumes and world sizes."""
+    from shmload.audit.file import read_log
     from shmload.cli.progress import shown
-    from shmload.observe.audit.file import read_log
-    from shmload.observe.audit.reread import reread
-    from shmload.observe.audit.verify import audit_files, tell_suspects
-    from shmload.observe.audit.verify import verify as judge
-    from shmload.observe.bench.spec import BenchError, resolve
+    from shmload.tools.audit.reread import reread
+    from shmload.tools.audit.verify import audit_files, tell_suspects
+    from shmload.tools.audit.verify import verify as judge
+    from shmload.tools.named import BenchError, resolve
 
     try:
         with shown(sys.stderr.isatty()) as progress:

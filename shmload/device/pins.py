@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from shmload._core.mapping import Mapping
+from shmload._core.trainer import TrainerRing
 from shmload.device.calls import Calls
+from shmload.errors import CopyFailed
+from shmload.world import users_frame
 
 
 @dataclass
@@ -77,3 +83,179 @@ class Pins:
         self._calls.synchronize()
         for slot in list(self._pieces):
             self.remove(slot)
+
+
+LEASED = 3  # of TrainerRing.state
+
+
+class Releases:
+    """What the ends of leases leave behind. It knows no ring: it is told of leases that outlive theirs."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._events: dict[int, list[Any]] = {}  # slot -> the events it waits for
+        self._named: dict[int, list[Any]] = {}  # slot -> streams beside the current ones
+        self.pins = Pins(calls)
+        self.is_closed = False
+
+    def name_stream(self, slot: int, stream: Any) -> None:
+        """Has a leased slot wait for this stream, too."""
+        named = self._named.setdefault(slot, [])
+        if stream not in named:
+            named.append(stream)
+
+    def delivered(self, slot: int) -> None:
+        """A batch is handed out now, in this thread: its slot waits for what is current here, wherever the batch dies."""
+        if not self._calls.is_capturing():  # what a graph copies no event can tell of
+            self._named[slot] = list(self._calls.current_streams())
+
+    def ended(self, slot: int) -> None:
+        """A lease ends now, in this thread."""
+        self._events.pop(slot, None)
+        named = self._named.pop(slot, [])
+        streams = [*named, *(stream for stream in self._calls.current_streams() if stream not in named)]
+        self._events[slot] = [self._calls.record(stream) for stream in streams]
+        if self.is_closed:
+            self.wait(slot)
+            self.pins.remove(slot)
+
+    def has_events(self, slot: int) -> bool:
+        """Whether it is known what the slot waits for."""
+        return slot in self._events
+
+    def is_cool(self, slot: int) -> bool:
+        """Whether its copies are known to be done."""
+        events = self._events.get(slot)
+        if events is None:
+            return False
+        try:
+            if not all(self._calls.is_done(event) for event in events):
+                return False
+        except RuntimeError as error:
+            self._events.pop(slot, None)  # then only the whole device can say
+            raise self._failure(error) from error
+        self._events.pop(slot, None)
+        return True
+
+    def wait(self, slot: int) -> None:
+        """Returns when its copies are done."""
+        try:
+            for event in self._events.pop(slot, ()):
+                self._calls.wait_on_host(event)
+        except RuntimeError as error:
+            raise self._failure(error) from error
+
+    def wait_for_all(self) -> None:
+        """Returns when all copies are done, of whatever slot."""
+        try:
+            self._calls.synchronize()
+        except RuntimeError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: RuntimeError) -> CopyFailed:
+        return CopyFailed(
+            f"{self._calls.name} failed at something it was given before, perhaps a copy of a batch: {error}. Batches copied since "
+            "the last synchronisation may be wrong; go on from a checkpoint in a new process"
+        )
+
+
+class Reports(Protocol):
+    """Says what is wrong with a slot that is free now: watching.py does, where it is asked to."""
+
+    noted: dict[int, list[Any]]
+
+    def __call__(self, slot: int) -> Sequence[str]:
+        """Warnings."""
+
+
+class Cooling:
+    """The slots of one ring that copies may still read.
+
+    Attributes:
+        late: is asked of every slot that has cooled; None: nobody looks.
+    """
+
+    def __init__(self, ring: TrainerRing, calls: Calls) -> None:
+        self._ring = ring
+        self.releases = Releases(calls)
+        self.pins = self.releases.pins
+        self.late: Reports | None = None
+        ring.cool(self.releases.ended)
+
+    def look(self) -> None:
+        """Registers memory that is new, frees what has cooled. Never waits.
+
+        Raises:
+            CopyFailed: the device says so.
+        """
+        pins = self.pins
+        pins.register()
+        if pins.warning:
+            text, pins.warning = pins.warning, ""
+            self.warn(text, UserWarning)
+        for slot in self._ring.cooling:
+            if self.releases.is_cool(slot):
+                self._free(slot)
+
+    def wait(self) -> bool:
+        """Waits until a slot has cooled, the one that came back first if that is known. False: none cools."""
+        cooling = self._ring.cooling
+        known = next((slot for slot in cooling if self.releases.has_events(slot)), -1)
+        if known >= 0:
+            self.releases.wait(known)
+            self._free(known)
+        elif cooling:
+            self.releases.wait_for_all()
+            for slot in cooling:
+                self._free(slot)
+        return bool(cooling)
+
+    def _free(self, slot: int) -> None:
+        reports = () if self.late is None else self.late(slot)
+        self._ring.cooled(slot)
+        for text in reports:
+            self.warn(text)
+
+    @staticmethod
+    def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+        """Warns at the user's line."""
+        warnings.warn(text, category, stacklevel=users_frame()[1])
+
+    def close(self) -> None:
+        """Waits for all copies and unregisters what nobody holds; the rest goes with the batches that are left.
+
+        Raises:
+            CopyFailed: the device says so; everything is closed then, too.
+        """
+        releases, ring = self.releases, self._ring
+        if releases.is_closed:
+            return
+        releases.is_closed = True
+        failure: RuntimeError | None = None
+        cooling = ring.cooling
+        is_unknown = False
+        for slot in cooling:
+            is_unknown |= not releases.has_events(slot)
+            failure = _tried(releases.wait, slot) or failure
+        if is_unknown or failure is not None:
+            failure = _tried(releases.wait_for_all) or failure
+        reports = [] if self.late is None else [text for slot in cooling for text in self.late(slot)]
+        for slot in cooling:
+            ring.cooled(slot)
+        for slot in range(ring.num_slots):
+            if ring.state(slot) != LEASED or releases.has_events(slot):  # the latter has ended this moment
+                failure = _tried(releases.wait, slot) or failure
+                failure = _tried(self.pins.remove, slot) or failure
+        for text in reports:
+            self.warn(text)
+        if failure is not None:
+            raise failure
+
+
+def _tried(call: Callable[..., object], *arguments: Any) -> RuntimeError | None:
+    """What a call fails with: the rest is to be closed all the same."""
+    try:
+        call(*arguments)
+    except RuntimeError as error:
+        return error
+    return None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shmload.lazy_names import lazy_names
+from shmload.world import lazy_names
 
 if TYPE_CHECKING:
-    from shmload.formats.arrays.dataset import ArrayDataset
-    from shmload.formats.images.crops import CenterCrop, RandomResizedCrop, Resize
-    from shmload.formats.images.decoder import ImageDecoder
+    from shmload.formats.arrays import ArrayDataset
+    from shmload.formats.images.decoder import CenterCrop, ImageDecoder, RandomResizedCrop, Resize
     from shmload.formats.images.folder import ImageFolder
     from shmload.formats.images.restart import with_restart_markers
     from shmload.formats.readers.hdf5 import HDF5Dataset
@@ -21,24 +20,24 @@ if TYPE_CHECKING:
     from shmload.formats.tar.writer import TarWriter
     from shmload.formats.tfrecord.dataset import TFRecordDataset
     from shmload.formats.tfrecord.writer import TFRecordWriter
-    from shmload.formats.tokens.dataset import TokenDataset
+    from shmload.formats.tokens import TokenDataset
 
 _PLACES = {
-    "ArrayDataset": "shmload.formats.arrays.dataset",
-    "CenterCrop": "shmload.formats.images.crops",
+    "ArrayDataset": "shmload.formats.arrays",
+    "CenterCrop": "shmload.formats.images.decoder",
     "HDF5Dataset": "shmload.formats.readers.hdf5",
     "ImageDecoder": "shmload.formats.images.decoder",
     "ImageFolder": "shmload.formats.images.folder",
     "ParquetDataset": "shmload.formats.readers.parquet",
-    "RandomResizedCrop": "shmload.formats.images.crops",
-    "Resize": "shmload.formats.images.crops",
+    "RandomResizedCrop": "shmload.formats.images.decoder",
+    "Resize": "shmload.formats.images.decoder",
     "SafetensorsDataset": "shmload.formats.readers.safetensors",
     "TFRecordDataset": "shmload.formats.tfrecord.dataset",
     "TFRecordWriter": "shmload.formats.tfrecord.writer",
     "TarDataset": "shmload.formats.tar.dataset",
     "TarStream": "shmload.formats.tar.stream",
     "TarWriter": "shmload.formats.tar.writer",
-    "TokenDataset": "shmload.formats.tokens.dataset",
+    "TokenDataset": "shmload.formats.tokens",
     "ZarrDataset": "shmload.formats.readers.zarr",
     "with_restart_markers": "shmload.formats.images.restart",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import string
 from collections.abc import Iterable
 from glob import glob
 
@@ -50,3 +51,116 @@ def expanded(paths: Paths, kind: str, *, beside: tuple[str, ...] = ()) -> list[s
     if not found:
         raise ValueError(f"{kind}Dataset needs at least one path")
     return found
+
+
+_NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
+_LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d+))?")
+_ALPHABET = string.ascii_uppercase + string.ascii_lowercase
+_MOST = 1_000_000  # names: more is a mistake that would take all memory
+
+
+def shard_paths(
+    given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, reader: str | None = None
+) -> list[str]:
+    """The paths that one or several names stand for, in order.
+
+    Args:
+        reader: what reads files of this machine only, for the error; None: URLs are welcome.
+    Raises:
+        ValueError: there is none, a brace has no partner, an environment variable is missing, or the reader was given a URL.
+    """
+    names = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    found: list[str] = []
+    for name in names:
+        if isinstance(name, os.PathLike):  # a path that exists is taken as it is
+            found.append(os.fspath(name))
+        else:
+            for part in name.split("::"):
+                if reader is not None:
+                    check_local(part, reader)
+                found += expand_braces(_with_environment(part))
+    if not found:
+        raise ValueError(f"a tar dataset needs at least one shard; got {given!r}")
+    return found
+
+
+def expand_braces(text: str) -> list[str]:
+    """All that a name stands for, the last braces varying fastest.
+
+    Raises:
+        ValueError: a brace has no partner, or there are more than a million names.
+    """
+    found, i = [""], 0
+    while i < len(text):
+        if text[i] == "\\" and i + 1 < len(text):
+            parts, i = [text[i + 1]], i + 2
+        elif text[i] == "{":
+            end = _partner(text, i)
+            parts, i = _alternatives(text[i + 1 : end]), end + 1
+        elif text[i] == "}":
+            raise ValueError(f"the brace at {i} of {text!r} has no partner; a literal one is written \\}}")
+        else:
+            parts, i = [text[i]], i + 1
+        if len(found) * len(parts) > _MOST:
+            raise ValueError(f"{text!r} stands for more than {_MOST:,} names")
+        found = [head + part for head in found for part in parts]
+    return found
+
+
+def _partner(text: str, begin: int) -> int:
+    depth, i = 0, begin
+    while i < len(text):
+        if text[i] == "\\":
+            i += 1
+        elif text[i] in "{}":
+            depth += 1 if text[i] == "{" else -1
+            if depth == 0:
+                return i
+        i += 1
+    raise ValueError(f"the brace at {begin} of {text!r} has no partner; a literal one is written \\{{")
+
+
+def _alternatives(inner: str) -> list[str]:
+    pieces, depth, begin, i = [], 0, 0, 0
+    while i < len(inner):
+        if inner[i] == "\\":
+            i += 1
+        elif inner[i] in "{}":
+            depth += 1 if inner[i] == "{" else -1
+        elif inner[i] == "," and depth == 0:
+            pieces.append(inner[begin:i])
+            begin = i + 1
+        i += 1
+    pieces.append(inner[begin:])
+    if len(pieces) > 1:
+        return [found for piece in pieces for found in expand_braces(piece)]
+    if match := _NUMBERS.fullmatch(inner):
+        return _numbers(match[1], match[2], match[3])
+    if match := _LETTERS.fullmatch(inner):
+        first, last = _ALPHABET.index(match[1]), _ALPHABET.index(match[2])
+        return [_ALPHABET[i] for i in _range(first, last, match[3])]
+    return ["{" + found + "}" for found in expand_braces(inner)]
+
+
+def _numbers(first: str, last: str, step: str | None) -> list[str]:
+    is_padded = any(s.lstrip("-").startswith("0") and s.lstrip("-") != "0" for s in (first, last))
+    width = max(len(first), len(last)) if is_padded else 0
+    numbers = _range(int(first), int(last), step)
+    if len(numbers) > _MOST:
+        raise ValueError(f"{{{first}..{last}}} stands for more than {_MOST:,} names")
+    return [f"{n:0{width}d}" for n in numbers]
+
+
+def _range(first: int, last: int, step: str | None) -> range:
+    by = abs(int(step or 1)) or 1
+    return range(first, last + 1, by) if first <= last else range(first, last - 1, -by)
+
+
+def _with_environment(text: str) -> str:
+    def value(match: re.Match[str]) -> str:
+        found = os.environ.get(f"WDS_{match[1]}")
+        if found is None:
+            raise ValueError(f"{text!r} needs the environment variable WDS_{match[1]}, which is not set")
+        return found
+
+    return re.sub(r"\$\{(\w+)\}", value, text)

@@ -9,16 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shmload.growing.damage import BAD
 from shmload.growing.dataset import GrowingDataset, SnapshotRecords
-from shmload.growing.epochs import Epochs, Missing
-from shmload.growing.intake import MAX_INFLATED_BYTES
+from shmload.growing.files import BAD, CONTROL, MAX_INFLATED_BYTES, CacheFile, write_whole
 from shmload.growing.keeper import Sampler
-from shmload.growing.library import Library, are_samples
-from shmload.growing.names import CONTROL, CacheFile, write_whole
-from shmload.growing.run import forget_runs
+from shmload.growing.library import CacheStatistics, Library, are_samples, statistics_of
+from shmload.growing.run import Epochs, Missing, forget_runs
 from shmload.growing.samplers import Samplers
-from shmload.growing.statistics import CacheStatistics, statistics_of
 from shmload.growing.writer import CacheWriter
 from shmload.storage.folder import BudgetedFolder
 

@@ -25,9 +25,9 @@ from time import monotonic
 from typing import Any
 
 from shmload._core.watch import die_with
-from shmload.growing.names import write_whole
+from shmload.growing.files import write_whole
 from shmload.growing.writer import CacheWriter
-from shmload.worker.exits import describe_exit
+from shmload.worker.failure import describe_exit
 
 Sampler = Callable[[int, int], Iterable[Any]]
 MakeWriter = Callable[[str], CacheWriter]

@@ -7,16 +7,16 @@ while the epoch runs; without it everything would be held in every epoch, and th
 from __future__ import annotations
 
 import select
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, time
+from typing import Any
 
-from shmload.growing.damage import told_bad
-from shmload.growing.intake import Intake
-from shmload.growing.names import CONTROL, CacheFile, read_own_name
+from shmload.growing.files import CONTROL, CacheFile, Intake, newest_generation, read_own_name, told_bad
 from shmload.growing.samplers import Samplers
-from shmload.storage.folder import BudgetedFolder
-from shmload.storage.lease import Leases
+from shmload.growing.writer import WriterStatistics, told_by_samplers, told_by_writers
+from shmload.storage.folder import BudgetedFolder, Leases
 from shmload.storage.ledger import Kept
 
 LOOK_S = 0.05  # between looks for the first samples; other machines' writers ring no bell
@@ -172,3 +172,62 @@ def is_of_samples(name: str) -> bool:
 def are_samples(candidates: Iterator[Kept]) -> Iterator[Kept]:
     """The order of eviction: oldest first, and nothing that is no samples."""
     return (kept for kept in candidates if is_of_samples(kept.name))
+
+
+RATE_S = 60.0  # what is published in so many seconds makes the rate
+
+
+@dataclass(frozen=True)
+class CacheStatistics:
+    """A growing cache at one moment.
+
+    Attributes:
+        nbytes: of all files, those that are being written included at what is reserved for them.
+        num_leased: files that epochs under way keep from being evicted.
+        generation: how many files writers have published so far.
+        num_evicted: of those, how many are gone.
+        bytes_per_s, samples_per_s: published in the last minute.
+        bad: files that are left out, and why.
+        writers: the living ones.
+        samplers: those under supervision, of any process here.
+        num_gone: samples of resumed epochs that are gone, by epoch.
+    """
+
+    capacity_bytes: int
+    nbytes: int
+    num_files: int
+    num_samples: int
+    num_leased: int
+    num_writing: int
+    generation: int
+    num_evicted: int
+    bytes_per_s: float
+    samples_per_s: float
+    bad: Mapping[str, str]
+    writers: Sequence[WriterStatistics]
+    samplers: Sequence[Mapping[str, Any]]
+    num_gone: Mapping[int, int]
+
+
+def statistics_of(library: Library, num_gone: Mapping[int, int]) -> CacheStatistics:
+    """The cache now."""
+    files, of_folder = library.files(), library.folder.statistics()
+    control = library.path / CONTROL
+    generation = newest_generation(control)
+    newest = [file for file in files if file.mtime_ns > (time() - RATE_S) * 1e9]
+    return CacheStatistics(
+        capacity_bytes=library.folder.capacity_bytes,
+        nbytes=of_folder.nbytes,
+        num_files=len(files),
+        num_samples=sum(file.num_records for file in files),
+        num_leased=of_folder.num_leased,
+        num_writing=of_folder.num_writing,
+        generation=generation,
+        num_evicted=generation - sum(file.generation >= 0 for file in files),
+        bytes_per_s=sum(file.nbytes for file in newest) / RATE_S,
+        samples_per_s=sum(file.num_records for file in newest) / RATE_S,
+        bad=library.bad(),
+        writers=told_by_writers(control),
+        samplers=told_by_samplers(control),
+        num_gone=num_gone,
+    )

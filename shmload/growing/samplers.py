@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from shmload.errors import WorkerDied
+from shmload.growing.files import CONTROL
 from shmload.growing.keeper import GRACE_S, MakeWriter, Sampler, keep
-from shmload.growing.names import CONTROL
 from shmload.shm import forks, reaper
 from shmload.worker.crew import context_of, interrupts_held
-from shmload.worker.exits import describe_exit
+from shmload.worker.failure import describe_exit
 from shmload.worker.fork_hazards import warn_of_fork
 
 log = logging.getLogger("shmload")

@@ -1,26 +1,316 @@
-"""The ranks of one machine from their start to their end, watched on pidfds by the thread that started them.
-
-The first rank to fail ends all, as does a signal: SIGTERM, so long a grace, SIGKILL. A failure is an exit code, a signal, or an
-exception that a rank's function has reported. What a rank has started itself is told to end, too, once the rank has ended in such a
-run, by its process group.
-"""
+"""Signals to the launcher, kept until it looks: an exception out of a handler could come between a rank's start and its record."""
 
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
+import sys
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
+from types import TracebackType
+from typing import IO, Any
 
 from shmload.errors import RankFailed
-from shmload.launch.failure import Ending, failure_text, fates, first_to_fail
 from shmload.launch.in_rank import Report, read_report
-from shmload.launch.output import Pipe, Printer
-from shmload.launch.seat import Child, Ends, Seat, Way
-from shmload.launch.signals import SIGNALS, Signals, Stopped
+from shmload.launch.ranks import Child, Ends, Seat, Way
+from shmload.worker.failure import describe_exit
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(Exception):
+    """A signal has ended the run, and all ranks have ended.
+
+    Attributes:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(text)
+        self.number = number
+
+
+class Signals:
+    """Catches signals while it is entered. In other threads than the main one it catches nothing: they get none.
+
+    One that is ignored stays so. One that the program has a handler for is the program's affair: its handler is called when the
+    launcher looks, and what it raises ends the run.
+
+    Args:
+        wake: descriptor of an eventfd, which a signal makes readable.
+    """
+
+    def __init__(self, wake: int) -> None:
+        self._wake = wake
+        self._caught: list[tuple[int, float]] = []
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                before = signal.getsignal(number)
+                if before is not None and before != signal.SIG_IGN:  # the first: not installed by Python
+                    self._before[number] = before
+                    signal.signal(number, self._catch)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _catch(self, number: int, frame: Any) -> None:
+        self._caught.append((number, monotonic()))
+        os.eventfd_write(self._wake, 1)
+
+    @property
+    def any_caught(self) -> bool:
+        """Whether one waits to be taken."""
+        return bool(self._caught)
+
+    def interrupted_since(self, time_s: float) -> bool:
+        """Whether there has been a ^C that nobody has taken, after a time of the monotonic clock."""
+        return any(number == signal.SIGINT and caught_s > time_s for number, caught_s in self._caught)
+
+    def take(self) -> int:
+        """The number of a signal that is to end the run; 0: none is. Calls the program's own handlers."""
+        while self._caught:
+            number, _ = self._caught.pop(0)
+            before = self._before[number]
+            if before in (signal.SIG_DFL, signal.default_int_handler):
+                return number
+            before(number, None)
+        return 0
+
+
+_CHUNK = 1 << 16
+_LONGEST = 1 << 20
+TAIL = 200  # lines of a rank's stderr that are kept for an error's text
+
+
+class Pipe:
+    """One rank's stdout or stderr on its way out.
+
+    Args:
+        fd: the end to read; closed by `close`.
+        prefix: before each line.
+        stream: where lines go: a text file over bytes, or over nothing.
+    """
+
+    def __init__(self, fd: int, prefix: str, stream: IO[Any] | None) -> None:
+        self.fd = fd
+        self.tail: deque[bytes] = deque(maxlen=TAIL)
+        self._prefix = prefix.encode()
+        self._stream = stream
+        self._rest = b""
+        os.set_blocking(fd, False)
+
+    def pump(self) -> bool:
+        """Reads once and writes the lines that are whole. Returns whether there may be more now."""
+        try:
+            data = os.read(self.fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._emit(self._rest)
+            self._rest = b""
+            return False
+        data = self._rest + data
+        # a \r at the end may be half of \r\n
+        end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
+        if not end and len(data) > _LONGEST:
+            end = len(data)
+        self._emit(data[:end])
+        self._rest = data[end:]
+        return True
+
+    def close(self) -> None:
+        """Writes what has no line's end, and closes the pipe."""
+        self._emit(self._rest)
+        os.close(self.fd)
+
+    def _emit(self, data: bytes) -> None:
+        if not data:
+            return
+        if not data.endswith((b"\n", b"\r")):
+            data += b"\n"
+        lines = data.splitlines(keepends=True)
+        self.tail.extend(lines[-TAIL:])
+        if self._stream is not None:
+            try:
+                _write(self._stream, b"".join([self._prefix + line for line in lines]))
+            except (OSError, ValueError):  # its reader has gone, or it is closed; ranks go on
+                self._stream = None
+
+
+def _write(stream: IO[Any], data: bytes) -> None:
+    stream.flush()
+    below = getattr(stream, "buffer", None)
+    if below is not None:
+        below.write(data)
+        below.flush()
+    else:  # a notebook's
+        stream.write(data.decode(errors="replace"))
+        stream.flush()
+
+
+class Printer:
+    """The thread that brings out what all ranks print."""
+
+    def __init__(self) -> None:
+        self._pipes: dict[int, Pipe] = {}
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name="shmload output", daemon=True)
+
+    def add(self, fd: int, prefix: str, name: str) -> Pipe:
+        """Takes over the reading end of a pipe; before `start`.
+
+        Args:
+            name: of the stream in `sys` that it goes to.
+        """
+        pipe = self._pipes[fd] = Pipe(fd, prefix, getattr(sys, name))
+        return pipe
+
+    def start(self) -> None:
+        """Starts reading."""
+        self._thread.start()
+
+    def finish(self, timeout_s: float | None = None) -> None:
+        """Brings out what is there and ends; all ranks have ended. What others hold the pipes for is not waited for.
+
+        Args:
+            timeout_s: how long to wait for whoever reads the output; None: as long as it takes.
+        """
+        os.eventfd_write(self._wake, 1)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            for pipe in self._pipes.values():
+                pipe.close()
+            self._pipes.clear()
+            os.close(self._wake)
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        for fd in self._pipes:
+            poll.register(fd, select.POLLIN)
+        ends = False
+        while not ends:
+            for fd, events in poll.poll():
+                if fd == self._wake:
+                    ends = True
+                elif not self._pipes[fd].pump() and events & select.POLLHUP:
+                    poll.unregister(fd)
+        for pipe in self._pipes.values():
+            while pipe.pump():
+                pass
+
+
+_BEGINS = ("Traceback (most recent call last):", "Fatal Python error:")
+_GOES_ON = ("The above exception was the direct cause", "During handling of the above exception")
+_TORCHS_PREFIX = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)  # torch.distributed's own, before tracebacks
+_LAST = 20  # lines of stderr, where they hold no traceback
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rank ended.
+
+    Attributes:
+        exitcode: negative: a signal's number; None: it has reported an exception and still lives.
+        report: what its function has raised.
+        told: it had been told to end.
+        killed: it did not, and was killed.
+    """
+
+    rank: int
+    pid: int
+    exitcode: int | None
+    report: Report | None = None
+    told: bool = False
+    killed: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed by itself."""
+        return not self.told and (self.report is not None or self.exitcode not in (0, None))
+
+    def __str__(self) -> str:
+        what = f"raised {self.report.what}" if self.report is not None else describe_exit(self.exitcode)
+        return f"rank {self.rank} (pid {self.pid}) {what}"
+
+
+def first_to_fail(endings: Sequence[Ending]) -> Ending:
+    """The cause among failures that were seen at one look.
+
+    A signal comes before exceptions, which others raise because a rank has gone; exceptions go by when they were caught.
+    """
+    return min(
+        endings,
+        key=lambda e: (
+            e.report is not None or e.exitcode is None or e.exitcode > 0,
+            e.report.time_s if e.report else 0.0,
+        ),
+    )
+
+
+def failure_text(first: Ending, last: str, others: Sequence[Ending], num_ranks: int, grace_s: float) -> str:
+    """The text of the error.
+
+    Args:
+        first: the cause.
+        last: what it wrote last to stderr.
+    """
+    parts = [f"{first}, the first of {num_ranks} to fail.{_hint(first)}"]
+    if first.report is not None:
+        parts.append(first.report.traceback.rstrip())
+    elif found := words_of(last):
+        parts.append(f"It wrote last to stderr:\n{found}")
+    told = [*(f"then {other}" for other in others if other.failed), *fates(others, grace_s)]
+    if told:
+        parts.append("\n".join(told))
+    return "\n\n".join(parts)
+
+
+def fates(endings: Sequence[Ending], grace_s: float) -> list[str]:
+    """What became of ranks that were told to end, a line each; nothing of those that ended by themselves."""
+    told = []
+    if ended := [ending.rank for ending in endings if ending.told and not ending.killed]:
+        told.append(f"{_ranks(ended)} ended when told to (SIGTERM)")
+    if killed := [ending.rank for ending in endings if ending.told and ending.killed]:
+        told.append(f"{_ranks(killed)} did not end within {grace_s:g} s of SIGTERM and had to be killed (SIGKILL)")
+    return told
+
+
+def words_of(last: str) -> str:
+    """The last traceback in a text, with its causes and what follows it; else its last lines."""
+    lines = _TORCHS_PREFIX.sub("", last.rstrip()).splitlines()
+    begins = [
+        number
+        for number, line in enumerate(lines)
+        if line.startswith(_BEGINS) and not lines[max(number - 2, 0)].startswith(_GOES_ON)
+    ]
+    return "\n".join(lines[begins[-1] if begins else -_LAST :])
+
+
+def _hint(ending: Ending) -> str:
+    if ending.exitcode == -signal.SIGKILL:
+        return " If nobody killed it, the kernel did for want of memory: see dmesg, or memory.events of its cgroup."
+    return ""
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
 
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 _DOUBLED_S = 0.5  # a ^C later than that after the first is impatience; `timeout` and terminals send some twice at once

@@ -10,16 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
+from shmload.engine.orders import Turns
 from shmload.errors import StateMismatch
 from shmload.pipeline.plan import compose
 from shmload.pipeline.program import RowProgram, called
 from shmload.pipeline.run import Run
 from shmload.pipeline.stream import SourceOrder
-from shmload.schedule.checksum import with_checksum
-from shmload.schedule.keyed import KeyedOrder
 from shmload.schedule.permutation import MAX_N
-from shmload.schedule.state import check_state, compare_state, make_state
-from shmload.turns import Turns
+from shmload.schedule.schedule import KeyedOrder
+from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
 
 __all__ = ["Conveyer"]
 

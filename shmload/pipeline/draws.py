@@ -9,11 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch
-from shmload.schedule.checks import digest
-from shmload.schedule.drawn import Drawn
-from shmload.schedule.mix_order import Stop, length
-from shmload.schedule.permutation import MAX_N
-from shmload.schedule.shares import Shares, exact_weight
+from shmload.schedule.mix import Drawn, Shares, Stop, exact_weight, length
+from shmload.schedule.permutation import MAX_N, digest
 
 
 class Draws:

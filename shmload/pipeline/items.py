@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from shmload.bad_samples import BadSamples, OnError
+from shmload._core.trainer import Order
+from shmload.engine.orders import BadSamples, NextIndex, OnError
 from shmload.errors import SampleTimeout, WorkerDied
-from shmload.orders import Order
 from shmload.pipeline.program import FailedItem
 from shmload.pipeline.stream import StreamSchedule
 
@@ -27,7 +27,7 @@ class NamedErrors(BadSamples):
         self,
         on_error: OnError,
         max_bad: int | None,
-        next_index: Callable[[Order, int, int], int],
+        next_index: NextIndex | None,
         name: Callable[[int], str],
     ) -> None:
         super().__init__(on_error, max_bad, next_index)
@@ -50,7 +50,7 @@ class ItemErrors(NamedErrors):
     """Leaves such items out of what is fetched together, and keeps their errors."""
 
     def __init__(self, name: Callable[[int], str]) -> None:
-        super().__init__("skip", None, lambda order, row, tries: 0, name)
+        super().__init__("skip", None, None, name)
         self.of_step: dict[int, dict[int, BaseException]] = {}  # step -> row -> error
 
     def replaced(

@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+from shmload.engine.orders import Turns
 from shmload.errors import SampleError, StateMismatch
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.draws import Draws
 from shmload.pipeline.join_source import JoinSource
 from shmload.pipeline.plan import Plan, compose
 from shmload.pipeline.stages import SEED
-from shmload.schedule.checksum import check_checksum, with_checksum
-from shmload.schedule.mix_order import Stop, check_stop
+from shmload.schedule.mix import Stop, check_stop, check_weights
 from shmload.schedule.permutation import MAX_N
-from shmload.schedule.shares import check_weights
-from shmload.turns import Turns
+from shmload.schedule.state import check_checksum, with_checksum
 
 __all__ = ["Join"]
 

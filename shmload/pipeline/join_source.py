@@ -19,9 +19,8 @@ from shmload.pipeline.draws import Draws
 from shmload.pipeline.plan import Crew, Plan
 from shmload.pipeline.program import RowProgram
 from shmload.pipeline.stream import Keys
-from shmload.schedule.checks import digest
-from shmload.schedule.mix_order import Stop
-from shmload.schedule.permutation import MAX_N
+from shmload.schedule.mix import Stop
+from shmload.schedule.permutation import MAX_N, digest
 
 READ_AHEAD = 1024  # keys that are worked out at a time: a batch has few of each of many members
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shmload.errors import StateMismatch
-from shmload.schedule.checksum import CHECK, check_checksum
+from shmload.schedule.state import CHECK, check_checksum
 
 log = logging.getLogger("shmload")
 

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shmload.engine.orders import NOTHING
 from shmload.loader import ShmLoader
-from shmload.orders import NOTHING
 from shmload.pipeline.items import ItemErrors, NamedErrors, Outcome, items_of
 from shmload.pipeline.pace import Pace
 from shmload.pipeline.plan import Plan, check_travels
@@ -173,7 +173,8 @@ class Run:
             if (method := context.get_start_method()) != "fork":
                 check_travels(self._stages, method)
         if plan.collate is None:
-            loader._bad_samples = self._errors
+            loader._builder.bad_samples = self._errors
         else:
-            loader._bad_samples = NamedErrors(loader.on_error, loader.max_bad, loader._substitute, plan.source.name)
+            next_index = loader._builder.bad_samples.next_index
+            loader._builder.bad_samples = NamedErrors(loader.on_error, loader.max_bad, next_index, plan.source.name)
         return loader

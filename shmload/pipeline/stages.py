@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch
 from shmload.schedule import permutation
-from shmload.schedule.epoch_cache import EpochCache
+from shmload.schedule.permutation import EpochCache
 from shmload.schedule.schedule import Uneven
 
 __all__ = ["Collate", "DistributedBatchedMap", "Map", "Partition", "Permutation", "Range", "Source"]

@@ -14,11 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.schedule.batch_schedule import BatchSchedule
-from shmload.schedule.keyed import KeyedOrder
-from shmload.schedule.keyed_batches import KeyedBatches
-from shmload.schedule.schedule import Uneven
-from shmload.schedule.stream_positions import stream_end, stream_positions
+from shmload.schedule.schedule import BatchSchedule, KeyedBatches, KeyedOrder, Uneven, stream_end, stream_positions
 
 
 class Keys(Protocol):

@@ -4,42 +4,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shmload.lazy_names import lazy_names
+from shmload.world import lazy_names
 
 if TYPE_CHECKING:
-    from shmload.remote.collation import default_collation_fn
     from shmload.remote.dataset import RemoteDataset
-    from shmload.remote.decoding import Continue
-    from shmload.remote.handlers import (
+    from shmload.remote.indexed import RemoteSamples
+    from shmload.remote.packing.pack import upload_cv_dataset
+    from shmload.remote.shards import Manifest
+    from shmload.remote.stages import (
+        Continue,
+        default_collation_fn,
         ignore_and_continue,
         ignore_and_stop,
         reraise_exception,
         warn_and_continue,
         warn_and_stop,
     )
-    from shmload.remote.indexed import RemoteSamples
-    from shmload.remote.manifest import Manifest
-    from shmload.remote.upload import upload_cv_dataset
-    from shmload.schedule.shard_shuffle import ShardShuffle
+    from shmload.schedule.shuffles import ShardShuffle
     from shmload.storage.client import Client, make_client
     from shmload.storage.urls import open_store
 
 _PLACES = {
     "Client": "shmload.storage.client",
-    "Continue": "shmload.remote.decoding",
-    "Manifest": "shmload.remote.manifest",
+    "Continue": "shmload.remote.stages",
+    "Manifest": "shmload.remote.shards",
     "RemoteDataset": "shmload.remote.dataset",
     "RemoteSamples": "shmload.remote.indexed",
-    "ShardShuffle": "shmload.schedule.shard_shuffle",
-    "default_collation_fn": "shmload.remote.collation",
-    "ignore_and_continue": "shmload.remote.handlers",
-    "ignore_and_stop": "shmload.remote.handlers",
+    "ShardShuffle": "shmload.schedule.shuffles",
+    "default_collation_fn": "shmload.remote.stages",
+    "ignore_and_continue": "shmload.remote.stages",
+    "ignore_and_stop": "shmload.remote.stages",
     "make_client": "shmload.storage.client",
     "open_store": "shmload.storage.urls",
-    "reraise_exception": "shmload.remote.handlers",
-    "upload_cv_dataset": "shmload.remote.upload",
-    "warn_and_continue": "shmload.remote.handlers",
-    "warn_and_stop": "shmload.remote.handlers",
+    "reraise_exception": "shmload.remote.stages",
+    "upload_cv_dataset": "shmload.remote.packing.pack",
+    "warn_and_continue": "shmload.remote.stages",
+    "warn_and_stop": "shmload.remote.stages",
 }
 
 __all__ = [

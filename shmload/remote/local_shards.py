@@ -1,22 +1,24 @@
-"""The shards of a dataset as this machine has them: in a folder with a budget, fetched before they are needed.
+"""A folder for shards that no one has named: made for one dataset and its workers, gone when they are.
 
-    reader      says which shards come next, takes those it needs, waits for what is under way
-    prefetcher  a thread: fetches what comes next and nobody has begun to fetch
-
-All processes that share the folder share its files: one of them fetches a shard, the others map it. What a process has announced it
-holds by leases, so nobody evicts it; what it has passed it lets go. If the folder is full of what others hold, samples are read
-one by one from the store: slower, never wrong, and never a wait for each other.
+Its owner holds a lock on a file in it, which forked workers hold with it. When the last of them is dead, however it died, the lock
+is free: the next owner that makes such a folder removes what it finds unlocked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
+import shutil
+import stat
+import tempfile
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +28,160 @@ from shmload._core.mapped_file import MappedFile
 from shmload.errors import CacheFull, StoreError
 from shmload.formats.tar.shard import ShardIndex
 from shmload.remote.fetch import fetch_index, fetch_of, fetch_range, name_of
-from shmload.remote.prefetch import Fetched, Prefetcher
-from shmload.remote.private_folder import PrivateFolder
 from shmload.remote.shards import Shards
 from shmload.storage.cache import Cache
-from shmload.storage.lease import Lease
+from shmload.storage.folder import Lease
 
-__all__ = ["LocalShards"]
+__all__ = [
+    "Fetched",
+    "LocalShards",
+    "Prefetcher",
+    "PrivateFolder",
+]
+
+_PREFIX = "shmload-shards-"
+_LOCK = ".owner"
+
+
+class PrivateFolder:
+    """A folder that ends with its owner.
+
+    Attributes:
+        path: where it is.
+    """
+
+    def __init__(self) -> None:
+        place = Path(tempfile.gettempdir())
+        remove_abandoned(place)
+        self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-", dir=place)
+        # locked under another name first: one that is found without a lock is a dead owner's
+        fd = os.open(f"{self.path}/{_LOCK}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.rename(f"{self.path}/{_LOCK}.new", f"{self.path}/{_LOCK}")
+        self._owner = os.getpid()
+        self._finish: Any = weakref.finalize(self, _end, self.path, fd, os.getpid())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was closed, by this process, which has made it."""
+        return self._finish is not None and not self._finish.alive and self._owner == os.getpid()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its owner, in whatever process, has ended it."""
+        return not os.path.isdir(self.path)
+
+    def close(self) -> None:
+        """Removes it now; and again, if someone who was at it meanwhile has made it anew."""
+        if self.is_over:
+            shutil.rmtree(self.path, ignore_errors=True)
+        elif self._finish is not None:
+            self._finish()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._finish = None
+        self.path = state["path"]  # another process's: its end is not this one's affair
+
+    def __repr__(self) -> str:
+        return f"<PrivateFolder {self.path}>"
+
+
+def remove_abandoned(place: Path) -> list[str]:
+    """Removes this user's folders whose owners are dead; says which."""
+    removed = []
+    for folder in place.glob(f"{_PREFIX}{os.getuid()}-*"):
+        try:
+            if (status := os.lstat(folder)).st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
+                continue  # anyone may make such a name there
+            fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:  # it is being made
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(str(folder))
+        finally:
+            os.close(fd)
+    return removed
+
+
+def _end(path: str, fd: int, owner: int) -> None:
+    if os.getpid() == owner:  # a forked worker's copy ends nothing
+        with contextlib.suppress(OSError):
+            os.rename(path, f"{path}.gone")  # a worker that is about to end finds no folder to put more into
+        shutil.rmtree(f"{path}.gone", ignore_errors=True)
+        os.close(fd)
+
+
+Fetched = Literal["done", "again", "over"]
+
+
+class Prefetcher:
+    """Fetches shards in the order they were last wished for.
+
+    Args:
+        fetch: a method, (shard) -> "done": go on with the next; "again": call once more; "over": forget the rest.
+    """
+
+    def __init__(self, fetch: Callable[[int], Fetched]) -> None:
+        self._wishes = _Wishes()
+        arguments = (self._wishes, weakref.WeakMethod(fetch))
+        self._thread = threading.Thread(target=_run, args=arguments, name="shmload-fetch", daemon=True)
+        weakref.finalize(self, self._wishes.set, None)
+        self._thread.start()
+
+    def wish(self, shards: list[int]) -> None:
+        """Forgets what it was wished before, unless that is under way, and fetches these."""
+        self._wishes.set(shards)
+
+
+class _Wishes:
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._number = 0
+        self._shards: list[int] | None = []
+
+    def set(self, shards: list[int] | None) -> None:
+        with self._changed:
+            self._shards = shards
+            self._number += 1
+            self._changed.notify()
+
+    def after(self, number: int) -> tuple[int, list[int] | None]:
+        """The newest wishes, once they are other ones than those of this number; None: it is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._number != number)
+            return self._number, self._shards
+
+    def are_still(self, number: int) -> bool:
+        return self._number == number
+
+
+def _run(wishes: _Wishes, method: Any) -> None:
+    number = 0
+    while True:
+        number, shards = wishes.after(number)
+        if shards is None:
+            return
+        for shard in shards:
+            answer: Fetched = "again"
+            while answer == "again" and wishes.are_still(number):
+                answer = _fetch(method, shard)
+            if answer != "done":
+                break
+
+
+def _fetch(method: Any, shard: int) -> Fetched:
+    """Calls the method, if its object is still there; nothing here holds that any longer than the call takes."""
+    fetch = method()
+    return "over" if fetch is None else fetch(shard)
+
 
 log = logging.getLogger("shmload")
 

@@ -1,19 +1,347 @@
-"""The stages of a fluent pipeline: from an iterator of items to another, with the meaning webdataset 1.0.2 gives them."""
+"""What becomes of a sample that a stage fails on, as webdataset names it: functions of the exception.
+
+True: go on without the sample. False: end the pass. Or they raise.
+"""
 
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from shmload.remote.collation import first_of
-from shmload.remote.decoding import SampleDecoder
-from shmload.remote.handlers import Handler, reraise_exception
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.errors import ShardCorrupt
+from shmload.formats.tar.members import IMAGE_EXTENSIONS, Decoders, gunzip, image_decoder
 from shmload.worker.failure import no_end
 
-__all__ = ["Batch", "Each", "Select", "Shuffle", "Slice", "Stage", "Then", "Unbatch"]
+__all__ = [
+    "Batch",
+    "Batched",
+    "Continue",
+    "Each",
+    "Handler",
+    "MemberHandler",
+    "Program",
+    "SampleDecoder",
+    "Select",
+    "Shuffle",
+    "Slice",
+    "Sliced",
+    "Stage",
+    "Then",
+    "Unbatch",
+    "Units",
+    "default_collation_fn",
+    "first_of",
+    "ignore_and_continue",
+    "ignore_and_stop",
+    "reraise_exception",
+    "run_stages",
+    "warn_and_continue",
+    "warn_and_stop",
+]
+
+Handler = Callable[[Exception], bool]
+
+
+def reraise_exception(error: Exception) -> bool:
+    """Raises it.
+
+    Args:
+        error: of the stage.
+    """
+    raise error
+
+
+def ignore_and_continue(error: Exception) -> bool:
+    """Leaves the sample out.
+
+    Args:
+        error: of the stage.
+    """
+    return True
+
+
+def warn_and_continue(error: Exception) -> bool:
+    """Leaves the sample out and says so.
+
+    Args:
+        error: of the stage.
+    """
+    warnings.warn(repr(error), stacklevel=2)
+    return True
+
+
+def ignore_and_stop(error: Exception) -> bool:
+    """Ends the pass.
+
+    Args:
+        error: of the stage.
+    """
+    return False
+
+
+def warn_and_stop(error: Exception) -> bool:
+    """Ends the pass and says so.
+
+    Args:
+        error: of the stage.
+    """
+    warnings.warn(repr(error), stacklevel=2)
+    return False
+
+
+def first_of(sample: Mapping[str, Any], names: str | Sequence[str], method: str, missing_is_error: bool) -> Any:
+    """The first of several fields that a sample has; the names are separated by ";".
+
+    Raises:
+        ValueError: it has none of them.
+    """
+    alternatives = names.split(";") if isinstance(names, str) else names
+    for name in alternatives:
+        if name in sample:
+            return sample[name]
+    if missing_is_error:
+        there = ", ".join(repr(name) for name in sample if not name.startswith("__"))
+        raise ValueError(
+            f"{method}: sample {sample.get('__key__')!r} has no {' or '.join(map(repr, alternatives))}, only {there}"
+        )
+    return None
+
+
+def default_collation_fn(samples: Sequence[Any]) -> Any:
+    """Samples as one batch, column by column: numbers become an array, arrays and tensors are stacked, all else is a list.
+
+    Args:
+        samples: tuples or lists of one length, or dicts of the same names.
+    Returns:
+        a tuple or a dict of columns.
+    Raises:
+        ValueError: the samples are not alike; says in what.
+    """
+    first = samples[0]
+    if isinstance(first, dict):
+        if any(sample.keys() != first.keys() for sample in samples):
+            other = next(sample for sample in samples if sample.keys() != first.keys())
+            raise ValueError(
+                f"batched: samples of a batch have the same fields; these have {sorted(first)} and {sorted(other)}: rename, or "
+                "choose fields by to_tuple"
+            )
+        return {name: _column(name, [sample[name] for sample in samples]) for name in first}
+    if len({len(sample) for sample in samples}) != 1:
+        raise ValueError(f"batched: samples of a batch have one length; these have {sorted({len(s) for s in samples})}")
+    return tuple(_column(number, list(column)) for number, column in enumerate(zip(*samples, strict=True)))
+
+
+def _column(name: str | int, values: list[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, (int, float)):
+        return np.array(values)
+    is_tensor = type(first).__module__.partition(".")[0] == "torch" and hasattr(first, "untyped_storage")
+    if not is_tensor and not isinstance(first, np.ndarray):
+        return values
+    shapes = {tuple(value.shape) for value in values}
+    if len(shapes) != 1:
+        raise ValueError(
+            f"batched: field {name!r} has values of shapes {', '.join(map(str, sorted(shapes)[:3]))} in one batch: give them one "
+            "shape by map_tuple or map_dict, or a collation_fn"
+        )
+    if is_tensor:
+        import torch
+
+        return torch.stack(values)
+    return np.array(values)
+
+
+MemberHandler = Callable[[str, bytes], Any]  # (".seg.png", bytes) -> the value, or None: not mine
+_PICKLES = frozenset({"pickle", "pkl", "pyd", "pth"})
+
+
+class Continue:
+    """What a handler gives that has only unpacked: the others go on with this.
+
+    Args:
+        key: the extension without what was unpacked.
+        data: the bytes.
+    """
+
+    def __init__(self, key: str, data: bytes) -> None:
+        self.key, self.data = key, data
+
+
+class _Image:
+    """The handler of an image spec."""
+
+    def __init__(self, spec: str) -> None:
+        self._decode = image_decoder(spec)
+
+    def __call__(self, key: str, data: bytes) -> Any:
+        return self._decode(data) if _last(key) in IMAGE_EXTENSIONS else None
+
+
+class _Gunzip:
+    """The handler of compressed members."""
+
+    def __call__(self, key: str, data: bytes) -> Continue | None:
+        return Continue(key.removesuffix(".gz"), gunzip(data)) if key.endswith(".gz") else None
+
+
+class _ByExtension:
+    """The handler of what the format has a name for."""
+
+    def __init__(self, allow_pickle: bool) -> None:
+        self._allow_pickle = allow_pickle
+        self._decoders = Decoders(True, allow_pickle=allow_pickle)
+
+    def __call__(self, key: str, data: bytes) -> Any:
+        if not self._allow_pickle and _last(key) in _PICKLES:
+            raise PermissionError(
+                f"{key.removeprefix('.')!r} is a pickle, which can run any code when it is read: give "
+                "decode(allow_pickle=True) for shards you trust, or leave it as bytes by only="
+            )
+        decoder = self._decoders.of(key.removeprefix("."))
+        return None if decoder is None else decoder(data)
+
+
+class SampleDecoder:
+    """Decodes the members of a sample.
+
+    Args:
+        handlers: image specs or functions of (extension with a dot before it, bytes).
+        pre, post: that come before and after these; None are the usual ones.
+        only: the extensions that are decoded; None is all.
+        partial: leave what is decoded already.
+        allow_pickle: decode pickles.
+    """
+
+    def __init__(
+        self,
+        handlers: Sequence[str | MemberHandler],
+        pre: Sequence[MemberHandler] | None,
+        post: Sequence[MemberHandler] | None,
+        only: str | Iterable[str] | None,
+        *,
+        partial: bool,
+        allow_pickle: bool,
+    ) -> None:
+        first = [_Gunzip()] if pre is None else list(pre)
+        last = [_ByExtension(allow_pickle)] if post is None else list(post)
+        own = [_Image(handler) if isinstance(handler, str) else handler for handler in handlers]
+        self._handlers: list[MemberHandler] = [*first, *own, *last]
+        for handler in self._handlers:
+            if not callable(handler):
+                raise TypeError(
+                    f"decode: a handler is an image spec or a function of (extension, bytes); got {handler!r}"
+                )
+        self._only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
+        self._partial = partial
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        found = {}
+        for name, value in sample.items():
+            is_left = name.startswith("__") or (self._only is not None and name not in self._only)
+            if is_left or (self._partial and not isinstance(value, bytes)):
+                found[name] = value
+                continue
+            if not isinstance(value, bytes):
+                raise TypeError(
+                    f"decode: {name!r} of sample {sample.get('__key__')!r} is a {type(value).__name__} already, bytes are needed: "
+                    "decode before map, or give decode(partial=True)"
+                )
+            try:
+                found[name] = self._decoded(f".{name}", value)
+            except (ImportError, MemoryError):  # the member is not at fault
+                raise
+            except PermissionError as error:
+                raise ValueError(f"{_where(sample)}: {error}") from None
+            except Exception as error:  # of a library or of the user's own handler
+                raise ShardCorrupt(f"{_where(sample)}: member {name!r}: {error}") from error
+        return found
+
+    def _decoded(self, key: str, data: bytes) -> Any:
+        for handler in self._handlers:
+            found = handler(key, data)
+            if isinstance(found, Continue):
+                key, data = found.key, found.data
+            elif found is not None:
+                return found
+        return data
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2].lower()
+
+
+def _where(sample: dict[str, Any]) -> str:
+    return f"{sample.get('__url__', 'a shard')}: sample {sample.get('__key__')!r}"
+
+
+@dataclass(frozen=True)
+class Sliced:
+    """Some of the items below, as range says: start, stop, step."""
+
+    start: int
+    stop: int | None
+    step: int
+
+    def count(self, below: int) -> int:
+        return len(self._range(below))
+
+    def items(self, numbers: NDArray[np.int64], below: int) -> NDArray[np.int64]:
+        return self.start + numbers * self.step
+
+    def _range(self, below: int) -> range:
+        return range(below)[self.start : self.stop : self.step]
+
+
+@dataclass(frozen=True)
+class Batched:
+    """So many items below in each."""
+
+    size: int
+    partial: bool
+
+    def count(self, below: int) -> int:
+        return -(-below // self.size) if self.partial else below // self.size
+
+    def items(self, numbers: NDArray[np.int64], below: int) -> NDArray[np.int64]:
+        found = (numbers[:, None] * self.size + np.arange(self.size)).reshape(-1)
+        return found[found < below]
+
+
+@dataclass(frozen=True)
+class Units:
+    """The levels, from the samples upward."""
+
+    levels: tuple[Sliced | Batched, ...] = ()
+
+    def counts(self, num_samples: int) -> list[int]:
+        """Items at each level, the samples first."""
+        found = [num_samples]
+        for level in self.levels:
+            found.append(level.count(found[-1]))
+        return found
+
+    def count(self, num_samples: int) -> int:
+        """Units that so many samples make."""
+        return self.counts(num_samples)[-1]
+
+    def samples(self, unit: int, num_samples: int) -> NDArray[np.int64]:
+        """The samples of a unit, numbered as the rank has them."""
+        found = np.array([unit], np.int64)
+        counts = self.counts(num_samples)
+        for level, below in zip(reversed(self.levels), reversed(counts[:-1]), strict=True):
+            found = level.items(found, below)
+        return found
+
+    def with_level(self, level: Sliced | Batched) -> Units:
+        return Units((*self.levels, level))
+
 
 _DROP = object()
 
@@ -250,3 +578,62 @@ def _of_one(stage: str, function: Callable[[Any], Any], item: Any) -> Any:
 def _needs_dict(method: str, item: Any) -> None:
     if not isinstance(item, dict):
         raise TypeError(f"{method} needs samples that are dicts, got a {type(item).__name__}: call it before to_tuple")
+
+
+_NO_LEVELS = Units()
+Known = Literal["units", "number", "nothing"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is done with the samples.
+
+    Attributes:
+        units: which samples make up the items, as far as that is known.
+        known: "units": the k-th item is the k-th unit; "number": there are as many items as units; "nothing".
+        unknown: the stage that ended the knowledge.
+        repetitions: epochs in a pass; None: without end.
+        limit: items of a pass; None: all.
+        length: what len() is told to say.
+    """
+
+    stages: tuple[Stage, ...] = ()
+    units: Units = _NO_LEVELS
+    known: Known = "units"
+    unknown: str = ""
+    repetitions: int | None = 1
+    limit: int | None = None
+    length: int | None = None
+
+    def then(self, stage: Stage) -> Program:
+        return replace(self, stages=(*self.stages, stage))
+
+    def ended_by(self, name: str) -> Program:
+        return self if self.known == "nothing" else replace(self, known="nothing", unknown=name)
+
+    def count(self, num_samples: int) -> int:
+        """Items of a pass over so many samples.
+
+        Raises:
+            TypeError: nobody can know.
+        """
+        if self.length is not None:
+            return self.length
+        if self.limit is not None:
+            return self.limit
+        if self.repetitions is None:
+            raise TypeError("a dataset with repeat() has no end, and no len(): give repeat a number, or with_epoch(n)")
+        if self.known == "nothing":
+            raise TypeError(
+                f"the number of items behind {self.unknown} is not known before they are read: give it by with_length(n), or bound "
+                "a pass by with_epoch(n)"
+            )
+        return self.repetitions * self.units.count(num_samples)
+
+
+def run_stages(stages: Sequence[Stage], samples: Iterator[Any], seed: int) -> Iterator[Any]:
+    """The items that come of samples."""
+    items = samples
+    for number, stage in enumerate(stages):
+        items = stage.run(items, seed + number)
+    return items

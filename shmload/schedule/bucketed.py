@@ -14,19 +14,31 @@ that came before, and rare lengths wait an epoch for their batch); sorting the w
 """
 
 from abc import abstractmethod
-from typing import NamedTuple, SupportsIndex
+from typing import Literal, NamedTuple, SupportsIndex, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from shmload._core.cutting import cut
 from shmload._core.draws import fill_words
-from shmload.schedule.checks import digest, whole_number
-from shmload.schedule.epoch_cache import EpochCache
-from shmload.schedule.keyed_batches import KeyedBatches
-from shmload.schedule.permutation import Permutation
-from shmload.schedule.streams import BATCHES_IN_GROUPS, GROUPS, SAMPLES, SHORT_GROUP
+from shmload.schedule.permutation import (
+    BATCHES_IN_GROUPS,
+    GROUPS,
+    SAMPLES,
+    SHORT_GROUP,
+    EpochCache,
+    Permutation,
+    digest,
+    whole_number,
+)
+from shmload.schedule.schedule import KeyedBatches
 
-__all__ = ["Bucketed", "Padding"]
+__all__ = [
+    "Bucketed",
+    "LengthBuckets",
+    "Padding",
+    "TokenBudget",
+]
 
 MAX_LENGTH = (1 << 31) - 1
 MAX_SIZE = 1 << 31
@@ -167,3 +179,151 @@ def _checked(name: str, lengths: ArrayLike) -> NDArray[np.int32]:
             f"({len(wrong)} such of {len(given)}); count in a larger unit"
         )
     return given.astype(np.int32)
+
+
+class LengthBuckets(Bucketed):
+    """Shuffled batches of `batch_size` samples of similar length: little padding, and every sample once an epoch.
+
+    `window` batches are sorted together: more of them leave less padding, fewer let more samples meet. `group` batches of
+    similar length stand next to each other in the epoch, for the ranks of one step; take a multiple of the world size, or 1
+    with a single rank.
+
+    Args:
+        lengths: one for each sample, 0 to 2^31 - 1; an array, a list or a tensor. Copied.
+        batch_size: samples of a batch; one batch an epoch may be shorter.
+        window: batches whose samples are sorted together; a quarter of the epoch at most.
+        group: batches of similar length that follow each other.
+        drop_last: leave out n % batch_size samples, others in each epoch, instead of the shorter batch.
+    Raises:
+        TypeError, ValueError: the lengths are no lengths, or an argument is outside its bounds.
+    Cost: O(n log n) at an epoch's first batch, 0.05 s for 10^6 samples, then 1 us a batch. Held: 4 bytes a sample, and 8 a
+        sample and 16 a batch for each of the two newest epochs.
+    Example:
+        >>> order = LengthBuckets(range(1, 1001), batch_size=10)
+        >>> len(order.batch(0, seed=7, epoch=0))
+        10
+        >>> [round(share, 2) for share in order.padding()]
+        [0.03, 0.45]
+    """
+
+    def __init__(
+        self,
+        lengths: ArrayLike,
+        *,
+        batch_size: SupportsIndex,
+        window: SupportsIndex = 100,
+        group: SupportsIndex = 8,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(lengths, window=window, group=group)
+        self.batch_size = self._size("batch_size", batch_size, remedy="a batch has at least one sample")
+        if not isinstance(drop_last, bool):
+            raise TypeError(f"LengthBuckets: drop_last must be True or False, got {drop_last!r}")
+        self.drop_last = drop_last
+
+    @property
+    def identity(self) -> str:
+        return (
+            f"length_buckets(n={self.n}, lengths={self._digest}, batch_size={self.batch_size}, window={self.window}, "
+            f"group={self.group}, drop_last={self.drop_last})"
+        )
+
+    def num_batches(self, *, seed: int, epoch: int) -> int:
+        return self.n // self.batch_size if self.drop_last else -(-self.n // self.batch_size)
+
+    def _samples_per_batch(self) -> int:
+        return self.batch_size
+
+    def _kept(self, shuffled: NDArray[np.int64]) -> NDArray[np.int64]:
+        return shuffled[: self.n - self.n % self.batch_size] if self.drop_last else shuffled
+
+    def _cut(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.append(np.arange(0, len(samples), self.batch_size), len(samples))
+
+    def __repr__(self) -> str:
+        return (
+            f"LengthBuckets({self.n:,} lengths, batch_size={self.batch_size}, window={self.window}, group={self.group})"
+        )
+
+
+MAX_TOKENS = 1 << 62
+Oversized = Literal["raise", "alone"]
+
+
+class TokenBudget(Bucketed):
+    """Shuffled batches of samples of similar length, each with as many as fit: longest * samples <= max_tokens.
+
+    So every batch costs about the same, whatever its lengths, and ranks stay balanced. Every sample comes once an epoch. The
+    number of batches may differ by a few from epoch to epoch, `len(loader)` says the current one's.
+
+    Args:
+        lengths: one for each sample, 0 to 2^31 - 1, 0 counting as 1; an array, a list or a tensor. Copied.
+        max_tokens: the most that a batch may hold, padding included.
+        max_samples: the most samples of a batch; None: any number.
+        window: about how many batches are sorted together, a quarter of the epoch at most. More leave less padding, fewer let
+            more samples meet.
+        group: batches of similar length that follow each other: their samples are about equally many.
+        oversized: what a sample longer than max_tokens means: "raise", an error here and now; "alone", a batch of its own.
+    Raises:
+        TypeError, ValueError: the lengths are no lengths, or an argument is outside its bounds, or a sample is too long.
+    Cost: as LengthBuckets.
+    Example:
+        >>> order = TokenBudget(range(1, 1001), max_tokens=2000)
+        >>> batch = order.batch(0, seed=7, epoch=0) + 1  # here a sample is as long as its number
+        >>> int(batch.max()) * len(batch) <= 2000
+        True
+    """
+
+    def __init__(
+        self,
+        lengths: ArrayLike,
+        *,
+        max_tokens: SupportsIndex,
+        max_samples: SupportsIndex | None = None,
+        window: SupportsIndex = 100,
+        group: SupportsIndex = 8,
+        oversized: Oversized = "raise",
+    ) -> None:
+        super().__init__(lengths, window=window, group=group)
+        self.max_tokens = whole_number(
+            "TokenBudget: max_tokens", max_tokens, at_least=1, at_most=MAX_TOKENS, remedy="give what a batch may hold"
+        )
+        self.max_samples = (
+            None
+            if max_samples is None
+            else self._size("max_samples", max_samples, remedy="None leaves it to max_tokens")
+        )
+        if oversized not in get_args(Oversized):
+            raise ValueError(f"TokenBudget: oversized must be 'raise' or 'alone', got {oversized!r}")
+        self.oversized = oversized
+        longest = int(self.lengths.argmax())
+        if oversized == "raise" and self.lengths[longest] > self.max_tokens:
+            raise ValueError(
+                f"TokenBudget: no sample may be longer than max_tokens={self.max_tokens}, sample {longest} has length "
+                f"{self.lengths[longest]} ({np.count_nonzero(self.lengths > self.max_tokens)} such of {self.n}); truncate or "
+                "leave out, raise max_tokens, or give oversized='alone' for a batch of its own"
+            )
+        mean = max(int(self.lengths.sum(dtype=np.int64)) // self.n, 1)
+        self._mean_samples = min(max(self.max_tokens // mean, 1), self.max_samples or MAX_SIZE)
+
+    @property
+    def identity(self) -> str:
+        return (
+            f"token_budget(n={self.n}, lengths={self._digest}, max_tokens={self.max_tokens}, max_samples={self.max_samples}, "
+            f"window={self.window}, group={self.group}, oversized={self.oversized})"
+        )
+
+    def _samples_per_batch(self) -> int:
+        return self._mean_samples
+
+    def _cut(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        starts = np.empty(len(samples) + 1, np.int64)
+        num_batches = cut(self.lengths[samples].astype(np.int64), self.max_tokens, self.max_samples or MAX_SIZE, starts)
+        starts[num_batches] = len(samples)
+        return starts[: num_batches + 1].copy()
+
+    def __repr__(self) -> str:
+        return (
+            f"TokenBudget({self.n:,} lengths, max_tokens={self.max_tokens}, max_samples={self.max_samples}, "
+            f"window={self.window}, group={self.group})"
+        )

@@ -1,24 +1,106 @@
-"""A seeded random order of [0, n) that is computed where it is looked at, and the keys of per-sample randomness.
-
-An order of 10^12 samples is not stored: each position is mapped by itself, so seeking costs nothing, memory does not
-grow with n, and any process can compute any part. Up to n = 65,536 a shuffled table (128 KiB) is better and faster;
-above it a Feistel network with cycle walking does the work, in `src/permutation.h`, which names its sources.
-
-Rejected: `numpy.random.Generator.permutation` (8 n bytes and the whole shuffle before the first batch); a linear
-congruence (a * i + b) mod n (fast, but neighbours stay neighbours); sorting by a hash of each index (memory, and ties).
-"""
+"""Refusals shared by the schedule's parts: what is wrong, what was needed, what was given, what to do."""
 
 import operator
+from collections.abc import Callable
 from functools import partial
-from typing import Any, SupportsIndex, overload
+from hashlib import blake2b
+from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shmload._core.permutation import MAX_N, KeyedPermutation, sample_key, sample_key_pair
-from shmload.schedule.checks import whole_number
 
-__all__ = ["MAX_N", "MAX_UINT64", "Permutation", "sample_key", "sample_key_pair"]
+__all__ = [
+    "BATCHES_IN_GROUPS",
+    "BLOCKS",
+    "DRAWS",
+    "GROUPS",
+    "MAX_N",
+    "MAX_UINT64",
+    "MIX",
+    "RACES",
+    "SAMPLES",
+    "SHORT_GROUP",
+    "WINDOWS",
+    "EpochCache",
+    "Permutation",
+    "digest",
+    "sample_key",
+    "sample_key_pair",
+    "whole_number",
+]
+
+
+def digest(values: NDArray[Any]) -> str:
+    """16 hex digits that say which values an order was made of, for its identity."""
+    return blake2b(values.tobytes(), digest_size=8).hexdigest()
+
+
+def whole_number(name: str, value: SupportsIndex, *, at_least: int, at_most: int, remedy: str) -> int:
+    """`value` as a Python int within its bounds.
+
+    Raises:
+        TypeError: it is no integer (a float or a string is not one, a numpy integer is).
+        ValueError: it lies outside [at_least, at_most].
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}; {remedy}") from None
+    if not at_least <= number <= at_most:
+        raise ValueError(f"{name} must be in [{at_least}, {_power(at_most)}], got {number}; {remedy}")
+    return number
+
+
+def _power(number: int) -> str:
+    """Large bounds as people write them: 2^62, 2^64 - 1."""
+    if number < 1 << 32:
+        return str(number)
+    exponent = number.bit_length()
+    if number == 1 << (exponent - 1):
+        return f"2^{exponent - 1}"
+    return f"2^{exponent} - 1" if number == (1 << exponent) - 1 else str(number)
+
+
+# of permutations; 0 is the plain shuffle
+MIX = 1 << 61  # and from here on each round of each member of a mixture: member << 32 | round
+SAMPLES = 1 << 62  # the samples before they are sorted by length
+GROUPS = SAMPLES + 1  # groups of batches
+SHORT_GROUP = SAMPLES + 2  # which of them is the short one
+BLOCKS = SAMPLES + 3  # a BlockShuffle's blocks
+WINDOWS = 1 << 63  # and from here on the samples of each of its windows
+
+# of words, which are numbered apart
+DRAWS = 0  # a weighted index per position
+RACES = 1  # an exponential variable per index
+BATCHES_IN_GROUPS = 2
+
+
+T = TypeVar("T")
+
+
+class EpochCache(Generic[T]):
+    """The newest two epochs' values: workers are sent the next epoch's orders before the trainer has ended this one.
+
+    Thread/process safety: two threads may both make a value, which is the same; a copy or a pickle begins empty.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[int, int], T] = {}
+
+    def get(self, seed: int, epoch: int, make: Callable[[int, int], T]) -> T:
+        """The value of an epoch, made where it is not kept."""
+        key = (seed, epoch)
+        value = self._values.get(key)
+        if value is None:
+            value = make(seed, epoch)
+            self._values = dict([*self._values.items(), (key, value)][-2:])
+        return value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EpochCache, ()
+
 
 MAX_UINT64 = (1 << 64) - 1
 

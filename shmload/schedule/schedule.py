@@ -1,29 +1,132 @@
-"""Which samples a rank reads at a step of an epoch: a pure function with nothing to save.
+"""Orders of an epoch's samples that are computed where they are looked at: what the schedule asks of one besides its own shuffle.
 
-    position   0 .......... global_batch .......... 2 * global_batch ...... n
-    step       |     0      |           1           |       2 (rest)       |
-    rank       | 0 | 1 | 2  |  0  |   1   |   2     | 0 | 1 | 2 |
-
-An epoch is one permutation of [0, n). Its positions are cut into global batches, and each of those into one contiguous
-slice per rank. So the sequence of global batches depends on batch_size * world_size only: the same samples come in the
-same order for 1, 2 or 8 ranks and any number of workers, and a resume on other hardware is a division.
-
-Rejected: strided ranks (DistributedSampler's order), whose global batches change when the number of ranks does; ranks
-that shuffle a part of their own, which lose or repeat samples when ranks come and go.
+An order maps positions to indices, as a pure function of (seed, epoch, position). So it needs no state, is sharded over ranks
+like any other, and a resume on other hardware is a division. A mixture cannot be a formula: it has counters, one per member.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, lru_cache
-from typing import Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.schedule.checks import whole_number
-from shmload.schedule.keyed import KeyedOrder
-from shmload.schedule.permutation import MAX_N, MAX_UINT64, Permutation
+from shmload.schedule.permutation import MAX_N, MAX_UINT64, Permutation, whole_number
 
-__all__ = ["SCHEDULE_VERSION", "Schedule", "Uneven"]
+__all__ = [
+    "SCHEDULE_VERSION",
+    "BatchIndices",
+    "BatchSchedule",
+    "KeyedBatches",
+    "KeyedOrder",
+    "Orders",
+    "Schedule",
+    "ScheduledOrders",
+    "Uneven",
+    "stream_end",
+    "stream_positions",
+]
+
+READ_AHEAD = 8192  # indices that __iter__ computes at a time
+
+
+class KeyedOrder(ABC):
+    """Which index stands at each position of an epoch: the base of orders, for one of your own.
+
+    In seed mode it is given as `sampler=` and sharded over ranks. Anywhere else it is an ordinary sampler: each `iter` draws a
+    seed from torch's global generator, as torch's RandomSampler does.
+    """
+
+    @property
+    @abstractmethod
+    def n(self) -> int:
+        """Positions of an epoch, which need not be the dataset's samples."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """Which order this is, with what it was made of; a state saved under another is refused."""
+
+    @abstractmethod
+    def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+        """The indices at positions [start, stop).
+
+        Args:
+            start, stop: `0 <= start <= stop <= n`; not checked.
+            seed, epoch: which epoch of which run; 0 to 2^64 - 1.
+        Returns:
+            a new int64 array, shape `(stop - start,)`.
+        """
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether an epoch has no end: then a loader has no len()."""
+        return False
+
+    def counters_at(self, position: int, *, seed: int, epoch: int) -> list[int] | None:
+        """What a resume at that position needs besides it; None: nothing.
+
+        Args:
+            position: from 0 to n.
+            seed, epoch: as of `take`.
+        """
+        return None
+
+    def go_on_at(self, position: int, counters: Sequence[int], *, epoch: int) -> None:  # noqa: B027  # most have none
+        """Tells what `counters_at` gave for that position, so that it need not be worked out anew.
+
+        Args:
+            position, counters, epoch: of the state that is resumed.
+        """
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[int]:
+        import torch
+
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        for start in range(0, self.n, READ_AHEAD):
+            yield from self.take(start, min(start + READ_AHEAD, self.n), seed=seed, epoch=0).tolist()
+
+
+def stream_positions(
+    step: int, rank: int, *, n: int | None, uneven: str, world_size: int, batch_size: int | None, num_rounds: int = 1
+) -> NDArray[np.int64]:
+    """The positions of a rank's rows; at n and beyond stands padding.
+
+    Args:
+        n: where the stream ends; None: nowhere.
+        uneven: of the last step: "pad", "drop" or "exact".
+        batch_size: of one rank; None: items come singly, `num_rounds` of them together.
+    """
+    left = MAX_N if n is None else n - step
+    if batch_size is None:
+        first = world_size * np.arange(num_rounds)
+        needed = {"pad": 1, "drop": world_size, "exact": rank + 1}[uneven]
+        return step + rank + first[first + needed <= left]
+    if left >= batch_size * world_size:
+        return np.arange(step + rank * batch_size, step + (rank + 1) * batch_size)
+    if uneven == "drop":
+        return np.empty(0, np.int64)
+    if uneven == "pad":
+        each = -(-left // world_size)
+        return np.arange(step + rank * each, step + (rank + 1) * each)
+    each, longer = divmod(left, world_size)
+    start = step + rank * each + min(rank, longer)
+    return np.arange(start, start + each + (rank < longer))
+
+
+def stream_end(n: int | None, rank: int, *, uneven: str, stride: int) -> int:
+    """Steps from here on do not exist for that rank; `stride` is the number of items in one, over all ranks."""
+    if n is None:
+        return int(MAX_N)
+    if uneven == "drop":
+        return max(n - stride + 1, 0)
+    return max(n - rank, 0) if uneven == "exact" else n
+
 
 SCHEDULE_VERSION = 1
 """Version of every order made here. A change that alters one index adds a version and keeps the old one repeatable."""
@@ -286,3 +389,218 @@ class Schedule:
 def _permutation(n: int, seed: int, epoch: int) -> Permutation:
     """Epochs in use: a small n's table (up to 128 KiB) is shuffled once per epoch, not per batch."""
     return Permutation(n, seed=seed, epoch=epoch)
+
+
+BatchIndices = NDArray[np.int64] | list[Any]
+"""One batch: sample indices as an int64 array, or a list of whatever keys a sampler yields."""
+
+
+class Orders(Protocol):
+    """Yields the batches of one epoch in order; every `iter` starts anew."""
+
+    def __iter__(self) -> Iterator[BatchIndices]: ...
+
+
+@dataclass(frozen=True)
+class ScheduledOrders:
+    """A rank's batches of one epoch, from `first_step` on: to seek, make another.
+
+    Steps in which the rank has no rows (uneven="exact") do not appear.
+
+    Example:
+        >>> schedule = Schedule(5, batch_size=2, seed=0, shuffle=False)
+        >>> [batch.tolist() for batch in ScheduledOrders(schedule, epoch=3, first_step=1)]
+        [[2, 3], [4]]
+    """
+
+    schedule: Schedule
+    epoch: int
+    first_step: int = 0
+    rank: int = 0
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        for step in range(self.first_step, self.schedule.num_steps_of(self.rank)):
+            yield self.schedule.batch(self.epoch, step, self.rank)
+
+    def __len__(self) -> int:
+        return max(self.schedule.num_steps_of(self.rank) - self.first_step, 0)
+
+
+class KeyedBatches(ABC):
+    """Which samples each batch of an epoch holds: the base of orders by batches, for one of your own.
+
+    In seed mode it is given as `batch_sampler=`, and its batches are dealt to the ranks. Anywhere else it is an ordinary batch
+    sampler: each `iter` draws a seed from torch's global generator, as torch's RandomSampler does.
+    """
+
+    _newest_seed = 0  # of `iter`: only its epoch has a length outside seed mode
+
+    @property
+    @abstractmethod
+    def n(self) -> int:
+        """Samples of an epoch."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """Which batches these are, with what they were made of; a state saved under others is refused."""
+
+    @abstractmethod
+    def num_batches(self, *, seed: int, epoch: int) -> int:
+        """Batches of an epoch, over all ranks.
+
+        Args:
+            seed, epoch: which epoch of which run; 0 to 2^64 - 1.
+        """
+
+    @abstractmethod
+    def batch(self, number: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+        """The indices of one of an epoch's batches.
+
+        Args:
+            number: `0 <= number < num_batches`.
+            seed, epoch: as of `num_batches`.
+        Returns:
+            a new int64 array.
+        """
+
+    def schedule(self, *, seed: int, uneven: "Uneven", world_size: int) -> "BatchSchedule":
+        """Which of its batches each rank reads."""
+
+        return BatchSchedule(self, seed=seed, uneven=uneven, world_size=world_size)
+
+    def __len__(self) -> int:
+        """Batches of the newest `iter`; before the first, those of another epoch, which may have a few more or less."""
+        return self.num_batches(seed=self._newest_seed, epoch=0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        import torch
+
+        seed = self._newest_seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        for number in range(self.num_batches(seed=seed, epoch=0)):
+            yield self.batch(number, seed=seed, epoch=0).tolist()
+
+
+@dataclass(frozen=True)
+class BatchSchedule:
+    """Pure map (epoch, step, rank) -> sample indices over a sequence of batches; its arguments are checked by the loader.
+
+    What `uneven` says of a last step with fewer batches than ranks:
+
+    - "pad": the ranks without one get the epoch's first batches, round and round, none of whose rows counts as valid.
+    - "drop": no rank gets any.
+    - "exact": the ranks without one have no such step.
+
+    Example:
+        >>> from shmload.schedule.bucketed import LengthBuckets
+        >>> batches = LengthBuckets([3, 1, 4, 1, 5], batch_size=1)
+        >>> schedule = BatchSchedule(batches, seed=7, world_size=2)
+        >>> [schedule.num_valid(0, step, rank=1) for step in range(0, schedule.end_of(0, rank=1), schedule.stride)]
+        [1, 1, 0]
+    """
+
+    order: KeyedBatches
+    _: KW_ONLY
+    seed: int
+    uneven: Uneven = "pad"
+    world_size: int = 1
+    version: int = SCHEDULE_VERSION
+
+    @property
+    def n(self) -> int:
+        """Samples of an epoch."""
+        return self.order.n
+
+    @property
+    def stride(self) -> int:
+        """From one step to the next."""
+        return self.world_size
+
+    @property
+    def global_batch(self) -> int:
+        """Not known: batches differ, and ranks read whole ones."""
+        return 0
+
+    @property
+    def shuffle(self) -> bool:
+        """The order says how."""
+        return False
+
+    @property
+    def rows_per_rank(self) -> int | None:
+        """Of a rank's step; None where batches differ."""
+        return None
+
+    @property
+    def stream(self) -> dict[str, Any] | None:
+        """What positions and keys mean where they number the items of a stream, as a pipeline's do; else None."""
+        return None
+
+    @property
+    def rest_rule(self) -> Uneven:
+        """What happens to a last step with fewer batches than ranks."""
+        return self.uneven
+
+    def end_of(self, epoch: int, rank: int) -> int:
+        """Steps from here on do not exist in that epoch, for that rank."""
+        num_batches = self.order.num_batches(seed=self.seed, epoch=epoch)
+        if self.uneven == "drop":
+            return max(num_batches - self.world_size + 1, 0)
+        return max(num_batches - rank, 0) if self.uneven == "exact" else num_batches
+
+    def batch(self, epoch: int, step: int, rank: int = 0) -> NDArray[np.int64]:
+        """The sample indices of a rank's step, as a new array."""
+        number = (step + rank) % self.order.num_batches(seed=self.seed, epoch=epoch)
+        return self.order.batch(number, seed=self.seed, epoch=epoch)
+
+    def behind(self, step: int) -> int:
+        """The step that follows one."""
+        return step + self.stride
+
+    def number(self, step: int) -> int:
+        """How many steps came before it, for a record of them."""
+        return -(-step // self.stride)
+
+    def num_valid(self, epoch: int, step: int, rank: int) -> int:
+        """Rows of the batch that are not padding: all or none."""
+        is_padding = step + rank >= self.order.num_batches(seed=self.seed, epoch=epoch)
+        return 0 if is_padding else len(self.batch(epoch, step, rank))
+
+    def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:
+        """The index so many places behind that of a row, in the epoch's batches laid end to end, and round their end."""
+        place = row + distance
+        while place >= len(batch := self.batch(epoch, step, rank)):
+            place -= len(batch)
+            step += 1
+        return int(batch[place])
+
+    def position(self, step: int) -> int:
+        """Batches of the epoch that all ranks have consumed before `step`: the step itself."""
+        return step
+
+    def step_at(self, position: int) -> int:
+        """The step that starts at `position`; there is one everywhere."""
+        return position
+
+    def counters(self, epoch: int, step: int) -> None:
+        """A resume needs nothing besides its position."""
+
+    # ------------------------------------------------------------ datasets that grow: each epoch has a length of its own
+
+    @property
+    def grows(self) -> bool:
+        """Whether an epoch's samples are settled only shortly before it begins: nothing is ordered ahead of the next one's end."""
+        return False
+
+    def begins(self, epoch: int) -> None:
+        """Says that a pass over an epoch begins; those before it are over."""
+
+    def ended(self) -> None:
+        """Says that no pass runs any more."""
+
+    def children(self, epoch: int) -> dict[str, Any] | None:
+        """What a state in that epoch says besides its position."""
+        return None
+
+    def go_on_from(self, children: Mapping[str, Any], epoch: int) -> None:
+        """Takes over what `children` gave, before a resume in that epoch."""

@@ -1,21 +1,58 @@
-"""The saved state of a seeded run: a flat, JSON-able dict of eleven fields, for any loader, pipeline or growing cache.
+"""The checksum of a state: whatever has kept it since, the loader that takes it knows whether every value is what it was.
 
-The order is a pure function, so a state holds no indices: which order it is (n, seed, shuffle, global_batch, uneven,
-schedule) and how far the run came (epoch, position). World size is left out on purpose: any number of ranks with the
-same global batch may resume; where the order makes the batches itself, any number. Mixtures add `counters`, composites
-and snapshots `children`; absent where there are none.
+It is that of canonical JSON, so JSON there and back, torch.save, another order of keys and tuples in place of lists change nothing.
+It tells of damage. Who writes a state on purpose can write its checksum, too; that a state runs no code is opaque.py's affair.
 """
 
+import json
+import zlib
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict, cast, get_origin, get_type_hints
 
 from shmload.errors import StateMismatch
-from shmload.schedule.batch_schedule import BatchSchedule
-from shmload.schedule.checksum import check_checksum, with_checksum
-from shmload.schedule.keyed import KeyedOrder
-from shmload.schedule.schedule import Schedule
+from shmload.schedule.schedule import BatchSchedule, KeyedOrder, Schedule
 
-__all__ = ["STATE_VERSION", "State", "check_state", "compare_state", "make_state", "resume"]
+__all__ = [
+    "CHECK",
+    "STATE_VERSION",
+    "State",
+    "check_checksum",
+    "check_state",
+    "compare_state",
+    "make_state",
+    "resume",
+    "with_checksum",
+]
+
+CHECK = "check"
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+
+
+def with_checksum(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with its checksum, in place of one that it may have."""
+    return {**state, CHECK: _checksum(state)}
+
+
+def check_checksum(state: Mapping[str, Any]) -> None:
+    """Returns if a state is what it was when it was saved.
+
+    Raises:
+        StateMismatch: it is not.
+    """
+    expected = _checksum(state)
+    if type(state.get(CHECK)) is not int or state[CHECK] != expected:
+        raise StateMismatch(
+            f"the state is damaged or was changed by hand: its checksum is {expected}, it says {state.get(CHECK)!r}. Load what "
+            "state_dict() returned, of an earlier checkpoint if this one's file is damaged"
+        )
+
+
+def _checksum(state: Mapping[str, Any]) -> int:
+    try:
+        return zlib.crc32(_canonical({name: value for name, value in state.items() if name != CHECK}).encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StateMismatch(f"a state is JSON, and this is not: {error}. Load what state_dict() returned") from error
+
 
 STATE_VERSION = 1
 

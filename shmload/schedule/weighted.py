@@ -12,11 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shmload._core.draws import AliasTable, fill_words
-from shmload.schedule.checks import digest, whole_number
-from shmload.schedule.epoch_cache import EpochCache
-from shmload.schedule.keyed import KeyedOrder
-from shmload.schedule.permutation import MAX_N
-from shmload.schedule.streams import DRAWS, RACES
+from shmload.schedule.permutation import DRAWS, MAX_N, RACES, EpochCache, digest, whole_number
+from shmload.schedule.schedule import KeyedOrder
 
 __all__ = ["Weighted"]
 

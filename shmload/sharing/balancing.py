@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from shmload._core.mapping import Mapping
 from shmload._core.neighbour import Neighbour
 from shmload._core.trainer import TrainerRing
-from shmload.bad_samples import BadSamples
-from shmload.engine import Engine
-from shmload.machinery import EngineOptions
+from shmload.engine.engine import Engine
+from shmload.engine.orders import BadSamples
+from shmload.engine.parts import EngineOptions
 from shmload.sharing.gathering import Party
 from shmload.sharing.guests import Guests
 from shmload.shm.doorbell import Doorbell

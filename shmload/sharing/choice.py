@@ -7,9 +7,9 @@ import itertools
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
-from shmload.bad_samples import BadSamples
-from shmload.engine import Engine
-from shmload.machinery import EngineOptions
+from shmload.engine.engine import Engine
+from shmload.engine.orders import BadSamples
+from shmload.engine.parts import EngineOptions
 from shmload.sharing.balancing import BalancingEngine
 from shmload.sharing.following import FollowingEngine
 from shmload.sharing.gathering import gather
@@ -18,26 +18,29 @@ from shmload.worker.spec import Job
 from shmload.world import rank_and_world_size
 
 if TYPE_CHECKING:
-    from shmload.loader import ShmLoader
+    from shmload.engine.builder import EngineBuilder
+    from shmload.engine.config import LoaderConfig
 
 SLOTS_PER_FOLLOWER = 3  # as many batches as a loader of one rank and one worker lets its user keep
 
 _next_number = itertools.count()  # of loaders that share, as they begin to read: the same in all ranks
-_numbers: WeakKeyDictionary[ShmLoader[Any], int] = WeakKeyDictionary()
+_numbers: WeakKeyDictionary[EngineBuilder, int] = WeakKeyDictionary()
 
 
-def shared_engine(loader: ShmLoader[Any], job: Job, options: EngineOptions, bad_samples: BadSamples) -> Engine:
+def shared_engine(
+    config: LoaderConfig, builder: EngineBuilder, job: Job, options: EngineOptions, bad_samples: BadSamples
+) -> Engine:
     """The engine of one rank, once all ranks of the node are there.
 
     Raises:
         ValueError, RankLeft: as `gather`.
     """
-    data = rank_and_world_size(loader.rank, loader.world_size)
-    number = _numbers.get(loader)
+    data = rank_and_world_size(config.rank, config.world_size)
+    number = _numbers.get(builder)
     if number is None:
-        number = _numbers[loader] = next(_next_number)
-    name = f"{number}.{loader._num_rings}"
-    party = gather(name, data, _promise(loader), options.timeout_s)
+        number = _numbers[builder] = next(_next_number)
+    name = f"{number}.{builder.num_made}"
+    party = gather(name, data, _promise(config), options.timeout_s)
     num_ranks = len(party.seats)
     if num_ranks == 1:
         party.close()
@@ -57,24 +60,24 @@ def shared_engine(loader: ShmLoader[Any], job: Job, options: EngineOptions, bad_
     return LeadingEngine(job, options, bad_samples, party)
 
 
-def _promise(loader: ShmLoader[Any]) -> dict[str, Any]:
+def _promise(config: LoaderConfig) -> dict[str, Any]:
     """What says which batches there are, and how far ahead."""
-    plan = loader._read_plan
-    collate_fn = loader.custom_collate_fn
-    order = loader.sampler if loader.sampler is not None and not loader._has_own_order else None
+    plan = config.plan
+    collate_fn = config.custom_collate_fn
+    order = config.sampler if config.sampler is not None and not config.has_own_order else None
     return {
-        "dataset": type(loader.dataset).__name__,
-        "samples": len(loader.dataset),  # type: ignore[arg-type]  # map-style: the constructor has checked
-        "batch_size": loader.batch_size,
-        "seed": loader.seed,
-        "shuffle": bool(loader.shuffle),
-        "drop_last": bool(loader.drop_last),
-        "uneven": loader.uneven,
+        "dataset": type(config.dataset).__name__,
+        "samples": config.num_samples,
+        "batch_size": config.batch_size,
+        "seed": config.seed,
+        "shuffle": bool(config.shuffle),
+        "drop_last": bool(config.drop_last),
+        "uneven": config.uneven,
         "sampler": type(order).__name__,
-        "num_workers": loader.num_workers,
-        "prefetch_factor": loader.prefetch_factor,
+        "num_workers": config.num_workers,
+        "prefetch_factor": config.prefetch_factor,
         "collate_fn": getattr(collate_fn, "__qualname__", type(collate_fn).__qualname__),
-        "seed_samples": loader.seed_samples,
+        "seed_samples": config.seed_samples,
         "schema": "" if plan.layout is None else repr((plan.layout.fields, plan.layout.tree)),
         "ragged": repr(plan.ragged),
         "read by": plan.path,

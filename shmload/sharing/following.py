@@ -14,19 +14,16 @@ from typing import Any
 from shmload._core.mapping import Mapping
 from shmload._core.onlooker import Onlooker
 from shmload._core.trainer import FAILED, FILLING, FollowerRing, Lease, Order, Share
-from shmload.batch.deliver import LeasedBatch, copied, deliver_rows
+from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
-from shmload.batch.unpacked import unpack
+from shmload.engine.orders import Delivery, Turns
+from shmload.engine.parts import EngineOptions, Hoarding
+from shmload.engine.stats import describe
 from shmload.errors import RankLeft, WorkerDied
-from shmload.hoarding import Hoarding
-from shmload.machinery import EngineOptions
-from shmload.observe.live.meaning import describe
-from shmload.orders import Delivery
 from shmload.sharing.company import Company
 from shmload.sharing.gathering import Party
 from shmload.shm.doorbell import Doorbell
 from shmload.shm.segment import open_segment
-from shmload.turns import Turns
 from shmload.worker.failure import Failure
 
 WAIT_S = 0.02  # the longest sleep between looks at who has ended

@@ -15,11 +15,10 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from shmload.errors import RankLeft
-from shmload.shm import owner
+from shmload.shm import names
 from shmload.shm.group import Group
 from shmload.shm.meeting import Meeting
-from shmload.shm.names import meeting_stem
-from shmload.shm.processes import pidfd_of, start_of
+from shmload.shm.names import meeting_stem, pidfd_of, start_of
 from shmload.world import run_key
 
 MEET_S = 300.0  # for the others to come, where the loader has no timeout: they may have more to import and to open
@@ -108,7 +107,7 @@ class Party:
         """Watches nobody any more."""
         self.meeting.leave()
         for pidfd in self.pidfds.values():
-            owner.close(pidfd)
+            names.close(pidfd)
         self.group.close()
 
 
@@ -152,13 +151,13 @@ def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s:
         _check_promises(party)
     except BaseException:
         for pidfd in pidfds.values():
-            owner.close(pidfd)
+            names.close(pidfd)
         meeting.leave()
         group.close()
         raise
     others = {number: pidfds.pop(seat.local_rank) for number, seat in enumerate(party) if seat != mine}
     for pidfd in pidfds.values():
-        owner.close(pidfd)
+        names.close(pidfd)
     return Party(party, party.index(mine), others, meeting, group)
 
 
@@ -168,7 +167,7 @@ def _all_seats(meeting: Meeting, mine: Seat, num_local: int, pidfds: dict[int, i
         seats = _seated(meeting, mine)
         for seat in seats:
             if seat != mine and seat.local_rank not in pidfds:
-                pidfds[seat.local_rank] = owner.keep(_pidfd_of(seat))
+                pidfds[seat.local_rank] = names.keep(_pidfd_of(seat))
         if len(seats) == num_local:
             return seats
         poll = select.poll()

@@ -16,8 +16,8 @@ from typing import Any
 
 from shmload._core.trainer import TrainerRing
 from shmload.sharing.gathering import Party
-from shmload.shm import owner
-from shmload.shm.processes import of_ticket, pidfd_of
+from shmload.shm import names
+from shmload.shm.names import of_ticket, pidfd_of
 from shmload.shm.segment import open_segment
 from shmload.worker.crew import Death, written_stack
 
@@ -61,7 +61,7 @@ class Guests:
         if pidfd < 0:
             self._ring.dismiss(record)  # it has ended, and has claimed nothing
             return
-        self._pidfds[record], self._pids[record] = owner.keep(pidfd), pid
+        self._pidfds[record], self._pids[record] = names.keep(pidfd), pid
         self._poll.register(pidfd, select.POLLIN)
         self._ring.admit(record, ticket)
 
@@ -104,13 +104,13 @@ class Guests:
         """Makes way for another, once a guest's claims have been taken back."""
         pidfd = self._pidfds.pop(record)
         self._poll.unregister(pidfd)
-        owner.close(pidfd)
+        names.close(pidfd)
         self._pids.pop(record)
         self._ring.dismiss(record)
 
     def close(self) -> None:
         """Watches nobody any more."""
         for pidfd in self._pidfds.values():
-            owner.close(pidfd)
+            names.close(pidfd)
         self._pidfds.clear()
         self._poll = select.poll()

@@ -8,10 +8,9 @@ from typing import Any
 
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import ANY_SLOT, Order, Share, share_nbytes
-from shmload.bad_samples import BadSamples
-from shmload.engine import WAIT_S, Engine
-from shmload.machinery import EngineOptions
-from shmload.orders import Delivery
+from shmload.engine.engine import WAIT_S, Engine
+from shmload.engine.orders import BadSamples, Delivery
+from shmload.engine.parts import EngineOptions
 from shmload.sharing.company import Company
 from shmload.sharing.gathering import Party
 from shmload.worker.crew import STOP_GRACE_S

@@ -17,7 +17,7 @@ from typing import Self
 import posix_ipc
 
 from shmload._core.bell import Bell, make_semaphore
-from shmload.shm import owner
+from shmload.shm import names
 from shmload.shm.segment import memfd_path, open_segment
 
 log = logging.getLogger("shmload")
@@ -70,13 +70,13 @@ class Doorbell(Bell):
 
     @classmethod
     def _unnamed(cls, name: str) -> Doorbell:
-        fd = owner.keep(os.memfd_create(name[1:], os.MFD_CLOEXEC))
+        fd = names.keep(os.memfd_create(name[1:], os.MFD_CLOEXEC))
         try:
             os.fchmod(fd, 0o600)
             make_semaphore(fd)
             return cls(memfd_path(name[1:], fd), fd, is_owner=True)
         except BaseException:
-            owner.close(fd)
+            names.close(fd)
             raise
 
     @classmethod
@@ -100,7 +100,7 @@ class Doorbell(Bell):
             return
         self._owner_pid = 0
         if self._fd >= 0:
-            owner.close(self._fd)
+            names.close(self._fd)
             return
         try:
             posix_ipc.unlink_semaphore(self.name)

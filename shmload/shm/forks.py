@@ -13,14 +13,17 @@ The crew's own workers never look at a batch, and pay nothing (`ours`).
 from __future__ import annotations
 
 import os
+import pickle
 import select
+import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 from shmload._core.trainer import Lease, live_leases, stop_poisoning
-from shmload.shm import owner
+from shmload.shm import names
 
 GRACE_S = 1.0
 
@@ -59,7 +62,7 @@ def _settle(fork: _Fork, timeout_s: float) -> None:
     poll.register(fork.reader, select.POLLIN)
     if poll.poll(timeout_s * 1000):  # nothing is ever written: this is the end of the file
         _unsettled.remove(fork)
-        owner.close(fork.reader)
+        names.close(fork.reader)
 
 
 def _private(lease: Lease) -> bool:
@@ -74,7 +77,7 @@ def _before() -> None:
     leases = live_leases()
     if leases:
         reader, writer = os.pipe2(os.O_CLOEXEC)
-        _thread.fork = _Fork(leases, owner.keep(reader), writer)
+        _thread.fork = _Fork(leases, names.keep(reader), writer)
 
 
 def _in_parent() -> None:
@@ -96,3 +99,78 @@ def _in_child() -> None:
 
 
 os.register_at_fork(before=_before, after_in_child=_in_child, after_in_parent=_in_parent)
+
+
+ALIGNMENT = 64
+_load: ContextVar[list[pickle.PickleBuffer] | None] = ContextVar("_load", default=None)
+
+Dump = Callable[[Any, Callable[[pickle.PickleBuffer], bool]], bytes]
+"""(object, buffer_callback) -> its pickle by protocol 5."""
+
+
+def is_abroad() -> bool:
+    """Whether what is being pickled is for other machines."""
+    return _load.get() is not None
+
+
+def carried(memory: Any) -> Any:
+    """What stands for some bytes in a pickle; unpickled it is a buffer of them.
+
+    Args:
+        memory: a contiguous buffer, which must not change before the pickle is done.
+    """
+    load = _load.get()
+    if load is None:
+        return bytes(memory)
+    load.append(pickle.PickleBuffer(memory))
+    return load[-1]
+
+
+def dumps(value: Any, dump: Dump) -> bytearray:
+    """A value for other machines."""
+    with _abroad() as load:
+        pickled = dump(value, lambda buffer: not any(buffer is piece for piece in load))
+    pieces = [memoryview(pickled), *(piece.raw() for piece in load)]
+    head = struct.pack(f"<{len(pieces) + 1}Q", len(pieces), *(piece.nbytes for piece in pieces))
+    ends = [len(head)]
+    for piece in pieces:
+        ends.append(_aligned(ends[-1]) + piece.nbytes)
+    packed = bytearray(ends[-1])
+    packed[: len(head)] = head
+    for piece, end in zip(pieces, ends[1:], strict=True):
+        memoryview(packed)[end - piece.nbytes : end] = piece
+    return packed
+
+
+def loads(packed: Any) -> Any:
+    """The value; what was carried aliases `packed`.
+
+    Raises:
+        pickle.UnpicklingError: these bytes are not of `dumps`.
+    """
+    view = memoryview(packed)
+    try:
+        (num_pieces,) = struct.unpack_from("<Q", view)
+        sizes = struct.unpack_from(f"<{num_pieces}Q", view, 8)
+    except (struct.error, MemoryError, OverflowError) as error:
+        raise pickle.UnpicklingError(f"{view.nbytes} bytes are no job for other machines: {error}") from error
+    pieces, end = [], 8 * (1 + num_pieces)
+    for nbytes in sizes:
+        begin = _aligned(end)
+        end = begin + nbytes
+        pieces.append(view[begin:end])
+    return pickle.loads(pieces[0], buffers=pieces[1:])
+
+
+@contextmanager
+def _abroad() -> Iterator[list[pickle.PickleBuffer]]:
+    load: list[pickle.PickleBuffer] = []
+    token = _load.set(load)
+    try:
+        yield load
+    finally:
+        _load.reset(token)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

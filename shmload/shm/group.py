@@ -11,7 +11,7 @@ import logging
 import os
 import weakref
 
-from shmload.shm import janitor, owner, reaper
+from shmload.shm import janitor, names, reaper
 from shmload.shm.doorbell import Doorbell
 from shmload.shm.names import NEW, SHM_DIR, new_stem
 from shmload.shm.segment import Kind, Segment
@@ -29,7 +29,7 @@ class _Mark:
         self._path = path
         self._pid = os.getpid()
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = owner.keep(os.open(path + NEW, flags, 0o600))
+        self._fd = names.keep(os.open(path + NEW, flags, 0o600))
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(path + NEW, path)  # never seen unlocked: see janitor.py
 
@@ -41,7 +41,7 @@ class _Mark:
             os.unlink(self._path)
         except FileNotFoundError:
             pass
-        owner.close(self._fd)
+        names.close(self._fd)
 
 
 class Group:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
-from shmload.shm import owner
+from shmload.shm import names
 from shmload.shm.names import NEW, SHM_DIR, STEM_PATTERN
 
 GUARD_S = 5.0
@@ -89,7 +89,7 @@ def _held(control: str, uid: int) -> Iterator[tuple[_State, int]]:
     """Whether the owner of a control segment lives, and its pid; if it does not, its lock is held in the block."""
     for path in (control, control + NEW):
         try:
-            fd = owner.keep(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+            fd = names.keep(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
         except FileNotFoundError:
             continue
         except OSError:  # no descriptor is left, say: what cannot be asked counts as living
@@ -98,7 +98,7 @@ def _held(control: str, uid: int) -> Iterator[tuple[_State, int]]:
         try:
             yield _state_of(fd, path, uid) if path == control else ("living" if _is_locked(fd) else "no control", 0)
         finally:
-            owner.close(fd)
+            names.close(fd)
         return
     yield "no control", 0
 

@@ -25,7 +25,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shmload.shm import owner, reaper
+from shmload.shm import names, reaper
 from shmload.shm.names import SHM_DIR
 
 _DIGEST_NBYTES = 16
@@ -58,7 +58,7 @@ class Meeting:
         try:
             yield
         finally:
-            owner.close(gate)
+            names.close(gate)
 
     def read(self) -> bytes:
         """What the board says; nothing if nobody has written yet."""
@@ -84,7 +84,7 @@ class Meeting:
         except (BlockingIOError, FileNotFoundError):  # others attend; somebody has removed what nobody should
             pass
         finally:
-            owner.close(control)
+            names.close(control)
 
     def _enter(self) -> int:
         while True:
@@ -106,14 +106,14 @@ class Meeting:
                 if _is_at(gate, self._gate_path) and _is_at(self._control, self._control_path):
                     return gate
             except BaseException:  # a signal's, while waiting
-                owner.close(gate)
+                names.close(gate)
                 raise
-            owner.close(gate)
+            names.close(gate)
             self._let_go()
 
     def _let_go(self) -> None:
         if self._control >= 0:
-            owner.close(self._control)
+            names.close(self._control)
             self._control = -1
 
     def _place(self) -> tuple[str, str]:
@@ -144,7 +144,7 @@ def _opened(path: str) -> int:
     if not _is_ours(status):
         os.close(fd)
         raise PermissionError(errno.EPERM, f"not a file of user {os.geteuid()}", path)
-    return owner.keep(fd)
+    return names.keep(fd)
 
 
 def _is_ours(status: os.stat_result) -> bool:

@@ -1,13 +1,7 @@
-"""Names of what a loader leaves in /dev/shm.
+"""Descriptors that say "the owner lives", and so must not live on in anything it forks.
 
-    shmload-<uid>-<process nonce>-<k>            the stem of one loader's group
-    <stem>-control, <stem>-payload-0, ...        its segments
-    <stem>-control.new, ...                      a segment that is being made: it gets its name when it is locked
-    sem.<stem>-ready, ...                        its semaphores, as the C library files them
-
-Nothing is found by a fixed name, so nothing of another user, process or container can be taken for ours. The nonce is drawn anew
-in a forked child: what a child makes is its own. The one exception is where the processes of one run meet (meeting_stem): there the
-nonce is a digest of what only they know, and the place holds no data.
+A flock belongs to the open file and a pipe stays open while any copy of its end does. A forked child would keep both, and make a
+dead trainer look alive. Every such descriptor is registered here and closed in each forked child; exec closes them too (CLOEXEC).
 """
 
 from __future__ import annotations
@@ -17,6 +11,72 @@ import itertools
 import os
 import re
 import secrets
+
+_descriptors: set[int] = set()
+
+
+def keep(fd: int) -> int:
+    """Registers a descriptor of the owner's."""
+    _descriptors.add(fd)
+    return fd
+
+
+def close(fd: int) -> None:
+    """Closes one that was registered, if it has not been (in a forked child it has)."""
+    if fd in _descriptors:
+        _descriptors.discard(fd)
+        try:
+            os.close(fd)
+        except OSError:  # a program that closes every descriptor before it ends, say
+            pass
+
+
+def _close_all() -> None:
+    for fd in _descriptors:
+        os.close(fd)
+    _descriptors.clear()
+
+
+os.register_at_fork(after_in_child=_close_all)
+
+
+_START_BITS = 40
+
+
+def start_of(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[19]  # proc(5): the 22nd field; the second may hold blanks
+    except OSError:
+        return ""
+
+
+def pidfd_of(pid: int, began: str) -> int:
+    """A descriptor of the process that began then; -1: it has ended.
+
+    Raises:
+        OSError: there is no descriptor left.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
+    if began and start_of(pid) == began:  # looked at with the process in hand: its number is not given away now
+        return pidfd
+    os.close(pidfd)
+    return -1
+
+
+def own_ticket() -> int:
+    """This process's; never 0."""
+    return os.getpid() << _START_BITS | int(start_of(os.getpid()) or 0) & (1 << _START_BITS) - 1
+
+
+def of_ticket(ticket: int) -> tuple[int, str]:
+    """The number and the start of a ticket's process."""
+    return ticket >> _START_BITS, str(ticket & (1 << _START_BITS) - 1)
+
 
 SHM_DIR = "/dev/shm"
 NEW = ".new"

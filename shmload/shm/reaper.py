@@ -19,7 +19,7 @@ import os
 import subprocess
 import threading
 
-from shmload.shm import owner
+from shmload.shm import names
 from shmload.shm.names import SHM_DIR, process_stem
 
 log = logging.getLogger("shmload")
@@ -67,9 +67,9 @@ def enter() -> None:
 def _start() -> None:
     global _shell, _pipe
     if _pipe >= 0:
-        owner.close(_pipe)
+        names.close(_pipe)
     end, _pipe = os.pipe2(os.O_CLOEXEC)
-    owner.keep(_pipe)
+    names.keep(_pipe)
     try:
         _shell = subprocess.Popen(
             ["/bin/sh", "-c", _SCRIPT, process_stem()],
@@ -143,7 +143,7 @@ def leave() -> None:
         shell, _shell = _shell, None
         pipe, _pipe = _pipe, -1
         if pipe >= 0:
-            owner.close(pipe)
+            names.close(pipe)
     if shell is None:
         return
     try:

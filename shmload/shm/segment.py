@@ -1,15 +1,7 @@
-"""One piece of memory that processes share: a named POSIX segment, or a memfd where /dev/shm has no room.
+"""This process's cgroups, as the kernel tells them: where its limits stand, v1 and v2, from its own up to the root.
 
-Named segments are made by multiprocessing.shared_memory and reserved whole with posix_fallocate at once, so that too little room
-is an error now and not a SIGBUS later. The owner holds a flock on the file: that, and not a pid, tells everyone that it lives,
-since pids mean nothing across containers that share /dev/shm. Whoever attaches opens `path`: the name, or the owner's descriptor
-under /proc. A descriptor's number is used again for another file, so such a path says the memfd's name, too, and whoever opens it
-looks whether that is what has been opened. No name is ever given twice, so a path stands for one segment for all time: what others
-keep of it, they may keep by its path.
-
-The resource tracker is told nothing. It would share the trainer's process group and die with it, and it would report and remove
-what the reaper (reaper.py) and the janitor (janitor.py) see to; on Python < 3.13 an attaching process would register the name
-with a tracker of its own, whose exit unlinks a live segment.
+A container sees its own cgroup mounted at the top, while /proc still names the path on the host: folders that are not there are
+passed by on the way up, and the top is always looked at.
 """
 
 from __future__ import annotations
@@ -20,13 +12,146 @@ import os
 import resource
 import stat
 import sys
+from collections.abc import Iterator
 from multiprocessing import resource_tracker, shared_memory
-from typing import Literal
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 from shmload.errors import RingTooSmall
-from shmload.shm import owner
+from shmload.shm import names
 from shmload.shm.names import NEW, SHM_DIR, proc_self
-from shmload.shm.preflight import available_bytes, shm_free_bytes
+
+_NO_LIMIT = 1 << 60  # v1 says "none" by a number near 2^63
+
+
+class Memory(NamedTuple):
+    """One cgroup with a memory limit.
+
+    Attributes:
+        limit, used: bytes; `used` includes shared memory that its processes were the first to touch.
+        rest: bytes still to be had. Page cache that the kernel would drop counts as free.
+    """
+
+    folder: Path
+    version: int
+    limit: int
+    used: int
+    rest: int
+
+
+def folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
+    """(1 or 2, folder) of each cgroup that may rule over a controller, the innermost first."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    mount = root / "sys/fs/cgroup"
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            version, top = 2, mount / "unified" if (mount / "unified").is_dir() else mount
+        elif controller in controllers.split(","):
+            version, top = 1, mount / controller
+        else:
+            continue
+        folder = top / path.strip("/")
+        while True:
+            yield version, folder
+            if folder == top or top not in folder.parents:
+                break
+            folder = folder.parent
+
+
+def memory(root: Path = Path("/")) -> list[Memory]:
+    """Every cgroup on the way up that limits this process's memory."""
+    found = []
+    for version, folder in folders("memory", root):
+        limit, usage = (
+            ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        )
+        most, used = number(folder / limit), number(folder / usage)
+        if most is not None and used is not None:
+            found.append(Memory(folder, version, most, used, max(most - used + _droppable(folder), 0)))
+    return found
+
+
+def cpus(root: Path = Path("/")) -> float | None:
+    """How many processors' time this process may use; None if no cgroup limits that."""
+    found = []
+    for version, folder in folders("cpu", root):
+        try:
+            if version == 2:
+                quota, period = (folder / "cpu.max").read_text().split()
+            else:
+                quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+                period = (folder / "cpu.cfs_period_us").read_text()
+            if quota not in ("max", "-1"):
+                found.append(int(quota) / int(period))
+        except (OSError, ValueError, ZeroDivisionError):
+            continue
+    return min(found, default=None)
+
+
+def number(path: Path) -> int | None:
+    """The number in a file; None if there is none or it stands for "no limit"."""
+    try:
+        value = int(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if value < _NO_LIMIT else None
+
+
+def _droppable(folder: Path) -> int:
+    try:
+        for line in (folder / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name in ("inactive_file", "total_inactive_file"):
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def shm_free_bytes(root: str = SHM_DIR) -> int:
+    """Bytes free in /dev/shm; 0 if it is missing or read-only."""
+    try:
+        if not os.access(root, os.W_OK):
+            return 0
+        status = os.statvfs(root)
+    except OSError:
+        return 0
+    return status.f_bavail * status.f_frsize
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Bytes this process may still take: free memory, and what every cgroup it is in leaves."""
+    return min([free_memory_bytes(root), *(cgroup.rest for cgroup in memory(root))])
+
+
+def check_fits(nbytes: int, *, num_slots: int, slot_nbytes: int, root: Path = Path("/")) -> None:
+    """Refuses a ring that is larger than the memory there is.
+
+    Raises:
+        RingTooSmall: says bytes needed and free, how many slots would fit, and what to change.
+    """
+    free = available_bytes(root)
+    if nbytes > free:
+        raise RingTooSmall(
+            f"the ring needs {nbytes} bytes, {num_slots} slots of {slot_nbytes}; this process may take {free} more, room for "
+            f"{free // max(slot_nbytes, 1)} slots. Lower prefetch_factor, num_workers or batch_size, or free memory"
+        )
+
+
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """Bytes that programs may take before the kernel swaps or kills; very many if it does not tell."""
+    try:
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 1 << 62
+
 
 Kind = Literal["auto", "shm", "memfd"]
 
@@ -45,7 +170,7 @@ class Segment:
     def __init__(self, name: str, nbytes: int, fd: int, kind: Literal["shm", "memfd"]) -> None:
         self.name = name
         self.nbytes = nbytes
-        self.fd = owner.keep(fd)
+        self.fd = names.keep(fd)
         self.kind = kind
         self.path = f"{SHM_DIR}/{name}" if kind == "shm" else memfd_path(name, fd)
         self._pid = os.getpid()
@@ -88,7 +213,7 @@ class Segment:
                 os.unlink(self.path)
             except FileNotFoundError:
                 pass
-        owner.close(self.fd)
+        names.close(self.fd)
 
 
 def memfd_path(name: str, fd: int) -> str:

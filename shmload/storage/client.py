@@ -9,10 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from shmload.errors import StoreError
-from shmload.storage.boto import Boto
-from shmload.storage.credentials import Credentials, find_credentials, region_of_environment
-from shmload.storage.retry import Patience
+from shmload.storage.credentials import Boto, Credentials, find_credentials, region_of_environment
 from shmload.storage.s3 import S3Store
+from shmload.storage.transport import Patience
 
 __all__ = ["Client", "client_of", "make_client"]
 

@@ -1,32 +1,312 @@
-"""A folder whose files together never exceed a budget, however many processes write there.
-
-Room is taken before anything is written: a reservation counts with its full size from its first moment, and what is in the way is
-evicted first. Whoever reads leases; what is leased stays. The file system is the state: which files there are is what the folder
-says (ledger.py), who lives is what locks say (presence.py), and both are right after any kill.
-"""
+"""The hold of a process on files of a budgeted folder: while one lives, nobody evicts them."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import io
+import mmap
 import os
 import secrets
+import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shmload import faults
-from shmload.errors import CacheFull
-from shmload.storage.lease import Lease, Leases
-from shmload.storage.ledger import Kept
-from shmload.storage.reservation import Reservation, check_name
-from shmload.storage.room import Order, Room, attempts
+from shmload.errors import CacheFull, StoreError
+from shmload.storage.eviction import Order, Room, attempts
+from shmload.storage.ledger import FRESH, NEW, OURS, Kept, Settling, boot_id
 from shmload.storage.session import Session
-from shmload.storage.settling import Settling
 
-__all__ = ["BudgetedFolder", "FolderStatistics"]
+if TYPE_CHECKING:
+    from shmload.storage.session import Session
+
+__all__ = ["BudgetedFolder", "FolderStatistics", "Lease", "Leases", "Reservation"]
+
+Release = Callable[[tuple[int, ...]], None]
+
+
+class Leases:
+    """Several files, leased together. A context manager; ends with `release`, its last reference, or its process.
+
+    It is this process's: in a forked child it holds nothing, and its end there ends nothing. A child takes leases of its own.
+
+    Attributes:
+        folder: where they lie.
+        files: what is leased, oldest first.
+    """
+
+    def __init__(self, folder: str, files: tuple[Kept, ...], release: Release) -> None:
+        self.folder = folder
+        self.files = files
+        self._release: Release | None = release
+
+    @property
+    def names(self) -> list[str]:
+        """Names within the folder, oldest first."""
+        return [kept.name for kept in self.files]
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of the files, oldest first."""
+        return [f"{self.folder}/{kept.name}" for kept in self.files]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(kept.nbytes for kept in self.files)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether `release` is still to come."""
+        return self._release is not None
+
+    def release(self) -> None:
+        """Lets them go. Twice is no error."""
+        release, self._release = self._release, None
+        if release is not None:
+            release(tuple(kept.ino for kept in self.files))
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if sys is not None and not sys.is_finalizing():  # the module's names go before the last objects do
+            self.release()
+
+    def __repr__(self) -> str:
+        state = "" if self.is_held else ", released"
+        return f"<{type(self).__name__} of {len(self.files)} files, {self.nbytes} bytes in {self.folder}{state}>"
+
+
+class Lease(Leases):
+    """One file that nobody evicts meanwhile. A context manager; ends with `release`, its last reference, or its process.
+
+    Attributes:
+        folder: where it lies.
+        files: the one file.
+    """
+
+    _fd = -1
+
+    @property
+    def name(self) -> str:
+        """Its name within the folder."""
+        return self.files[0].name
+
+    @property
+    def path(self) -> str:
+        """Where it lies."""
+        return f"{self.folder}/{self.name}"
+
+    @property
+    def fd(self) -> int:
+        """A descriptor for reading, opened at the first use and closed with the lease."""
+        if self._fd < 0:
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._fd
+
+    def release(self) -> None:
+        """Lets it go, and closes `fd`. Twice is no error."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        super().release()
+
+
+class Reservation:
+    """A file that is being written: nobody sees it, and it counts with all the bytes reserved until it is published or abandoned.
+
+    A context manager that abandons what the block has not published. What its process leaves when it is killed is removed by the
+    next process that needs room. Write to `path` or `fd` as to a file of its full length (mode "r+b", not "wb"), never beyond it.
+
+    Args:
+        folder: that made it: BudgetedFolder.reserve.
+        session: its process at the folder.
+    Attributes:
+        name: of the temporary file.
+        nbytes: what is reserved; also the file's length until it is published.
+    """
+
+    def __init__(self, folder: BudgetedFolder, session: Session, name: str, nbytes: int) -> None:
+        self.name = name
+        self.nbytes = nbytes
+        self._folder = folder
+        self._session = session
+        self._is_open = True
+
+    @property
+    def path(self) -> str:
+        """Where the file lies until it is published."""
+        return f"{self._session.folder}/{NEW}/{self.name}"
+
+    @property
+    def fd(self) -> int:
+        """Its descriptor, open for reading and writing; not to be closed, nor used behind `publish`."""
+        self._check_open()
+        return self._session.descriptors[self.name]
+
+    def open(self) -> io.FileIO:
+        """The file, opened once more, at its begin: for writers that take a file. To be closed before `publish`."""
+        self._check_open()
+        return io.FileIO(self.path, "r+")
+
+    def map(self) -> mmap.mmap:
+        """The file as writable memory. To be closed before `publish`."""
+        self._check_open()
+        with self.open() as file:  # its own description: one that is mapped would keep the writer's lock alive
+            return mmap.mmap(file.fileno(), self.nbytes)
+
+    def grow(self, nbytes: int, *, timeout_s: float | None = 0.0) -> None:
+        """Reserves more: `nbytes` in addition. What is written stays.
+
+        Args:
+            nbytes: how many more.
+            timeout_s: seconds to wait for room; 0 = do not wait; None = forever.
+        Raises:
+            CacheFull: there is no room for it; the reservation stays as it was.
+        """
+        self._check_open()
+        self._folder._grow(self._session, self.name, self.nbytes, nbytes, timeout_s)
+        self.nbytes += nbytes
+
+    def shrink(self, nbytes: int) -> None:
+        """Gives back `nbytes` of what is reserved, at the file's end.
+
+        Args:
+            nbytes: how many fewer.
+        Raises:
+            ValueError: so many are not reserved.
+        """
+        self._check_open()
+        if not 0 <= nbytes <= self.nbytes:
+            raise ValueError(f"{nbytes} bytes cannot be given back: {self.nbytes} are reserved")
+        with self._session.locked() as ledger:
+            ledger.changing()
+            os.ftruncate(self.fd, self.nbytes - nbytes)
+            ledger.set_writing(self.name, self.nbytes - nbytes)
+            self._session.presence.ring()
+        self.nbytes -= nbytes
+
+    def publish(self, name: str, *, nbytes: int | None = None) -> Kept:
+        """Gives the file its name: from here on all see it, whole, and it may be evicted.
+
+        Args:
+            name: within the folder; another file of that name is an error.
+            nbytes: how many bytes were written, if fewer than were reserved; the rest is given back.
+        Raises:
+            FileExistsError: the folder has a file of that name.
+            StoreError: more was written than reserved.
+        """
+        return self._publish(name, nbytes, leases=False).files[0]
+
+    def publish_leased(self, name: str, *, nbytes: int | None = None) -> Lease:
+        """`publish`, and leases the file in the same moment.
+
+        Args:
+            name: within the folder; another file of that name is an error.
+            nbytes: how many bytes were written, if fewer than were reserved.
+        Raises:
+            FileExistsError: the folder has a file of that name.
+            StoreError: more was written than reserved.
+        """
+        return self._publish(name, nbytes, leases=True)
+
+    def abandon(self) -> None:
+        """Removes the file and gives its room back. Does nothing once it is published, or in a forked child."""
+        if not self._is_open or self._session.pid != os.getpid():
+            return
+        self._is_open = False
+        with self._session.locked() as ledger:
+            ledger.changing()
+            if os.path.exists(self.path):
+                os.unlink(self.path)
+            ledger.end_writing(self.name)
+        self._session.end_writing(self.name)
+
+    def _publish(self, name: str, nbytes: int | None, *, leases: bool) -> Lease:
+        check_name(name)
+        session, fd, folder = self._session, self.fd, self._session.folder
+        written = os.fstat(fd).st_size
+        if not os.path.samestat(os.stat(self.path), os.fstat(fd)):
+            raise StoreError(
+                f"{self.path} is another file than the one reserved: write into it instead of replacing it"
+            )
+        if written > self.nbytes or (nbytes is not None and nbytes > self.nbytes):
+            raise StoreError(
+                f"{max(written, nbytes or 0)} bytes were written for {name} where {self.nbytes} are reserved: "
+                f"reserve enough, or grow the reservation first"
+            )
+        if nbytes is not None and nbytes != written:
+            os.ftruncate(fd, nbytes)
+        mark = OURS
+        if self._folder.durable:
+            if boot_id() is None:
+                os.fdatasync(fd)
+            else:
+                mark |= FRESH
+        os.fchmod(fd, os.fstat(fd).st_mode | mark)
+        faults.hit("before_publish")
+        with session.locked() as ledger:
+            if os.path.lexists(f"{folder}/{name}"):
+                raise FileExistsError(
+                    f"{folder} has a file {name} already: publish under another name, or discard it first"
+                )
+            ledger.changing()
+            time_ns = ledger.next_time()
+            os.utime(fd, ns=(time_ns, time_ns))
+            os.rename(self.path, f"{folder}/{name}")
+            faults.hit("after_publish")
+            status = os.fstat(fd)
+            kept = Kept(name, status.st_size, status.st_mtime_ns, status.st_ino)
+            ledger.end_writing(self.name)
+            ledger.add(kept)
+            if leases:
+                session.presence.hold([kept.ino])
+        self._is_open = False
+        session.end_writing(self.name)
+        if mark & FRESH:
+            self._folder.settling.published(f"{folder}/{name}")
+        return Lease(folder, (kept,), self._let_go if leases else _nothing)
+
+    def _let_go(self, inos: tuple[int, ...]) -> None:
+        self._folder._let_go(self._session, inos)
+
+    def _check_open(self) -> None:
+        if not self._is_open or self._session.pid < 0:
+            raise ValueError(f"the reservation {self.name} has been published or abandoned, or its folder closed")
+        if self._session.pid != os.getpid():
+            raise ValueError(
+                f"the reservation {self.name} is process {self._session.pid}'s: a forked child makes its own"
+            )
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
+
+    def __repr__(self) -> str:
+        return f"<Reservation of {self.nbytes} bytes in {self._session.folder}{'' if self._is_open else ', ended'}>"
+
+
+def check_name(name: str) -> None:
+    """Refuses what cannot be a file of the folder."""
+    if not name or name.startswith(".") or "/" in name or "\0" in name or len(os.fsencode(name)) > 255:
+        raise ValueError(
+            f"a file of the folder is named by 1 to 255 bytes without '/' and not beginning with '.'; got {name!r}"
+        )
+
+
+def _nothing(_: tuple[int, ...]) -> None:
+    """The release of what was never leased."""
+
 
 _folders: weakref.WeakSet[BudgetedFolder] = weakref.WeakSet()
 

@@ -1,31 +1,124 @@
-"""What lies in a budgeted folder, as all its processes know it, without a listing each time.
+"""Descriptors whose locks say "this process lives", and so must not live on in anything it forks.
 
-    <folder>/.shmload/ledger    a header, and behind it what came and went since the ledger was last written anew
-    <folder>/.shmload/new/      files that are being written, each locked by its writer and as long as its reservation
-
-The folder is the truth and the ledger a copy of it: a listing of 10,000 files takes 40 ms, the ledger's news since the last look
-a microsecond. An exclusive flock on the ledger is the folder's lock; whoever holds it reads the news, and may change files. Before
-the first change it marks the ledger as dirty, behind the last as clean again, with the folder's time of change. A ledger that is
-dirty (its writer was killed), damaged, gone, of another boot, or older than the folder (somebody else put a file there, or took
-one) is written anew from a listing. So there is nothing to recover, and nothing to believe.
+A flock belongs to the open file: as long as a forked child keeps a copy of the descriptor, its dead parent would seem to live. They
+are opened close-on-exec and through here, which closes each forked child's copies. Closing a copy ends no lock of the parent's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import functools
 import os
 import stat
 import struct
+import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
+from time import monotonic
 from typing import NamedTuple
 
 from shmload import faults
 from shmload.errors import StoreError
-from shmload.storage.descriptors import close_kept, open_kept
-from shmload.storage.settling import FRESH, boot_id
+
+_kept: set[int] = set()
+
+
+def open_kept(path: str, flags: int) -> int:
+    """Opens a file whose descriptor no child shall have."""
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    _kept.add(fd)
+    return fd
+
+
+def close_kept(fd: int) -> None:
+    """Closes it; in a forked child, where it is closed already, does nothing."""
+    if fd in _kept:
+        _kept.discard(fd)
+        os.close(fd)
+
+
+def is_locked(path: str) -> bool:
+    """Whether somebody holds a lock on the file. One that is not there has no holder."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        return not try_lock(fd, fcntl.LOCK_SH)
+    finally:
+        os.close(fd)
+
+
+def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Takes a lock if nobody else holds it."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno != errno.EWOULDBLOCK:
+            raise
+        return False
+    return True
+
+
+def _close_all() -> None:
+    for fd in _kept:
+        try:
+            os.close(fd)
+        except OSError:  # a program that has closed every descriptor
+            pass
+    _kept.clear()
+
+
+os.register_at_fork(after_in_child=_close_all)
+
+
+FRESH = stat.S_IXUSR  # the mark; a file of data is not executable otherwise, and a listing brings its mode along
+SETTLES_AFTER_S = 60.0  # the kernel begins to write what has been dirty for 30 s
+
+
+class Settling:
+    """The files that a process has published and not yet settled."""
+
+    def __init__(self) -> None:
+        self._fresh: deque[tuple[float, str]] = deque()
+        self._lock = threading.Lock()
+
+    def published(self, path: str) -> None:
+        """Notes one more, and settles those that are old enough."""
+        now, due = monotonic(), []
+        with self._lock:
+            self._fresh.append((now, path))
+            while self._fresh[0][0] < now - SETTLES_AFTER_S:
+                due.append(self._fresh.popleft()[1])
+        for each in due:
+            settle(each)
+
+
+def settle(path: str) -> None:
+    """Takes the mark off a file, once its bytes are on the disk; does nothing if the file is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fdatasync(fd)
+        os.fchmod(fd, os.fstat(fd).st_mode & ~FRESH)
+    finally:
+        os.close(fd)
+
+
+@functools.cache
+def boot_id() -> bytes | None:
+    """Which boot of the machine this is; None if nobody says."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return bytes.fromhex(file.read().strip().replace("-", ""))
+    except OSError:
+        return None
+
 
 HIDDEN = ".shmload"
 NEW = f"{HIDDEN}/new"

@@ -1,32 +1,346 @@
-"""A bucket of an S3-compatible store, or a folder in it.
-
-What is read is signed by botocore and comes over connections of our own (transport.py) straight into the caller's memory, for which
-boto3 takes 1.6 to 2 times the CPU. All else is botocore's: writing (s3_write.py), listing, deleting.
-"""
+"""What an S3-compatible server's refusals mean, and what to do about them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from typing_extensions import Buffer
 
-from shmload.errors import StoreError
-from shmload.storage import s3_list, s3_write
+from shmload.errors import ObjectExists, ObjectMissing, StoreError
 from shmload.storage.credentials import library
-from shmload.storage.keys import checked_key, checked_prefix
-from shmload.storage.retry import Unsure
-from shmload.storage.s3_errors import failure_of_answer, failure_of_call
-from shmload.storage.store import StoredObject
-from shmload.storage.transport import Answer, Transport
-from shmload.storage.web import WebReader
+from shmload.storage.http import WebReader, unquoted
+from shmload.storage.store import StoredObject, checked_key, checked_prefix, is_key
+from shmload.storage.transport import Answer, Transport, Tries, Unsure
 
 if TYPE_CHECKING:
     from shmload.storage.client import Client
 
-__all__ = ["S3Store"]
+__all__ = [
+    "S3Store",
+    "delete",
+    "failure_of_answer",
+    "failure_of_call",
+    "list_objects",
+    "put",
+    "put_file",
+]
+
+_PASSING = {
+    "BandwidthLimitExceeded",
+    "ConditionalRequestConflict",
+    "IncompleteBody",
+    "InternalError",
+    "OperationAborted",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+    "XAmzContentSHA256Mismatch",  # the body was damaged on its way
+}
+_REMEDIES = {
+    "AccessDenied": "the credentials are known but may not do this: let the bucket's owner allow it",
+    "AuthorizationHeaderMalformed": "requests are signed for another region than the server's: give its name as region",
+    "ExpiredToken": "the temporary credentials have run out: make a client with new ones",
+    "InvalidAccessKeyId": "the server does not know the access key: look at access_key and at the endpoint",
+    "InvalidToken": "the session token is none of this server's: look at session_token",
+    "NoSuchBucket": "look at the bucket's name and at the endpoint, or create the bucket",
+    "PermanentRedirect": "the bucket is in another region: give its name as region",
+    "RequestTimeTooSkewed": "this machine's clock is wrong: set it",
+    "SignatureDoesNotMatch": "the secret key is not the access key's: look at secret_key",
+}
+
+
+def failure_of_call(error: Exception, url: str, doing: str, client: Client) -> StoreError | Unsure:
+    """The error to raise for one of botocore's."""
+    exceptions = library("botocore.exceptions")
+    if isinstance(error, exceptions.ClientError):
+        found = _failure_of(error.response, url, doing, client)
+    elif isinstance(error, exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        found = StoreError(f"{client.endpoint} is not trusted: {error}. Give its certificates as ca_file")
+    elif isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
+        found = Unsure(f"no answer from {client.endpoint} ({error})")
+    elif isinstance(error, exceptions.BotoCoreError):
+        found = StoreError(f"cannot {doing}: {error}. Look at the bucket's name, the region and the credentials")
+    else:
+        found = Unsure(f"the server sent no readable answer ({error})")
+    return _redacted(found, client)
+
+
+def failure_of_answer(answer: Answer, url: str, doing: str, client: Client) -> StoreError | Unsure:
+    """The error to raise for an answer that is no success."""
+    try:
+        body = answer.text()
+    except Unsure:
+        body = b""
+    parser = library("botocore.parsers").create_parser("rest-xml")
+    status = max(answer.status, 301)  # what is below would be no failure to it
+    response = parser.parse({"status_code": status, "headers": dict(answer.headers), "body": body}, None)
+    response["ResponseMetadata"]["HTTPStatusCode"] = answer.status
+    return _redacted(_failure_of(response, url, doing, client), client)
+
+
+def _failure_of(response: Mapping[str, Any], url: str, doing: str, client: Client) -> StoreError | Unsure:
+    """Of an error as botocore parses it."""
+    status, headers = response["ResponseMetadata"]["HTTPStatusCode"], response["ResponseMetadata"]["HTTPHeaders"]
+    code, message = (str(response["Error"].get(name) or "").strip() for name in ("Code", "Message"))
+    code, message = "" if code == str(status) else code[:80], message[:200]
+    said = f"{status} {code}".strip() + (f" ({message})" if message else "")
+    if status in (301, 302, 307, 308) or code == "AuthorizationHeaderMalformed":
+        region = headers.get("x-amz-bucket-region")
+        region = region or (match[1] if (match := re.search(r"expecting '([\w-]+)'", message)) else None)
+        where = f"region={region!r}" if region else f"another endpoint than {client.endpoint}, or another region"
+        return StoreError(
+            f"cannot {doing}: the server says {said} to region {client.region!r}; the client needs {where}"
+        )
+    if code in _PASSING or (status >= 500 and status != 501) or status in (408, 429):
+        return Unsure(f"the server says {said}", pause_s=_seconds(headers.get("retry-after")))
+    if code == "NoSuchKey" or (status == 404 and not code):
+        return ObjectMissing(f"no such object: {url} at {client.endpoint}")
+    remedy = _REMEDIES.get(code) or (
+        "the server refuses these credentials: look at access_key, secret_key and the bucket's permissions"
+        if status in (401, 403)
+        else "look at the endpoint, the bucket's name and what the server can do"
+    )
+    return StoreError(f"cannot {doing} at {client.endpoint}: the server says {said}; {remedy}")
+
+
+def _redacted(found: StoreError | Unsure, client: Client) -> StoreError | Unsure:
+    """The error without what a server may have sent back of the credentials."""
+    text = client.credentials.redacted(str(found))
+    if text != str(found):
+        found.args = (text,)
+    return found
+
+
+def _seconds(text: str | None) -> float:
+    """Of a Retry-After header: seconds, or a date, which is not worth its reading."""
+    return min(60.0, float(text)) if text is not None and text.isascii() and text.isdigit() else 0.0
+
+
+_PAGE = 1000  # objects in one answer: as many as servers give
+
+
+def list_objects(store: S3Store, prefix: str) -> Iterator[StoredObject]:
+    """The objects whose keys begin with `prefix`, in order of their keys; names that are no keys of ours are left out."""
+    found: list[StoredObject] = []
+    token: str | None = None
+    doing = f"list {store.url}/{prefix}"
+    while True:
+        page, following = store.repeatedly(doing, partial(_page, store, prefix, token, doing))
+        found += page
+        if following is None:
+            break
+        if following == token:
+            raise StoreError(f"cannot {doing}: {store.client.endpoint} gives the same page again and again")
+        token = following
+    found.sort(key=lambda each: each.key)
+    return iter(found)
+
+
+def _page(store: S3Store, prefix: str, token: str | None, doing: str) -> tuple[list[StoredObject], str | None]:
+    after: dict[str, Any] = {} if token is None else {"ContinuationToken": token}
+    wait_s = store.patience.stall_s
+    page = store.call("list_objects_v2", doing, wait_s=wait_s, Prefix=store.prefix + prefix, MaxKeys=_PAGE, **after)
+    try:
+        truncated = page["IsTruncated"]  # every listing says it, and botocore takes any XML for one
+        listed = [(each["Key"], each["Size"], unquoted(each["ETag"])) for each in page.get("Contents", ())]
+        following = page["NextContinuationToken"] if truncated else None
+    except KeyError as error:
+        raise Unsure(f"the server sent no listing (there is no {error.args[0]} in it)") from None
+    found = []
+    for name, nbytes, etag in listed:
+        if not name.startswith(store.prefix):
+            raise Unsure(f"the server listed {name!r}, which is not below {store.prefix!r}")
+        key = name[len(store.prefix) :]
+        if is_key(key):  # not so the markers "folder/" of other programs
+            found.append(StoredObject(key, nbytes, etag))
+    return found, following
+
+
+_PART_NBYTES = 16 << 20
+_MOST_PARTS = 10_000  # S3's own limit
+_AT_ONCE = 1000  # objects in one request to delete
+
+
+def put(store: S3Store, key: str, data: bytes, *, only_if_absent: bool) -> StoredObject:
+    """Writes one object by one request."""
+    url = store.url_of(key)
+    doing = f"write {url}"
+    unsure = False
+    tries = Tries(store.patience, doing)
+    if only_if_absent and _is_there(store, key):  # a server that knows no conditions would overwrite
+        raise ObjectExists(f"there is an object already, and it was to be new: {url}")
+    condition: dict[str, Any] = {"IfNoneMatch": "*"} if only_if_absent else {}
+    while True:
+        try:
+            answer = store.call("put_object", doing, key=key, but=(412,), Body=data, **condition)
+            if _status(answer) != 412:
+                etag = answer.get("ETag")
+                return StoredObject(key, len(data), unquoted(etag)) if etag else store.head(key)
+            if (unsure or _was_repeated(answer)) and bytes(store.get(key)) == data:
+                return store.head(key)
+            raise ObjectExists(f"there is an object already, and it was to be new: {url}")
+        except Unsure as failure:
+            unsure = True
+            tries.failed(failure)
+
+
+def put_file(store: S3Store, key: str, path: Path) -> StoredObject:
+    """Writes a file's bytes; what is larger than one part is sent in parts, as many at once as the client says."""
+    with open(path, "rb") as file:
+        nbytes = os.fstat(file.fileno()).st_size
+        if nbytes <= _PART_NBYTES:
+            return put(store, key, file.read(), only_if_absent=False)
+        return _Upload(store, key, file.fileno(), nbytes).run()
+
+
+def delete(store: S3Store, keys: Sequence[str]) -> None:
+    """Removes objects, a thousand in one request."""
+    doing = f"delete objects of {store.url}"
+    for begin in range(0, len(keys), _AT_ONCE):
+        some = keys[begin : begin + _AT_ONCE]
+        if not store.repeatedly(doing, partial(_delete_some, store, some, doing)):
+            for key in some:
+                store.repeatedly(f"delete {store.url_of(key)}", partial(_delete_one, store, key))
+
+
+def _delete_some(store: S3Store, keys: Sequence[str], doing: str) -> bool:
+    """Whether the server could do it; some know no request for many."""
+    listed = {"Objects": [{"Key": store.prefix + key} for key in keys], "Quiet": True}
+    answer = store.call("delete_objects", doing, but=(405, 501), Delete=listed)
+    if _status(answer) in (405, 501):
+        return False
+    for failed in answer.get("Errors", ()):
+        name, code, message = (str(failed.get(each) or "") for each in ("Key", "Code", "Message"))
+        if code in ("InternalError", "SlowDown"):
+            raise Unsure(f"the server says {code} of {name}")
+        if code != "NoSuchKey":
+            raise StoreError(
+                f"cannot delete s3://{store.bucket}/{name}: the server says {code} "
+                f"({store.client.credentials.redacted(message[:200])}); let the bucket's owner allow it"
+            )
+    return True
+
+
+def _delete_one(store: S3Store, key: str) -> None:
+    store.call("delete_object", f"delete {store.url_of(key)}", key=key, but=(404,))
+
+
+def _status(answer: Mapping[str, Any]) -> int:
+    return int(answer["ResponseMetadata"]["HTTPStatusCode"])
+
+
+def _was_repeated(answer: Mapping[str, Any]) -> bool:
+    """Whether a client of the user's has tried more than once by itself."""
+    return bool(answer["ResponseMetadata"].get("RetryAttempts"))
+
+
+def _is_there(store: S3Store, key: str) -> bool:
+    try:
+        store.head(key)
+    except ObjectMissing:
+        return False
+    return True
+
+
+class _Upload:
+    """One object sent in parts. A part is read from the file when its turn comes and dropped when it is there."""
+
+    def __init__(self, store: S3Store, key: str, fd: int, nbytes: int) -> None:
+        self.store = store
+        self.key = key
+        self.url = store.url_of(key)
+        self.doing = f"write {self.url}"
+        self.fd = fd
+        self.nbytes = nbytes
+        self.part_nbytes = max(_PART_NBYTES, -(-nbytes // _MOST_PARTS))
+        self.given_up = False
+
+    def run(self) -> StoredObject:
+        """Sends it all, or takes away what was sent."""
+        upload = self.store.repeatedly(self.doing, self._begin)
+        try:
+            with ThreadPoolExecutor(self.store.parallel, "shmload-store") as threads:
+                try:
+                    offsets = range(0, self.nbytes, self.part_nbytes)
+                    parts = list(threads.map(lambda i: self._send(upload, i + 1, offsets[i]), range(len(offsets))))
+                except BaseException:
+                    self.given_up = True
+                    threads.shutdown(wait=False, cancel_futures=True)
+                    raise
+            self._complete(upload, parts)
+        except BaseException:
+            self._abort(upload)
+            raise
+        found = self.store.head(self.key)
+        if found.nbytes != self.nbytes:
+            raise StoreError(
+                f"{self.url} has {found.nbytes:,} bytes, not the {self.nbytes:,} that were sent: another program writes there "
+                "too, or the server lost the parts. Write each object from one place"
+            )
+        return found
+
+    def _begin(self) -> str:
+        answer = self.store.call("create_multipart_upload", self.doing, key=self.key)
+        try:
+            return str(answer["UploadId"])
+        except KeyError:
+            raise Unsure("the server's answer names no upload") from None
+
+    def _send(self, upload: str, number: int, offset: int) -> dict[str, Any]:
+        part = bytearray(min(self.part_nbytes, self.nbytes - offset))
+        view = memoryview(part)
+        done = 0
+        while done < len(part):
+            got = os.preadv(self.fd, [view[done:]], offset + done)
+            if got == 0:
+                raise StoreError(
+                    f"cannot {self.doing}: the file became shorter while it was sent. Write files before sending them"
+                )
+            done += got
+
+        def try_once() -> dict[str, Any]:
+            if self.given_up:
+                raise StoreError(f"cannot {self.doing}: another part failed")
+            sent = self._call("upload_part", upload, PartNumber=number, Body=part)
+            try:
+                return {"PartNumber": number, "ETag": sent["ETag"]}
+            except KeyError:
+                raise Unsure("the server's answer names no version of a part") from None
+
+        return self.store.repeatedly(self.doing, try_once)
+
+    def _complete(self, upload: str, parts: Sequence[dict[str, Any]]) -> None:
+        """Makes the parts an object. An answer of 200 may still hold an error, which botocore sees."""
+        unsure = False
+        tries = Tries(self.store.patience, self.doing)
+        while True:
+            try:
+                but = (404,) if unsure else ()  # done by a try whose answer was lost, or by nobody: the object tells
+                self._call("complete_multipart_upload", upload, but=but, MultipartUpload={"Parts": parts})
+                return
+            except Unsure as failure:
+                unsure = True
+                tries.failed(failure)
+
+    def _abort(self, upload: str) -> None:
+        """Takes the parts away; what cannot be reached now, the bucket's own rule for unfinished uploads removes."""
+        try:
+            self.store.repeatedly(self.doing, partial(self._call, "abort_multipart_upload", upload, but=(404,)))
+        except StoreError:
+            pass
+
+    def _call(self, operation: str, upload: str, **arguments: Any) -> dict[str, Any]:
+        return self.store.call(operation, self.doing, key=self.key, UploadId=upload, **arguments)
 
 
 class S3Store(WebReader):
@@ -62,16 +376,16 @@ class S3Store(WebReader):
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def put(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> StoredObject:
-        return s3_write.put(self, key, bytes(data), only_if_absent=only_if_absent)
+        return put(self, key, bytes(data), only_if_absent=only_if_absent)
 
     def put_file(self, key: str, path: Path) -> StoredObject:
-        return s3_write.put_file(self, key, path)
+        return put_file(self, key, path)
 
     def list_objects(self, prefix: str = "") -> Iterator[StoredObject]:
-        return s3_list.list_objects(self, checked_prefix(prefix, self.url))
+        return list_objects(self, checked_prefix(prefix, self.url))
 
     def delete(self, keys: Iterable[str]) -> None:
-        s3_write.delete(self, [checked_key(key, self.url) for key in keys])
+        delete(self, [checked_key(key, self.url) for key in keys])
 
     def url_of(self, key: str) -> str:
         return f"{self.url}/{checked_key(key, self.url)}"

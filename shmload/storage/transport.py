@@ -1,34 +1,164 @@
-"""HTTP/1.1 over connections that are kept, each used by one request at a time, none by two processes.
-
-Python's own client, because it reads the socket straight into the caller's memory without the GIL, and because it lives through a
-fork: a child finds the pool of another pid and begins its own. A native client was measured and left: obstore 0.12 (Rust) takes
-1.7 times the CPU, as it gathers a body elsewhere first, and in a child forked after its first use it hangs for good, with a new
-store too: the threads of its runtime are not forked along.
-"""
+"""What may pass is tried again: how often, how long, with which pauses."""
 
 from __future__ import annotations
 
+import base64
 import functools
 import http.client
 import io
 import os
+import random
 import re
 import select
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, cast
-from urllib.parse import urlsplit
+from typing import Any, Self, cast
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from shmload._core.receive import receive
 from shmload.errors import StoreError
-from shmload.storage.proxy import Proxy
-from shmload.storage.retry import Unsure
 
-__all__ = ["Answer", "Transport"]
+__all__ = [
+    "Answer",
+    "Patience",
+    "Proxy",
+    "Transport",
+    "Tries",
+    "Unsure",
+]
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 10.0
+_wait: Callable[[float], object] = threading.Event().wait  # never set: a pause that signals may interrupt
+
+
+class Unsure(Exception):
+    """A try failed in a way that may pass.
+
+    Args:
+        what: what happened, in words.
+        pause_s: how long the server asks to be left alone.
+    """
+
+    def __init__(self, what: str, *, pause_s: float = 0.0) -> None:
+        super().__init__(what)
+        self.pause_s = pause_s
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long an operation is tried.
+
+    Attributes:
+        retries: further tries after one that failed, without progress between them.
+        timeout_s: after this long without progress no further try is begun.
+        stall_s: a server that says nothing for so long has failed the try.
+    """
+
+    retries: int = 5
+    timeout_s: float = 60.0
+    stall_s: float = 10.0
+
+
+class Tries:
+    """Counts the tries of one operation, and waits between them.
+
+    Args:
+        patience: how many and how long.
+        doing: the operation in words, for the error.
+    """
+
+    def __init__(self, patience: Patience, doing: str) -> None:
+        self.patience = patience
+        self.doing = doing
+        self.progressed()
+
+    def progressed(self) -> None:
+        """Bytes came: what failed before does not count any more."""
+        self.num_failed = 0
+        self._since = monotonic()
+
+    def failed(self, failure: Unsure) -> None:
+        """Waits before the next try: twice as long each time, by chance between half and whole, so that many readers spread.
+
+        Raises:
+            StoreError: there is no next try.
+        """
+        self.num_failed += 1
+        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self.num_failed - 1)) * random.uniform(0.5, 1)
+        pause = max(pause, failure.pause_s)
+        spent = monotonic() - self._since
+        if self.num_failed > self.patience.retries:
+            raise StoreError(
+                f"cannot {self.doing}: {failure}; failed {self.num_failed} times in {spent:.1f} s. "
+                "Look after the server, or give the client more retries"
+            ) from None
+        if spent + pause > self.patience.timeout_s:
+            raise StoreError(
+                f"cannot {self.doing}: {failure}; no progress in {spent:.1f} s ({self.num_failed} tries), of "
+                f"timeout_s={self.patience.timeout_s:g}. Look after the server, or give the client a longer timeout_s"
+            ) from None
+        _wait(pause)
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """One proxy.
+
+    Attributes:
+        secure: it is spoken to over TLS; only where requests are handed over whole.
+        headers: that say who asks.
+    """
+
+    host: str
+    port: int
+    secure: bool = False
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of_environment(cls, scheme: str, netloc: str) -> Self | None:
+        """The proxy between here and a server; None: there is none.
+
+        Raises:
+            StoreError: it is of a kind that is not known here.
+        """
+        told = None if proxy_bypass(netloc) else getproxies().get(scheme)
+        if not told:
+            return None
+        parts = urlsplit(told if "://" in told else f"//{told}", scheme="http")
+        place = f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise StoreError(
+                f"{scheme}_proxy names a proxy of kind {parts.scheme!r} ({place}): http:// proxies are known here; unset it, name "
+                "the server in no_proxy, or give one of those"
+            )
+        headers = {}
+        if parts.username is not None:
+            who = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+            headers["Proxy-Authorization"] = f"Basic {base64.b64encode(who).decode()}"
+        secure = parts.scheme == "https" and scheme == "http"
+        return cls(parts.hostname, parts.port or (443 if secure else 80), secure, headers)
+
+    def __str__(self) -> str:
+        return f"the proxy {self.host}:{self.port}"
+
+    def refusal(self, status: int, base_url: str) -> StoreError:
+        """The error for a proxy that does not let a request through."""
+        if status == 407:
+            return StoreError(
+                f"{self} wants a name and a password for {base_url} (407): give them in the environment, as in "
+                f"http_proxy=http://name:password@{self.host}:{self.port} and https_proxy, special characters as %40"
+            )
+        return StoreError(
+            f"{self} does not let through to {base_url} ({status}): look at the URL, ask who runs it, or name the server in "
+            "no_proxy"
+        )
+
 
 _SLOWEST = 1024  # bytes/s: what comes slower than that over `stall_s` stands still
 _MOST_TEXT = 16 << 20  # bytes of an answer that is no object

@@ -10,9 +10,8 @@ from urllib.parse import quote, unquote, urlsplit
 from shmload.errors import StoreError
 from shmload.storage.client import client_of, make_client
 from shmload.storage.http import HttpStore
-from shmload.storage.keys import checked_key
 from shmload.storage.local import LocalStore
-from shmload.storage.store import Store
+from shmload.storage.store import Store, checked_key
 
 __all__ = ["is_url", "join_url", "open_store", "split_url"]
 

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from shmload.batch.arrow_columns import Column, Indices, column_of
-from shmload.batch.dtypes import of_any, of_numpy
+from shmload.batch.layout import of_any, of_numpy
 from shmload.batch.ragged import Ragged
 from shmload.worker.reader import InPlace
 

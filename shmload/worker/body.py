@@ -17,15 +17,13 @@ from shmload._core.mapping import Mapping
 from shmload.batch.collate import pack_samples, registered_functions
 from shmload.batch.layout import Layout
 from shmload.batch.packed import PackedBatch, pack
-from shmload.batch.ragged_rows import Arenas, RaggedRows
+from shmload.batch.ragged import Arenas, RaggedRows
 from shmload.worker.birth import process_begin_ns
 from shmload.worker.failure import Failure
-from shmload.worker.iterable import IterablePass
-from shmload.worker.notes import dump_note
 from shmload.worker.sample_reader import SampleReader
 from shmload.worker.sample_rng import end_samples
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
-from shmload.worker.snapshot import Snapshots
+from shmload.worker.snapshot import IterablePass, Snapshots, dump_note
 from shmload.worker.spec import Job
 
 if TYPE_CHECKING:

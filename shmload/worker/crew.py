@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from shmload import faults
 from shmload.shm import forks, reaper
 from shmload.shm.segment import Segment
-from shmload.worker.exits import describe_exit
+from shmload.worker.failure import describe_exit
 from shmload.worker.process import STACK_NBYTES, STACK_SIGNAL, main
 from shmload.worker.spec import Job, Post
 

@@ -7,8 +7,9 @@ carries it as a note.
 from __future__ import annotations
 
 import pickle
+import signal
 import traceback
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Failure(NamedTuple):
@@ -88,3 +89,33 @@ class _Readable(str):
 
     def __repr__(self) -> str:
         return str(self)
+
+
+def describe_exit(code: Any) -> str:
+    """What a process's exit code says, in words."""
+    if code is None:
+        return "is still running"
+    if code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"exited with code {code}"
+
+
+REMEDY = (
+    'Raise sample_timeout_s if such a sample is all right, or give on_error="skip" or "substitute" to go on without it'
+)
+
+
+def late_text(what: str, limit_s: float | None, worker: int, pid: int, stack: str) -> str:
+    """What took longer than its limit, whose worker was ended over it, and where that was."""
+    return (
+        f"{what} sample_timeout_s={limit_s}: worker {worker} (pid {pid}) was ended and is replaced. "
+        f"Where it was:\n{stack}\n"
+    )
+
+
+def sample_at(key: object, epoch: int, row: int, step: int) -> str:
+    """A sample by its place."""
+    return f"sample {key} of epoch {epoch} (row {row} of batch {step})"

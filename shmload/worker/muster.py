@@ -9,20 +9,37 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from shmload._core.mapping import Mapping
 from shmload.shm.doorbell import Doorbell
 from shmload.shm.group import Group
 from shmload.shm.segment import Segment
-from shmload.worker.crew import ProcessCrew, context_of, pickled_once
+from shmload.worker.crew import Crew, ProcessCrew, context_of, pickled_once
 from shmload.worker.fork_hazards import warn_of_fork
 from shmload.worker.spec import Invitation, Job, Post
 
-if TYPE_CHECKING:
-    from shmload.worker.actors.crew import RayCrew
-    from shmload.worker.actors.joint import JointCrew
+
+@dataclasses.dataclass(frozen=True)
+class Called:
+    """What a crew is made of: the job, a post for each worker, and what processes of this machine need besides.
+
+    Attributes:
+        stacks: where workers write their Python stacks when asked to, a segment each; one without cannot be asked.
+        num_ahead: batches that are ordered ahead for each worker.
+    """
+
+    job: Job
+    group: Group
+    posts: list[Post]
+    multiprocessing_context: Any
+    stacks: dict[int, Segment]
+    num_ahead: int = 1
+    sample_timeout_s: float | None = None
+
+
+Backend = Callable[[Called], Crew]  # where workers run
 
 
 def muster(
@@ -39,27 +56,22 @@ def muster(
     resume: Sequence[bytes] = (),
     stacks: dict[int, Segment],
     neighbours: tuple[Invitation, ...] = (),
-    address: str | None = None,
-    num_local_workers: int = 0,
+    num_far: int = 0,
     num_ahead: int = 1,
-    connect_timeout_s: float = 60.0,
     sample_timeout_s: float | None = None,
     affinity: Sequence[int] = (),
-) -> ProcessCrew | RayCrew | JointCrew:
-    """The crew of a ring, not started.
+) -> Called:
+    """What a ring's crew is made of.
 
     Args:
-        orders: one bell for all workers, or one for each; or two, one for all actors and one for all processes beside them.
+        orders: one bell for all workers, or one for each; or two, one for those elsewhere and one for this machine's.
         stacks: where workers write their Python stacks when asked to, a segment each; one without cannot be asked.
         neighbours: rings of other ranks, in which workers help.
         resume: one pickled snapshot for each worker to go on from, or none at all.
-        address: of the Ray cluster that decodes; None: this machine does.
-        num_local_workers: of the workers, how many, the last ones, are this machine's where there is a cluster.
-        num_ahead: batches that are ordered ahead for each worker; it, `connect_timeout_s` and `sample_timeout_s` matter to a Ray
-            cluster alone.
+        num_far: of the workers, how many, the first ones, are on other machines.
+        num_ahead: batches that are ordered ahead for each worker.
         affinity: processors that workers may use; none: the trainer's.
     """
-    num_far = 0 if address is None else num_workers - num_local_workers
     posts = [
         Post(
             worker_id=worker_id,
@@ -78,56 +90,26 @@ def muster(
         )
         for worker_id in range(num_workers)
     ]
-    if address is None:
-        return _processes(job, group, posts, multiprocessing_context, stacks)
-    from shmload.worker.actors.crew import RayCrew, pickled_by_value  # a kind of crew is imported when it is asked for
-
-    actors = RayCrew(
-        _with_parcel(group, "parcel", pickled_by_value(job), posts[:num_far]),
-        address,
-        is_seeded=job.seed is not None,
-        num_ahead=num_ahead,
-        connect_timeout_s=connect_timeout_s,
-        num_beside=num_local_workers,
-        sample_timeout_s=sample_timeout_s,
-    )
-    if num_far == num_workers:
-        return actors
-    from shmload.worker.actors.joint import JointCrew
-
-    processes = _processes(job, group, posts[num_far:], multiprocessing_context, stacks)
-    return JointCrew(actors, processes, num_far)
+    return Called(job, group, posts, multiprocessing_context, stacks, num_ahead, sample_timeout_s)
 
 
-def _processes(
-    job: Job, group: Group, posts: list[Post], multiprocessing_context: Any, stacks: dict[int, Segment]
-) -> ProcessCrew:
-    context = context_of(multiprocessing_context)
+def processes(called: Called) -> ProcessCrew:
+    """A crew of processes of this machine, not started."""
+    context, posts = context_of(called.multiprocessing_context), called.posts
     travels = context.get_start_method() == "fork"
     if travels:
         warn_of_fork()
     else:
-        parcel: bytes | None = pickled_once(job)
+        parcel: bytes | None = pickled_once(called.job)
         if parcel is None:
             travels = True
         else:
-            posts = _with_parcel(group, "parcel-local", parcel, posts)
-    return ProcessCrew(posts, job, context, travels=travels, stacks=stacks)
+            posts = with_parcel(called.group, "parcel-local", parcel, posts)
+    return ProcessCrew(posts, called.job, context, travels=travels, stacks=called.stacks)
 
 
-def _with_parcel(group: Group, name: str, parcel: bytes | bytearray, posts: list[Post]) -> list[Post]:
+def with_parcel(group: Group, name: str, parcel: bytes | bytearray, posts: list[Post]) -> list[Post]:
     """The posts, with the job in a segment that all of them name."""
     segment = group.segment(name, len(parcel))
     memoryview(Mapping(segment.fd, len(parcel)))[:] = parcel
     return [dataclasses.replace(post, parcel_path=segment.path, parcel_nbytes=len(parcel)) for post in posts]
-
-
-def num_actors(address: str | None) -> int:
-    """How many actors a Ray cluster is asked for where it is to be found out.
-
-    Raises:
-        ClusterUnreachable: there is none.
-    """
-    from shmload.worker.actors import census  # as in muster
-
-    return census.num_actors(address or "auto")

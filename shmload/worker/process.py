@@ -18,8 +18,7 @@ from shmload.shm.doorbell import Doorbell
 from shmload.shm.segment import open_segment
 from shmload.worker.body import Body
 from shmload.worker.failure import Failure
-from shmload.worker.iterable import IterablePass, with_shared_seed
-from shmload.worker.snapshot import Snapshot, Snapshots
+from shmload.worker.snapshot import IterablePass, Snapshot, Snapshots, with_shared_seed
 from shmload.worker.spec import Job, Post
 
 STACK_NBYTES = 65536

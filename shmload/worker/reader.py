@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.abilities import ability_of
+from shmload.batch.array_rows import ArrayRows, typed_array
+from shmload.batch.collate import RowOut, SingleRow, private_rows
 from shmload.batch.layout import Layout, layout_of_schema
-from shmload.batch.place import RowOut
-from shmload.batch.ragged import Ragged
-from shmload.batch.ragged_rows import RaggedRows
-from shmload.batch.single_row import SingleRow
+from shmload.batch.ragged import Arenas, Ragged, RaggedRows, ragged_of
+from shmload.world import ability_of
+
+# What may be given as a dataset, in types. torch's annotation asks for its Dataset class and so refuses a list, whose samples its
+# loader reads all the same; these say what is really read, so that a typed program may pass it.
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Samples(Protocol[T_co]):
+    """Samples by number: a list, a range, shmload's formats, torch's map-style datasets."""
+
+    def __getitem__(self, index: int, /) -> T_co: ...
+
+
+class DecodesSamples(Protocol):
+    """Writes a sample into its row of the batch. The schema says what a row is: name -> (dtype, shape)."""
+
+    @property
+    def schema(self) -> Any: ...
+
+    def read_into(self, index: int, out: Any, /) -> Any: ...
+
+
+class DecodesBatches(Protocol):
+    """Writes a batch into its rows."""
+
+    @property
+    def schema(self) -> Any: ...
+
+    def read_batch_into(self, indices: Any, out: Any, /) -> Any: ...
 
 
 def no_room(nbytes: int) -> NDArray[np.uint8]:
@@ -168,8 +196,6 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
         inner = in_place_of(dataset.dataset, ragged)
         return inner and _InPlaceSubset(inner, dataset.indices)
     if is_torchs and kind.__name__ == "TensorDataset":
-        from shmload.worker.tensors import tensors_in_place
-
         return tensors_in_place(dataset)
     is_mix = getattr(kind, "is_concatenation", False)
     if (is_torchs and kind.__name__ == "ConcatDataset") or is_mix:
@@ -183,3 +209,135 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
     ):
         return InPlace(dataset)
     return None
+
+
+def tensors_in_place(dataset: Any) -> InPlace | None:
+    """The way of a TensorDataset into rows; None if its tensors are not all plain memory."""
+    if not all(type(t).__name__ == "Tensor" for t in dataset.tensors):
+        return None  # a subclass may index otherwise
+    try:
+        return TensorRows(dataset)
+    except (TypeError, ValueError):
+        return None  # sparse, on a device, with a gradient
+
+
+class TensorRows(InPlace):
+    """The rows of a dataset's tensors; a batch is a list, as torch's collate makes it of tuples."""
+
+    takes_all = False
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._rows = ArrayRows({str(i): typed_array(i, t) for i, t in enumerate(dataset.tensors)})
+        self._seen = _memory_of(dataset)
+        self.schema, self.batch_type, self.read_into = self._rows.schema, list, None
+        self.read_batch_into = self._read
+
+    def takes(self, keys: Any) -> bool:
+        """Whether they are plain integers and the tensors still lie where they were found: the user may have replaced them."""
+        return are_integers(keys) and self._seen == _memory_of(self._dataset)
+
+    def _read(self, indices: Any, out: Any) -> None:
+        try:
+            self._rows.read_batch_into(indices, out)
+        except IndexError:
+            for index in indices:
+                self._dataset[int(index)]  # says it as torch does
+            raise
+
+
+def _memory_of(dataset: Any) -> list[Any] | None:
+    try:
+        return [(type(t), t.data_ptr(), t.shape, t.stride(), t.dtype, t.requires_grad) for t in dataset.tensors]
+    except (RuntimeError, AttributeError):
+        return None  # no tensors with memory of their own
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """How each batch is read and written.
+
+    Attributes:
+        path: the dataset's ability that is used: "collate_fn", "read_batch_into", "read_into", "__getitems__" or "__getitem__".
+        layout: where fields lie, by the schema of a dataset that is read in place; None: the first sample shows it.
+        ragged: how ragged fields are delivered; None: what torch's collate refuses is refused.
+        is_whole: a batch has no rows at known places, so one worker reads and writes all of it. Where it is false a batch may
+            still turn out to be such; then its order says so.
+        has_getitems: samples that are not read in place come by `__getitems__`.
+    """
+
+    path: str = "__getitem__"
+    layout: Layout | None = None
+    ragged: Ragged | None = None
+    is_whole: bool = False
+    has_getitems: bool = False
+
+    @property
+    def rows(self) -> Layout | None:
+        """Where rows lie, if that is known before the first sample is read."""
+        return None if self.is_whole else self.layout
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the dataset writes into the batch itself."""
+        return self.layout is not None
+
+    def in_place(self, dataset: Any) -> InPlace | None:
+        """The means by which the dataset, in this process, writes into the batch; None: it does not."""
+        return in_place_of(dataset, self.ragged) if self.is_in_place else None
+
+    def sample(self, dataset: Any, key: Any) -> Any:
+        """One sample, by `__getitems__` where the dataset has it: perhaps it has nothing else."""
+        if not self.has_getitems:
+            return dataset[key]
+        (sample,) = dataset.__getitems__([key])
+        return sample
+
+    def try_sample(self, dataset: Any, in_place: InPlace | None, key: Any) -> None:
+        """Reads one sample for nothing but to see whether it can be read."""
+        if in_place is None or not in_place.takes([key]):
+            self.sample(dataset, key)
+            return
+        assert self.layout is not None
+        if self.is_whole:
+            assert self.ragged is not None
+            in_place.read_ragged([key], RaggedRows(self.layout, self.ragged, 1, no_room, Arenas()), lambda row: True)
+        else:
+            in_place.read_alone(key, private_rows(self.layout, 1))
+
+
+PLAIN = ReadPlan()  # samples one by one, as torch's collate takes them
+
+
+def plan_of(
+    dataset: Any,
+    *,
+    collate_fn: Callable[[Any], Any] | None,
+    auto_collation: bool,
+    ragged: str | Mapping[str, str],
+    is_torch_mode: bool,
+) -> ReadPlan:
+    """The plan of a loader.
+
+    Args:
+        collate_fn: the user's; None: torch's default.
+        ragged: as the loader was given it.
+    Raises:
+        ValueError: `ragged` is no mode, or does not go with the dataset's schema.
+    """
+    has_getitems = auto_collation and bool(ability_of(dataset, "__getitems__"))
+    found = in_place_of(dataset, ragged_of(ragged, None, is_torch_mode=is_torch_mode))
+    schema = ability_of(found or dataset, "schema")
+    rule = ragged_of(ragged, schema if isinstance(schema, Mapping) else None, is_torch_mode=is_torch_mode)
+    if collate_fn is not None:
+        return ReadPlan("collate_fn", None, rule, is_whole=True, has_getitems=has_getitems)
+    if not auto_collation:
+        return ReadPlan("__getitem__", None, rule, is_whole=True)
+    in_place = in_place_of(dataset, rule)
+    if in_place is None:
+        path = "__getitems__" if has_getitems else "__getitem__"
+        is_whole = rule is not None and rule.is_certain
+        return ReadPlan(path, None, rule, is_whole=is_whole, has_getitems=has_getitems)
+    path = "read_batch_into" if in_place.read_batch_into is not None else "read_into"
+    layout = in_place.layout()
+    return ReadPlan(path, layout, rule, is_whole=layout.is_ragged, has_getitems=has_getitems)

@@ -1,10 +1,16 @@
-"""Reading the samples of the claimed rows: one by one, all at once, or by several threads; and who is to blame while it lasts."""
+"""Several threads of one worker reading samples at once: for datasets that wait, for a disk or a network, or give up the GIL.
+
+Rows are given out in order and their results taken in order, so the worker always waits for the oldest row, and that one gets the
+blame for a delay. A death may be any row's: whoever takes the rows over reads them one by one, so that the next death names the
+right one. No read may outlive its chunk: it could write into a row that is another batch's by then.
+"""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,7 +20,33 @@ from shmload._core.mapping import Mapping
 from shmload.worker.reader import InPlace
 from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples
 from shmload.worker.spec import Job
-from shmload.worker.threads import ReadingThreads
+
+T = TypeVar("T")
+
+
+class ReadingThreads:
+    """`num_threads` threads that live as long as the worker."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="shmload-read")
+
+    def results(self, read: Callable[[int], T], rows: Sequence[int], begin: Callable[[int], None]) -> Iterator[T]:
+        """What `read` gives for each row, in order. When the iterator is closed, nothing is being read any more.
+
+        Args:
+            begin: told of each row before it is waited for.
+        Raises:
+            what the first row that cannot be read raised.
+        """
+        reads: list[Future[T]] = [self._pool.submit(read, row) for row in rows]
+        try:
+            for row, one in zip(rows, reads, strict=True):
+                begin(row)
+                yield one.result()
+        finally:
+            for one in reads:
+                one.cancel()
+            wait(reads)
 
 
 class SampleReader:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from shmload import faults
 from shmload._core.filler import LAYOUT, ROOM, WorkerRing
 from shmload._core.mapping import Mapping
+from shmload.batch.collate import RowPlacer
 from shmload.batch.layout import Layout, NotFixedError, layout_of_sample
-from shmload.batch.place import RowPlacer
 from shmload.errors import SampleError
 
 LOOK_AGAIN_S = 0.1  # a bell may be lost with a killed process; then the next look comes after this

@@ -1,20 +1,78 @@
-"""What a worker says of itself along with a batch, so that a resumed run goes on as if it had not stopped (torch mode).
+"""A worker's way through an IterableDataset: one iterator for each pass, made when the pass's first order is taken.
 
-    the dataset's state_dict(), the iterator's, where the global generators stand
-
-A snapshot describes the worker right behind the batch it travels with, however far the worker has read ahead. It reaches the
-trainer as bytes, which are only opened when someone asks for the loader's state.
+The dataset itself sees to it that workers read different samples (get_worker_info); an order only says how many are wanted.
 """
 
 from __future__ import annotations
 
 import pickle
-from typing import Any
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from shmload.abilities import ability_of
-from shmload.worker.iterable import IterablePass
+from shmload.worker.sample_rng import Streams
 from shmload.worker.spec import Job
-from shmload.worker.streams import Streams
+from shmload.world import ability_of
+
+
+class IterablePass:
+    """The iterator of the pass under way.
+
+    Args:
+        has_ended: the first pass is at its end already, its iterator is not begun.
+        iterator_state: what the first pass's iterator is told by its `load_state_dict`; None: nothing.
+    """
+
+    def __init__(self, dataset: Any, iterator_state: Any = None, *, has_ended: bool = False) -> None:
+        self.dataset = dataset
+        self._iterator_state = iterator_state
+        self._epoch: int | None = None
+        self.iterator: Any = None
+        self.has_ended = has_ended
+
+    def enter(self, epoch: int, shared_seed: int) -> None:
+        """Begins the pass of this number, if it is not the one under way.
+
+        Args:
+            shared_seed: what the shufflers of a DataPipe are seeded with, in all workers and ranks.
+        """
+        if epoch == self._epoch:
+            return
+        if self._epoch is None and self.has_ended:
+            self._epoch, self._iterator_state = epoch, None
+            return
+        if self._epoch is not None:
+            self.dataset = with_shared_seed(self.dataset, shared_seed)
+        self.iterator = iter(self.dataset)
+        if self._iterator_state is not None:
+            self.iterator.load_state_dict(self._iterator_state)
+            self._iterator_state = None
+        self._epoch = epoch
+        self.has_ended = False
+
+    def next(self) -> Any:
+        """The next sample; StopIteration at the end, for good."""
+        if self.has_ended:
+            raise StopIteration
+        try:
+            return next(self.iterator)
+        except StopIteration:
+            self.has_ended = True
+            raise
+
+
+def with_shared_seed(dataset: Any, shared_seed: int) -> Any:
+    """A DataPipe with its shufflers seeded; any other dataset as it is."""
+    import torch
+    from torch.utils.data import IterDataPipe
+    from torch.utils.data.graph_settings import apply_random_seed
+
+    if not isinstance(dataset, IterDataPipe):
+        return dataset
+    generator = torch.Generator()
+    generator.manual_seed(shared_seed)
+    return apply_random_seed(dataset, generator)
+
 
 SAME = b""  # nothing has changed since the worker's last snapshot
 
@@ -78,3 +136,51 @@ class Snapshots:
             return SAME
         self._last, self._last_iterator = taken, iterator
         return taken
+
+
+_ENDED, _IN_PAYLOAD = 1, 2
+_PLACE = struct.Struct("<QQ")
+
+
+class Note(NamedTuple):
+    """What came with a batch.
+
+    `snapshot` is the worker's, pickled (SAME: as its last one); `has_ended` says that no batch came: the iterator is at its end.
+    """
+
+    snapshot: bytes
+    has_ended: bool
+
+
+END = bytes([_ENDED])  # how a note begins that comes alone: no batch, and nothing in the payload
+NO_NEWS = Note(SAME, has_ended=False)
+_NO_NEWS = bytes([0])  # as NO_NEWS is dumped
+
+
+def dump_note(snapshot: bytes | tuple[int, int], *, has_ended: bool) -> bytes:
+    """A note.
+
+    Args:
+        snapshot: itself, or (offset, nbytes) in the payload.
+    """
+    flags = _ENDED * has_ended
+    if isinstance(snapshot, tuple):
+        return bytes([flags | _IN_PAYLOAD]) + _PLACE.pack(*snapshot)
+    return bytes([flags]) + snapshot
+
+
+def load_note(dumped: bytes, payload_bytes: Callable[[int, int], bytes] | None) -> Note | None:
+    """Inverse of `dump_note`; None if nothing came along.
+
+    Args:
+        payload_bytes: (offset, nbytes) -> that part of the payload; may be None if it begins with END.
+    """
+    if dumped == _NO_NEWS:
+        return NO_NEWS
+    if not dumped:
+        return None
+    flags, snapshot = dumped[0], dumped[1:]
+    if flags & _IN_PAYLOAD:
+        assert payload_bytes is not None
+        snapshot = payload_bytes(*_PLACE.unpack(snapshot))
+    return Note(snapshot or SAME, bool(flags & _ENDED))

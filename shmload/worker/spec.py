@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shmload.worker.read_plan import PLAIN, ReadPlan
+from shmload.worker.reader import PLAIN, ReadPlan
 
 
 @dataclass(frozen=True)

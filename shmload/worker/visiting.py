@@ -18,7 +18,7 @@ from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.neighbour import Neighbour
 from shmload.shm.doorbell import Doorbell
-from shmload.shm.processes import own_ticket, pidfd_of
+from shmload.shm.names import own_ticket, pidfd_of
 from shmload.worker.body import Body
 from shmload.worker.slot_memory import Bell
 from shmload.worker.spec import Invitation, Job

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from shmload import ShmLoader
-from shmload.observe.audit.file import AuditLog, Batch, Record, batch_record, event_record, header_line
-from shmload.observe.audit.report import Report
-from shmload.observe.audit.verify import read_folder, tell_suspects, verify
+from shmload.audit.file import AuditLog, Batch, Record, batch_record, event_record, header_line
+from shmload.tools.audit.timeline import Report
+from shmload.tools.audit.verify import read_folder, tell_suspects, verify
 
 N, BATCH, SEED = 45, 4, 7
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shmload.observe.audit.file import AuditLog, Batch
-from shmload.observe.audit.report import Report
-from shmload.observe.audit.verify import read_folder, tell_suspects, verify
+from shmload.audit.file import AuditLog, Batch
+from shmload.tools.audit.timeline import Report
+from shmload.tools.audit.verify import read_folder, tell_suspects, verify
 from tests.audit.audit_kit import make, run
 
 RUNS = st.fixed_dictionaries(

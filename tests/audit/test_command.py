@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from shmload import ShmLoader
 from shmload.cli import app
-from shmload.observe.audit.verify import read_folder
+from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import batches_of, changed, run, written
 from tests.audit.commanded import Alike, Data
 

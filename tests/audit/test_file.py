@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shmload.observe.audit.file import AuditLog, Batch, Event, batch_record, event_record, header_line, read_log
+from shmload.audit.file import AuditLog, Batch, Event, batch_record, event_record, header_line, read_log
 from tests.audit.audit_kit import judged, make, run
 
 U64 = st.integers(0, 2**64 - 1)
@@ -129,7 +129,7 @@ def test_a_header_without_its_fields_is_named(tmp_path: Path) -> None:
 
 
 def test_a_record_of_an_unknown_kind_is_told(tmp_path: Path) -> None:
-    from shmload.observe.audit import file
+    from shmload.audit import file
 
     log = read(tmp_path, header_line({}) + file._framed(99, b"{}") + event_record("end", {}))
     assert "a record has the unknown kind 99" in log.damage[0]

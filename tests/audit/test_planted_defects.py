@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmload.observe.audit.file import AuditLog
-from shmload.observe.audit.report import Report
-from shmload.observe.audit.verify import read_folder
-from shmload.orders import Order
+from shmload._core.trainer import Order
+from shmload.audit.file import AuditLog
+from shmload.tools.audit.timeline import Report
+from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import N, Samples, batches_of, changed, judged, kinds, make, replanted, run, story
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from shmload import ShmLoader
-from shmload.observe.audit.file import Batch
-from shmload.observe.audit.verify import read_folder
+from shmload.audit.file import Batch
+from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import judged, kinds, make, run
 
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 7], ids=["torch mode", "seed mode"])

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DistributedSampler, IterableDataset, WeightedRandomSampler
 
 from shmload import ShmLoader
-from shmload.observe.audit.verify import read_folder
-from shmload.schedule.keyed import KeyedOrder
+from shmload.schedule.schedule import KeyedOrder
+from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import Samples, judged, kinds, make, run, written
 
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 7], ids=["torch mode", "seed mode"])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from shmload import ShmLoader
-from shmload.autotune import tuner
+from shmload.engine import autotune
 from tests.autotune.tuning_kit import BATCH, SEED, N, Rows, change, engine_of, expected_epochs, told
 
 MOST, NUM_EPOCHS = 4, 40
@@ -31,7 +31,7 @@ STEPS = N // BATCH
 @pytest.fixture(autouse=True)
 def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Crews change when a test says so, and may have four workers whatever the machine has."""
-    monkeypatch.setattr(tuner, "WINDOW_S", 1e9)
+    monkeypatch.setattr(autotune, "WINDOW_S", 1e9)
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", str(MOST))
 
 
@@ -46,8 +46,8 @@ def auto_loader(**options: Any) -> ShmLoader[Any]:
 
 
 def decides_nothing(loader: ShmLoader[Any]) -> None:
-    tuner: Any = loader._tuner
-    tuner.counted = lambda engine: tuner.num_ahead
+    autotune: Any = loader._builder.tuner
+    autotune.counted = lambda engine: autotune.num_ahead
 
 
 def await_end(pid: int) -> None:
@@ -108,17 +108,17 @@ class Machine(RuleBasedStateMachine):
         if is_held:
             self.held = [(batch, expected)]  # one, as the least ring has four slots
 
-    @precondition(lambda self: self.loader._last_engine is not None)
+    @precondition(lambda self: self.loader._builder.last is not None)
     @rule(num_workers=st.integers(1, MOST), prefetch=st.integers(1, 8))
     def resize(self, num_workers: int, prefetch: int) -> None:
         change(self.loader, num_workers, prefetch)
         assert self.loader.num_workers == num_workers
         assert self.loader.prefetch_factor == prefetch
 
-    @precondition(lambda self: self.loader._last_engine is not None and self.num_vain < 5)
+    @precondition(lambda self: self.loader._builder.last is not None and self.num_vain < 5)
     @rule(which=st.integers(0, MOST - 1))
     def kill(self, which: int) -> None:
-        engine: Any = self.loader._last_engine
+        engine: Any = self.loader._builder.last
         pids = engine.crew._processes
         if which not in pids or not stop(pid := pids[which].pid):
             return
@@ -154,7 +154,7 @@ class Machine(RuleBasedStateMachine):
             for batch, expected in self.held:
                 assert told(batch) == expected
             self.take(STEPS, False)
-            engine: Any = self.loader._last_engine
+            engine: Any = self.loader._builder.last
             assert engine._ring.counters()["num_copied_out"] == 0
         finally:
             self.loader.close()
@@ -192,7 +192,7 @@ def test_every_start_method_grows_and_shrinks(method: str, expected: list[list[A
 
 
 def crew_of(loader: ShmLoader[Any]) -> dict[int, int]:
-    engine: Any = loader._last_engine
+    engine: Any = loader._builder.last
     return {worker: process.pid for worker, process in engine.crew._processes.items()}
 
 
@@ -253,7 +253,7 @@ def test_one_killed_over_its_last_rows_has_them_done_again(
             if len(found) == 1:
                 change(loader, MOST)
                 decides_nothing(loader)  # else one who was told might be wanted again
-            engine: Any = loader._last_engine
+            engine: Any = loader._builder.last
             for worker in rng.sample(range(1, MOST), MOST - 1):
                 pid = crew_of(loader).get(worker, 0)
                 if num_harmed or not pid or not stop(pid):
@@ -278,7 +278,7 @@ def test_a_crew_that_cannot_grow_goes_on_as_it_is(
         batches = iter(loader)
         found = [told(next(batches))]
         first = int(loader.num_workers)
-        engine: Any = loader._last_engine
+        engine: Any = loader._builder.last
 
         def refused(post: Any) -> None:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))

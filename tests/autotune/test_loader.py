@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 
 from shmload import ShmLoader
-from shmload.autotune import budget, tuner
-from shmload.autotune.numbers import is_auto
+from shmload.engine import autotune
+from shmload.engine.autotune import is_auto
 from tests.autotune.tuning_kit import BATCH, SEED, Rows, change, expected_epochs, told
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
@@ -28,7 +28,7 @@ def loader_of(**options: Any) -> ShmLoader[Any]:
 @pytest.mark.parametrize("seed", [None, SEED])
 def test_the_attributes_are_numbers_and_make_another_auto_loader(seed: int | None) -> None:
     with loader_of(seed=seed) as loader:
-        assert loader.num_workers == (budget.fixed_workers() if seed is None else budget.first_workers())
+        assert loader.num_workers == (autotune.fixed_workers() if seed is None else autotune.first_workers())
         assert loader.prefetch_factor == 2
         again = ShmLoader(Rows(), num_workers=loader.num_workers, prefetch_factor=loader.prefetch_factor, seed=seed)
         for made in (again, copy.copy(loader), pickle.loads(pickle.dumps(loader))):
@@ -90,7 +90,7 @@ def test_a_ring_is_made_for_the_largest_crew(
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", str(most))
     with loader_of(seed=SEED, **options) as loader:
         next(iter(loader))
-        engine: Any = loader._last_engine
+        engine: Any = loader._builder.last
         assert (engine._ring.num_workers, engine.num_slots) == (most, num_slots)
 
 
@@ -104,7 +104,7 @@ def test_it_says_what_it_did_and_why(caplog: pytest.LogCaptureFixture) -> None:
         assert loader.stats()["autotune"] == {
             "num_workers": loader.num_workers,
             "prefetch_factor": 2,
-            "most_workers": budget.most_workers(),
+            "most_workers": autotune.most_workers(),
             "bound_by": "",
             "decisions": [],
         }
@@ -130,8 +130,8 @@ def test_it_says_what_it_did_and_why(caplog: pytest.LogCaptureFixture) -> None:
 def by_count(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """A clock that a test moves on, and windows of eight batches."""
     now = [0.0]
-    monkeypatch.setattr(tuner, "monotonic", lambda: now[0])
-    monkeypatch.setattr(tuner, "COUNT_MAX", 1)
+    monkeypatch.setattr(autotune, "monotonic", lambda: now[0])
+    monkeypatch.setattr(autotune, "COUNT_MAX", 1)
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "4")
     return now
 
@@ -140,7 +140,7 @@ def read(loader: ShmLoader[Any], now: list[float], num_batches: int, figures: An
     """Reads batches of 0.1 s each, where the engine says of its pace what a test wants."""
     found = []
     for batch in loader:
-        engine: Any = loader._last_engine
+        engine: Any = loader._builder.last
         engine.pace, engine.roster.is_complete = figures, lambda: True
         now[0] += 0.1
         found.append(told(batch))
@@ -188,7 +188,7 @@ def test_torch_mode_orders_further_ahead_without_changing_a_batch(by_count: list
         with ShmLoader(Who(), batch_size=1, shuffle=True, num_workers=2, in_order=in_order, **options) as loader:
             for _ in range(2):
                 for batch in loader:
-                    engine: Any = loader._last_engine
+                    engine: Any = loader._builder.last
                     engine.pace, engine.roster.is_complete = idle, lambda: True
                     now[0] += 0.1
                     yield [value.tolist() for value in batch]
@@ -209,7 +209,7 @@ def test_torch_mode_takes_one_number_and_keeps_it(by_count: list[float]) -> None
     now = by_count
     torch.manual_seed(3)
     with ShmLoader(Who(), batch_size=2, num_workers="auto") as loader:
-        assert loader.num_workers == 4 == budget.fixed_workers()
+        assert loader.num_workers == 4 == autotune.fixed_workers()
         found = [[value.tolist() for value in batch] for batch in loader]
         assert loader.num_workers == 4
         assert "autotune" not in loader.stats(), "nothing of it changes"
@@ -268,11 +268,11 @@ def test_a_sampler_is_asked_no_further_ahead_than_the_numbers_say() -> None:
 def test_the_first_look_at_another_engine_begins_anew(by_count: list[float]) -> None:
     now = by_count
     with loader_of(seed=SEED) as loader:
-        assert loader._tuner is not None
+        assert loader._builder.tuner is not None
         read(loader, now, 10, lambda: (0.0, 0.0, 0))
-        began = loader._tuner._began
-        stream = loader._stream
+        began = loader._builder.tuner._began
+        stream = loader._passes
         assert stream is not None
-        stream.close()  # as where the world's size has changed
+        stream._end_workers()  # as where the world's size has changed
         read(loader, now, 2, lambda: (0.0, 0.0, 0))
-        assert loader._tuner._began > began
+        assert loader._builder.tuner._began > began

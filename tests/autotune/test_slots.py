@@ -14,8 +14,8 @@ import torch
 from shmload import RingTooSmall, ShmLoader
 from shmload._core.mapping import Mapping, give_back_pages
 from shmload._core.trainer import FREE, PARKED, TrainerRing, control_nbytes
-from shmload.autotune import tuner
-from shmload.ring_memory import RingMemory
+from shmload.engine import autotune
+from shmload.engine.ring import RingMemory
 from shmload.shm.group import Group
 from tests.autotune.tuning_kit import change, engine_of
 
@@ -27,9 +27,9 @@ AREAS = {"order_capacity": 64, "text_capacity": 64, "layout_capacity": 64}
 @pytest.fixture(autouse=True)
 def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Crews change when a test says so, and may have four workers whatever the machine has."""
-    monkeypatch.setattr(tuner, "WINDOW_S", 1e9)
+    monkeypatch.setattr(autotune, "WINDOW_S", 1e9)
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "4")
-    monkeypatch.setattr("shmload.autotune.budget.first_workers", lambda: 1)
+    monkeypatch.setattr("shmload.engine.autotune.first_workers", lambda: 1)
 
 
 class Wide:
@@ -125,7 +125,7 @@ def test_pages_given_back_are_free_though_they_stay_mapped() -> None:
 
 def reserved(loader: ShmLoader[Any]) -> tuple[int, int]:
     """Bytes of payload, and slots in use."""
-    engine: Any = loader._last_engine
+    engine: Any = loader._builder.last
     return engine.size.payload_nbytes, engine._ring.num_usable
 
 
@@ -136,7 +136,7 @@ def test_memory_is_reserved_for_slots_in_use_and_no_others(dataset: Any) -> None
         next(batches)
         first, num_slots = reserved(loader)
         assert num_slots == 4
-        tuned: Any = loader._tuner
+        tuned: Any = loader._builder.tuner
         room = partial(engine_of(loader).size.make_room, budget=1 << 40)
         tuned.counted = lambda engine: room(tuned.num_ahead) * 0 + tuned.num_ahead  # every batch ends a window
         for num_workers, prefetch, wanted in [(2, 4, 10), (1, 2, 4), (4, 1, 6)]:
@@ -150,12 +150,12 @@ def test_memory_is_reserved_for_slots_in_use_and_no_others(dataset: Any) -> None
 
 
 def test_ring_bytes_is_kept_and_slots_that_do_not_fit_stay_out_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.autotune.budget.first_workers", lambda: 4)
+    monkeypatch.setattr("shmload.engine.autotune.first_workers", lambda: 4)
     with auto_loader(Wide(), ring_bytes=6 * SLOT) as loader:
         batches = iter(loader)
         assert [index % 256 for index in range(4)] == next(batches)["x"][:, 0].tolist()
         assert reserved(loader) == (6 * SLOT, 6)
-        engine: Any = loader._last_engine
+        engine: Any = loader._builder.last
         assert engine.size.room(6 * SLOT) == 4
         assert engine.size.make_room(8, 6 * SLOT) == 4
         assert sum(1 for _ in batches) == 99
@@ -200,8 +200,8 @@ def test_slots_that_come_later_leave_others_their_part_of_dev_shm(monkeypatch: p
     with auto_loader(Wide()) as loader:
         batches = iter(loader)
         next(batches)
-        engine: Any = loader._last_engine
-        monkeypatch.setattr("shmload.ring_memory.shm_free_bytes", lambda: 4 * SLOT - 1)
+        engine: Any = loader._builder.last
+        monkeypatch.setattr("shmload.engine.ring.shm_free_bytes", lambda: 4 * SLOT - 1)
         change(loader, 2, 2)
         assert {"memfd"} == {segment.kind for segment in engine._memory._own.values()}
         assert sum(1 for _ in batches) == 99

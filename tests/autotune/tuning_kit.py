@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from shmload import ShmLoader
-from shmload.autotune.controller import Decision, Limits, Memory, Setting, Window, decide
-from shmload.engine import Engine
+from shmload.engine.controller import Decision, Limits, Memory, Setting, Window, decide
+from shmload.engine.engine import Engine
 
 N, BATCH, SEED = 60, 4, 11
 
@@ -39,7 +39,7 @@ def expected_epochs(count: int) -> list[list[Any]]:
 
 def engine_of(loader: ShmLoader[Any]) -> Engine:
     """The engine of a loader that has begun a pass."""
-    engine = loader._last_engine
+    engine = loader._builder.last
     assert engine is not None
     return engine
 
@@ -47,9 +47,9 @@ def engine_of(loader: ShmLoader[Any]) -> Engine:
 def change(loader: ShmLoader[Any], num_workers: int, prefetch: int = 2) -> None:
     """Makes a running loader change as if its controller had decided it."""
     engine = engine_of(loader)
-    assert loader._tuner is not None
-    loader._tuner._change(engine, Decision(Setting(num_workers, prefetch), "a test wants it"))
-    engine.size.make_room(loader._tuner.num_ahead, 1 << 40)
+    assert loader._builder.tuner is not None
+    loader._builder.tuner._change(engine, Decision(Setting(num_workers, prefetch), "a test wants it"))
+    engine.size.make_room(loader._builder.tuner.num_ahead, 1 << 40)
 
 
 class Pipeline:

@@ -88,7 +88,7 @@ def test_seed_mode_copies_every_batch_to_pinned_memory(num_workers: int, monkeyp
         return pinned[-1]
 
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr("shmload.seed_mode.pin_memory", pin)
+    monkeypatch.setattr("shmload.modes.seed_mode.pin_memory", pin)
     with ShmLoader(Numbers(4), 2, seed=1, num_workers=num_workers, pin_memory=True) as loader:
         found = list(loader)
     assert [batch.tolist() for batch in found] == [[0, 1], [2, 3]]

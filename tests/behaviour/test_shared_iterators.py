@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import IterableDataset, Sampler
 
 from shmload import ShmLoader
+from shmload.engine.orders import Turns
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Range
-from shmload.turns import Turns
 from tests.behaviour.behaviour_kit import DEADLINE_S, Numbers, words
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*batches are still in use")  # four threads may hold as many

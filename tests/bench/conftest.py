@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shmload.observe.bench.spec import make_dataset
-from shmload.observe.bench.workloads import WORKLOADS
+from shmload.tools.bench.workloads import WORKLOADS
+from shmload.tools.named import make_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent

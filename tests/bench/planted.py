@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from shmload.observe.bench.contestants import LoaderOptions, torch_inline
+from shmload.tools.bench.contestants import LoaderOptions, torch_inline
 
 
 class Good:

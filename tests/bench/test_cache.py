@@ -4,11 +4,11 @@ import os
 
 import pytest
 
-from shmload.observe.bench import cache
-from shmload.observe.bench.options import Options
-from shmload.observe.bench.report import WorkloadReport
-from shmload.observe.bench.spec import BenchError
-from shmload.observe.bench.tasks import at_points, own_files, own_task, prepare
+from shmload.tools.bench import measure
+from shmload.tools.bench.report import WorkloadReport
+from shmload.tools.bench.rounds import at_points, own_files, own_task, prepare
+from shmload.tools.bench.settings import Options
+from shmload.tools.named import BenchError
 
 NBYTES = 1 << 20
 
@@ -21,41 +21,41 @@ def file(tmp_path):
 
 
 def test_a_file_just_written_is_resident_and_counted_in_pages(file):
-    assert cache.resident_pages(file) == (NBYTES // cache.PAGE, NBYTES // cache.PAGE)
-    assert cache.resident_share([file]) == 1.0
+    assert measure.resident_pages(file) == (NBYTES // measure.PAGE, NBYTES // measure.PAGE)
+    assert measure.resident_share([file]) == 1.0
 
 
 def test_what_drop_returns_is_what_the_kernel_says_is_left(file):
-    left = cache.drop([file])
-    assert left == cache.resident_share([file])
+    left = measure.drop([file])
+    assert left == measure.resident_share([file])
     if left == 1.0:
         pytest.skip("the file system of the temporary folder keeps its pages")
     assert left < 0.1
     with open(file, "rb") as opened:
         opened.read()
-    assert cache.resident_share([file]) == 1.0
+    assert measure.resident_share([file]) == 1.0
 
 
 def test_a_file_of_memory_stays_and_is_told(tmp_path):
     descriptor = os.memfd_create("shmload-test")  # the pages of a tmpfs are the file itself
     try:
         os.write(descriptor, bytes(NBYTES))
-        assert cache.drop([f"/proc/self/fd/{descriptor}"]) == 1.0
+        assert measure.drop([f"/proc/self/fd/{descriptor}"]) == 1.0
     finally:
         os.close(descriptor)
 
 
 def test_an_empty_file_and_no_file_are_nothing_resident(tmp_path):
     (tmp_path / "empty").touch()
-    assert cache.drop([str(tmp_path / "empty")]) == 0.0
-    assert cache.drop([]) == 0.0
+    assert measure.drop([str(tmp_path / "empty")]) == 0.0
+    assert measure.drop([]) == 0.0
 
 
 def test_folders_stand_for_the_files_below_them(tmp_path):
     (tmp_path / "deep").mkdir()
     for name in ("b", "deep/a"):
         (tmp_path / name).write_bytes(b"x")
-    assert [str(tmp_path / "b"), str(tmp_path / "deep" / "a")] == cache.files_below([tmp_path, tmp_path / "b"])
+    assert [str(tmp_path / "b"), str(tmp_path / "deep" / "a")] == measure.files_below([tmp_path, tmp_path / "b"])
 
 
 def section(resident):
@@ -120,7 +120,7 @@ def test_cold_and_warm_passes_stand_apart_in_the_report(bench):
     done = bench("--quick", "--workload", "records", "--cold", "--loader", "torch-0", "--json", "-")
     assert done.returncode == 0, done.stderr
     warm, cold = json.loads(done.stdout)["workloads"]
-    assert (warm["cache"], cold["cache"]) == ("warm", "cold")
+    assert (warm["measure"], cold["measure"]) == ("warm", "cold")
     assert "resident_share" not in warm["limit"]
     assert 0 <= cold["loaders"]["torch-0"]["metrics"]["resident_share"]["median"] <= 1
     assert cold["loaders"]["torch-0"]["metrics"]["samples_per_s"]["median"] > 0

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from shmload.observe.bench.batches import digest, touch
-from shmload.observe.bench.comparing import compare
-from shmload.observe.bench.digests import first_difference
-from shmload.observe.bench.job import Job, Outcome
-from shmload.observe.bench.report import LoaderReport, WorkloadReport
-from shmload.observe.bench.tasks import OWN, Task
+from shmload.tools.bench.measure import digest, first_difference, touch
+from shmload.tools.bench.report import LoaderReport, WorkloadReport
+from shmload.tools.bench.rounds import OWN, Task, compare
+from shmload.tools.bench.settings import Job, Outcome
 
 
 def batch():

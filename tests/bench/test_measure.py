@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from shmload.observe.bench import limits, procfs
-from shmload.observe.bench.measure import Segment, Stream, after, record, rest_of_epoch, whole_epochs, worker_busy_s
-from shmload.observe.bench.summary import WAIT_SHARES
+from shmload.tools.bench import limits, measure
+from shmload.tools.bench.measure import Segment, Stream, after, record, rest_of_epoch, whole_epochs, worker_busy_s
+from shmload.tools.bench.report import WAIT_SHARES
 
 
 class Batches:
@@ -144,9 +144,9 @@ def test_an_iterable_dataset_is_read_pass_after_pass():
 
 
 def test_the_host_computes_at_least_what_this_thread_does():
-    before_s, delay_s = procfs.host_cpu_s(), procfs.run_delay_s()
+    before_s, delay_s = measure.host_cpu_s(), measure.run_delay_s()
     end_s = time.thread_time() + 0.05
     while time.thread_time() < end_s:
         pass
-    assert procfs.host_cpu_s() - before_s >= 0.02
-    assert procfs.run_delay_s() >= delay_s
+    assert measure.host_cpu_s() - before_s >= 0.02
+    assert measure.run_delay_s() >= delay_s

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from shmload.observe.bench import own_loader
-from shmload.observe.bench.options import Options
-from shmload.observe.bench.spec import BenchError
+from shmload.tools.bench import own_loader
+from shmload.tools.bench.settings import Options
+from shmload.tools.named import BenchError
 
 FACTORIES = ("shuffled_loader", "custom_loader", "stream_loader", "unseeded_loader")
 

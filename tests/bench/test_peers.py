@@ -8,16 +8,15 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from shmload.observe.bench.batches import num_rows, rows_digest
-from shmload.observe.bench.contestants import LoaderOptions, TorchOrder, torch_inline, torch_workers
-from shmload.observe.bench.options import Options
-from shmload.observe.bench.peers import PEERS, Peer
-from shmload.observe.bench.peers.continued import Continued
-from shmload.observe.bench.peers.stored import packed, unpacked
-from shmload.observe.bench.rounds import benchmark
-from shmload.observe.bench.spec import BenchError
-from shmload.observe.bench.tasks import contestants, prepare
-from shmload.observe.bench.workloads import WORKLOADS
+from shmload.tools.bench.contestants import LoaderOptions, TorchOrder, torch_inline, torch_workers
+from shmload.tools.bench.measure import num_rows, rows_digest
+from shmload.tools.bench.peers import PEERS, Peer
+from shmload.tools.bench.peers.continued import Continued
+from shmload.tools.bench.peers.stored import packed, unpacked
+from shmload.tools.bench.rounds import benchmark, contestants, prepare
+from shmload.tools.bench.settings import Options
+from shmload.tools.bench.workloads import WORKLOADS
+from shmload.tools.named import BenchError
 
 NOWHERE = Peer(name="nowhere", title="", package="no_such_package.inner", install="no-such-package")
 

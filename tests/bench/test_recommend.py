@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from shmload.observe.bench.recommend import Tried, from_model, from_sweep
-from shmload.observe.bench.verdict import Figures
+from shmload.tools.bench.verdict import Figures, Tried, from_model, from_sweep
 
 FIGURES = Figures(
     num_workers=2,

@@ -5,14 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
-from shmload.observe.bench import plot
-from shmload.observe.bench.comparing import compare
-from shmload.observe.bench.job import Job, Outcome
-from shmload.observe.bench.judged import judge_all
-from shmload.observe.bench.report import LoaderReport, Report, WorkloadReport
-from shmload.observe.bench.summary import WAIT_SHARES
-from shmload.observe.bench.table import show
-from shmload.observe.bench.tasks import Task
+from shmload.tools.bench import plot
+from shmload.tools.bench.report import WAIT_SHARES, LoaderReport, Report, WorkloadReport
+from shmload.tools.bench.rounds import Task, compare
+from shmload.tools.bench.settings import Job, Outcome
+from shmload.tools.bench.table import show
+from shmload.tools.bench.verdict import judge_all
 
 LIMIT = {
     "fill_samples_per_s": 1000.0,

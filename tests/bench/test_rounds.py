@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from shmload.observe.bench import plot, procfs, rounds
-from shmload.observe.bench.options import Options
-from shmload.observe.bench.report import Report, machine
-from shmload.observe.bench.spec import BenchError
-from shmload.observe.bench.workloads import WORKLOADS
+from shmload.tools.bench import measure, plot, rounds
+from shmload.tools.bench.report import Report, machine
+from shmload.tools.bench.settings import Options
+from shmload.tools.bench.workloads import WORKLOADS
+from shmload.tools.named import BenchError
 
 
 class Silent:
@@ -77,17 +77,17 @@ def test_a_report_is_json_able_and_holds_no_path_of_the_machine():
 
 def test_cpu_and_memory_of_a_child_count_in_its_tree():
     burn = "import sys, time\nwhile time.process_time() < 0.1: pass\nprint('burnt', flush=True)\nsys.stdin.read()"
-    alone = procfs.tree_pss_bytes(os.getpid())
-    before_s = procfs.tree_cpu_s()
+    alone = measure.tree_pss_bytes(os.getpid())
+    before_s = measure.tree_cpu_s()
     with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"burnt\n"
-        assert child.pid in procfs.descendants(os.getpid())
-        assert procfs.tree_cpu_s() - before_s >= 0.1
-        assert procfs.tree_pss_bytes(os.getpid()) > alone / 2
-        assert procfs.tree_pss_bytes(child.pid) > 1 << 20
+        assert child.pid in measure.descendants(os.getpid())
+        assert measure.tree_cpu_s() - before_s >= 0.1
+        assert measure.tree_pss_bytes(os.getpid()) > alone / 2
+        assert measure.tree_pss_bytes(child.pid) > 1 << 20
         child.communicate()
-    assert procfs.tree_cpu_s() - before_s >= 0.08  # the dead count too, in ticks
+    assert measure.tree_cpu_s() - before_s >= 0.08  # the dead count too, in ticks
 
 
 @pytest.mark.slow

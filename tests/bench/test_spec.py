@@ -2,11 +2,11 @@
 
 import pytest
 
-from shmload.observe.bench.options import Options
-from shmload.observe.bench.spec import BenchError, make_dataset, names, resolve
-from shmload.observe.bench.workloads.photos import photo_files
+from shmload.tools.bench.settings import Options
+from shmload.tools.bench.workloads.photos import photo_files
+from shmload.tools.named import BenchError, make_dataset, names, resolve
 
-HERE = "shmload.observe.bench.workloads.plain"
+HERE = "shmload.tools.bench.workloads.plain"
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def planted(monkeypatch, request):
 
 
 def test_a_spec_names_an_object_of_a_module():
-    from shmload.observe.bench.workloads.plain import Plain
+    from shmload.tools.bench.workloads.plain import Plain
 
     assert Plain is resolve(f"{HERE}:Plain", what="--dataset")
     assert Plain.__len__ is resolve(f"{HERE}:Plain.__len__", what="--dataset")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.observe.bench.summary import Spread, paired_ratio, quantile
+from shmload.tools.bench.report import Spread, paired_ratio, quantile
 
 rates = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=50)
 

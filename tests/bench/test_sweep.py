@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from shmload.observe.bench.options import Options
-from shmload.observe.bench.spec import BenchError, numbers
-from shmload.observe.bench.sweep import Point, points
+from shmload.tools.bench.settings import Options, Point, points
+from shmload.tools.named import BenchError, numbers
 
 
 def test_every_combination_is_a_point_with_the_batch_size_outermost():

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from shmload.observe.bench.contestants import LoaderOptions, RowView, Threads, fill, fills_batches, torch_getitems
-from shmload.observe.bench.spec import BenchError
-from shmload.observe.bench.workloads import WORKLOADS
-from shmload.observe.bench.workloads.photos import OWN_PHOTOS, decode_file, photo_files
+from shmload.tools.bench.contestants import LoaderOptions, RowView, Threads, fill, fills_batches, torch_getitems
+from shmload.tools.bench.workloads import WORKLOADS
+from shmload.tools.bench.workloads.photos import OWN_PHOTOS, decode_file, photo_files
+from shmload.tools.named import BenchError
 
 
 def poisoned(dataset, rows):
@@ -68,7 +68,7 @@ def test_each_workload_says_what_its_ratio_means():
 def test_a_photo_has_other_crops_at_other_indices():
     photos = pytest.importorskip("simplejpeg") and WORKLOADS["photos"]
     assert photos.missing() is None
-    from shmload.observe.bench.workloads.photos import Photos
+    from shmload.tools.bench.workloads.photos import Photos
 
     dataset = Photos(photo_files(OWN_PHOTOS)[:1])
     assert not np.array_equal(dataset[0]["image"], dataset[1]["image"])

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmload.observe.inspect.formats.example import features_of
-from shmload.observe.inspect.summary import shortened
+from shmload.tools.inspect.formats.example import features_of
+from shmload.tools.inspect.summary import shortened
 
 Written = Callable[[str], Path]
 Command = Callable[..., Any]

@@ -88,7 +88,7 @@ def started() -> Iterator[Cluster]:
 
 def kill_worker(loader: ShmLoader[Any], worker: int) -> None:
     """Ends the process that stands for a worker of a loader that has begun: an actor's is the agent."""
-    engine = loader._last_engine
+    engine = loader._builder.last
     assert engine is not None
     os.kill(engine.crew.pids[worker], signal.SIGKILL)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shmload.worker.actors.beside import HALF_LIFE_S, Beside
+from shmload.ray.agent import HALF_LIFE_S, Beside
 
 
 class Ring:

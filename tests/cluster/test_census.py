@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shmload import ClusterUnreachable, ShmLoader
-from shmload.worker.actors.census import cpus_elsewhere
-from shmload.worker.actors.placement import Node
+from shmload.ray.cluster import Node, cpus_elsewhere
 from tests.cluster.cluster_kit import Cluster
 from tests.cluster.ray_datasets import Rows
 
@@ -26,7 +25,7 @@ def test_alone_this_nodes_cpus_count_and_one_actor_is_the_least() -> None:
 def test_a_loader_asks_the_cluster(cluster: Cluster) -> None:
     with ShmLoader(Rows(), num_workers="auto", num_local_workers=2, crew="ray", address=cluster.address) as loader:
         assert loader.num_workers == 1  # of two nodes with a CPU each
-        assert loader.crew_size == 3
+        assert loader._config().crew_size == 3
         assert "num_workers=1, num_local_workers=2" in repr(loader)
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from shmload import ShmLoader
 from shmload.errors import ClusterUnreachable
-from shmload.storage import retry
-from shmload.worker.actors import cluster as module
-from shmload.worker.actors import crew as crew_module
-from shmload.worker.actors.agent import Briefing
-from shmload.worker.actors.cluster import Cluster
-from shmload.worker.actors.crew import RayCrew
+from shmload.ray import cluster as module
+from shmload.ray import crew as crew_module
+from shmload.ray.agent import Briefing
+from shmload.ray.cluster import Cluster
+from shmload.ray.crew import RayCrew
+from shmload.storage import transport
 
 EARLY, LATE = -1e9, 1e18  # on the clock that is asked
 
@@ -93,7 +93,7 @@ def test_the_first_agent_says_at_once_that_there_is_no_cluster(monkeypatch: pyte
 def test_a_later_agent_asks_again(num_failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
     heads, pauses = Heads(num_failures), list[float]()
     monkeypatch.setattr(module, "join", heads.join)
-    monkeypatch.setattr(retry, "_wait", pauses.append)
+    monkeypatch.setattr(transport, "_wait", pauses.append)
     cluster = unconnected(monkeypatch, is_again=True)
     if num_failures == 3:
         cluster._join()
@@ -101,7 +101,7 @@ def test_a_later_agent_asks_again(num_failures: int, monkeypatch: pytest.MonkeyP
         return
     with pytest.raises(ClusterUnreachable, match="nothing listens there"):
         cluster._join()
-    assert heads.num_asked == 1 + retry.Patience().retries
+    assert heads.num_asked == 1 + transport.Patience().retries
 
 
 class Agent:

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from shmload._core.filler import DONE, ERROR
 from shmload.batch.ragged import AS_TORCH_OR_LIST
-from shmload.shm import travel
-from shmload.worker.actors.decoder import Decoder
-from shmload.worker.actors.errand import Errand, Setting
+from shmload.ray.decoder import Decoder, Errand, Setting
+from shmload.shm import forks
 from shmload.worker.failure import Failure
-from shmload.worker.read_plan import plan_of
+from shmload.worker.reader import plan_of
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.spec import Job, Post
 from tests.cluster.ray_datasets import Failing, InPlace, Rows, Texts
@@ -30,13 +29,13 @@ def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Deco
     plan = plan_of(dataset, collate_fn=None, auto_collation=True, ragged=ragged, is_torch_mode=True)
     job = Job(dataset, None, None, True, 3, False, plan=plan, **of_job)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shmload.worker.actors.decoder._name_classes_of_main", lambda: None)
-        patch.setattr("shmload.worker.actors.decoder.prepare", lambda job, post: (job, None, None))
+        patch.setattr("shmload.ray.decoder._name_classes_of_main", lambda: None)
+        patch.setattr("shmload.ray.decoder.prepare", lambda job, post: (job, None, None))
         return Decoder(Setting(POST, (), AREA, 4 * AREA), np.frombuffer(sent(job), np.uint8))
 
 
 def sent(value: Any) -> bytearray:
-    return travel.dumps(value, lambda value, take: pickle.dumps(value, protocol=5, buffer_callback=take))
+    return forks.dumps(value, lambda value, take: pickle.dumps(value, protocol=5, buffer_callback=take))
 
 
 def part(keys: list[int], first: int, end: int, *, is_pickled: bool = False) -> Errand:

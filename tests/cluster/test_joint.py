@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shmload.worker.actors.joint import JointCrew
+from shmload.ray.crew import JointCrew
 from shmload.worker.crew import Death
 
 

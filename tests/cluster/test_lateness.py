@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from shmload import SampleTimeout, ShmLoader
-from shmload.worker.actors.errand import Errand
-from shmload.worker.actors.lateness import Lateness, failure_in
+from shmload.ray.decoder import Errand, Lateness, failure_in
 from tests.cluster.cluster_kit import Cluster
 from tests.cluster.stuck_datasets import Stuck
 

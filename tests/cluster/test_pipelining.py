@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from shmload import ShmLoader
-from shmload.worker.actors.beside import Beside
-from shmload.worker.actors.dispatch import Dispatcher
+from shmload.ray.agent import Beside, Dispatcher
 from tests.cluster.cluster_kit import Cluster, assert_same, generator, kept
 from tests.cluster.ray_datasets import Deadly, Rows
 from tests.cluster.torch_datasets import Drawing

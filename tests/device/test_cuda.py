@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shmload import ShmLoader
-from shmload.device.cuda import CudaCalls
+from shmload.device.calls import CudaCalls
 from shmload.testing.device import StandIn
 from shmload.testing.device_log import Logged
 from shmload.testing.device_replay import replay

@@ -30,7 +30,7 @@ def chosen(data: st.DataObject) -> StandIn:
 
 def check_all_back(loader: ShmLoader[Any], device: StandIn) -> None:
     """With everything done no slot is lost; closed, nothing is registered, and no copy has read what was not."""
-    engine = loader._last_engine
+    engine = loader._builder.last
     assert engine is not None
     device.run()
     ring = engine._ring
@@ -194,7 +194,7 @@ def test_a_slot_without_an_event_comes_back_once_the_device_has_been_waited_for(
         except CopyFailed:
             num_errors += 1
     assert num_errors <= 1
-    engine = loader._last_engine
+    engine = loader._builder.last
     assert engine is not None
     loader.close()
     assert (engine._ring.cooling, device.registered, device.violations) == ([], {}, [])
@@ -246,5 +246,5 @@ def test_an_audit_of_what_lies_on_a_device_is_refused(tmp_path: Any) -> None:
 def test_who_took_a_batch_is_noted_as_ever(make: Make) -> None:
     loader = make(StandIn())
     next(iter(loader))
-    assert isinstance(loader._last_engine, debug.WatchedEngine)
+    assert isinstance(loader._builder.last, debug.WatchedEngine)
     assert loader.holders() == []

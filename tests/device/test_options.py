@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from shmload import CopyFailed, Device, Normalise, ShmLoader
-from shmload.device.cuda import CudaCalls
+from shmload.device.calls import CudaCalls
 from shmload.testing.device import StandIn
 from shmload.testing.device_log import Logged
 from shmload.testing.device_replay import replay

@@ -128,7 +128,7 @@ def test_nothing_is_waited_for_while_another_slot_is_free(make: Make, pinning: S
     pinning.fail("wait")
     next(iterator)
     next(iterator)
-    assert len(loader._last_engine._ring.cooling) == 2
+    assert len(loader._builder.last._ring.cooling) == 2
     assert "wait" in pinning._failing
     pinning._failing.clear()
 
@@ -182,7 +182,7 @@ def test_a_batch_that_dies_in_a_thread_not_of_pythons_waits_for_the_whole_device
     loader = pinned(make)
     iterator = iter(loader)
     batch = next(iterator)
-    engine = loader._last_engine
+    engine = loader._builder.last
     late = pinning.copy(batch["x"])
     end = end_in_a_foreign_thread(live_leases()[0])
     del batch
@@ -235,7 +235,7 @@ def test_each_slot_is_registered_once_and_unregistered_by_close(make: Make, pinn
     iterator = iter(loader)
     for _ in range(24):
         next(iterator)
-    assert len(pinning.registered) == loader._last_engine.num_slots
+    assert len(pinning.registered) == loader._builder.last.num_slots
     loader.close()
     assert pinning.registered == {}
 
@@ -351,13 +351,13 @@ def test_naming_a_stream_for_what_lies_in_no_slot_does_nothing(make: Make, pinni
     loader.record_stream(torch.zeros(3), pinning.side_stream())
     next(iter(loader))
     loader.record_stream({"x": torch.zeros(3), "text": "a"}, pinning.side_stream())
-    assert loader._last_engine.releases._named == {}
+    assert loader._builder.last.releases._named == {}
 
 
 def test_a_ring_refuses_what_is_no_cooling_of_its_slots(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     next(iter(loader))
-    ring = loader._last_engine._ring
+    ring = loader._builder.last._ring
     with pytest.raises(ValueError, match="slots are told to cool once, before the first lease"):
         ring.cool(print)
     slot = ring.hold()

@@ -94,9 +94,9 @@ def test_what_stays_on_the_host_is_not_noted_and_what_is_waited_for_is_done(make
         batch = next(iter(loader))
         batch["x"].to(torch.float32).add_(batch["x"])
         torch.zeros(3).to("cuda")
-        assert loader._last_engine._cooling.late is None
+        assert loader._builder.last._cooling.late is None
         batch["x"].to("cuda")
-    (noted,) = loader._last_engine._cooling.late.noted.values()
+    (noted,) = loader._builder.last._cooling.late.noted.values()
     assert [copy.event.is_done for copy in noted] == [True]
 
 
@@ -106,7 +106,7 @@ def test_a_copy_by_a_bare_address_reads_the_poison(make: Make, pinning: StandIn)
     batch = next(iter(loader))
     with pinning.using(pinning.side_stream()):
         late = pinning.copy(batch["x"])
-    engine = loader._last_engine
+    engine = loader._builder.last
     assert engine is not None
     engine.abandon()  # nothing comes into its slot after it
     del batch

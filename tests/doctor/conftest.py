@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shmload.observe.doctor.host import Host
+from shmload.shm.host import Host
 
 Tree = dict[str, str]
 

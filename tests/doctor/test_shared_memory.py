@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import pytest
 
-from shmload.observe.doctor import shared_memory
-from shmload.observe.doctor.host import Host
+from shmload.shm.host import Host
+from shmload.tools.doctor import shared_memory
 
 Hosts = Callable[..., Host]
 GIB = 1 << 30

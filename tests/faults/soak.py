@@ -161,7 +161,7 @@ class Soak:
                         break
                     self._take(next(batches), kind, rng)
                     num_left -= 1
-                    victims = victims or Victims(loader._last_engine)
+                    victims = victims or Victims(loader._builder.last)
                     if rng.random() < 0.15:
                         victims.kill_one(random.Random(rng.getrandbits(64)))
                     what = rng.random()

@@ -80,8 +80,8 @@ def test_a_death_before_a_worker_has_announced_itself_does_not_show_in_the_strea
                 assert next(expected) == digest(batch)
                 if numbers and not charges.num_waiting:
                     charges.arm("start", numbers.pop())
-                    victims = Victims(loader._last_engine)
-                    worker = next((w for w in (0, 1) if loader._last_engine._ring.worker(w)["pid"]), None)
+                    victims = Victims(loader._builder.last)
+                    worker = next((w for w in (0, 1) if loader._builder.last._ring.worker(w)["pid"]), None)
                     if worker is not None:
                         victims.kill(worker)
     assert charges.num_spent == len(NUMBERS) + 1
@@ -174,7 +174,7 @@ def test_a_death_in_the_stream_does_not_show_under_other_start_methods(method: s
                     point, number = numbers.popitem()
                     charges.arm(point, number)
                     if point == "start":
-                        Victims(loader._last_engine).kill(0)
+                        Victims(loader._builder.last).kill(0)
                         num_killed += 1
                     quiet_for = 0
         for step, _ in enumerate(loader):

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from shmload import ShmLoader, WorkerDied, engine
+from shmload import ShmLoader, WorkerDied
+from shmload.engine import engine
 from tests.faults.faults_kit import DEADLINE_S, Rows, Victims, digest, kill_and_wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
@@ -78,7 +79,7 @@ def test_more_deaths_than_max_restarts_end_the_loader() -> None:
         num_kills = 0
         with pytest.raises(WorkerDied, match="exited unexpectedly") as info:
             for _ in loader:
-                Victims(loader._last_engine).kill(num_kills % 2)
+                Victims(loader._builder.last).kill(num_kills % 2)
                 num_kills += 1
         assert "killed by signal: Killed" in str(info.value.__cause__)
         assert loader.stats()["num_restarts"] == 2
@@ -102,7 +103,7 @@ def test_a_death_is_noticed_by_the_next_look_of_a_waiting_trainer(monkeypatch: p
     with ShmLoader(Rows(4000, 500), batch_size=40, seed=2, num_workers=2, max_restarts=0) as loader:
         stream = iter(loader)
         next(stream)
-        made = loader._last_engine
+        made = loader._builder.last
         waits: list[float] = []
         ring = made._ready.wait
 
@@ -127,7 +128,7 @@ def test_a_death_is_noticed_while_batches_keep_coming(monkeypatch: pytest.Monkey
     with ShmLoader(Rows(400), batch_size=4, seed=2, num_workers=2, prefetch_factor=8, max_restarts=0) as loader:
         stream = iter(loader)
         next(stream)
-        made = loader._last_engine
+        made = loader._builder.last
         looks: list[None] = []
         monkeypatch.setattr(made, "_see_to_deaths", lambda see=made._see_to_deaths: (looks.append(None), see()))
         kill_and_wait(made.crew.pids[0])
@@ -145,7 +146,7 @@ def test_a_death_is_noticed_within_the_bound_of_a_pidfd(monkeypatch: pytest.Monk
     with ShmLoader(Rows(8000, 2000), batch_size=20, seed=2, num_workers=2) as loader:
         stream = iter(loader)
         next(stream)
-        made = loader._last_engine
+        made = loader._builder.last
         for _ in range(20):
             before = made._supervisor._num_restarts
             while made._ring.held_by(0) is None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from shmload import ShmLoader, engine, seed_mode
+from shmload import ShmLoader
+from shmload.engine import engine
+from shmload.modes import seed_mode
 from tests.faults.faults_kit import COLLATE, DATASETS, Charges, Rows, Victims, digest
 
 pytestmark = pytest.mark.slow
@@ -81,7 +83,7 @@ def test_an_interrupt_ends_a_wait_at_once_and_the_stream_goes_on() -> None:
     got: list[str] = []
     with ShmLoader(Rows(48, 3000), batch_size=12, seed=3, num_workers=2) as loader:
         stream = iter(loader)
-        made = loader._stream._made_engine()
+        made = loader._passes._made_engine()
         wait, num = made._ready.wait, 0
 
         def interrupted(timeout_s: float) -> bool:
@@ -157,7 +159,7 @@ def test_workers_leave_an_interrupt_of_the_whole_group_to_the_trainer() -> None:
     with ShmLoader(Rows(48, 100), batch_size=4, seed=3, num_workers=2) as loader:
         stream = iter(loader)
         next(stream)
-        for pid in loader._last_engine.crew.pids:
+        for pid in loader._builder.last.crew.pids:
             os.kill(pid, signal.SIGINT)
         assert sum(1 for _ in stream) == 11
         assert loader.stats()["num_restarts"] == 0
@@ -214,12 +216,12 @@ def test_an_interrupt_while_a_worker_is_replaced_waits_until_it_is(monkeypatch: 
     ) as loader:  # so slow that the death is seen before the end
         stream = iter(loader)
         got = [digest(next(stream))]
-        Victims(loader._last_engine).kill(0)
+        Victims(loader._builder.last).kill(0)
         with monkeypatch.context() as patch:
             interrupt_in(patch, "pidfd_open")
             with pytest.raises(KeyboardInterrupt):
                 got += [digest(batch) for batch in stream]
-        assert len(loader._last_engine.crew.pids) == 2
+        assert len(loader._builder.last.crew.pids) == 2
         rest = [digest(batch) for batch in stream]
         assert loader.stats()["num_restarts"] == 1
     assert expected[len(expected) - len(rest) :] == rest

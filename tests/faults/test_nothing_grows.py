@@ -99,7 +99,7 @@ def test_a_forked_child_that_drops_the_loader_does_not_disturb_it() -> None:
         status = 1
         try:
             for loader in loaders:
-                loader._last_engine.close()
+                loader._builder.last.close()
                 loader.close()
             status = 0
         finally:

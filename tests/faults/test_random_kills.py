@@ -47,7 +47,7 @@ def test_two_hundred_killed_workers_leave_every_stream_bit_identical(capsys: pyt
             for _ in range(MAX_EPOCHS):
                 for batch in loader:
                     got.append(digest(batch))
-                    victims = victims or Victims(loader._last_engine)
+                    victims = victims or Victims(loader._builder.last)
                     if victims.num_kills < wanted:
                         victims.kill_one(rng)
                 if victims is not None and victims.num_kills >= wanted:

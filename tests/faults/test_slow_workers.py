@@ -22,7 +22,7 @@ LONG_S = 30
 
 def stop_a_claimant(loader: ShmLoader) -> tuple[int, int, tuple[int, int, int, int]]:
     """Stops a worker that holds rows: its number, its pid, what it holds."""
-    engine = loader._last_engine
+    engine = loader._builder.last
     while True:
         for worker, pid in enumerate(engine.crew.pids):
             os.kill(pid, signal.SIGSTOP)
@@ -41,7 +41,7 @@ def test_a_stopped_worker_keeps_its_batch_waiting_while_others_go_on(seed: int |
     with ShmLoader(Rows(240, 400), batch_size=12, seed=seed, num_workers=3, prefetch_factor=2) as loader:
         stream = iter(loader)
         got = [digest(next(stream)["x"]) for _ in range(3)]
-        engine = loader._last_engine
+        engine = loader._builder.last
         worker, pid, held = stop_a_claimant(loader)
         slot = held[0]
         stopped = next(order for order in engine._queue if order.slot == slot)
@@ -87,7 +87,7 @@ def test_a_loader_with_a_stopped_worker_closes(seed: int | None) -> None:
     began = monotonic()
     loader.close()
     assert monotonic() - began < CLOSE_S
-    assert loader._last_engine.crew.pids == []
+    assert loader._builder.last.crew.pids == []
 
 
 class Long(Rows):
@@ -122,7 +122,7 @@ def test_a_loader_with_busy_workers_closes(seed: int | None, kind: str) -> None:
         began = monotonic()
         loader.close()
         assert monotonic() - began < CLOSE_S
-        assert loader._last_engine.crew.pids == []
+        assert loader._builder.last.crew.pids == []
     finally:
         os.close(end)
         os.close(begun)

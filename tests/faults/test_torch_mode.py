@@ -60,14 +60,14 @@ def test_a_death_at_any_point_ends_the_iteration_and_leaves_nothing(
     assert monotonic() - began < BOUND_S
     assert charges.num_spent == 1
     loader.close()
-    assert loader._last_engine.crew.pids == []
+    assert loader._builder.last.crew.pids == []
 
 
 def test_without_persistent_workers_the_next_iteration_works() -> None:
     loader = ShmLoader(Rows(80), batch_size=4, num_workers=2)
     with pytest.raises(WorkerDied):
         for _ in loader:
-            Victims(loader._last_engine).kill(1)
+            Victims(loader._builder.last).kill(1)
     assert sum(1 for _ in loader) == 20
 
 
@@ -84,7 +84,7 @@ def test_an_iterator_outlives_its_loader_and_ends_with_a_closed_one() -> None:
 def test_a_broken_iteration_goes_on_saying_so() -> None:
     stream = iter(loader := ShmLoader(Rows(80), batch_size=4, num_workers=2))
     next(stream)
-    Victims(loader._last_engine).kill(0)
+    Victims(loader._builder.last).kill(0)
     for _ in range(2):
         with pytest.raises(WorkerDied, match="exited unexpectedly"):
             for _ in stream:
@@ -103,7 +103,7 @@ def test_max_restarts_replaces_so_many_and_no_more() -> None:
         for step, batch in enumerate(loader):
             got.append(digest(batch["x"]))
             if step % 8 == 0:
-                Victims(loader._last_engine).kill(step // 8 % 2)
+                Victims(loader._builder.last).kill(step // 8 % 2)
     assert loader.stats()["num_restarts"] == 3
     assert 24 < len(got) <= 32
     assert expected[: len(got)] == got
@@ -117,6 +117,6 @@ def test_replaced_workers_keep_torchs_order_and_their_own_batches() -> None:
     for step, batch in enumerate(loader):
         got.append(digest(batch["x"]))
         if step % 4 == 0:
-            Victims(loader._last_engine).kill(step // 4 % 2)
+            Victims(loader._builder.last).kill(step // 4 % 2)
     assert expected == got
     assert loader.stats()["num_restarts"] >= 8

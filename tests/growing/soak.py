@@ -25,8 +25,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from shmload.growing.intake import count_records
-from shmload.growing.names import read_own_name
+from shmload.growing.files import count_records, read_own_name
 from tests.growing.soak_trainer import CAPACITY_BYTES, NUM_SAMPLERS
 
 WORLD_SIZE = 2

@@ -21,7 +21,7 @@ import numpy as np
 
 from shmload import ShmLoader
 from shmload.growing import SampleCache
-from shmload.growing.names import write_whole
+from shmload.growing.files import write_whole
 
 CAPACITY_BYTES, FILE_NBYTES = 4 << 20, 64 << 10
 WIDTH = 256  # int64 of a sample; the first says which it is
@@ -86,8 +86,8 @@ def main(folder: Path, rank: int, world_size: int) -> None:
             position += BATCH * world_size
             if number % STATE_EVERY == 0:
                 write_whole(state_file, json.dumps(loader.state_dict()).encode())
-            assert loader._last_engine is not None
-            pids = {"workers": loader._last_engine.crew.pids}
+            assert loader._builder.last is not None
+            pids = {"workers": loader._builder.last.crew.pids}
             if samplers is not None:
                 pids["samplers"] = [one["pid"] for one in samplers.states if one["pid"]]
             write_whole(folder / f"pids-{rank}", json.dumps(pids).encode())

@@ -18,7 +18,7 @@ from shmload.errors import ShardCorrupt
 from shmload.formats import TFRecordWriter
 from shmload.growing import SampleCache
 from shmload.growing import library as library_module
-from shmload.growing.intake import Intake, count_records
+from shmload.growing.files import Intake, count_records
 from tests.growing.growing_kit import RECORD_NBYTES, dataset_of, epoch_of, flip, loader_of, put_foreign
 
 

@@ -17,7 +17,7 @@ from shmload import ShmLoader
 from shmload._core.crc32c import crc32c, masked
 from shmload.errors import StateMismatch
 from shmload.growing import SampleCache
-from shmload.worker.read_plan import plan_of
+from shmload.worker.reader import plan_of
 from tests.growing.growing_kit import (
     RECORD_NBYTES,
     SCHEMA,
@@ -153,11 +153,11 @@ def test_s9_workers_stay_and_the_next_epoch_is_ordered_before_this_one_ends(cach
         for epoch in range(3):
             num_left = 0
             for _ in loader:
-                assert loader._last_engine is not None
-                pids.update(loader._last_engine.crew.pids)
-                num_left = loader._last_engine.num_queued
+                assert loader._builder.last is not None
+                pids.update(loader._builder.last.crew.pids)
+                num_left = loader._builder.last.num_queued
             assert num_left > 0  # of the next epoch, as all of this one's are delivered
-            assert loader._last_engine.front.epoch == epoch + 1
+            assert loader._builder.last.front.epoch == epoch + 1
             put(cache, range(40 * (epoch + 1), 40 * (epoch + 2)))
         assert len(pids) == 2
 

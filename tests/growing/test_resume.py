@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from shmload.errors import StateMismatch
 from shmload.growing import SampleCache
-from shmload.growing.names import CacheFile
-from shmload.growing.snapshot import Gone, Snapshot
+from shmload.growing.files import CacheFile, Gone, Snapshot
 from tests.growing.growing_kit import dataset_of, epoch_of, loader_of, put, values_of
 
 

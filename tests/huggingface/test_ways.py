@@ -120,7 +120,7 @@ def test_a_mapped_file_is_not_copied_to_spawned_workers(tmp_path: Any) -> None:
     dataset = load_from_disk(tmp_path / "d").with_format("torch")
     with ShmLoader(dataset, 4) as loader:
         assert "read by read_batch_into" in repr(loader)
-        assert len(pickle.dumps(loader.make_job())) < 5000 < rows.nbytes
+        assert len(pickle.dumps(loader._config().job())) < 5000 < rows.nbytes
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])

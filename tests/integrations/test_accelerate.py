@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shmload import ShmLoader
-from shmload.autotune.numbers import is_auto
+from shmload.engine.autotune import is_auto
 from tests.integrations.integrations_kit import Numbers, Tiny, facts
 
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate: pip install shmload[integrations]")

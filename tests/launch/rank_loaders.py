@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 import shmload
-from shmload.autotune import budget
+from shmload.engine import autotune
 
 NUM_SAMPLES = 12
 
@@ -49,7 +49,7 @@ def look_around(local_rank: int, folder: str, context: str) -> None:
         "index": [index for batch in batches for index in batch["index"].tolist()],
         "workers": sorted({cpus for batch in batches for cpus in batch["cpus"]}),
         "own": own,
-        "auto": budget.num_cpus(),
+        "auto": autotune.num_cpus(),
         "threads": sys.modules["torch"].get_num_threads(),
     }
     Path(folder, str(local_rank)).write_text(repr(told))

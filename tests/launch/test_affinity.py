@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.launch.affinity import shares
-from shmload.launch.topology import Core
+from shmload.launch.topology import Core, shares
 
 
 @st.composite

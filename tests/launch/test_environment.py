@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from shmload.launch.environment import HeldPort, Place, environment
-from shmload.launch.seats import number_of_ranks, seats
-from shmload.observe.doctor.host import Host
+from shmload.launch.ranks import HeldPort, Place, environment, number_of_ranks, seats
+from shmload.shm.host import Host
 from shmload.world import rank_and_world_size
 
 PLACE = Place("127.0.0.1", 1234, "run")

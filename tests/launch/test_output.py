@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.launch.output import TAIL, Pipe
+from shmload.launch.supervisor import TAIL, Pipe
 
 
 class Stream(io.TextIOWrapper):

@@ -146,10 +146,10 @@ def test_the_last_words_are_read_from_a_log(tmp_path: Path) -> None:
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace() -> None:
     begin = monotonic()
     with pytest.raises(RankFailed) as error:
-        shmload.spawn(rank_functions.refuse_to_end, (barrier("fork"),), 3, start_method="fork", grace_s=0.1)
-    assert 0.1 < monotonic() - begin < 10
+        shmload.spawn(rank_functions.refuse_to_end, (barrier("fork"),), 3, start_method="fork", grace_s=1.0)
+    assert 1.0 < monotonic() - begin < 20
     assert str(error.value).endswith(
-        "\n\nrank 2 ended when told to (SIGTERM)\nrank 0 did not end within 0.1 s of SIGTERM and had to be killed (SIGKILL)"
+        "\n\nrank 2 ended when told to (SIGTERM)\nrank 0 did not end within 1 s of SIGTERM and had to be killed (SIGKILL)"
     )
 
 

@@ -53,7 +53,7 @@ class Stream:
         self.iterator = iter(self.loader)
         self.step = 0
         self.next()
-        self.engine = self.loader._last_engine
+        self.engine = self.loader._builder.last
         self.ring = self.engine._ring
         self.ring.poison = True
 

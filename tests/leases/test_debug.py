@@ -19,7 +19,7 @@ import torch
 import shmload.debug
 from shmload import ShmLoader
 from shmload.debug import is_poisoned
-from shmload.engine import Engine
+from shmload.engine.engine import Engine
 
 N, BATCH_SIZE = 48, 4
 
@@ -59,7 +59,7 @@ def test_holders_are_named_by_the_line_that_took_their_batch(seed: int | None) -
         kept, line = take(iterator)
         dropped = next(iterator)
         view = next(iterator)["x"][1:].numpy()
-        nbytes = loader._last_engine._ring.payload_nbytes(0)
+        nbytes = loader._builder.last._ring.payload_nbytes(0)
         assert [(h.epoch, h.step, h.nbytes) for h in loader.holders()] == [(0, step, nbytes) for step in range(3)]
         del dropped
         first, second = loader.holders()
@@ -81,7 +81,7 @@ def test_a_for_loop_is_named_and_a_copied_batch_holds_nothing() -> None:
         held: list[Any] = []
         for batch in loader:
             held += [batch]
-        num_slots = loader._last_engine.num_slots
+        num_slots = loader._builder.last.num_slots
         where = {holder.where.rpartition(" in ")[2] for holder in loader.holders()}
         assert where == {"test_a_for_loop_is_named_and_a_copied_batch_holds_nothing"}
         assert len(loader.holders()) == num_slots - 1
@@ -126,8 +126,8 @@ def test_by_default_nothing_is_watched_and_asking_says_what_to_do() -> None:
     with loader_over_numbers() as loader:
         assert loader.holders() == []  # nobody has taken anything
         batch = next(iter(loader))
-        assert type(loader._last_engine) is Engine
-        assert not loader._last_engine._ring.poison
+        assert type(loader._builder.last) is Engine
+        assert not loader._builder.last._ring.poison
         with pytest.raises(
             RuntimeError,
             match=r"call shmload.debug.enable\(\) before its workers start, or set SHMLOAD_DEBUG_BATCHES=1",

@@ -66,14 +66,14 @@ def loader_over_numbers(**options: Any) -> ShmLoader[Any]:
 def poisoned(loader: ShmLoader[Any]) -> Any:
     """The loader's iterator, its ring poisoned from the first batch on."""
     iterator = iter(loader)
-    if loader._stream is not None:
-        loader._stream._made_engine()  # seed mode starts its workers with the first batch
+    if loader.seed is not None:
+        loader._passes._made_engine()  # seed mode starts its workers with the first batch
     ring_of(loader).poison = True
     return iterator
 
 
 def ring_of(loader: ShmLoader[Any]) -> Any:
-    return loader._last_engine._ring
+    return loader._builder.last._ring
 
 
 def is_batch(step: int, batch: dict[str, Any]) -> bool:
@@ -92,7 +92,7 @@ def test_a_list_of_the_loader_is_right_and_warns_once_naming_the_slots(seed: int
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             batches = list(iterator)
-        num_slots = loader._last_engine.num_slots
+        num_slots = loader._builder.last.num_slots
         assert are_all_right(batches)
         assert [str(w.message).split(":")[0] for w in caught] == [
             f"{num_slots - 1} batches are still in use, all but one of the {num_slots} slots of the ring"
@@ -112,7 +112,7 @@ def test_a_warning_that_is_an_error_comes_behind_its_batch_and_nothing_is_lost(s
             except UserWarning as error:
                 errors.append(error)  # with its traceback: whatever that holds is held
         assert are_all_right(batches)
-        assert [str(error).partition(" batches")[0] for error in errors] == [str(loader._last_engine.num_slots - 1)]
+        assert [str(error).partition(" batches")[0] for error in errors] == [str(loader._builder.last.num_slots - 1)]
 
 
 @pytest.mark.filterwarnings("ignore:.*batches are still in use")
@@ -210,7 +210,7 @@ def test_batches_outlive_their_loader(end: str, seed: int | None) -> None:
 def test_memory_is_unmapped_with_the_last_batch_of_a_closed_loader() -> None:
     loader = loader_over_numbers()
     held = [next(iter(loader))]
-    stem = loader._last_engine._group.stem
+    stem = loader._builder.last._group.stem
     loader.close()
     del loader
     gc.collect()

@@ -16,7 +16,7 @@ import torch
 from shmload import ShmLoader
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import live_leases
-from shmload.batch.place import RowPlacer
+from shmload.batch.collate import RowPlacer
 from shmload.shm.segment import Segment
 from shmload.worker.reader import in_place_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shmload.observe.live.find import find
+from shmload.tools.top.watch import find
 
 UID = os.getuid()
 STEM = f"shmload-{UID}-f1d000000000-"

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from shmload.observe.live.watch import Watch
 from shmload.shm import janitor
 from shmload.shm.names import SHM_DIR
+from shmload.tools.top.watch import Watch
 from tests.faults.faults_kit import DEADLINE_S, program_env
 from tests.faults.killed_kit import Family
 from tests.live.live_kit import look_until, only_loader, running

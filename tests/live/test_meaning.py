@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shmload.observe.live.meaning import HUNG_S, describe
+from shmload.engine.stats import HUNG_S, describe
 from tests.live.live_kit import SECOND, made_up, slot, worker
 
 ORDERED, LEASED, DRAINING = 2, 3, 4

@@ -16,9 +16,9 @@ from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.onlooker import ABI, Onlooker
 from shmload._core.trainer import TrainerRing, control_nbytes
-from shmload.observe.live import watch
-from shmload.observe.live.meaning import describe
-from shmload.observe.live.watch import read_block
+from shmload.engine.stats import describe
+from shmload.tools.top import watch
+from shmload.tools.top.watch import read_block
 
 SIZES = {"order_capacity": 256, "text_capacity": 64, "layout_capacity": 64}
 NUM_SLOTS, NUM_WORKERS = 3, 2

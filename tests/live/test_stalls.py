@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.observe.live.stalls import beginning, limit_of, shares
+from shmload.engine.stats import beginning, limit_of, shares
 from tests.live.live_kit import SECOND, made_up, worker
 
 READY = [worker(), worker()]

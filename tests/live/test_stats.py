@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shmload import ShmLoader, TokenBudget
-from shmload.observe.live.watch import Watch
+from shmload.tools.top.watch import Watch
 from tests.live.live_program import Rows
 
 DOCS = next(p / "docs" for p in Path(__file__).parents if (p / "docs").exists())
@@ -70,7 +70,7 @@ def test_inside_and_outside_say_the_same_under_the_same_names() -> None:
 
 def test_a_worker_that_is_not_up_yet_has_its_processs_pid() -> None:
     with loader_of(multiprocessing_context="spawn") as loader:
-        stream: Any = loader._stream
+        stream: Any = loader._passes
         stream.begin()
         engine = stream._made_engine()
         workers = loader.stats()["workers"]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shmload.observe.live.meaning import describe
-from shmload.observe.live.view import nbytes_text, number, picture, seconds, sparkline
-from shmload.observe.live.watch import totals
+from shmload.engine.stats import describe
+from shmload.tools.top.view import nbytes_text, number, picture, seconds, sparkline
+from shmload.tools.top.watch import totals
 from tests.live.live_kit import SECOND, made_up, slot, worker
 
 ORDERED, LEASED = 2, 3

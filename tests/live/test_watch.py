@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from shmload.observe.live import watch
-from shmload.observe.live.find import Block, Found
-from shmload.observe.live.watch import HISTORY, Watch
+from shmload.tools.top import watch
+from shmload.tools.top.watch import HISTORY, Block, Found, Watch
 from tests.live.live_kit import SECOND, made_up
 
 Blocks = dict[str, Any]

@@ -41,7 +41,7 @@ def test_batches_that_grow_come_right_and_old_room_is_given_up(seed: int | None,
                 else:
                     assert value.numel() == index * 1000
                     assert value.eq(97 + index % 26).all()
-        engine = loader._last_engine
+        engine = loader._builder.last
         assert engine is not None
         assert loader.stats()["num_grown"] > engine.num_slots
         if seed is not None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from shmload import Mix, ShmLoader, StateMismatch
-from shmload.observe.audit.verify import read_folder, verify
-from shmload.schedule.checksum import with_checksum
+from shmload.schedule.state import with_checksum
+from shmload.tools.audit.verify import read_folder, verify
 from tests.loader.mix_data import Decoding, DecodingBatches, KillsOnce, Several, Short, Tagged
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers

@@ -226,7 +226,7 @@ def test_waiting_for_the_trainer_makes_no_sample_late(kind: Any) -> None:
     """The worker waits for the layout, or for room, as long as the trainer does other things."""
     with ShmLoader(kind(12, frozenset()), 6, sample_timeout_s=0.1, num_workers=1) as loader:
         iterator = iter(loader)
-        worker = loader._last_engine._ring.worker
+        worker = loader._builder.last._ring.worker
         while worker(0)["started_ns"] == 0:
             pass
         until = time.monotonic() + 0.3  # a step of the trainer's that is longer than any sample may take

@@ -171,10 +171,10 @@ def test_a_worker_is_gone_before_its_rows_are_given_away(kind: Any, seed: int | 
     options = {"sample_timeout_s": LIMIT_S, "on_error": "skip", "max_restarts": 9}
     with ShmLoader(kind(12, frozenset({4})), 6, seed=seed, num_workers=2, **options) as loader:
         stream = iter(loader)
-        supervisor = loader._last_engine._supervisor if seed is None else None
+        supervisor = loader._builder.last._supervisor if seed is None else None
         if supervisor is None:  # in seed mode the first batch asked for makes the engine
-            loader._stream._made_engine()
-            supervisor = loader._last_engine._supervisor
+            loader._passes._made_engine()
+            supervisor = loader._builder.last._supervisor
         supervisor._ring = watched = Watched(supervisor._ring)
         assert [batch["index"].tolist() for batch in stream] == [[0, 1, 2, 3, 5], WHOLE[1]]
         assert watched.num_recovered >= 1

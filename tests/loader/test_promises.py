@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -46,7 +47,7 @@ def stopped() -> Iterator[Callable[[ShmLoader[Any]], None]]:
     pids: list[int] = []
 
     def stop(loader: ShmLoader[Any]) -> None:
-        for pid in loader._last_engine.crew.pids:
+        for pid in loader._builder.last.crew.pids:
             os.kill(pid, signal.SIGSTOP)
             os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
             pids.append(pid)
@@ -60,14 +61,14 @@ def test_a_state_is_told_without_asking_any_worker(seed: int | None, stopped: Ca
     with ShmLoader(Numbers(100), 4, num_workers=2, seed=seed) as loader:
         iterator = iter(loader)
         before = [next(iterator).tolist() for _ in range(3)]
-        engine = loader._last_engine
+        engine = loader._builder.last
         while not all(engine._is_done(order) for order in engine._queue):
             engine._ready.wait(0.02)
         stopped(loader)
         before.append(next(iterator).tolist())
         assert not engine._is_done(engine._queue[-1])  # it was ordered just now, and nobody makes it
         state = loader.state_dict()
-        for pid in loader._last_engine.crew.pids:
+        for pid in loader._builder.last.crew.pids:
             os.kill(pid, signal.SIGCONT)
         rest = [batch.tolist() for batch in iterator]
     assert [*before, *rest] == [list(range(i, i + 4)) for i in range(0, 100, 4)]
@@ -113,7 +114,7 @@ def of_fields(num_fields: int) -> tuple[int, int]:
         iterator = iter(loader)
         held = [next(iterator) for _ in range(3)]
         num_open = len(os.listdir("/proc/self/fd")) - before
-        engine = loader._last_engine
+        engine = loader._builder.last
         for _ in range(60):
             while not engine._is_done(engine.front):
                 engine._ready.wait(0.02)
@@ -170,7 +171,7 @@ def test_workers_start_at_the_same_time(seed: int | None) -> None:
 def test_workers_read_into_the_next_epoch_before_it_begins() -> None:
     with ShmLoader(Numbers(12), 2, num_workers=2, prefetch_factor=2, seed=3) as loader:
         assert sum(1 for _ in loader) == 6
-        engine = loader._last_engine
+        engine = loader._builder.last
         until = time.monotonic() + DEADLINE_S
         while not (len(engine._queue) == 4 and all(engine._is_done(order) for order in engine._queue)):
             assert time.monotonic() < until
@@ -222,7 +223,7 @@ def test_a_slot_behind_a_slow_one_becomes_ready() -> None:
             return index
 
     with ShmLoader(Gated(12), 2, num_workers=2, prefetch_factor=2, seed=3, multiprocessing_context=FORK) as loader:
-        stream = loader._stream
+        stream = loader._passes
         assert stream is not None
         engine = stream._made_engine()
         iterator = iter(loader)
@@ -252,7 +253,7 @@ def test_persistent_workers_know_the_epoch_of_every_order() -> None:
         for epoch in (0, 1, 2, 7, 8, 3):
             loader.set_epoch(epoch)
             assert [batch.tolist() for batch in loader] == [[epoch, epoch]] * 6
-            now = loader._last_engine.crew.pids
+            now = loader._builder.last.crew.pids
             assert pids in ([], now)
             pids = now
 
@@ -300,3 +301,20 @@ def test_a_fork_beside_running_threads_is_told_once(
     assert len(told) == 1
     assert told[0].startswith("workers are forked while 1 other thread runs (mine): a lock that it holds")
     assert 'multiprocessing_context="forkserver"' in told[0]
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_loader_that_nobody_has_any_more_ends_its_workers_at_once(seed: int | None) -> None:
+    """No cycle keeps them until the garbage collector comes by."""
+    loader = ShmLoader(list(range(20)), 4, num_workers=1, seed=seed)
+    batches = iter(loader)
+    next(batches)
+    assert loader._builder.last is not None
+    (pid,) = loader._builder.last.crew.pids
+    gc.collect()
+    gc.disable()
+    try:
+        del loader, batches
+        assert not os.path.exists(f"/proc/{pid}")
+    finally:
+        gc.enable()

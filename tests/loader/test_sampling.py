@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from shmload import BlockShuffle, LengthBuckets, ShmLoader, StateMismatch, TokenBudget, Weighted
-from shmload.observe.audit.verify import read_folder, verify
+from shmload.tools.audit.verify import read_folder, verify
 from tests.loader.seeded_data import InBatches, InPlace, Ragged
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 100)
@@ -252,7 +252,7 @@ class _Unsendable(BlockShuffle):
 
 def test_workers_are_not_sent_the_order() -> None:
     loader = ShmLoader(_Fails(-1), sampler=_Unsendable(100, block_size=7), seed=7, num_workers=1)
-    pickle.dumps(loader.make_job())
+    pickle.dumps(loader._config().job())
 
 
 def test_a_state_of_another_order_is_refused() -> None:

@@ -99,7 +99,7 @@ def test_what_is_ordered_ahead_outlives_the_end_of_an_epoch() -> None:
     with ShmLoader(Noisy(), 7, seed=1, num_workers=1) as loader:
         for epoch in range(3):
             assert sum(1 for _ in loader) == 8
-            engine = loader._last_engine
+            engine = loader._builder.last
             assert (engine.front.epoch, engine.front.step) == (epoch + 1, 0)
             assert engine._ring.counters()["generation"] == 0  # nothing has been abandoned
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shmload.observe.bench.peers import PEERS
+from shmload.tools.bench.peers import PEERS
 
 DIST = os.environ.get("SHMLOAD_DIST")
 pytestmark = [
@@ -129,7 +129,6 @@ def test_every_module_imports_but_those_that_are_about_a_library(environment: Pa
     done = run(environment, tmp_path, "python", "-W", "error", "-c", EVERY_MODULE)
     assert dict(line.split(": ") for line in done.stdout.splitlines()) == {
         "shmload.batch.arrow_columns": "No module named 'pyarrow'",
-        "shmload.formats.readers.parquet_fields": "No module named 'pyarrow'",
         "shmload.formats.readers.parquet_groups": "No module named 'pyarrow'",
         "shmload.integrations.accelerate": "No module named 'accelerate'",
         "shmload.worker.arrow": "No module named 'pyarrow'",

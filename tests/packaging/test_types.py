@@ -23,7 +23,7 @@ shmload\._core\.(mapped_file\.MappedFile|mapping\.Mapping)\.__buffer__
 """
 SKIPPED = """
 [mypy]
-[mypy-torch.*,shmload.loader,shmload.mix,shmload.batch.*,shmload.index.*,shmload.schedule.*,shmload.worker.*]
+[mypy-torch.*,shmload.loader,shmload.schedule.mix,shmload.batch.*,shmload.schedule.*,shmload.worker.*]
 follow_imports = skip
 """  # what the package's face names but the stubs do not need: a fifth of the time
 PROGRAM = """

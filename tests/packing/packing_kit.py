@@ -15,8 +15,8 @@ import numpy as np
 from PIL import Image
 
 from shmload.formats import TarDataset
-from shmload.remote.manifest import Manifest
 from shmload.remote.packing.pack import Options, Packing
+from shmload.remote.shards import Manifest
 from shmload.storage.local import LocalStore
 from shmload.storage.store import StoredObject
 

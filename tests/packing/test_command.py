@@ -14,8 +14,8 @@ import shmload
 from shmload.cli import app
 from shmload.cli import pack as command_file
 from shmload.formats import TarWriter, TFRecordWriter
-from shmload.remote.manifest import Manifest
 from shmload.remote.packing.pack import Progress
+from shmload.remote.shards import Manifest
 from shmload.storage.local import LocalStore
 from tests.packing.packing_kit import names_in, names_of, samples_in
 

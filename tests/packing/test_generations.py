@@ -11,8 +11,8 @@ import pytest
 
 import shmload
 from shmload import StoreError
-from shmload.remote.manifest import Manifest
 from shmload.remote.packing.generation import Generation
+from shmload.remote.shards import Manifest
 from shmload.storage.local import LocalStore
 from shmload.storage.store import StoredObject
 from tests.packing.packing_kit import CountingStore, Folder, Grey, names_in, names_of, packed, samples_in

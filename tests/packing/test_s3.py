@@ -10,7 +10,7 @@ import botocore.config
 import pytest
 
 from shmload.remote import Manifest, make_client, upload_cv_dataset
-from shmload.storage import s3_write
+from shmload.storage import s3
 from shmload.storage.local import LocalStore
 from tests.packing.packing_kit import Blobs, Grey, names_in, packed
 
@@ -90,7 +90,7 @@ class Watched:
 def test_a_damaged_object_is_uploaded_again_and_sound_ones_are_not_even_read(
     server: Any, part_nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_write, "_PART_NBYTES", part_nbytes)
+    monkeypatch.setattr(s3, "_PART_NBYTES", part_nbytes)
     store = clients(server)["ours"].store(server.bucket("repaired"), f"a{part_nbytes}")
     dataset, options = Blobs([3 << 20] * 6), {"maxsize": 7 << 20, "maxcount": 2}
     manifest = packed(dataset, store, **options)

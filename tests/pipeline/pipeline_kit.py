@@ -13,7 +13,7 @@ import numpy as np
 
 import shmload
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Partition, Permutation, Range
-from shmload.schedule.mix_order import MixOrder
+from shmload.schedule.mix import MixOrder
 
 ENOUGH = 1100  # items that a stream's model is asked for
 

@@ -13,10 +13,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from shmload.observe.audit.file import AuditLog, Batch, Record, batch_record, event_record, header_line
-from shmload.observe.audit.report import Report
-from shmload.observe.audit.verify import read_folder, tell_suspects, verify
+from shmload.audit.file import AuditLog, Batch, Record, batch_record, event_record, header_line
 from shmload.pipeline import Collate, Conveyer, Join, Map, Partition, Permutation, Range
+from shmload.tools.audit.timeline import Report
+from shmload.tools.audit.verify import read_folder, tell_suspects, verify
 from tests.pipeline.pipeline_kit import Add, Joined, Leaf, Spec, pulled, specs
 
 JOINED = Joined(

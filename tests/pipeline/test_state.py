@@ -13,7 +13,7 @@ import torch
 from shmload import ShmLoader
 from shmload.errors import StateMismatch
 from shmload.pipeline import Collate, Conveyer, Join, Map, Partition, Permutation, Range, reconcile
-from shmload.schedule.checksum import with_checksum
+from shmload.schedule.state import with_checksum
 from tests.pipeline.pipeline_kit import Add, Leaf, Spec, pulled
 
 PLAIN = Leaf(12, True, False, 7)

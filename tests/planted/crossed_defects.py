@@ -18,7 +18,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "text is ordered in chunks, and read whole by the worker of each",
-        "shmload/worker/read_plan.py",
+        "shmload/worker/reader.py",
         "    return ReadPlan(path, layout, rule, is_whole=layout.is_ragged, ",
         "    return ReadPlan(path, layout, rule, is_whole=rule is not None and rule.is_certain, ",
         ("tests/ragged/test_ragged_fields.py::test_a_batch_of_text_is_read_once_by_one_of_several_workers",),
@@ -36,7 +36,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "the same without workers",
-        "shmload/inline.py",
+        "shmload/modes/inline.py",
         "            self._reads_many = not drew_for_many()  #",
         "            #",
         ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
@@ -53,8 +53,8 @@ CROSSED_DEFECTS = [
         "N7",
         "a loader has a public attribute that is no argument",
         "shmload/loader.py",
-        "        self._is_closed = False\n        self._last_engine",
-        "        self.is_closed = self._is_closed = False\n        self._last_engine",
+        "        self._is_closed = False\n        bad_samples",
+        "        self.is_closed = self._is_closed = False\n        bad_samples",
         ("tests/loader/test_rebuilt.py::test_public_attributes_are_the_arguments",),
     ),
     Defect(
@@ -95,7 +95,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a StopIteration of the user's ends a pass in seed mode",
-        "shmload/seed_mode.py",
+        "shmload/modes/seed_mode.py",
         "            raise no_end(error, who) from error\n",
         "            raise\n",
         (
@@ -127,7 +127,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "where a sample lies is told by its end",
-        "shmload/remote/source.py",
+        "shmload/remote/indexed.py",
         "    return begin, max(offset + size for _, offset, size in members) - begin\n",
         "    return begin, max(offset + size for _, offset, size in members)\n",
         (
@@ -150,7 +150,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "sending the dataset counts as connecting",
-        "shmload/worker/actors/cluster.py",
+        "shmload/ray/cluster.py",
         "        return self._joined_at is None and self._asked_at is not None and",
         "        return self._asked_at is not None and",
         (f"{CONNECTION}test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said",),
@@ -158,7 +158,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "an agent that takes another's place asks the cluster once",
-        "shmload/worker/actors/crew.py",
+        "shmload/ray/crew.py",
         ", is_again=True))",
         "))",
         (f"{CONNECTION}test_an_agent_that_takes_anothers_place_knows_it",),
@@ -207,7 +207,7 @@ CROSSED_DEFECTS = [
     Defect(
         "G1",
         "a forked rank has the program's handlers of crashes",
-        "shmload/launch/functions.py",
+        "shmload/launch/spawning.py",
         "    faulthandler.disable()  # what",
         "    # what",
         ("tests/launch/test_spawn.py::test_what_the_program_does_with_a_signal_is_not_the_ranks",),

@@ -43,7 +43,7 @@ DEFECTS = [
     Defect(
         "R2",
         "a resume begins its epoch anew",
-        "shmload/seed_epochs.py",
+        "shmload/modes/seed_epochs.py",
         "            epoch, step = resume(state, schedule)\n",
         "            epoch, step = resume(state, schedule)[0], 0\n",
         (
@@ -62,7 +62,7 @@ DEFECTS = [
     Defect(
         "R2",
         "a state waits for workers",
-        "shmload/seed_mode.py",
+        "shmload/modes/seed_mode.py",
         "        return self.epochs.state_dict(",
         "        while self._engine and not self._engine._is_done(self._engine._queue[-1]):\n"
         "            self._engine._round()\n        return self.epochs.state_dict(",
@@ -92,7 +92,7 @@ DEFECTS = [
     Defect(
         "R4",
         "a worker keeps each entry it has read",
-        "shmload/index/shared_index.py",
+        "shmload/formats/shared_index.py",
         "    def _slice(self, item: slice) -> SharedIndex:\n",
         "    def __getitem__(self, item):\n"
         "        entry = super().__getitem__(item)\n"
@@ -126,7 +126,7 @@ DEFECTS = [
     Defect(
         "R6",
         "the first death ends the loader",
-        "shmload/supervision.py",
+        "shmload/engine/supervision.py",
         "        if self._max_restarts is not None and self._num_restarts >= self._max_restarts:\n",
         "        if True:\n",
         ("tests/faults/test_crash_points.py::test_a_death_in_the_stream_does_not_show_in_it[after_claim-rows]",),
@@ -142,7 +142,7 @@ DEFECTS = [
     Defect(
         "R6",
         "a deadly sample is told without its epoch",
-        "shmload/worker/late.py",
+        "shmload/worker/failure.py",
         "of epoch {epoch} (row {row} of batch {step})",
         "(row {row} of batch {step})",
         ("tests/faults/test_deadly_samples.py::test_the_epoch_is_named_and_counts_for_itself",),
@@ -215,8 +215,8 @@ DEFECTS = [
         "R10",
         "the dataset is pickled for each worker",
         "shmload/worker/muster.py",
-        "        parcel: bytes | None = pickled_once(job)\n",
-        "        parcel: bytes | None = [pickled_once(job) for _ in posts][0]\n",
+        "        parcel: bytes | None = pickled_once(called.job)\n",
+        "        parcel: bytes | None = [pickled_once(called.job) for _ in posts][0]\n",
         (f"{PROMISES}test_the_dataset_is_pickled_once_for_all_workers",),
     ),
     Defect(
@@ -230,7 +230,7 @@ DEFECTS = [
     Defect(
         "R10",
         "workers stand still at the end of an epoch",
-        "shmload/seed_mode.py",
+        "shmload/modes/seed_mode.py",
         "            else:\n                self._cursor = (epoch + 1, 0)\n",
         "            else:\n                return\n",
         (f"{PROMISES}test_workers_read_into_the_next_epoch_before_it_begins",),
@@ -248,7 +248,7 @@ DEFECTS = [
     Defect(
         "R11",
         "one batch is ordered at a time",
-        "shmload/seed_mode.py",
+        "shmload/modes/seed_mode.py",
         "        num_missing = self._num_ahead - engine.num_queued\n",
         "        num_missing = 1 - engine.num_queued\n",
         (
@@ -272,8 +272,8 @@ DEFECTS = [
     Defect(
         "R13",
         "cgroups are not asked",
-        "shmload/shm/preflight.py",
-        "    return min([free_memory_bytes(root), *(cgroup.rest for cgroup in cgroups.memory(root))])\n",
+        "shmload/shm/segment.py",
+        "    return min([free_memory_bytes(root), *(cgroup.rest for cgroup in memory(root))])\n",
         "    return free_memory_bytes(root)\n",
         (
             "tests/shm/test_preflight.py::test_a_v2_limit_counts_less_what_is_used_and_cannot_be_dropped",
@@ -283,7 +283,7 @@ DEFECTS = [
     Defect(
         "R13",
         "ring_bytes limits nothing",
-        "shmload/ring_memory.py",
+        "shmload/engine/ring.py",
         "        if self._limit is not None and self.nbytes + nbytes > self._limit:\n",
         "        if False:\n",
         ("tests/loader/test_bad_input.py::test_a_ring_larger_than_allowed_is_refused_with_figures",),
@@ -292,7 +292,7 @@ DEFECTS = [
     Defect(
         "R14",
         "bad samples are not counted",
-        "shmload/bad_samples.py",
+        "shmload/engine/orders.py",
         "        self.count += 1\n",
         "",
         (
@@ -303,15 +303,15 @@ DEFECTS = [
     Defect(
         "R14",
         "the substitute is another than the order says",
-        "shmload/bad_samples.py",
-        "self._next_index(order, first_row, tries + 1)",
-        "self._next_index(order, first_row, tries + 2)",
+        "shmload/engine/orders.py",
+        "self.next_index(order, first_row, tries + 1)",
+        "self.next_index(order, first_row, tries + 2)",
         ("tests/loader/test_policies.py::test_the_next_of_the_same_permutation_stands_in",),
     ),
     Defect(
         "R14",
         "max_bad caps nothing",
-        "shmload/bad_samples.py",
+        "shmload/engine/orders.py",
         "        if self._max_bad is not None and self.count > self._max_bad:\n",
         "        if False:\n",
         ("tests/loader/test_policies.py::test_more_bad_samples_than_allowed_end_it",),
@@ -320,7 +320,7 @@ DEFECTS = [
     Defect(
         "R15",
         "the stack of the stuck worker is left out",
-        "shmload/worker/late.py",
+        "shmload/worker/failure.py",
         r"Where it was:\n{stack}\n",
         r"",
         ("tests/loader/test_policies.py::test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker",),
@@ -328,7 +328,7 @@ DEFECTS = [
     Defect(
         "R15",
         "no sample is ever late",
-        "shmload/supervision.py",
+        "shmload/engine/supervision.py",
         "/ 1e9 > (self._sample_timeout_s or 0)\n",
         "/ 1e9 > 1e9\n",
         ("tests/loader/test_policies.py::test_late_samples_may_be_skipped",),
@@ -365,7 +365,7 @@ DEFECTS = [
     Defect(
         "R17",
         "a batch larger than its slot gets no more room",
-        "shmload/ring_memory.py",
+        "shmload/engine/ring.py",
         "        self._is_asked = True\n        if self._has_payload:\n            self.ensure(slot, nbytes)\n",
         "        self._is_asked = True\n        if self._has_payload:\n            pass\n",
         ("tests/loader/test_growth.py::test_batches_that_grow_come_right_and_old_room_is_given_up",),
@@ -374,7 +374,7 @@ DEFECTS = [
     Defect(
         "R18",
         "a .npy file may be shorter than its head says",
-        "shmload/formats/arrays/held.py",
+        "shmload/formats/arrays.py",
         "    if offset + needed > nbytes:\n",
         "    if False:\n",
         ("tests/formats/arrays/test_arrays.py::test_any_damage_to_a_head_is_an_error_or_another_array",),
@@ -436,7 +436,7 @@ DEFECTS = [
     Defect(
         "R19",
         "pickles of a shard are opened unasked",
-        "shmload/formats/tar/decoders.py",
+        "shmload/formats/tar/members.py",
         "            return _UNSAFE[last] if self._allow_pickle else None\n",
         "            return _UNSAFE[last]\n",
         ("tests/formats/tar/test_decoders.py::test_what_could_run_code_stays_bytes_until_asked_for",),

@@ -34,7 +34,7 @@ ENGINE_DEFECTS = [
     Defect(
         "E4",
         "threads in seed mode do not wait for their turn",
-        "shmload/seed_mode.py",
+        "shmload/modes/seed_mode.py",
         "            with turns.lock:\n                if turns.is_taken:\n",
         "            with __import__('contextlib').nullcontext():\n                if False:\n",
         (f"{SHARED}test_each_batch_comes_to_one_thread[seed mode-2]",),
@@ -43,7 +43,7 @@ ENGINE_DEFECTS = [
     Defect(
         "E4",
         "threads in torch mode do not wait for their turn",
-        "shmload/torch_mode.py",
+        "shmload/modes/torch_mode.py",
         "            with turns.lock:\n                if turns.is_taken:\n",
         "            with __import__('contextlib').nullcontext():\n                if False:\n",
         (f"{SHARED}test_each_batch_comes_to_one_thread[torch mode-2]",),
@@ -52,7 +52,7 @@ ENGINE_DEFECTS = [
     Defect(
         "R5",
         "a thread that waits does not hear that the loader is closed",
-        "shmload/engine.py",
+        "shmload/engine/engine.py",
         "        if self._is_closed:  # by another thread, while this one waits\n            raise self._why_closed()\n",
         "",
         (f"{SHARED}test_closing_the_loader_ends_the_wait_of_another_thread",),
@@ -95,7 +95,7 @@ ENGINE_DEFECTS = [
     Defect(
         "R17",
         "what a wrapper passes on is taken for its own",
-        "shmload/abilities.py",
+        "shmload/world.py",
         "        inspect.getattr_static(value, name)\n",
         "        getattr(value, name)\n",
         (
@@ -106,7 +106,7 @@ ENGINE_DEFECTS = [
     Defect(
         "E4",
         "a pinned slot forgets the stream of its batch's delivery",
-        "shmload/device/cooling.py",
+        "shmload/device/pins.py",
         "            self._named[slot] = list(self._calls.current_streams())\n",
         "            pass\n",
         (
@@ -117,7 +117,7 @@ ENGINE_DEFECTS = [
     Defect(
         "E4",
         "the current device is asked for anew",
-        "shmload/device/cuda.py",
+        "shmload/device/calls.py",
         "            self._index = torch.cuda.current_device()\n",
         '            return torch.device("cuda", torch.cuda.current_device())\n',
         ("tests/device/test_options.py::test_the_current_device_is_the_one_that_was_current_when_it_was_asked_first",),
@@ -125,7 +125,7 @@ ENGINE_DEFECTS = [
     Defect(
         "R15",
         "a late sample's stack is told twice",
-        "shmload/supervision.py",
+        "shmload/engine/supervision.py",
         "logging.DEBUG if is_raised else logging.WARNING",
         "logging.WARNING",
         ("tests/loader/test_policies.py::test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker",),
@@ -144,7 +144,7 @@ ENGINE_DEFECTS = [
     Defect(
         "S4",
         "a lease complains at the interpreter's end",
-        "shmload/storage/lease.py",
+        "shmload/storage/folder.py",
         "        if sys is not None and not sys.is_finalizing():",
         "        if True:",
         ("tests/storage_cache/test_folder.py::test_a_lease_that_outlives_the_modules_names_says_nothing",),

@@ -18,7 +18,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B4",
         "the tail of an epoch is lost by padding",
-        "shmload/schedule/stream_positions.py",
+        "shmload/schedule/schedule.py",
         "        each = -(-left // world_size)\n",
         "        each = left // world_size\n",
         (
@@ -53,7 +53,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B9",
         "a doubled batch passes for proven",
-        "shmload/observe/audit/streams.py",
+        "shmload/tools/audit/streams.py",
         "np.flatnonzero(every[1:] == every[:-1]) + 1",
         "np.flatnonzero(every[1:] < 0) + 1",
         ("tests/pipeline/test_audit.py::test_a_planted_defect_is_found",),

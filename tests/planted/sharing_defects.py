@@ -67,7 +67,7 @@ SHARING_DEFECTS = [
     Defect(
         "G1",
         "followers see what the leader writes into a batch",
-        "shmload/machinery.py",
+        "shmload/engine/parts.py",
         "            is_private=options.num_ranks > 1,\n",
         "",
         (f"{SAME}test_what_a_rank_writes_into_a_batch_no_other_sees",),
@@ -75,7 +75,7 @@ SHARING_DEFECTS = [
     Defect(
         "G1",
         "a rank that leaves the loop tells nobody",
-        "shmload/seed_mode.py",
+        "shmload/modes/seed_mode.py",
         "            engine.leave_pass()\n",
         "            pass\n",
         (f"{PARTINGS}test_a_rank_that_leaves_the_loop_early_is_an_error_in_the_others",),

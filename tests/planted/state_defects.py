@@ -11,7 +11,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "an order that is only counting is made whole",
-        "shmload/torch_order.py",
+        "shmload/modes/torch_order.py",
         "        return np.arange(first, end) if order is None else order[first:end]\n",
         "        return (np.arange(n) if order is None else order)[first:end]\n",
         (f"{RESUME}huge_orders.py::test_1e11_samples_need_nothing[in order-0]",),
@@ -19,7 +19,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a place in an order that is only counting is counted to",
-        "shmload/torch_order.py",
+        "shmload/modes/torch_order.py",
         "        return iter(range(len(index_sampler))[num_skipped:])\n",
         "        return iter([i for i in range(len(index_sampler)) if i >= num_skipped])\n",
         (f"{RESUME}huge_orders.py::test_any_place_is_come_to_at_once[False]",),
@@ -27,7 +27,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a rank without a row in the last step says that the epoch is over",
-        "shmload/seed_mode.py",
+        "shmload/modes/seed_mode.py",
         "        if place.is_over or place.step >= self.epochs.end_of_all(place.epoch):\n",
         "        if place.is_over or place.step >= self.epochs.end_of(place.epoch):\n",
         (
@@ -39,7 +39,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a rank whose pass has ended says that the last step is still to come",
-        "shmload/seed_mode.py",
+        "shmload/modes/seed_mode.py",
         "            self.place.is_over = True\n",
         "",
         (f"{RESUME}any_rank.py::test_a_rank_without_a_row_in_the_last_step_knows_that_others_have_one",),
@@ -55,7 +55,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "an iterator that had ended in the state is at its end in the next pass, too",
-        "shmload/worker/iterable.py",
+        "shmload/worker/snapshot.py",
         "            self._epoch, self._iterator_state = epoch, None\n",
         "            self._epoch = epoch\n",
         (f"{LIVING}[iterable, iterator-1 persistent]",),
@@ -64,7 +64,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a pass of living workers begins with what their iterators told in the last one",
-        "shmload/torch_state.py",
+        "shmload/modes/torch_state.py",
         "        self._notes = [between_passes(note) for note in last._notes] if self._is_iterable else last._notes\n",
         "        self._notes = last._notes\n",
         (f"{LIVING}[iterable, iterator-3 persistent]",),
@@ -72,15 +72,15 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a state between passes forgets the sampler's own",
-        "shmload/torch_state.py",
-        "        own = own_state(loader._index_sampler)\n",
+        "shmload/modes/torch_state.py",
+        "        own = own_state(config.index_sampler)\n",
         "        pass\n",
         (f"{LIVING}[a stateful sampler-0]",),
     ),
     Defect(
         "N1",
         "in seed mode a sampler that is at its end is begun anew when it is asked again",
-        "shmload/seed_sampler.py",
+        "shmload/modes/seed_epochs.py",
         "        self._now = (epoch, step + (keys is not None), batches)",
         "        self._now = (epoch, step + 1, batches)",
         (f"{LIVING}[a stateful sampler, seed-1]",),
@@ -88,7 +88,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a state between passes is of the last snapshot",
-        "shmload/torch_state.py",
+        "shmload/modes/torch_state.py",
         "        told = [pickle.loads(note) if note else {} for note in self._notes]",
         "        told = [pickle.loads(note) if note else {} for note in self._snapshot[1]]",
         (
@@ -98,7 +98,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "batches that came out of order come again",
-        "shmload/torch_mode.py",
+        "shmload/modes/torch_mode.py",
         "            while self._num_sent in self.progress.done:  # a resumed pass takes no notice of these\n",
         "            while self._num_sent < self.progress.done.first:\n",
         (f"{RESUME}out_of_order.py::test_out_of_order_each_sample_comes_once[map-False-1]",),
@@ -107,7 +107,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "workers of an iterable dataset read again as many batches together as all had, and not each its own",
-        "shmload/torch_mode.py",
+        "shmload/modes/torch_mode.py",
         '            self._read_again([now - then for now, then in zip(state["counts"], counted, strict=True)])\n',
         '            self._read_again([len(range(w, sum(state["counts"]) - sum(counted), len(counted))) for w in range(len(counted))])\n',
         (f"{RESUME}out_of_order.py::test_out_of_order_each_sample_comes_once[iterable-False-1]",),
@@ -115,7 +115,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a batch that was lost to an error counts as still to come",
-        "shmload/torch_mode.py",
+        "shmload/modes/torch_mode.py",
         "                    self.progress.ended(lost.step, lost.worker)\n",
         "",
         (f"{RESUME}out_of_order.py::test_a_batch_that_was_lost_is_behind[2-1]",),
@@ -123,7 +123,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a pickle in a state is opened unasked",
-        "shmload/opaque.py",
+        "shmload/schedule/codec.py",
         "    if not is_trusted:\n",
         "    if is_trusted is None:\n",
         (
@@ -134,7 +134,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a state's checksum is not looked at",
-        "shmload/schedule/checksum.py",
+        "shmload/schedule/state.py",
         "    if type(state.get(CHECK)) is not int or state[CHECK] != expected:\n",
         "    if type(state.get(CHECK)) is not int:\n",
         (

@@ -20,7 +20,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "leases of other processes are not looked at",
-        "shmload/storage/presence.py",
+        "shmload/storage/session.py",
         "            found |= inos\n",
         "",
         (f"{PROCESSES}test_a_killed_process_holds_nothing_and_whoever_waits_goes_on_at_once",),
@@ -28,7 +28,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a request that cannot be met evicts what there is",
-        "shmload/storage/room.py",
+        "shmload/storage/eviction.py",
         "            victims.append(kept)\n            freed += kept.nbytes\n",
         "            victims.append(kept)\n            freed += kept.nbytes\n            self.remove(ledger, kept)\n",
         (f"{FOLDER}test_a_request_that_cannot_be_met_removes_nothing",),
@@ -36,7 +36,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a reservation does not take its blocks of the disk",
-        "shmload/storage/room.py",
+        "shmload/storage/eviction.py",
         "                    os.posix_fallocate(fd, start, nbytes)\n",
         "                    os.ftruncate(fd, start + nbytes)\n",
         (f"{DISK}test_a_disk_full_of_leased_files_is_told_with_figures_and_waited_for",),
@@ -44,7 +44,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a forked child keeps its dead parent's leases",
-        "shmload/storage/descriptors.py",
+        "shmload/storage/ledger.py",
         "os.register_at_fork(after_in_child=_close_all)\n",
         "",
         (f"{PROCESSES}test_a_parents_leases_end_with_it_although_its_child_lives",),
@@ -68,7 +68,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S5",
         "a file is held safe before its bytes are on the disk",
-        "shmload/storage/settling.py",
+        "shmload/storage/ledger.py",
         "        os.fdatasync(fd)\n",
         "        pass\n",
         (f"{FOLDER}test_what_a_power_failure_may_have_cut_is_gone_in_the_next_boot",),
@@ -92,7 +92,7 @@ STORAGE_DEFECTS = [
     Defect(
         "A15",
         "the file that is needed next goes first",
-        "shmload/storage/needs.py",
+        "shmload/storage/cache.py",
         "sorted(expected, reverse=True)",
         "sorted(expected)",
         (f"{CACHE}test_the_use_that_lies_farthest_ahead_goes_by_all_readers_announcements",),
@@ -100,7 +100,7 @@ STORAGE_DEFECTS = [
     Defect(
         "A15",
         "what is needed sooner goes for what is needed later",
-        "shmload/storage/needs.py",
+        "shmload/storage/cache.py",
         "            if theirs > distance if distance is not None else _digest(kept) not in guarded:\n",
         "            if True:\n",
         (
@@ -111,7 +111,7 @@ STORAGE_DEFECTS = [
     Defect(
         "A15",
         "who waits is not told of a lease taken back",
-        "shmload/storage/presence.py",
+        "shmload/storage/session.py",
         "            self._free += freed\n        self.ring()\n",
         "            self._free += freed\n        self._version += 1\n",
         (f"{FOLDER}test_a_waiter_gets_room_when_a_lease_ends",),

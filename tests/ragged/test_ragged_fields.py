@@ -15,8 +15,8 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from shmload import Jagged, Padded, SampleError, ShmLoader
 from shmload._core.filler import WorkerRing
 from shmload._core.trainer import TrainerRing, control_nbytes, live_leases
-from shmload.ring_memory import RingMemory
-from shmload.worker.actors.desk import private
+from shmload.engine.ring import RingMemory
+from shmload.ray.decoder import private
 from tests.ragged.ragged_kit import Opaque, Samples, assert_same, reference
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
@@ -346,7 +346,7 @@ def test_a_batch_larger_than_its_slot_makes_the_ring_learn(monkeypatch: pytest.M
                 for k, row in enumerate(batch["x"]):
                     assert row.tolist()[:3] == [4 * i + k] * 3
                     assert len(row) == len(samples[4 * i + k]["x"])
-    assert 6 <= len(asked) <= 6 * loader._last_engine.num_slots  # type: ignore[union-attr]  # each slot once for each size
+    assert 6 <= len(asked) <= 6 * loader._builder.last.num_slots  # type: ignore[union-attr]  # each slot once for each size
 
 
 def test_rows_that_never_fit_are_not_begun_for_ever() -> None:

@@ -18,7 +18,7 @@ MADE = "<!-- Written by `python -m tests.reference` from the docstrings: change 
 WIDTH = 100  # columns of a signature in one line
 PAGES = {  # page -> its title, what begins the places that stand on it (the first that fits has a name), its guides
     "loader.md": ("ShmLoader", ("shmload.loader", "shmload.cluster"), ("switch", "resume", "memory", "migration")),
-    "orders.md": ("Orders", ("shmload.schedule", "shmload.mix"), ("sampling", "mixtures")),
+    "orders.md": ("Orders", ("shmload.schedule",), ("sampling", "mixtures")),
     "errors.md": ("Errors", ("shmload.errors",), ("operations",)),
     "formats.md": (
         "Formats",
@@ -31,16 +31,16 @@ PAGES = {  # page -> its title, what begins the places that stand on it (the fir
     "launch.md": ("Launching", ("shmload.launch",), ("launch",)),
     "cache.md": (
         "Local cache",
-        tuple(f"shmload.storage.{module}" for module in ("cache", "folder", "lease", "reservation")),
+        tuple(f"shmload.storage.{module}" for module in ("cache", "folder")),
         ("cache",),
     ),
     "remote.md": (
         "Shards on an object store",
-        ("shmload.remote", "shmload.storage", "shmload.schedule.shard_shuffle"),
+        ("shmload.remote", "shmload.storage", "shmload.schedule.shuffles"),
         ("packing", "stores"),
     ),
-    "metrics.md": ("Metrics", ("shmload.metrics", "shmload.observe.epochs"), ("trace",)),
-    "debug.md": ("Debugging", ("shmload.debug",), ("memory",)),
+    "metrics.md": ("Metrics", ("shmload.metrics",), ("trace",)),
+    "debug.md": ("Debugging", ("shmload.debug", "shmload.engine.watching"), ("memory",)),
     "samples.md": ("Samples and batches", ("shmload",), ("samples", "shared_index")),
 }
 SECTIONS = ("Returns", "Yields", "Raises", "Cost", "Thread/process safety", "Source", "Example")

@@ -26,21 +26,15 @@ MODULES = (
     "shmload.growing",
     "shmload.metrics",
     "shmload.pipeline",
-    *(f"shmload.storage.{module}" for module in ("cache", "folder", "lease", "reservation")),
+    *(f"shmload.storage.{module}" for module in ("cache", "folder")),
     "shmload.remote",
 )
 BASES = (  # for orders and crops of one's own
-    "shmload.schedule.keyed.KeyedOrder",
-    "shmload.schedule.keyed_batches.KeyedBatches",
-    "shmload.formats.images.crops.Crop",
+    "shmload.schedule.schedule.KeyedOrder",
+    "shmload.schedule.schedule.KeyedBatches",
+    "shmload.formats.images.decoder.Crop",
 )
 INTERNAL = {  # public to the rest of the package only
-    "ShmLoader.custom_collate_fn",
-    "ShmLoader.in_place",
-    "ShmLoader.make_engine",
-    "ShmLoader.make_job",
-    "ShmLoader.reads_inline",
-    "ShmLoader.sender",
     *(f"Normalise.{name}" for name in ("is_meant", "made_of", "shape_of")),
     "Mix.keyed_order",
     "PreparedLoader.begin",

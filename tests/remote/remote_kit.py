@@ -16,8 +16,7 @@ from shmload.errors import StoreError
 from shmload.formats import TarWriter
 from shmload.formats.tar.shard import pack_index
 from shmload.remote import RemoteDataset
-from shmload.remote.manifest import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
-from shmload.remote.shards import Shards, shards_in
+from shmload.remote.shards import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry, Shards, shards_in
 from shmload.storage.local import LocalStore
 from shmload.storage.store import StoredObject
 

@@ -20,9 +20,7 @@ import pytest
 from shmload import ShmLoader
 from shmload.errors import ShardCorrupt, StoreError
 from shmload.remote import RemoteDataset
-from shmload.remote.local_shards import LocalShards
-from shmload.remote.prefetch import Fetched, Prefetcher
-from shmload.remote.private_folder import PrivateFolder, remove_abandoned
+from shmload.remote.local_shards import Fetched, LocalShards, Prefetcher, PrivateFolder, remove_abandoned
 from shmload.remote.shards import shards_in
 from shmload.storage.folder import BudgetedFolder
 from shmload.storage.local import LocalStore

@@ -4,7 +4,7 @@ import os
 import pickle
 from typing import Any
 
-from shmload.remote.passes import Passes
+from shmload.remote.dataset import Passes
 
 
 def copy(passes: Passes) -> Any:

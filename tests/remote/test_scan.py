@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from shmload.errors import ShardCorrupt
 from shmload.formats.tar.shard import pack_index
-from shmload.remote import scan
-from shmload.remote.scan import scan_remote
+from shmload.remote import fetch
+from shmload.remote.fetch import scan_remote
 
 MEMBERS = st.lists(
     st.tuples(st.text("abc/é", min_size=1, max_size=140), st.integers(0, 70_000)), max_size=12, unique_by=lambda m: m[0]
@@ -42,11 +42,11 @@ def test_headers_through_ranges_give_the_same_index(form: int, members: list[tup
         asked.append((offset, nbytes))
         return data[offset : offset + nbytes]
 
-    before, scan._PIECE = scan._PIECE, piece
+    before, fetch._PIECE = fetch._PIECE, piece
     try:
         assert pack_index("x", data) == scan_remote("x", len(data), read)
     finally:
-        scan._PIECE = before
+        fetch._PIECE = before
     spans = sorted(asked)
     assert all(at + nbytes <= after for (at, nbytes), (after, _) in itertools.pairwise(spans))  # nothing twice
 

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from shmload import BlockShuffle, Mix, ShmLoader
-from shmload.generators import origin_of
-from shmload.torch_order import SamplerReader
+from shmload.modes.torch_order import SamplerReader
+from shmload.worker.generators import origin_of
 
 N = 10**11  # as an array of int64: 745 GiB
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 import shmload
-from shmload.schedule.keyed import KeyedOrder
-from shmload.schedule.mix_order import MixOrder
+from shmload.schedule.mix import MixOrder
 from shmload.schedule.permutation import sample_key, sample_key_pair
-from shmload.schedule.schedule import Schedule
+from shmload.schedule.schedule import KeyedOrder, Schedule
 
 FOLDER = Path(__file__).parent / "golden"
 GOLDEN = [json.loads(line) for line in (FOLDER / "schedule-1.jsonl").read_text().splitlines()]

@@ -11,8 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from shmload import BlockShuffle, Weighted
-from shmload.schedule.keyed import KeyedOrder
-from shmload.schedule.schedule import Schedule
+from shmload.schedule.schedule import KeyedOrder, Schedule
 
 WEIGHTS = np.arange(300) % 7
 ORDERS: dict[str, Callable[[], KeyedOrder]] = {

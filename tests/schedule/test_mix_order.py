@@ -12,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload import Permutation, Schedule, StateMismatch
-from shmload.schedule import drawn as drawn_module
-from shmload.schedule import mix_order as order_module
-from shmload.schedule.drawn import BLOCK, Drawn
-from shmload.schedule.mix_order import MixOrder
-from shmload.schedule.shares import Shares
+from shmload.schedule import mix as drawn_module
+from shmload.schedule import mix as order_module
+from shmload.schedule.mix import BLOCK, Drawn, MixOrder, Shares
 from shmload.schedule.state import make_state, resume
 from tests.schedule.mix_kit import Wanted, draws_of
 
@@ -187,7 +185,7 @@ def test_small_weights_are_sought_without_counters(monkeypatch: pytest.MonkeyPat
 def test_places_far_back_are_forgotten_by_halves_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawn_module, "BLOCK", 16)
     monkeypatch.setattr(drawn_module, "MAX_KNOWN", 8)
-    monkeypatch.setattr(drawn_module, "MAX_BLOCKS", 2)
+    monkeypatch.setattr(drawn_module, "MAX_DRAWN", 2)
     monkeypatch.setattr(order_module, "BLOCK", 16)
     monkeypatch.setattr(order_module, "MAX_BLOCKS", 2)
     weights = {0: [3.14, 2.72, 0.577]}

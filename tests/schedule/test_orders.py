@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from shmload.schedule.orders import Orders, ScheduledOrders
-from shmload.schedule.schedule import Schedule
+from shmload.schedule.schedule import Orders, Schedule, ScheduledOrders
 
 
 def as_lists(orders: Orders):

@@ -13,7 +13,7 @@ import pytest
 
 from shmload._core.mapping import Mapping
 from shmload.errors import RingTooSmall
-from shmload.shm import owner
+from shmload.shm import names
 from shmload.shm.group import Group
 from shmload.shm.names import new_stem
 from shmload.shm.segment import Segment, memfd_path, open_segment
@@ -84,7 +84,7 @@ def test_a_forked_child_neither_removes_nor_keeps_its_parents_segment() -> None:
     pid = os.fork()
     if pid == 0:
         segment.close()
-        os._exit(1 if segment.fd in owner._descriptors else 0)
+        os._exit(1 if segment.fd in names._descriptors else 0)
     assert os.waitpid(pid, 0)[1] == 0
     assert os.path.exists(segment.path)
     segment.close()

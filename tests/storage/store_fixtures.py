@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shmload.storage import retry
+from shmload.storage import transport
 from tests.storage.fault_proxy import FaultProxy, fault_proxy
 from tests.storage.store_kit import Server, s3_server
 
@@ -35,5 +35,5 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Nobody waits between tries; the pauses that would have been made."""
     made: list[float] = []
-    monkeypatch.setattr(retry, "_wait", made.append)
+    monkeypatch.setattr(transport, "_wait", made.append)
     return made

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload.errors import ObjectExists, ObjectMissing, StoreError
-from shmload.storage import s3_list, s3_write, web
+from shmload.storage import http, s3
 from shmload.storage.http import HttpStore
 from shmload.storage.local import LocalStore
 from shmload.storage.store import Store, StoredObject
@@ -123,7 +123,7 @@ def test_a_range_outside_is_an_error(place: Place, offset: int, nbytes: int) -> 
 
 
 def test_large_objects_are_read_by_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "_PART_NBYTES", 10_000)
+    monkeypatch.setattr(http, "_PART_NBYTES", 10_000)
     data = np.random.default_rng(2).bytes(64_321)
     place.fill("x", data)
     assert data == bytes(place.store.get("x"))
@@ -201,7 +201,7 @@ def test_a_new_object_does_not_replace_one_that_is_there(writable: Store) -> Non
 
 @pytest.mark.parametrize("nbytes", [0, 1, 100_000, 200_000, 654_321])
 def test_a_file_is_written_whole(writable: Store, tmp_path: Path, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_write, "_PART_NBYTES", 200_000)
+    monkeypatch.setattr(s3, "_PART_NBYTES", 200_000)
     path = tmp_path / "file"
     path.write_bytes(np.random.default_rng(3).bytes(nbytes))
     written = writable.put_file("folder/x", path)
@@ -240,7 +240,7 @@ def test_deleting_takes_away_what_is_there(writable: Store) -> None:
 
 
 def test_a_listing_of_many_pages_is_whole(writable: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_list, "_PAGE", 7)
+    monkeypatch.setattr(s3, "_PAGE", 7)
     keys = [f"x/{number:05d}" for number in range(30)]
     for key in [*keys, "xy"]:
         writable.put(key, b"")
@@ -298,9 +298,9 @@ def test_ranges_are_read_together_that_lie_near_each_other(
     ranges: list[tuple[int, int]], gap: int, longest: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(web, "_GAP_NBYTES", gap)
-        patch.setattr(web, "_MERGED_NBYTES", longest)
-        groups = web._groups(ranges)
+        patch.setattr(http, "_GAP_NBYTES", gap)
+        patch.setattr(http, "_MERGED_NBYTES", longest)
+        groups = http._groups(ranges)
     assert sorted(i for group in groups for i in group) == [i for i, (_, nbytes) in enumerate(ranges) if nbytes]
     for group in groups:
         begin, end = min(ranges[i][0] for i in group), max(sum(ranges[i]) for i in group)

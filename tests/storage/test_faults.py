@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload.errors import ObjectExists, ObjectMissing, StoreError
-from shmload.storage import s3_write, web
+from shmload.storage import http, s3
+from shmload.storage.http import Memory
 from shmload.storage.s3 import S3Store
-from shmload.storage.target import Memory
 from tests.storage import store_kit
 from tests.storage.fault_proxy import (
     Fault,
@@ -90,9 +90,9 @@ def store(
     server: store_kit.Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> Iterator[S3Store]:
     """A folder that holds DATA as "x", behind the proxy; read and written in parts, nobody waits."""
-    monkeypatch.setattr(web, "_PART_NBYTES", 90_000)
-    monkeypatch.setattr(web, "_PROGRESS_NBYTES", 30_000)
-    monkeypatch.setattr(s3_write, "_PART_NBYTES", 100_000)
+    monkeypatch.setattr(http, "_PART_NBYTES", 90_000)
+    monkeypatch.setattr(http, "_PROGRESS_NBYTES", 30_000)
+    monkeypatch.setattr(s3, "_PART_NBYTES", 100_000)
     folder = uuid.uuid4().hex
     server.store("tests", folder).put("x", DATA)
     proxy.script()
@@ -194,7 +194,7 @@ def test_a_server_says_how_long_it_wants_to_be_left_alone(
 def test_what_came_before_a_fault_is_not_read_again(store: S3Store, proxy: FaultProxy, path: Path) -> None:
     proxy.script(*[Truncate(40_000)] * 6)  # more than the retries, but with progress between
     out = bytearray(200_000)
-    store._fill("x", 0, Memory(memoryview(out)), web.Version("x", None))
+    store._fill("x", 0, Memory(memoryview(out)), http.Version("x", None))
     assert DATA[:200_000] == out
     assert 5 <= proxy.num_requests <= 6
 
@@ -215,7 +215,7 @@ def test_an_object_that_changes_between_two_tries_is_an_error(
         server.store("tests", store.prefix).put("x", DATA[::-1])
 
     proxy.script(Truncate(40_000))
-    monkeypatch.setattr("shmload.storage.retry._wait", pause)
+    monkeypatch.setattr("shmload.storage.transport._wait", pause)
     with pytest.raises(StoreError, match="has changed"):
         store.get("x")
 
@@ -301,7 +301,7 @@ def test_after_a_lost_answer_another_writer_s_object_is_not_taken_for_ours(
     def pause(_: float) -> None:
         server.store("tests", store.prefix).put("new", b"theirs")
 
-    monkeypatch.setattr("shmload.storage.retry._wait", pause)
+    monkeypatch.setattr("shmload.storage.transport._wait", pause)
     proxy.script(None, Refuse(), Refuse())
     with pytest.raises(ObjectExists):
         store.put("new", DATA, only_if_absent=True)
@@ -328,7 +328,7 @@ def test_an_upload_that_fails_leaves_no_parts(store: S3Store, proxy: FaultProxy,
 
 def test_a_file_that_shrinks_while_it_is_sent_is_an_error(store: S3Store, path: Path) -> None:
     with open(path, "rb") as file:
-        upload = s3_write._Upload(store, "new", file.fileno(), len(DATA) + 1)
+        upload = s3._Upload(store, "new", file.fileno(), len(DATA) + 1)
         with pytest.raises(StoreError, match=r"became shorter while it was sent\. Write files before sending them"):
             upload.run()
 
@@ -392,7 +392,7 @@ def test_a_server_without_versions_is_refused(store: S3Store, proxy: FaultProxy)
 
 def test_a_server_that_goes_away_is_waited_for(server: store_kit.Server, tmp_path: Path, pauses: list[float]) -> None:
     from shmload.storage.http import HttpStore
-    from shmload.storage.retry import Patience
+    from shmload.storage.transport import Patience
 
     with store_kit.web_server(tmp_path) as url:
         (tmp_path / "x").write_bytes(b"x")

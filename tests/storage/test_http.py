@@ -12,8 +12,7 @@ import pytest
 
 from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.http import HttpStore
-from shmload.storage.retry import Patience
-from shmload.storage.transport import Transport
+from shmload.storage.transport import Patience, Transport
 from tests.storage import store_kit
 from tests.storage.fault_proxy import FaultProxy, Status, fault_proxy
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from shmload.errors import ObjectMissing, StoreError
-from shmload.storage.halves import HALF, make_half, remove_abandoned
-from shmload.storage.local import LocalStore
+from shmload.storage.local import HALF, LocalStore, make_half, remove_abandoned
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from shmload.storage import web
+from shmload.storage import http
 from shmload.storage.store import Store
 from tests.storage import store_kit
 
@@ -37,7 +37,7 @@ def use(store: Store, number: int) -> bool:
 @pytest.fixture
 def store(server: store_kit.Server, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store that this process has used, so that it has open connections."""
-    monkeypatch.setattr(web, "_PART_NBYTES", 50_000)
+    monkeypatch.setattr(http, "_PART_NBYTES", 50_000)
     made = server.store("tests", f"processes {os.urandom(4).hex()}")
     made.put("x", DATA)
     assert use(made, 0)

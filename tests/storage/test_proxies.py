@@ -14,8 +14,7 @@ import pytest
 
 from shmload.errors import StoreError
 from shmload.storage.http import HttpStore
-from shmload.storage.retry import Patience
-from shmload.storage.transport import Transport
+from shmload.storage.transport import Patience, Transport
 from tests.storage import store_kit
 from tests.storage.forward_proxy import ForwardProxy, forward_proxy
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from shmload.errors import StoreError
 from shmload.remote import make_client
 from shmload.storage.http import HttpStore
-from shmload.storage.keys import is_key
 from shmload.storage.local import LocalStore
 from shmload.storage.s3 import S3Store
+from shmload.storage.store import is_key
 from shmload.storage.urls import is_url, join_url, open_store, split_url
 from tests.storage import store_kit
 

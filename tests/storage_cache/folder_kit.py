@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import stat
 
-from shmload.storage.descriptors import close_kept
 from shmload.storage.folder import BudgetedFolder
-from shmload.storage.ledger import NEW, OURS, Kept
-from shmload.storage.presence import USERS
+from shmload.storage.ledger import NEW, OURS, Kept, close_kept
+from shmload.storage.session import USERS
 
 
 def content(name: str, nbytes: int) -> bytes:

@@ -14,7 +14,7 @@ import pytest
 from shmload import CacheFull, StoreError
 from shmload._core.crc32c import crc32c
 from shmload.storage.cache import Cache
-from shmload.storage.settling import FRESH, settle
+from shmload.storage.ledger import FRESH, settle
 from tests.storage_cache.folder_kit import being_written, die, really_there
 
 

@@ -391,7 +391,7 @@ def test_what_a_power_failure_may_have_cut_is_gone_in_the_next_boot(
     folder, synced = BudgetedFolder(place, 100, durable=True), []
     monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
     clock = iter([0.0, 1.0, 60.5, 61.5])
-    monkeypatch.setattr("shmload.storage.settling.monotonic", lambda: next(clock))
+    monkeypatch.setattr("shmload.storage.ledger.monotonic", lambda: next(clock))
     for name in "abc":
         put(folder, name, 1)
     put(BudgetedFolder(place, 100), "careless", 1)
@@ -416,7 +416,7 @@ def test_where_no_boot_has_a_name_bytes_are_on_the_disk_before_the_file_has_its_
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, synced = BudgetedFolder(place, 100, durable=True), []
-    monkeypatch.setattr("shmload.storage.reservation.boot_id", lambda: None)
+    monkeypatch.setattr("shmload.storage.folder.boot_id", lambda: None)
     monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(list(really_there(place))))
     put(folder, "x", 1)
     assert synced == [[]]
@@ -481,7 +481,7 @@ def test_the_error_about_room_keeps_nobody_alive(place: str) -> None:
 
 def test_a_lease_that_outlives_the_modules_names_says_nothing(output_of: Callable[[str], str]) -> None:
     code = """
-    from shmload.storage.lease import Leases
+    from shmload.storage.folder import Leases
 
     def release(inodes):
         raise TypeError("what it needs is gone")

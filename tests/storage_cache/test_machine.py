@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shmload import CacheFull, faults
-from shmload.storage.folder import BudgetedFolder
-from shmload.storage.lease import Lease
+from shmload.storage.folder import BudgetedFolder, Lease, Reservation
 from shmload.storage.ledger import HIDDEN
-from shmload.storage.reservation import Reservation
 from tests.storage_cache.folder_kit import being_written, content, die, really_there
 
 CAPACITY, MAX_FILES = 100, 6

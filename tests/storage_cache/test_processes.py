@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from shmload import CacheFull
-from shmload.storage.folder import BudgetedFolder
-from shmload.storage.lease import Lease
+from shmload.storage.folder import BudgetedFolder, Lease
 from tests.storage_cache.folder_kit import being_written, names, put, really_there, users
 
 DEADLINE_S = 20

@@ -8,9 +8,9 @@ from time import monotonic
 import pytest
 
 from shmload import CacheFull
-from shmload.storage import watch as watch_module
+from shmload.storage import eviction as watch_module
+from shmload.storage.eviction import LOOK_S, Watch
 from shmload.storage.folder import BudgetedFolder
-from shmload.storage.watch import LOOK_S, Watch
 from tests.storage_cache.folder_kit import put
 
 

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from shmload import ShmLoader
 from shmload.cli import app
-from shmload.observe.live.find import Block, Found, find
-from shmload.observe.trace import attach, plot
-from shmload.observe.trace.attach import Watch
 from shmload.shm import segment
+from shmload.tools.top.watch import Block, Found, find
+from shmload.tools.trace import attach, plot
+from shmload.tools.trace.attach import Watch
 from tests.trace.trace_kit import Rows, check, loaded, of_kind, run
 
 Command = Callable[..., Any]

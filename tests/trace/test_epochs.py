@@ -18,7 +18,7 @@ import torch
 import shmload.metrics
 from shmload import ShmLoader
 from shmload.metrics import EpochMetrics, summary_line, to_log, to_tensorboard
-from shmload.observe.epochs import nbytes_of, rows_of
+from shmload.modes.epoch_watch import nbytes_of, rows_of
 from tests.trace.trace_kit import Broken, Growing, Plain, Rows, Stream, run
 
 MODES = pytest.mark.parametrize("seed", [1, None])
@@ -212,7 +212,7 @@ def test_a_copy_has_no_callbacks() -> None:
 
 
 def test_nothing_is_measured_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.observe.epochs.EpochWatch", None)
+    monkeypatch.setattr("shmload.modes.epoch_watch.EpochWatch", None)
     run(ShmLoader(Rows(), 8, seed=1))
     run(ShmLoader(Rows(), 8))
 
@@ -253,7 +253,7 @@ def test_the_environment_asks_for_the_line(caplog: pytest.LogCaptureFixture, mon
 @pytest.mark.parametrize("value", ["", "0"])
 def test_the_environment_does_not_ask(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHMLOAD_SUMMARY", value)
-    assert ShmLoader(Rows(), 8, seed=1)._epoch_callbacks == []
+    assert ShmLoader(Rows(), 8, seed=1)._watches.callbacks == []
 
 
 def test_where_the_logger_tells_nobody_the_line_goes_to_stderr(

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.filler import DONE, VOID
-from shmload.observe.trace.chrome import events
-from shmload.observe.trace.tape import EVENT, KIND_OF
-from shmload.observe.trace.timeline import RATE_NS, TRAINER, Span, Timeline, timeline_of
+from shmload.engine.timeline import EVENT, KIND_OF, RATE_NS, TRAINER, Span, Timeline, timeline_of
+from shmload.engine.trace import events
 
 
 class Written:

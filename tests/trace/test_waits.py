@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.observe.waits import Waits
+from shmload.modes.epoch_watch import Waits
 
 
 @given(st.lists(st.integers(0, 2**50), min_size=1, max_size=200), st.floats(0, 1))

@@ -1,10 +1,10 @@
-"""ImageFolder: image files on this machine, each class in a folder of its own, or a list of them."""
+"""Which images a folder holds, and of which class: as torchvision's ImageFolder finds them, in its order."""
 
 from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +13,46 @@ from numpy.typing import NDArray
 from shmload.errors import ShardCorrupt
 from shmload.formats.images.decoder import ImageDecoder
 from shmload.formats.images.libraries import checked, open_image, open_picture, rgb_picture
-from shmload.formats.images.listing import find_classes, find_images
 from shmload.formats.paths import check_local
-from shmload.index.shared_index import SharedIndex
+from shmload.formats.shared_index import SharedIndex
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+
+def find_classes(root: str) -> list[str]:
+    """Names of the classes: folders in `root`, sorted.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    if not classes:
+        raise FileNotFoundError(f"{root}: one folder for each class is needed; there is none")
+    return classes
+
+
+def find_images(root: str, classes: list[str]) -> Iterator[tuple[str, int]]:
+    """(path, number of its class), class by class; in each, folder by folder, sorted.
+
+    Raises:
+        FileNotFoundError: a class has no image.
+    """
+    empty = []
+    for number, name in enumerate(classes):
+        count = 0
+        for folder, _, files in sorted(os.walk(os.path.join(root, name), followlinks=True)):
+            for file in sorted(files):
+                if file.lower().endswith(EXTENSIONS):
+                    count += 1
+                    yield os.path.join(folder, file), number
+        if not count:
+            empty.append(name)
+    if empty:
+        raise FileNotFoundError(f"{root}: no image ({', '.join(EXTENSIONS)}) of {', '.join(empty)}")
+
 
 StrPath = str | os.PathLike[str]
 SHARED_FROM = 10_000  # files from which the list of them is held in shared memory, once for all workers

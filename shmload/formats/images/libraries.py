@@ -1,25 +1,216 @@
-"""From the bytes of a file to RGB pixels: which library decodes, and what it is not given.
-
-JPEG goes to Pillow's libjpeg-turbo, called directly so that a part of an image can be decoded, else to simplejpeg. Both decode into
-memory of ours and report damage within a scan; Pillow and OpenCV make something up for what is damaged and say nothing. simplejpeg
-reads every file to its end; the others are kept from files that are cut off. PNG and all others go to Pillow. What a file is, its
-bytes say, not its name. Conversions to RGB are Pillow's, except that of 16 bits, which there is a clipping: the high byte is taken.
-"""
+"""What every library's images have in common: a size, pixels or a part of them, and the memory these are decoded into."""
 
 from __future__ import annotations
 
 import io
+import os
+import re
+import struct
+import threading
+import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shmload.formats.images.headers import JPEG, PNG, jpeg_header, jpeg_is_whole, png_header
-from shmload.formats.images.libjpeg import LibJpeg, unbound
-from shmload.formats.images.opened import HINT, Box, Opened, Part, Pixels, scratch
+from shmload._core.jpeg import bind, decode
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
+
+Pixels = NDArray[np.uint8]  # (height, width, 3)
+Box = tuple[int, int, int, int]  # (top, left, bottom, right)
+HINT = "pip install 'shmload[images]'"
+_KEPT_NBYTES = 1 << 26  # of decoded pixels that a thread keeps its memory for
+_local = threading.local()
+
+
+class Part(NamedTuple):
+    """Some pixels of an image, and the (top, left) they begin at."""
+
+    pixels: Pixels
+    origin: tuple[int, int]
+
+
+class Opened(Protocol):
+    """An image whose size is known and whose pixels are not decoded yet.
+
+    Attributes:
+        reductions: by how much its decoder itself can shrink it: powers of 2, 1 among them.
+    """
+
+    height: int
+    width: int
+    reductions: tuple[int, ...]
+
+    def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
+        """The image, shrunk to a `reduction`-th, rounded up.
+
+        Returns:
+            `into`, or memory that the thread's next image overwrites.
+        """
+
+    def part(self, reduction: int, needed: Box) -> Part:
+        """At least the needed pixels of the shrunk image, in memory that the thread's next image overwrites."""
+
+
+def scratch(height: int, width: int) -> Pixels:
+    """`memory` in the shape of an image."""
+    return memory(height * width * 3).reshape(height, width, 3)
+
+
+def memory(nbytes: int) -> NDArray[np.uint8]:
+    """Memory of this thread's for one image: fresh pages would cost a tenth of the decoding."""
+    if nbytes > _KEPT_NBYTES:
+        return np.empty(nbytes, np.uint8)
+    kept: NDArray[np.uint8] | None = getattr(_local, "kept", None)
+    if kept is None or kept.size < nbytes:
+        kept = _local.kept = np.empty(nbytes, np.uint8)
+    return kept[:nbytes]
+
+
+JPEG = b"\xff\xd8\xff"
+PNG = b"\x89PNG\r\n\x1a\n"
+_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_END, _SCAN = 0xD9, 0xDA
+
+
+class JpegHeader(NamedTuple):
+    """A JPEG file's frame, and at which byte its first scan begins."""
+
+    height: int
+    width: int
+    num_components: int
+    scan_at: int
+
+
+def jpeg_header(data: bytes) -> JpegHeader:
+    """Reads the markers of a JPEG file up to its first scan.
+
+    Raises:
+        ValueError: they are damaged or cut off, or no image of 8 bits a channel follows; with the byte where that shows.
+    """
+    at, frame = 2, None
+    while True:
+        if at + 4 > len(data):
+            raise ValueError(f"a JPEG that ends at byte {len(data)}, before its image begins")
+        if data[at] != 0xFF:
+            raise ValueError(f"a damaged JPEG: byte {at} is {data[at]:#04x}, where a marker has to begin")
+        marker = data[at + 1]
+        if marker == 0xFF:  # markers may be padded
+            at += 1
+            continue
+        if marker in _ALONE:
+            at += 2
+            continue
+        length = int.from_bytes(data[at + 2 : at + 4])
+        if marker == _END or length < 2 or at + 2 + length > len(data):
+            raise ValueError(
+                f"a damaged JPEG: the segment at byte {at} does not end within the {len(data)} bytes of the file"
+            )
+        if marker in _FRAMES:
+            if length < 8:
+                raise ValueError(f"a damaged JPEG: the frame at byte {at} has {length} bytes, needs 8")
+            precision, height, width, num_components = struct.unpack_from(">BHHB", data, at + 4)
+            if precision != 8:
+                raise ValueError(f"a JPEG of {precision} bits a channel; those of 8 can be decoded")
+            if not height or not width:
+                raise ValueError(f"a JPEG of {height} x {width} pixels, as the frame at byte {at} says")
+            frame = (height, width, num_components)
+        if marker == _SCAN:
+            if frame is None:
+                raise ValueError(f"a damaged JPEG: its scan at byte {at} has no frame before it")
+            return JpegHeader(*frame, at)
+        at += 2 + length
+
+
+def jpeg_is_whole(data: bytes, header: JpegHeader) -> bool:
+    """Whether the end marker is there. Within a scan its two bytes cannot occur."""
+    return data.rfind(b"\xff\xd9") > header.scan_at
+
+
+def png_header(data: bytes) -> tuple[int, int]:
+    """Height and width of a PNG file, every chunk of which has the checksum it says.
+
+    Raises:
+        ValueError: one has not, or the file ends before its last; with the byte where that shows.
+    """
+    if data[12:16] != b"IHDR" or len(data) < 33:
+        raise ValueError("a damaged PNG: byte 8 begins no header")
+    view = memoryview(data)
+    at = 8
+    while at + 12 <= len(data):
+        length = int.from_bytes(data[at : at + 4])
+        if at + 12 + length > len(data):
+            break
+        if zlib.crc32(view[at + 4 : at + 8 + length]) != int.from_bytes(data[at + 8 + length : at + 12 + length]):
+            raise ValueError(f"a damaged PNG: the chunk at byte {at} has another checksum than it says")
+        if data[at + 4 : at + 8] == b"IEND":
+            width, height = struct.unpack_from(">II", data, 16)
+            return height, width
+        at += 12 + length
+    raise ValueError(f"a PNG cut off: the chunk at byte {at} does not end within the {len(data)} bytes of the file")
+
+
+LEAST_VERSION = (2, 1)  # of libjpeg-turbo: the oldest that the tests were run with
+
+
+@cache
+def unbound() -> str:
+    """Why Pillow's libjpeg cannot be used; "" once it is bound. What is found out holds for the process."""
+    try:
+        from PIL import _imaging as native
+    except ImportError as error:
+        return f"Pillow is needed: {error}"
+    version = str(getattr(native, "libjpeg_turbo_version", "none"))
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < LEAST_VERSION:
+        return f"Pillow with libjpeg-turbo {'.'.join(map(str, LEAST_VERSION))} or later is needed; it has {version}"
+    try:
+        bind(os.fsencode(native.__file__ or ""))
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+class LibJpeg:
+    """A JPEG that Pillow's libjpeg-turbo decodes, as far as it is needed."""
+
+    reductions: tuple[int, ...] = (8, 4, 2, 1)
+
+    def __init__(self, data: bytes, height: int, width: int, *, is_strict: bool, is_fast: bool) -> None:
+        self._data, self.height, self.width = data, height, width
+        self._is_strict, self._is_fast = is_strict, is_fast
+
+    def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
+        height, width = -(-self.height // reduction), -(-self.width // reduction)
+        if into is None:
+            into = scratch(height, width)
+        self._decode(into.reshape(-1), reduction, (0, 0, height, width))
+        return into
+
+    def part(self, reduction: int, needed: Box) -> Part:
+        top, _, bottom, _ = needed
+        into = memory((bottom - top) * -(-self.width // reduction) * 3)
+        left, right = self._decode(into, reduction, needed)
+        pixels = into[: (bottom - top) * (right - left) * 3].reshape(bottom - top, right - left, 3)
+        return Part(pixels, (top, left))
+
+    def _decode(self, into: NDArray[np.uint8], reduction: int, needed: Box) -> tuple[int, int]:
+        if why := unbound():
+            raise ImportError(f"decoder='libjpeg': {why}; {HINT}")
+        return decode(
+            self._data,
+            into,
+            (-(-self.height // reduction), -(-self.width // reduction)),
+            needed,
+            reduction=reduction,
+            is_strict=self._is_strict,
+            is_fast=self._is_fast,
+        )
+
 
 T = TypeVar("T")
 LIBRARIES = ("auto", "libjpeg", "simplejpeg", "pillow", "opencv")

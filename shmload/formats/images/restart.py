@@ -11,9 +11,7 @@ from typing import Literal, NamedTuple
 
 from shmload._core.jpeg import recode
 from shmload.formats.images.decoder import MAX_PIXELS
-from shmload.formats.images.headers import JPEG, jpeg_header
-from shmload.formats.images.libjpeg import unbound
-from shmload.formats.images.opened import HINT
+from shmload.formats.images.libraries import HINT, JPEG, jpeg_header, unbound
 
 # Pixels between two markers. Measured at 95 kB, CPU of a random crop and size of the file: a row 0.94 and 0.954 of what they were,
 # 48 pixels 0.79 and 0.961, 32 pixels 0.78 and 0.967.

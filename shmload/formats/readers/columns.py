@@ -1,23 +1,260 @@
-"""Columns as the readers find them: lying in a mapped file, or decoded block by block.
-
-A batch's rows are put in the order of their blocks first, so that each block is decoded and looked at once, and are written to
-the places they were asked for in.
-"""
+"""The libraries that the readers stand on, imported when a file is opened."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import importlib
+import operator
+import os
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, Protocol
+from threading import Lock, RLock
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmload._core.gather import gather_rows
 from shmload.batch.array_rows import ArrayRows, TypedArray
-from shmload.batch.dtypes import of_numpy
+from shmload.batch.layout import of_any, of_numpy
 from shmload.errors import ShardCorrupt
-from shmload.formats.readers.block_cache import BlockCache
-from shmload.formats.readers.dataset import Indices
+from shmload.formats.paths import check_local
+
+
+def library(name: str, extra: str) -> Any:
+    """A module.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; names the extra that brings it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        package = name.partition(".")[0]
+        if error.name not in (name, package):
+            raise
+        raise ModuleNotFoundError(
+            f"reading {extra} files needs the package {package}, which is not installed: pip install 'shmload[{extra}]'",
+            name=package,
+        ) from error
+
+
+T = TypeVar("T")
+
+
+class PerProcess(Generic[T]):
+    """What is opened once a process. It is given `open` at each use, not to keep it: its owner is freed as soon as it is
+    dropped."""
+
+    def __init__(self) -> None:
+        self._held: tuple[int, T] | None = None  # and the process it was opened in
+        self._inherited: list[object] = []
+        self._locks: dict[int, Lock] = {}  # by process
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process has opened it."""
+        return self._held is not None and self._held[0] == os.getpid()
+
+    def get(self, open: Callable[[], T]) -> T:
+        """This process's own, which `open` makes."""
+        pid, held = os.getpid(), self._held
+        if held is not None and held[0] == pid:
+            return held[1]
+        with self._locks.setdefault(pid, Lock()):
+            held = self._held
+            if held is None or held[0] != pid:
+                self._inherited.append(held)
+                held = self._held = (pid, open())
+        return held[1]
+
+
+class OneSample:
+    """The `out` of a batch of one row.
+
+    Args:
+        schema: mapping name -> (dtype, shape), or str or bytes.
+    """
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self._fields: dict[str, Any] = {}
+        for name, spec in schema.items():
+            if isinstance(spec, tuple) and None not in spec[1]:
+                self._fields[name] = _empty(spec[0], (1, *spec[1]))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._fields[name]
+
+    def __setitem__(self, name: str, values: Any) -> None:
+        self._fields[name] = values
+
+    def reserve(self, name: str, lengths: Any) -> Any:
+        """The memory of a ragged row."""
+        dtype, shape = self._schema[name]
+        (length,) = lengths
+        values = self._fields[name] = _empty(dtype, (1, length, *shape[1:]))
+        return values.reshape(-1)
+
+    def sample(self) -> dict[str, Any]:
+        """The fields: arrays, numpy's scalars, text."""
+        found = {name: self._fields[name][0] for name in self._schema}
+        return {
+            name: value[()] if isinstance(value, np.ndarray) and not value.ndim else value
+            for name, value in found.items()
+        }
+
+
+def _empty(dtype: Any, shape: tuple[int, ...]) -> Any:
+    element = of_any(dtype)
+    if element.numpy is not None:
+        return np.empty(shape, element.numpy)
+    import torch
+
+    return torch.empty(shape, dtype=getattr(torch, element.name))
+
+
+class BlockCache:
+    """Blocks by key, of one process.
+
+    What is too large for the cache is decoded and used, and not kept. A block that was put out lives on as long as someone reads
+    it.
+
+    Args:
+        capacity_bytes: of all blocks that are kept.
+    Thread/process safety: one thread decodes at a time, since few of these libraries let several; reading takes no lock.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._blocks: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._lock = RLock()
+        self.nbytes = 0
+        self.num_decoded = 0
+
+    def get(self, key: Hashable, decode: Callable[[], tuple[Any, int]]) -> Any:
+        """A block.
+
+        Args:
+            decode: makes it: (block, bytes it takes).
+        """
+        with self._lock:
+            found = self._blocks.get(key)
+            if found is not None:
+                self._blocks.move_to_end(key)
+                return found[0]
+            block, nbytes = decode()
+            self.num_decoded += 1
+            if nbytes <= self.capacity_bytes:
+                self._blocks[key] = block, nbytes
+                self.nbytes += nbytes
+                while self.nbytes > self.capacity_bytes:
+                    self.nbytes -= self._blocks.popitem(last=False)[1][1]
+            return block
+
+    def held(self) -> dict[Any, Any]:
+        """The blocks that are kept, by key."""
+        with self._lock:
+            return {key: block for key, (block, _) in self._blocks.items()}
+
+
+Indices = NDArray[np.int64]
+
+
+class Opened(Protocol):
+    """A dataset as it is open in this process."""
+
+    num_rows: int
+    schema: dict[str, Any]
+
+    def read(self, rows: Indices, out: Any) -> None:
+        """Writes these rows, which exist, to a batch."""
+
+
+class ColumnDataset(ABC):
+    """Samples that are rows of named columns. A pickled dataset is its arguments; a process opens the file when it first reads."""
+
+    def __init__(self) -> None:
+        self._held: PerProcess[Opened] = PerProcess()
+
+    @abstractmethod
+    def _open(self) -> Opened: ...
+
+    @property
+    def _opened(self) -> Opened:
+        return self._held.get(self._open)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Type and shape of each field, {"x": ("float32", (8,))}; None in a shape: it differs from row to row. Opens the file."""
+        return self._opened.schema
+
+    def __len__(self) -> int:
+        return self._opened.num_rows
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        out = OneSample(self.schema)
+        self.read_batch_into([operator.index(index)], out)
+        return out.sample()
+
+    def read_batch_into(self, indices: Sequence[int] | NDArray[Any], out: Any) -> None:
+        """Writes rows to those of a batch.
+
+        Args:
+            indices: integers, shape `(rows,)`; negative ones count from the end.
+            out: an array for each field of `schema`, with a leading dimension of `rows`; text and ragged fields as a ShmLoader's
+                batch takes them.
+        Raises:
+            IndexError: there is no such row.
+            ShardCorrupt: the file is not what its format says.
+        """
+        opened = self._opened
+        opened.read(_checked(indices, opened.num_rows), out)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_held"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._held = PerProcess()
+
+    def __repr__(self) -> str:
+        count = f"{len(self)} samples" if self._held.is_open else "not opened yet"
+        return f"<{type(self).__name__} of {self._source}, {count}>"
+
+    @property
+    @abstractmethod
+    def _source(self) -> str: ...
+
+
+class ArrayTreeDataset(ColumnDataset):
+    """Rows of arrays that one file or folder holds by their paths within it."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], fields: Mapping[str, str] | None = None, *, cache_bytes: int = 1 << 28
+    ) -> None:
+        super().__init__()
+        check_local(path, type(self).__name__)
+        self.path = os.path.abspath(path)
+        self._fields = None if fields is None else dict(fields)
+        self._cache_bytes = cache_bytes
+
+    @property
+    def _source(self) -> str:
+        return self.path
+
+
+def _checked(indices: Any, num_rows: int) -> Indices:
+    given = np.asarray(indices)
+    if given.size and given.dtype.kind not in "iu":
+        raise TypeError(f"indices are integers; got {given.dtype}")
+    rows = given.astype(np.int64)
+    outside = (rows < -num_rows) | (rows >= num_rows)
+    if outside.any():
+        raise IndexError(f"index {rows[outside][0]} is out of range: the dataset has {num_rows} samples")
+    return np.where(rows < 0, rows + num_rows, rows)
+
 
 Load = Callable[[int, int], Any]  # (first row, behind the last) -> their values
 BLOCK_NBYTES = 1 << 20  # of what a file does not divide itself

@@ -9,22 +9,23 @@ import numpy as np
 
 from shmload.batch.array_rows import typed_array
 from shmload.errors import ShardCorrupt
-from shmload.formats.readers.block_cache import BlockCache
 from shmload.formats.readers.columns import (
+    ArrayTreeDataset,
+    BlockCache,
     Blocks,
     Column,
     Columns,
     FixedColumn,
     MappedColumn,
     NoField,
+    Opened,
     RaggedColumn,
     TextColumn,
+    library,
     native,
     one_length,
     rows_in_blocks,
 )
-from shmload.formats.readers.dataset import ArrayTreeDataset, Opened
-from shmload.formats.readers.library import library
 
 
 class HDF5Dataset(ArrayTreeDataset):

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.formats.paths import Paths, expanded
-from shmload.formats.readers.dataset import ColumnDataset, Opened
-from shmload.formats.readers.library import library
+from shmload.formats.readers.columns import ColumnDataset, Opened, library
 
 
 class ParquetDataset(ColumnDataset):

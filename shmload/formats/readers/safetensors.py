@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 
 from shmload.batch.array_rows import TypedArray
-from shmload.batch.dtypes import ELEMENT_TYPES
+from shmload.batch.layout import ELEMENT_TYPES
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import check_local
-from shmload.formats.readers.columns import Columns, MappedColumn, NoField, one_length
-from shmload.formats.readers.dataset import ColumnDataset, Opened
-from shmload.formats.readers.library import library
+from shmload.formats.readers.columns import ColumnDataset, Columns, MappedColumn, NoField, Opened, library, one_length
 
 DTYPES = {
     "F64": "float64",

@@ -6,19 +6,20 @@ import os
 from typing import Any
 
 from shmload.errors import ShardCorrupt
-from shmload.formats.readers.block_cache import BlockCache
 from shmload.formats.readers.columns import (
+    ArrayTreeDataset,
+    BlockCache,
     Blocks,
     Column,
     Columns,
     FixedColumn,
     NoField,
+    Opened,
     TextColumn,
+    library,
     native,
     one_length,
 )
-from shmload.formats.readers.dataset import ArrayTreeDataset, Opened
-from shmload.formats.readers.library import library
 
 
 class ZarrDataset(ArrayTreeDataset):

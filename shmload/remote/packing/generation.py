@@ -1,36 +1,144 @@
-"""What a packing keeps in the store: its claim, a record beside each shard, and at its end the manifest.
+"""Where shards lie until they are sent: a few files without names, which go with the process, also when it is killed.
 
-    packing.json                            generation of the packing under way; the last one that began
-    <generation>/shard-000000.tar.json      written after its shard and index: these are whole
-    <generation>/etags.json                 of a bucket: the versions of all of these, as the store named them; before the manifest
-    manifest.json                           of the newest whole generation; written last
-
-A shard that is there counts as whole if its bytes are those that were written. A bucket's objects are, if they are still of the
-versions that were noted; what those are made of, such as several parts' digests, is the store's affair. An object of another
-version, or of one that was not noted, is read and its checksum compared, and so is every file of a folder, whose version is only a
-time and an inode.
-
-A generation is named after the dataset and the arguments, so the same packing finds what it has done, whoever killed it, and
-two of the same at once write the same bytes under the same names. One of another kind takes the claim over: who finds another
-name in it stops. Once the manifest is written, all other objects in folders of generations are removed, except of one that was
-claimed since. Objects that are no such names are never touched.
+They lie in memory if it has room for them, and are written over by the next shards: pages that are there cost one copy, and new
+ones of a disk's file system several times that.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import mmap
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
 
 from shmload import faults
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
-from shmload.remote.manifest import MANIFEST_NAME, Manifest, ShardEntry
-from shmload.remote.packing.shard_file import Record
+from shmload.formats.tar.shard import ShardIndex, pack_index
+from shmload.formats.tar.writer import archive_nbytes
+from shmload.remote.shards import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
+from shmload.shm.segment import available_bytes
+from shmload.storage.http import WebReader
 from shmload.storage.store import Store, StoredObject
-from shmload.storage.web import WebReader
+
+_SHARE = 8  # of the memory there is, one part is for shards
+
+
+class Spool:
+    """Files that are used again.
+
+    Args:
+        nbytes: of all of them together, as far as can be told.
+        folder: where they lie; None: in memory, or if that is short where temporary files do.
+    """
+
+    def __init__(self, nbytes: int, folder: str | None) -> None:
+        self._folder = folder
+        self.is_memory = folder is None and nbytes <= available_bytes() // _SHARE
+        self._free: list[FileIO] = []
+        self._made: list[FileIO] = []
+
+    def take(self) -> FileIO:
+        """A file that nobody has; what was in it is still there."""
+        if self._free:
+            file = self._free.pop()
+            file.seek(0)
+            return file
+        if self.is_memory:
+            file = FileIO(os.memfd_create("shmload-pack"), "r+")
+        else:
+            with tempfile.TemporaryFile(prefix="shmload-pack-", dir=self._folder, buffering=0) as made:
+                file = FileIO(os.dup(made.fileno()), "r+")
+        self._made.append(file)
+        return file
+
+    def give(self, file: FileIO) -> None:
+        """Takes a file back."""
+        self._free.append(file)
+
+    def close(self) -> None:
+        """Gives the room of all files back."""
+        for file in self._made:
+            file.close()
+
+
+@dataclass(frozen=True)
+class Record:
+    """A shard that is in the store, as it is noted there for a packing that goes on.
+
+    Attributes:
+        first: position in the packing order of its first sample.
+        extensions: of its members, sorted.
+    """
+
+    first: int
+    extensions: tuple[str, ...]
+    shard: ShardEntry
+
+    @property
+    def number(self) -> int:
+        """Of the shard, which its name ends in."""
+        return int(self.shard.name.rpartition("-")[2].removesuffix(".tar"))
+
+    @property
+    def stop(self) -> int:
+        """Position behind its last sample."""
+        return self.first + self.shard.num_samples
+
+
+class ShardFile:
+    """A shard that is being written.
+
+    Args:
+        name: that it will have.
+        first: position in the packing order of its first sample.
+        spool: has a file for it.
+    """
+
+    def __init__(self, name: str, first: int, spool: Spool) -> None:
+        self.name, self.first = name, first
+        self.nbytes = self.num_samples = 0
+        self._crc = 0
+        self._spool, self._file = spool, spool.take()
+
+    @property
+    def path(self) -> Path:
+        """A path by which this process opens it."""
+        return Path(f"/proc/self/fd/{self._file.fileno()}")
+
+    def append(self, records: memoryview, num_samples: int) -> None:
+        """Adds samples, which lie end to end."""
+        self._write(records)
+        self.num_samples += num_samples
+
+    def finish(self) -> tuple[Record, bytes]:
+        """Ends the archive; what is noted of it, and its index."""
+        self._write(memoryview(bytes(archive_nbytes(self.nbytes) - self.nbytes)))
+        self._file.truncate()  # of a longer shard before it
+        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            packed = pack_index(self.name, data)
+        extensions = tuple(sorted(ShardIndex(self.name, packed).extensions))
+        index = IndexEntry(self.name + INDEX_SUFFIX, len(packed), f"{crc32c(packed):08x}")
+        entry = ShardEntry(self.name, self.nbytes, self.num_samples, f"{self._crc:08x}", index)
+        return Record(self.first, extensions, entry), packed
+
+    def _write(self, data: memoryview) -> None:
+        self._crc = crc32c(data, self._crc)
+        self.nbytes += len(data)
+        while data:
+            data = data[self._file.write(data) :]
+
+    def close(self) -> None:
+        """Gives its file back."""
+        self._spool.give(self._file)
+
 
 logger = logging.getLogger("shmload")
 CLAIM = "packing.json"
@@ -247,3 +355,70 @@ def _of_manifest(manifest: Manifest) -> list[Record]:
         found.append(Record(first, manifest.extensions, shard))
         first += shard.num_samples
     return found
+
+
+NUM_THREADS = 2
+
+
+class Sender:
+    """Puts shards into a store: each, then its index, then the note that both are whole.
+
+    Args:
+        sent: called with each record, in this thread, when its shard is whole.
+    """
+
+    def __init__(self, store: Store, generation: Generation, sent: Callable[[Record], None]) -> None:
+        self._store, self._generation, self._sent = store, generation, sent
+        self._pool: ThreadPoolExecutor | None = None
+        self._under_way: set[Future[Record]] = set()
+
+    def make_room(self) -> None:
+        """Waits until no more shards are on their way than there are threads; the next is being written meanwhile.
+
+        Raises:
+            Exception: what went wrong with one that was sent.
+        """
+        self._settle(NUM_THREADS)
+
+    def send(self, shard: ShardFile) -> None:
+        """Takes a shard that has all its samples."""
+        record, index = shard.finish()
+        self._generation.check()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(NUM_THREADS, "shmload-send")
+        self._under_way.add(self._pool.submit(self._put, shard, record, index))
+
+    def finish(self) -> None:
+        """Waits until all are sent, and ends the threads: workers should not be forked beside any.
+
+        Raises:
+            Exception: as `make_room`.
+        """
+        self._settle(0)
+        self.close()
+
+    def close(self) -> None:
+        """Ends the threads; what they are at comes to its end."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def _settle(self, num_left: int) -> None:
+        while len(self._under_way) > num_left:
+            done, self._under_way = wait(self._under_way, return_when=FIRST_COMPLETED)
+            for future in done:
+                self._sent(future.result())
+
+    def _put(self, shard: ShardFile, record: Record, index: bytes) -> Record:
+        try:
+            faults.hit("sending")
+            written = self._store.put_file(record.shard.name, shard.path)
+        finally:
+            shard.close()
+        self._generation.wrote(written)
+        faults.hit("shard_sent")
+        self._generation.wrote(self._store.put(record.shard.index.name, index))
+        faults.hit("index_sent")
+        self._generation.note(record)
+        faults.hit("shard_noted")
+        return record

@@ -1,26 +1,8 @@
-"""A sample as members of a tar file: (extension, bytes), by one table, which every value survives in kind.
-
-| value | extension | is read back as |
-|---|---|---|
-| image (see `pictures.py`), encoded image | jpg, png, tif, ... , npy | an image |
-| int, numpy's and tensors of one whole number | cls | int |
-| str | txt | str |
-| bool, float, None | json | the same |
-| list, tuple, dict, of what JSON keeps | json | the same; a tuple as a list |
-| array, tensor | npy | array |
-| dict or list of arrays (a list: under "0", "1", ...) | npz | dict of arrays |
-| bytes | bin, or by its kind if it is an encoded image | bytes |
-| path (`pathlib`) | what the file is | its bytes |
-
-A sample that is a tuple is an image and, if there is one, a label. One that is a dict keeps its names: `image` and `label`
-stand for the two of a tuple, other fields become `<name>.<extension>` ("caption.txt"), which webdataset decodes by the last
-part. A name that already ends in a known extension ("seg.png") stays as it is, for values that are bytes or that its encoder takes.
-
-Nothing is pickled. What none of these keeps is an error that names the field.
-"""
+"""What the bytes of a file are, by how they begin: names say little, and a reader chooses its decoder by the extension."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -28,16 +10,151 @@ import sys
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shmload.formats.tar.columns import KEY
-from shmload.formats.tar.decoders import INTEGERS, TEXTS
-from shmload.formats.tar.encoders import encode
-from shmload.formats.tar.images import IMAGE_EXTENSIONS
-from shmload.remote.packing.kinds import PEEK, image_extension
-from shmload.remote.packing.pictures import array_member, picture_member
+from shmload.formats.tar.dataset import KEY
+from shmload.formats.tar.members import IMAGE_EXTENSIONS, INTEGERS, TEXTS, encode
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+_BEGINNINGS: tuple[tuple[bytes, str], ...] = (
+    (b"\xff\xd8\xff", "jpg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"GIF8", "gif"),
+    (b"BM", "bmp"),
+    (b"II*\0", "tif"),
+    (b"MM\0*", "tif"),
+    (b"\0\0\0\x0cjP  \r\n", "jp2"),
+    (b"P5", "pgm"),
+    (b"P6", "ppm"),
+)
+PEEK = 16  # bytes that are enough to tell
+
+
+def image_extension(begin: bytes) -> str:
+    """The extension of an encoded image, by its first bytes; "" if it is none that is known here."""
+    if begin[:4] == b"RIFF" and begin[8:12] == b"WEBP":
+        return "webp"
+    for magic, extension in _BEGINNINGS:
+        if begin.startswith(magic):
+            return extension
+    return ""
+
+
+PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
+TIFF_MODES = frozenset({"CMYK", "F", "I", "LAB", "YCbCr"})
+_CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
+_COMPRESSION = 6  # zlib's own default, named so that a library's other default changes no byte
+
+
+def picture_member(picture: Picture, quality: int | None) -> tuple[str, bytes]:
+    """(extension, bytes) of an image of Pillow's.
+
+    Raises:
+        ValueError: no format keeps its mode.
+    """
+    if (data := _file_of(picture)) is not None:
+        return image_extension(data[:PEEK]), data
+    if picture.mode in TIFF_MODES:
+        return "tif", _saved(picture, "TIFF")
+    if picture.mode not in PNG_MODES:
+        kept = ", ".join(sorted(PNG_MODES | TIFF_MODES))
+        raise ValueError(
+            f"an image of mode {picture.mode} is kept by no format; those of {kept} are: return image.convert('RGB'), say"
+        )
+    if quality is not None and picture.mode in ("L", "RGB"):
+        return "jpg", _saved(picture, "JPEG", quality=quality)
+    return "png", _saved(picture, "PNG", compress_level=_COMPRESSION)
+
+
+def array_member(array: NDArray[Any], quality: int | None, *, is_tensor: bool) -> tuple[str, bytes]:
+    """(extension, bytes) of an image that is an array or was a tensor."""
+    straight = _height_width_channels(array, is_tensor=is_tensor)
+    pixels = None if straight is None else _pixels(straight)
+    if pixels is None:
+        return "npy", encode("npy", array)
+    from PIL import Image
+
+    if pixels.dtype == np.uint16:
+        return "png", _saved(Image.fromarray(pixels), "PNG", compress_level=_COMPRESSION)
+    picture = Image.fromarray(pixels)
+    if quality is not None and picture.mode in ("L", "RGB"):
+        return "jpg", _saved(picture, "JPEG", quality=quality)
+    return "png", _saved(picture, "PNG", compress_level=_COMPRESSION)
+
+
+def _height_width_channels(array: NDArray[Any], *, is_tensor: bool) -> NDArray[Any] | None:
+    """The image with its channels last, or without if it has one; None if it is no image."""
+    if 0 in array.shape or array.ndim not in (2, 3):
+        return None
+    if array.ndim == 2:
+        return array
+    first, last = array.shape[0] in _CHANNELS, array.shape[2] in _CHANNELS
+    if first and (is_tensor or not last):
+        array = array.transpose(1, 2, 0)
+    elif not last:
+        return None
+    return array[:, :, 0] if array.shape[2] == 1 else array
+
+
+def _pixels(array: NDArray[Any]) -> NDArray[Any] | None:
+    """What PNG keeps of it: uint8, or uint16 of one channel; None if that is not all of it."""
+    if array.dtype == np.uint8 or (array.dtype == np.uint16 and array.ndim == 2):
+        return np.ascontiguousarray(array)
+    if array.dtype not in (np.float32, np.float64):
+        return None
+    if not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
+        return None
+    levels = np.rint(array * 255).astype(np.uint8)
+    again = levels.astype(array.dtype) / array.dtype.type(255)
+    return np.ascontiguousarray(levels) if np.array_equal(again, array) else None
+
+
+def _saved(picture: Picture, format: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, format=format, **options)
+    return file.getvalue()
+
+
+def _file_of(picture: Picture) -> bytes | None:
+    """The bytes of the file that an image was opened from, if it is surely the same still.
+
+    An operation makes an image that knows no format, but one in place (paste, putpixel, thumbnail, seek) leaves what the image
+    says of its file. So one that has not been read yet is compared by size and mode with the file opened anew, and one that has
+    by its pixels.
+    """
+    from PIL import Image, ImageFile
+
+    if not isinstance(picture, ImageFile.ImageFile) or not picture.format or picture.tell():
+        return None
+    try:
+        data = _read_of(picture)
+        if data is None or not image_extension(data[:PEEK]):
+            return None
+        with Image.open(io.BytesIO(data)) as again:
+            if (again.format, again.size, again.mode) != (picture.format, picture.size, picture.mode):
+                return None
+            if getattr(picture, "_im", None) is None and picture.tile:
+                return data if again.tile == picture.tile else None
+            is_same = again.tobytes() == picture.tobytes() and again.getpalette() == picture.getpalette()
+            return data if is_same else None
+    except (OSError, ValueError, SyntaxError):  # what cannot be read again is encoded as it is
+        return None
+
+
+def _read_of(picture: Any) -> bytes | None:
+    filename = getattr(picture, "filename", "")
+    if isinstance(filename, (str, bytes)) and filename:
+        with open(filename, "rb") as file:
+            return file.read()
+    fp = getattr(picture, "fp", None)  # of bytes in memory; closed once the pixels are read
+    if fp is None or not isinstance(fp, io.BytesIO):
+        return None
+    return fp.getvalue()
 
 
 class OpenFile:

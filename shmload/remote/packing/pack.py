@@ -1,10 +1,7 @@
-"""The packing itself: which stretches of the order are still to be packed, and each of them from the loader's batches to
-shards.
+"""The dataset to be packed, seen from the packer: how many samples, and the members of any of them.
 
-The order is cut into shards as it comes, so where a shard begins depends on the sizes of all samples before it. A packing that
-goes on therefore keeps whole shards where they are, and packs the *gaps* between them: a gap begins where the shard before it
-ends, and ends where the next one begins, with the number that the next one says. Should a dataset not be the same any more, and
-a gap not come out at that number, the shards behind it are packed again, too.
+A dataset that only opens files of a list is packed from these files, byte for byte, and no image is decoded. That it does no
+more cannot be told from its code, so some of its samples are compared with what Pillow makes of their files.
 """
 
 from __future__ import annotations
@@ -13,21 +10,257 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
 
 from shmload import faults
-from shmload.formats.tar.header import archive_nbytes
+from shmload.formats.images.folder import ImageFolder
+from shmload.formats.tar.dataset import KEY
+from shmload.formats.tar.writer import BLOCK, archive_nbytes, member_header, member_name
 from shmload.loader import ShmLoader
-from shmload.remote.manifest import Manifest
-from shmload.remote.packing.encoding import RECORD, EncodedSamples
-from shmload.remote.packing.generation import Generation
-from shmload.remote.packing.sender import NUM_THREADS, Sender
-from shmload.remote.packing.shard_file import Record, ShardFile
-from shmload.remote.packing.sources import Files, source_of
-from shmload.remote.packing.spool import Spool
+from shmload.remote.packing.generation import NUM_THREADS, Generation, Record, Sender, ShardFile, Spool
+from shmload.remote.packing.members import Members, OpenFile, Payload, file_member, members_of, value_member
+from shmload.remote.shards import Manifest
+from shmload.schedule.permutation import Permutation
 from shmload.storage.store import Store
+from shmload.worker.sample_rng import begin_sample, kept_generators
+
+NUM_PROBED_FILES = 4  # samples of a dataset of files that are compared
+_TRANSFORMS = ("transform", "transforms", "target_transform")
+
+
+class Source(Protocol):
+    """A dataset as the packer reads it. Picklable."""
+
+    draws: bool  # whether reading a sample may draw random numbers
+
+    def __len__(self) -> int: ...
+
+    def members(self, index: int) -> tuple[str, Members]:
+        """What a sample's key begins with, and its members, sorted by extension."""
+
+
+class Samples:
+    """Any dataset, whose samples are encoded."""
+
+    draws = True
+
+    def __init__(self, dataset: Any, quality: int | None) -> None:
+        self.dataset, self.quality = dataset, quality
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def members(self, index: int) -> tuple[str, Members]:
+        sample = self.dataset[index]
+        key = sample.get(KEY) if isinstance(sample, Mapping) else None
+        return (f"{key}-" if isinstance(key, str) else ""), members_of(sample, self.quality)
+
+
+class Files:
+    """A dataset of files, which are copied, with labels.
+
+    Args:
+        dataset: has `paths`, or `samples` or `imgs` of (path, label).
+        has_labels: whether each entry is a path and a label, not only a path.
+    """
+
+    draws = False
+
+    def __init__(self, entries: Sequence[Any], *, has_labels: bool) -> None:
+        self.entries, self.has_labels = entries, has_labels
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def members(self, index: int) -> tuple[str, Members]:
+        entry = self.entries[index]
+        if not self.has_labels:
+            return "", [file_member(entry)]
+        path, label = entry
+        return "", sorted([file_member(path), value_member(label, None)], key=lambda member: member[0])
+
+    def update(self, digest: Any) -> None:
+        """Adds names and labels of all files to a digest of hashlib's."""
+        for entry in self.entries:
+            path, label = entry if self.has_labels else (entry, None)
+            told = "/".join(path.rsplit("/", 2)[-2:])
+            digest.update(f"{told}\0{label!r}\0".encode("utf-8", "surrogateescape"))
+
+
+class Parts:
+    """Samples of sources, in an order: what Subset and ConcatDataset of torch stand for.
+
+    Args:
+        parts: the sources.
+        part, index: int64 arrays; of each sample, which source it is of, and which of its samples.
+    """
+
+    def __init__(self, parts: Sequence[Source], part: Any, index: Any) -> None:
+        self.parts, self.part, self.index = parts, part, index
+        self.draws = any(source.draws for source in parts)
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def members(self, index: int) -> tuple[str, Members]:
+        return self.parts[int(self.part[index])].members(int(self.index[index]))
+
+
+def source_of(dataset: Any, quality: int | None) -> Source:
+    """The source that a dataset is.
+
+    Raises:
+        TypeError: it has no length, or no samples by number.
+    """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise TypeError(
+            f"a dataset with __len__ and __getitem__ is needed, since samples are packed in a random order; got a "
+            f"{type(dataset).__name__}. Put what an iterable yields in a list, or write it with shmload.formats.TarWriter"
+        )
+    from torch.utils.data import ConcatDataset, Subset
+
+    if type(dataset) is Subset:
+        inner = source_of(dataset.dataset, quality)
+        return Parts([inner], np.zeros(len(dataset), np.int64), np.array(list(dataset.indices), np.int64))
+    if type(dataset) is ConcatDataset:
+        parts = [source_of(each, quality) for each in dataset.datasets]
+        part = np.repeat(np.arange(len(parts)), [len(each) for each in parts])
+        return Parts(parts, part, np.concatenate([np.arange(len(each)) for each in parts]))
+    if type(dataset) is ImageFolder and dataset.transform is None:
+        return Files(dataset.samples, has_labels=dataset._has_labels)
+    return _files_of(dataset) or Samples(dataset, quality)
+
+
+def _files_of(dataset: Any) -> Files | None:
+    """The files of a dataset such as torchvision's ImageFolder, if its samples are these and nothing else."""
+    if any(getattr(dataset, name, None) is not None for name in _TRANSFORMS):
+        return None
+    entries = getattr(dataset, "samples", None) or getattr(dataset, "imgs", None)
+    if not isinstance(entries, (list, tuple)) or len(entries) != len(dataset):
+        return None
+    probed = sorted({number * (len(entries) - 1) // max(NUM_PROBED_FILES - 1, 1) for number in range(NUM_PROBED_FILES)})
+    return Files(entries, has_labels=True) if all(_is_file(dataset, entries, index) for index in probed) else None
+
+
+def _is_file(dataset: Any, entries: Sequence[Any], index: int) -> bool:
+    """Whether a sample is the image in its file, as it is or in another mode, and its label."""
+    entry = entries[index]
+    if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
+        return False
+    sample = dataset[index]
+    if not (isinstance(sample, tuple) and len(sample) == 2 and type(sample[1]) is int and sample[1] == entry[1]):
+        return False
+    if not hasattr(sample[0], "getbands"):
+        return False
+    from PIL import Image
+
+    with Image.open(entry[0]) as opened:
+        picture = opened.convert(sample[0].mode)
+    same: bool = picture.size == sample[0].size and picture.tobytes() == sample[0].tobytes()
+    return same
+
+
+RECORD = "record"
+
+
+class EncodedSamples:
+    """Records of samples: their members, one after the other, each filled up to a block.
+
+    A dataset that draws random numbers (augmentations) draws them from (seed, index of the sample), so that a packing that goes
+    on after a kill, or with other workers, makes the same bytes.
+
+    Args:
+        source: the samples.
+        seed: of the order, and of what samples draw.
+        restart_markers: JPEG files get restart markers, without loss.
+    """
+
+    schema = {RECORD: ("uint8", (None,))}  # noqa: RUF012  # as users write it
+
+    def __init__(self, source: Source, *, seed: int, restart_markers: bool) -> None:
+        self.source, self.seed, self.restart_markers = source, seed, restart_markers
+        self.order = Permutation(len(source), seed=seed)
+        self._width = max(8, len(str(len(source) - 1)))
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read_batch_into(self, positions: Any, out: Any) -> None:
+        """Writes the records at positions of the order, end to end."""
+        indices = self.order.take(np.asarray(positions, np.int64)).tolist()
+        if self.source.draws:
+            with kept_generators():
+                records = [self.pieces(index) for index in indices]
+        else:
+            records = [self.pieces(index) for index in indices]
+        room = out.reserve(RECORD, [sum(map(len, pieces)) for pieces in records])
+        view, at = memoryview(room), 0
+        for pieces in records:
+            for piece in pieces:
+                part = view[at : at + len(piece)]
+                if isinstance(piece, OpenFile):
+                    piece.read_into(part)
+                else:
+                    part[:] = piece
+                at += len(part)
+
+    def record(self, index: int) -> bytes:
+        """The record of a sample."""
+        return b"".join(map(_bytes, self.pieces(index)))
+
+    def pieces(self, index: int) -> list[Payload]:
+        """The record of a sample: headers, payloads and what fills them up.
+
+        Raises:
+            Exception: as reading it raised; a note names the sample.
+        """
+        try:
+            return self._pieces(index)
+        except Exception as error:
+            error.add_note(f"sample {index} of the dataset")
+            raise
+
+    def _pieces(self, index: int) -> list[Payload]:
+        if self.source.draws:
+            begin_sample(self.seed, 0, index, 0, reseed=True)
+        prefix, members = self.source.members(index)
+        if self.restart_markers:
+            members = with_markers(members)
+        number = f"{index:0{self._width}d}"
+        pieces: list[Payload] = []
+        for extension, data in members:
+            name = member_name(prefix + number, extension) if prefix else number.encode() + _behind(extension)
+            pieces += [member_header(name, len(data)), data]
+            if len(data) % BLOCK:
+                pieces.append(bytes(-len(data) % BLOCK))
+        return pieces
+
+
+@lru_cache(maxsize=1024)
+def _behind(extension: str) -> bytes:
+    """What stands in a member's name behind a key that is a number; checked once."""
+    return member_name("0", extension)[1:]
+
+
+def with_markers(members: Members) -> Members:
+    """The members, JPEG files among them with restart markers."""
+    from shmload.formats.images.restart import with_restart_markers
+
+    is_jpeg = [extension.rpartition(".")[2] in ("jpg", "jpeg") for extension, _ in members]
+    return [
+        (extension, with_restart_markers(_bytes(data)) if jpeg else data)
+        for jpeg, (extension, data) in zip(is_jpeg, members, strict=True)
+    ]
+
+
+def _bytes(payload: Payload) -> bytes:
+    return payload.read() if isinstance(payload, OpenFile) else payload
+
 
 logger = logging.getLogger("shmload")
 VERSION = 1  # of what samples become: another one is another generation
@@ -255,3 +488,90 @@ class Packing:
             self._on_progress(
                 Progress(len(self._samples), self._num_packed, nbytes, len(self._records), self.num_found)
             )
+
+
+def upload_cv_dataset(
+    ds: Any,
+    client: Any = None,
+    bucket: str = "",
+    base_folder: str = "",
+    maxsize: float = 1e8,
+    maxcount: int = 100_000,
+    workers: int = 30,
+    *,
+    seed: int = 0,
+    quality: int | None = None,
+    restart_markers: bool = False,
+    multiprocessing_context: Any = None,
+    spool_folder: str | os.PathLike[str] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Manifest:
+    """Packs a dataset into tar shards, which webdataset reads too, and writes them to a store.
+
+    Samples are packed in a random order that the seed chooses. Worker processes encode them into the ring; this one writes
+    shards, and threads send them meanwhile. Shards are the same, byte for byte, for any number of workers and any start method.
+
+    A packing that was killed goes on when it is run again with the same arguments and dataset: shards that are whole in the
+    store are neither encoded nor sent again. Readers see the dataset that was there before until the new one is whole; then the
+    old shards are removed. Of two packings of different datasets into one folder, the one that began first stops with an error.
+
+    What becomes of images and labels is in docs/packing.md: files are copied as they are, other images are PNG, nothing is
+    pickled.
+
+    Args:
+        ds: map-style; samples are (image, label), an image, or dicts.
+        client: of `make_client`, or boto3's; None: `bucket` is a folder of this machine, or a URL.
+        bucket, base_folder: where the dataset goes; one folder for each dataset.
+        maxsize: bytes of a shard's file, exceeded only by a sample that is larger alone.
+        maxcount: samples of a shard.
+        workers: processes that encode, at most as many as there are processors; 0: this one.
+        seed: of the order, and of what the dataset draws (random augmentations).
+        quality: JPEG with this quality, 1 to 100, for images that are not encoded yet; None: PNG, without loss.
+        restart_markers: JPEG files get restart markers, without loss: readers then decode only what a crop needs.
+        multiprocessing_context: how workers start: "fork", "spawn", "forkserver" or a context.
+        spool_folder: where up to three shards lie until they are sent, in files without names. None: in memory if three of
+            `maxsize` are at most an eighth of what is free, else where temporary files do.
+        on_progress: called now and then with a `Progress`.
+    Returns:
+        what was written: `manifest.json` in the folder, which is read back by `RemoteDataset(client, bucket, base_folder)`.
+    Raises:
+        StoreError: the store cannot be written, or another packing into the folder was begun.
+        TypeError, ValueError: an argument, or a sample that nothing keeps; the text names its field.
+    Cost: CPU of about one copy and one checksum of each file; nothing is decoded where files are copied.
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from shmload.remote import upload_cv_dataset
+        >>> images = [(np.full((8, 8, 3), number, np.uint8), number) for number in range(10)]
+        >>> manifest = upload_cv_dataset(images, bucket=tempfile.mkdtemp(), base_folder="grey", maxcount=4, workers=0)
+        >>> manifest.num_samples, len(manifest.shards), manifest.extensions
+        (10, 3, ('cls', 'png'))
+    """
+    options = Options(
+        int(maxsize),
+        int(maxcount),
+        int(workers),
+        seed,
+        quality,
+        restart_markers,
+        multiprocessing_context,
+        None if spool_folder is None else os.fspath(spool_folder),
+    )
+    return Packing(ds, store_of(client, bucket, base_folder), options, on_progress).run()
+
+
+def store_of(client: Any, bucket: str, base_folder: str) -> Store:
+    """The store of a dataset's folder.
+
+    Raises:
+        ValueError: nothing says where it is.
+    """
+    if not bucket:
+        raise ValueError("bucket is needed: its name, or without a client a folder or a URL")
+    if client is None:
+        from shmload.storage.urls import open_store
+
+        return open_store("/".join(part.rstrip("/") for part in (os.fspath(bucket), base_folder) if part))
+    from shmload.storage.client import client_of
+
+    return client_of(client).store(bucket, base_folder)

@@ -246,7 +246,7 @@ def test_threads_read_at_once() -> None:
 READS_ALL = """
 import pickle, sys, psutil
 import numpy as np
-import shmload.formats.arrays.dataset
+import shmload.formats.arrays
 process = psutil.Process()
 np.empty((64, 4096)).fill(1)
 before = process.memory_full_info().uss

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shmload.formats import with_restart_markers
-from shmload.formats.images.headers import jpeg_header
-from shmload.formats.images.libjpeg import unbound
+from shmload.formats.images.libraries import jpeg_header, unbound
 from shmload.formats.images.restart import recoded
 from tests.formats.images.jpegs import SAMPLINGS, dropped_scan, encoded, interval, markers
 

@@ -23,8 +23,7 @@ from safetensors.numpy import save_file
 
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats import HDF5Dataset, ParquetDataset, SafetensorsDataset
-from shmload.formats.readers.columns import NoField
-from shmload.formats.readers.one_sample import OneSample
+from shmload.formats.readers.columns import NoField, OneSample
 
 FUZZED = (".parquet", ".safetensors")
 READERS = {".parquet": ParquetDataset, ".safetensors": SafetensorsDataset, ".h5": HDF5Dataset}

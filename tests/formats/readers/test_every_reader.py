@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload import ShardCorrupt, ShmLoader
+from shmload.batch.collate import RowOut, private_rows
 from shmload.batch.layout import layout_of_schema
-from shmload.batch.place import RowOut, private_rows
 
 
 def rows_of(dataset: Any, indices: Any) -> dict[str, Any]:

@@ -15,10 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shmload.formats.tar import decoders
-from shmload.formats.tar.decoders import Decoders
-from shmload.formats.tar.encoders import encode
-from shmload.formats.tar.tenbin import decode_tenbin, encode_tenbin
+from shmload.formats.tar import members
+from shmload.formats.tar.members import Decoders, decode_tenbin, encode, encode_tenbin
 
 PICTURE = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
 
@@ -94,7 +92,7 @@ def test_an_npy_of_objects_is_refused() -> None:
 
 
 def test_what_gzip_expands_to_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoders, "EXPANDED_LIMIT", 1000)
+    monkeypatch.setattr(members, "EXPANDED_LIMIT", 1000)
     with pytest.raises(ValueError, match="gzip: expands to more than 1000 bytes"):
         decoded("bin.gz", gzip.compress(bytes(2000)))
     with pytest.raises(ValueError, match="gzip: truncated"):
@@ -114,7 +112,7 @@ def npz_of(method: int = zipfile.ZIP_DEFLATED, **members: bytes) -> bytearray:
 
 def test_what_npz_expands_to_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     array = encode("npy", np.zeros(100, np.uint8))
-    monkeypatch.setattr(decoders, "EXPANDED_LIMIT", 2 * len(array))
+    monkeypatch.setattr(members, "EXPANDED_LIMIT", 2 * len(array))
     assert list(decoded("npz", npz_of(a=array, b=array))) == ["a", "b"]
     with pytest.raises(
         ValueError, match=f"npz: expands to {3 * len(array)} bytes, more than {2 * len(array)}; store it as"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from shmload import ShardCorrupt
+from shmload.batch.collate import RowOut, private_rows
 from shmload.batch.layout import layout_of_schema
-from shmload.batch.place import RowOut, private_rows
 from shmload.formats import TFRecordDataset, TFRecordWriter
 
 DTYPES = ["float32", "int64", "int8", "uint16", "bool", "float64", "uint64", "float16", "complex64", "int32"]

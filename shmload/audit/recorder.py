@@ -1,0 +1,246 @@
+"""What a loader remembers of its deliveries: the newest order always, all of them in a file if there is an audit.
+
+Every record is one write() to a file of this process's own, so nothing is lost when the trainer is killed; nothing is synced to the
+disk, so a machine that loses power may lose the last seconds. The file is made at the first delivery, with the modes that the
+user's umask says: like a log or a checkpoint, it is for the people who look after the run.
+
+When a record cannot be written (a full disk), training goes on: one warning, and another try with every batch. What was not
+recorded is not proven, so `shmload verify` reports it as missing, with the reason if a later record could be written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import secrets
+import sys
+import warnings
+from pathlib import Path
+from time import time_ns
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload._core.trainer import Order
+from shmload.audit.digest import digest_of
+from shmload.audit.file import SUFFIX, Batch, Change, batch_record, event_record, header_line
+from shmload.audit.header import Header, header_of
+from shmload.engine.config import LoaderConfig
+from shmload.engine.orders import NOTHING
+from shmload.schedule.schedule import BatchSchedule, Schedule
+
+log = logging.getLogger("shmload")
+
+
+class Recorder:
+    """One loader's deliveries.
+
+    Args:
+        folder: where the audit's files go; made if it is not there. None: there is no audit.
+        has_indices: False for an iterable dataset, whose samples have none.
+    Raises:
+        OSError: the folder cannot be made.
+        PermissionError: it cannot be written to.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None, *, has_indices: bool = True) -> None:
+        self._folder = None if folder is None else Path(folder).absolute()
+        self._has_indices = has_indices
+        self.last: Order | None = None  # of the batch just yielded
+        self.num_passes = 0  # begun in this run, in torch mode: its passes have no other number
+        self._header: Header | None = None
+        self._path = Path()
+        self._file = -1
+        self._pid = 0
+        self._pending: list[bytes] = []  # events before the first delivery
+        self._num_lost = 0
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self._folder, os.W_OK | os.X_OK):
+                raise PermissionError(
+                    f"audit={os.fspath(self._folder)!r} needs a folder that this process can write to; "
+                    "give another, or leave audit out"
+                )
+
+    @property
+    def last_indices(self) -> NDArray[np.int64] | list[Any] | None:
+        """See ShmLoader.last_indices."""
+        if self.last is None or not self._has_indices:
+            return None
+        return cast("NDArray[np.int64] | list[Any]", self.last.indices)
+
+    # ------------------------------------------------------------ what happens
+
+    def resumed(self, epoch: int, step: int, *, by: str = "state") -> None:
+        """A state was loaded, or set_epoch called: the next pass begins there."""
+        self._event("resume", {"epoch": epoch, "step": step, "by": by})
+
+    def begins(
+        self,
+        config: LoaderConfig,
+        epoch: int,
+        step: int,
+        *,
+        schedule: Schedule | BatchSchedule | None = None,
+        rank: int = 0,
+    ) -> None:
+        """A pass begins at that step.
+
+        Args:
+            schedule, rank: seed mode's; None where a sampler orders, or an order the batches.
+        """
+        if self._folder is None:
+            return
+        header = header_of(config, schedule, rank)
+        if self._header is not None and header != self._header:
+            self.close()  # other ranks, or another length: what comes now is told by a file of its own
+        self._header = header
+        self._event("pass", {"epoch": epoch, "step": step})
+
+    def delivered(
+        self, order: Order, batch: Any, *, valid: int | None = None, epoch: int | None = None, step: int | None = None
+    ) -> None:
+        """A batch is about to be yielded, or NOTHING came of its order because every sample was skipped.
+
+        Args:
+            epoch, step: as they are to be recorded, where the order counts in another way.
+        """
+        if batch is not NOTHING:
+            self.last = order
+        elif order.ordered is None:
+            return
+        if self._folder is not None:
+            self._record(
+                order,
+                batch,
+                order.nrows if valid is None else valid,
+                order.epoch if epoch is None else epoch,
+                order.step if step is None else step,
+            )
+
+    def ended(self, epoch: int, step: int) -> None:
+        """The pass has come to its end."""
+        self._event("end", {"epoch": epoch, "step": step})
+
+    # ------------------------------------------------------------ the file
+
+    def _event(self, kind: str, details: dict[str, Any]) -> None:
+        if self._folder is None:
+            return
+        record = event_record(kind, {**details, "time_ns": time_ns()})
+        if self._is_open():
+            self._write(record)
+        else:
+            self._pending.append(record)
+
+    def _record(self, order: Order, batch: Any, valid: int, epoch: int, step: int) -> None:
+        digest, is_partial = 0, False
+        if batch is not NOTHING:
+            try:
+                digest, is_partial = digest_of(batch)
+            except Exception as error:  # an object whose attributes raise must not end a run
+                is_partial = True
+                log.debug("audit: a batch has no digest: %r", error)
+        keys = _keys_of(order.indices) if self._has_indices else None
+        now = time_ns()
+        record = batch_record(Batch(now, epoch, step, valid, keys, digest, is_partial, _changes_of(order)))
+        if not self._is_open() and not self._open(now, epoch, step):
+            return
+        if self._num_lost:
+            record = event_record("lost", {"batches": self._num_lost, "time_ns": now}) + record
+        self._write(record, epoch, step)
+
+    def _is_open(self) -> bool:
+        return self._file >= 0 and self._pid == os.getpid()  # a forked child makes its own
+
+    def _open(self, now_ns: int, epoch: int, step: int) -> bool:
+        assert self._folder is not None
+        assert self._header is not None, "a pass has begun"
+        rank, self._pid = self._header.rank, os.getpid()
+        self._path = self._folder / f"rank-{rank:04d}-{secrets.token_hex(8)}{SUFFIX}"
+        started = dataclasses.replace(self._header, started_ns=now_ns, pid=self._pid)
+        try:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        except OSError as error:
+            self._file = -1
+            self._lose(error, epoch, step)
+            return False
+        self._pending.insert(0, header_line(dataclasses.asdict(started)))
+        return True
+
+    def _write(self, record: bytes, epoch: int = -1, step: int = -1) -> None:
+        """Appends what is pending and a record; `step` is -1 for an event, which is put off where it cannot be written."""
+        content = b"".join((*self._pending, record)) if self._pending else record
+        try:
+            num_written = os.write(self._file, content)
+            if num_written < len(content):  # the disk has just filled up: the next try must not follow half a record
+                os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
+                raise OSError(28, "No space left on device")
+        except OSError as error:
+            if step < 0:
+                self._pending.append(record)
+            else:
+                self._lose(error, epoch, step)
+            return
+        self._pending.clear()
+        if step >= 0:
+            self._num_lost = 0
+
+    def _lose(self, error: OSError, epoch: int, step: int) -> None:
+        self._num_lost += 1
+        if self._num_lost == 1:
+            text = (
+                f"audit: {self._path} cannot be written: {error}. Training goes on; batches from epoch {epoch}, step {step} on are "
+                "not recorded until it can be, and `shmload verify` will report them as missing. Make room"
+            )
+            log.error("%s", text)
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    def close(self) -> None:
+        """Ends the file; the next delivery begins another."""
+        if self._is_open():
+            os.close(self._file)
+        self._file = -1
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, in whatever process, records in a file of its own."""
+        return {**self.__dict__, "_file": -1, "_header": None, "_pending": [], "_num_lost": 0, "last": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __del__(self) -> None:
+        if getattr(self, "_file", -1) >= 0 and sys is not None and not sys.is_finalizing():
+            self.close()
+
+
+def _keys_of(indices: Any) -> Any:
+    if isinstance(indices, np.ndarray):
+        return indices
+    if set(map(type, indices)) <= {int}:
+        try:
+            return np.array(indices, np.int64)
+        except OverflowError:
+            pass
+    return list(indices)
+
+
+def _changes_of(order: Order) -> tuple[Change, ...]:
+    """What was done about the order's bad samples."""
+    if order.ordered is None:
+        return ()
+    ordered = _keys_of(order.ordered)
+    ordered = ordered.tolist() if isinstance(ordered, np.ndarray) else ordered
+    came = {row: (order.indices[i], tries) for i, (row, tries) in enumerate(order.origins or ())}
+    changes: list[Change] = []
+    for row, key in enumerate(ordered):
+        if row not in came:
+            changes.append((row, key, None, 0))
+        elif came[row][1]:
+            substitute = came[row][0]
+            changes.append(
+                (row, key, int(substitute) if isinstance(substitute, np.integer) else substitute, came[row][1])
+            )
+    return tuple(changes)

@@ -1,0 +1,415 @@
+"""What a ring says of itself to onlookers, once, before its first order: whose it is and how its dataset is read."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from shmload._core.trainer import TrainerRing
+from shmload.worker.spec import Job
+from shmload.world import rank_and_world_size
+
+
+def introduce(ring: TrainerRing, job: Job, rank: int | None, world_size: int | None) -> None:
+    """Writes the dataset's type, the method it is read by, and the rank.
+
+    Args:
+        rank, world_size: as the loader was given them; None: what torch.distributed or the environment says.
+    """
+    try:
+        rank, world_size = rank_and_world_size(rank, world_size)
+    except ValueError:  # nobody has said which rank this is: the loader asks again, and loudly, where it matters
+        rank, world_size = 0, 1
+    ring.introduce(
+        dataset_name=type(job.dataset).__name__.encode(),
+        read_path=job.plan.path.encode(),
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+Limit = Literal["start-up", "workers", "program", "neither"]
+Snapshot = dict[str, Any]  # what Onlooker.snapshot returns
+
+NOTICED = 5.0  # per cent of the interval: waits that are shorter name no limit
+
+
+def waited_ns(seen: Snapshot) -> int:
+    """How long the trainer has slept in `next()` by then."""
+    since: int = seen["waiting_since_ns"]
+    return int(seen["wait_ns"]) + (max(seen["time_ns"] - since, 0) if since else 0)
+
+
+def busy_ns(worker: dict[str, Any], time_ns: int) -> int:
+    """How long a worker had held claims by then."""
+    claimed: int = worker["claimed_ns"]
+    return int(worker["busy_ns"]) + (max(time_ns - claimed, 0) if claimed else 0)
+
+
+def beginning(seen: Snapshot) -> Snapshot:
+    """The snapshot that the trainer could have taken when it made the ring: nothing had been counted."""
+    counted = (
+        "busy_ns",
+        "claimed_ns",
+        "started_ns",
+        "num_samples",
+        "num_chunks",
+        "num_foreign",
+        "nbytes_fetched",
+        "nbytes_remote",
+    )
+    nothing = dict.fromkeys(counted, 0)
+    counters = (
+        "batches",
+        "samples",
+        "nbytes",
+        "wait_ns",
+        "waiting_since_ns",
+        "num_waits",
+        "num_copied_out",
+        "num_restarts",
+    )
+    return {
+        **seen,
+        **dict.fromkeys(counters, 0),
+        "time_ns": seen["owner_start_ns"],
+        "workers": [{**worker, **nothing} for worker in seen["workers"]],
+    }
+
+
+def shares(before: Snapshot, seen: Snapshot) -> dict[str, float]:
+    """The four parts in per cent, to a tenth; they sum to 100."""
+    begin, end = before["time_ns"], seen["time_ns"]
+    interval = max(end - begin, 1)
+    start_up = 0
+    if not any(worker["started_ns"] for worker in before["workers"]):
+        ready = min((worker["started_ns"] for worker in seen["workers"] if worker["started_ns"]), default=end)
+        start_up = _between(0, ready - begin, interval)
+    waited = _between(0, waited_ns(seen) - waited_ns(before), interval)
+    waits = max(waited - start_up, 0)
+    busy, present = 0, 0
+    for last, worker in zip(before["workers"], seen["workers"], strict=True):
+        if worker["started_ns"]:
+            there = _between(0, end - max(begin, worker["started_ns"]), interval)
+            busy += _between(0, busy_ns(worker, end) - busy_ns(last, begin), there)
+            present += there
+    idle = 1 - busy / present if present else 0.0
+    tenths, left = {}, 1000
+    for name, part in (
+        ("start_up", start_up),
+        ("trainer_waits", waits),
+        ("workers_wait", idle * (interval - start_up - waits)),
+    ):
+        tenths[name] = min(round(1000 * part / interval), left)
+        left -= tenths[name]
+    return {name: share / 10 for name, share in (*tenths.items(), ("free", left))}
+
+
+def limit_of(time: dict[str, float]) -> Limit:
+    """Which part keeps the whole from being faster; "neither" if nobody waits for long."""
+    if time["start_up"] >= 50:
+        return "start-up"
+    if max(time["trainer_waits"], time["workers_wait"]) < NOTICED:
+        return "neither"
+    return "workers" if time["trainer_waits"] >= time["workers_wait"] else "program"
+
+
+def _between(least: int, value: int, most: int) -> int:
+    return max(least, min(value, most))
+
+
+Report = dict[str, Any]
+
+HUNG_S = 5.0  # a trainer that has waited for one batch this long is pointed out
+FREE, HELD, ORDERED, LEASED, DRAINING, PARKED = range(6)  # slot.state
+STATES = {"free": FREE, "held": HELD, "ordered": ORDERED, "leased": LEASED, "draining": DRAINING, "parked": PARKED}
+
+
+def describe(seen: Snapshot, before: Snapshot | None = None) -> Report:
+    """Everything there is to say about one loader.
+
+    Args:
+        seen: what the block says now.
+        before: what it said when the interval began; None: the interval is the ring's whole life.
+    """
+    before = beginning(seen) if before is None else before
+    interval_s = max(seen["time_ns"] - before["time_ns"], 0) / 1e9
+    time = shares(before, seen)
+    workers = _workers(before, seen)
+    return {
+        "interval_s": interval_s,
+        "age_s": max(seen["time_ns"] - seen["owner_start_ns"], 0) / 1e9,
+        "dataset": seen["dataset_name"],
+        "read_by": seen["read_path"],
+        "mode": "torch" if seen["is_static"] else "seed",
+        "is_packed": seen["is_packed"],
+        **_counted(seen),
+        "samples_per_s": _rate(seen["samples"] - before["samples"], interval_s),
+        "batches_per_s": _rate(seen["batches"] - before["batches"], interval_s),
+        "nbytes_per_s": _rate(seen["nbytes"] - before["nbytes"], interval_s),
+        **_position(seen),
+        "num_slots": seen["num_slots"],
+        "slots": _slots(seen),
+        "orders": _orders(seen),
+        "time": time,
+        "limit": limit_of(time),
+        "waits_for": _waits_for(seen, workers),
+        "is_hung": _is_hung(seen),
+        "workers": workers,
+        "cluster": _cluster(before, seen, interval_s),
+        "memory": {"ring_nbytes": ring_nbytes(seen)},
+    }
+
+
+def _rate(count: int, interval_s: float) -> float:
+    return max(count, 0) / interval_s if interval_s > 0 else 0.0
+
+
+def _counted(seen: Snapshot) -> Report:
+    names = (
+        "batches",
+        "samples",
+        "nbytes",
+        "num_waits",
+        "num_copied_out",
+        "num_grown",
+        "num_restarts",
+        "num_bad_samples",
+    )
+    return {
+        **{name: seen[name] for name in names},
+        "generation": seen["generation"],
+        "wait_s": seen["wait_ns"] / 1e9,
+        "num_foreign": sum(worker["num_foreign"] for worker in seen["workers"]),
+    }
+
+
+def _position(seen: Snapshot) -> Report:
+    """Where the newest delivered batch stands; None before there is one, and for a length that is not known."""
+    num_steps = seen["num_steps"] or None
+    if seen["batches"] == 0:
+        return {"epoch": None, "step": None, "num_steps": num_steps}
+    return {"epoch": _epoch(seen, seen["epoch"]), "step": _step(seen, seen["step"]), "num_steps": num_steps}
+
+
+def _epoch(seen: Snapshot, epoch: int) -> int:
+    return epoch + int(seen["epoch_base"])
+
+
+def _step(seen: Snapshot, step: int) -> int:
+    """Steps that came before an order's: where an order makes the batches, orders count those of all ranks."""
+    return step // max(int(seen["step_stride"]), 1)
+
+
+# ------------------------------------------------------------ slots
+
+
+def _is_ready(slot: dict[str, Any]) -> bool:
+    return bool(slot["state"] == ORDERED and slot["num_final"] == slot["num_chunks"])
+
+
+def _slots(seen: Snapshot) -> dict[str, int]:
+    states = Counter(slot["state"] for slot in seen["slots"])
+    num_ready = sum(_is_ready(slot) for slot in seen["slots"])
+    return {
+        **{name: states[state] for name, state in STATES.items()},
+        "filling": states[ORDERED] - num_ready,
+        "ready": num_ready,
+    }
+
+
+def _orders(seen: Snapshot) -> list[Report]:
+    """The batches under way, in the order in which they were asked for."""
+    ordered = sorted((slot for slot in seen["slots"] if slot["state"] == ORDERED), key=lambda slot: int(slot["order"]))
+    return [
+        {
+            "epoch": _epoch(seen, slot["epoch"]),
+            "step": _step(seen, slot["step"]),
+            "num_rows": slot["nrows"],
+            "num_chunks": slot["num_chunks"],
+            "num_chunks_done": slot["num_final"],
+            "age_s": max(seen["time_ns"] - slot["ordered_ns"], 0) / 1e9,
+            "workers": sorted({worker for worker, _, _ in slot["claims"]}),
+        }
+        for slot in ordered
+    ]
+
+
+def ring_nbytes(seen: Snapshot) -> int:
+    """Bytes of the control block and of the segments that slots lie in now, each to the end of its last slot."""
+    ends: dict[str, int] = {}
+    for slot in seen["slots"]:
+        end = slot["payload_offset"] + slot["payload_nbytes"]
+        ends[slot["payload_path"]] = max(end, ends.get(slot["payload_path"], 0))
+    return int(seen["control_nbytes"]) + sum(ends.values())
+
+
+# ------------------------------------------------------------ workers
+
+
+def _workers(before: Snapshot, seen: Snapshot) -> list[Report]:
+    interval_ns = seen["time_ns"] - before["time_ns"]
+    claims = {
+        worker: (slot, first, end)
+        for slot in seen["slots"]
+        if slot["state"] in (ORDERED, DRAINING)
+        for worker, first, end in slot["claims"]
+    }
+    found = []
+    for number, (last, worker) in enumerate(zip(before["workers"], seen["workers"], strict=True)):
+        state, since_ns = _doing(seen, number, claims.get(number))
+        busy = max(busy_ns(worker, seen["time_ns"]) - busy_ns(last, before["time_ns"]), 0)
+        slot = claims[number][0] if number in claims else None
+        found.append(
+            {
+                "pid": worker["pid"] or None,
+                "state": state,
+                "index": worker["index"],
+                "epoch": None if slot is None else _epoch(seen, slot["epoch"]),
+                "step": None if slot is None else _step(seen, slot["step"]),
+                "for_s": max(seen["time_ns"] - since_ns, 0) / 1e9 if since_ns else None,
+                "busy_share": min(round(100 * busy / interval_ns, 1), 100.0) if interval_ns > 0 else 0.0,
+                "samples_per_s": _rate(worker["num_samples"] - last["num_samples"], interval_ns / 1e9),
+                "busy_s": busy_ns(worker, seen["time_ns"]) / 1e9,
+                "num_chunks": worker["num_chunks"],
+                "num_samples": worker["num_samples"],
+                "num_foreign": worker["num_foreign"],
+                "node": worker["node"] or None,
+                "num_actors": worker["num_actors"],
+                "nbytes_fetched": worker["nbytes_fetched"],
+                "nbytes_remote": worker["nbytes_remote"],
+                "num_restarts": worker["num_restarts"],
+                "is_waiting": worker["is_waiting"],
+                "started_ns": worker["started_ns"],
+                "since_ns": worker["since_ns"],
+            }
+        )
+    return found
+
+
+def _doing(seen: Snapshot, number: int, claim: tuple[dict[str, Any], int, int] | None) -> tuple[str, int]:
+    """A worker's state, and since when it is in it (0: not known)."""
+    worker, is_wanted = seen["workers"][number], number < seen["num_wanted"]
+    if not worker["started_ns"] and claim is None:  # a guest has a claim, if anything
+        return ("starting" if is_wanted else "not wanted"), 0
+    if claim is None:
+        return ("leaving" if seen["is_closing"] or not is_wanted else "waiting"), 0
+    slot, first, end = claim
+    order, row = worker["now"] >> 16, worker["now"] & 0xFFFF
+    if order == slot["order"] and first + ((row - first) & 0xFFFF) < end:  # else of a chunk that it had done before
+        return "decoding", worker["since_ns"]
+    return "filling", worker["claimed_ns"]
+
+
+def _cluster(before: Snapshot, seen: Snapshot, interval_s: float) -> Report | None:
+    """What Ray actors have sent, and from which nodes; None before they have sent anything, and without Ray."""
+    far = [worker for worker in seen["workers"] if worker["node"]]
+    if not far:
+        return None
+    counters = ("nbytes_fetched", "nbytes_remote")
+    total = {name: sum(worker[name] for worker in seen["workers"]) for name in counters}
+    last = {name: sum(worker[name] for worker in before["workers"]) for name in counters}
+    return {
+        "nodes": dict(sorted(Counter(worker["node"] for worker in far).items())),
+        "num_actors": len(far),
+        "num_replaced": sum(worker["num_actors"] - 1 for worker in far),
+        **total,
+        **{f"{name}_per_s": _rate(total[name] - last[name], interval_s) for name in counters},
+    }
+
+
+# ------------------------------------------------------------ waiting
+
+
+def _waits_for(seen: Snapshot, workers: list[Report]) -> Report | None:
+    """What the trainer sleeps for: the batch, and the worker that has been at it for longest; None if it does not sleep."""
+    if not seen["waiting_since_ns"]:
+        return None
+    found: Report = {"for_s": max(seen["time_ns"] - seen["waiting_since_ns"], 0) / 1e9, "epoch": None, "step": None}
+    slot = _awaited(seen)
+    if slot is None:
+        return {**found, "worker": None}
+    at_it = [worker for worker, _, _ in slot["claims"]]
+    longest = max(at_it, key=lambda worker: workers[worker]["for_s"] or 0.0, default=None)
+    return {**found, "epoch": _epoch(seen, slot["epoch"]), "step": _step(seen, slot["step"]), "worker": longest}
+
+
+def _awaited(seen: Snapshot) -> dict[str, Any] | None:
+    awaited = seen["awaited"]
+    if 0 < awaited <= seen["num_slots"]:
+        slot: dict[str, Any] = seen["slots"][awaited - 1]
+        return slot if slot["state"] == ORDERED else None
+    # for whichever is done first, or for one that has no slot yet
+    filling = [slot for slot in seen["slots"] if slot["state"] == ORDERED and not _is_ready(slot)]
+    return min(filling, key=lambda slot: int(slot["order"]), default=None)
+
+
+def _is_hung(seen: Snapshot) -> bool:
+    """Whether the trainer has waited for one batch for long, and not because workers are only starting."""
+    since = seen["waiting_since_ns"]
+    ready = min((worker["started_ns"] for worker in seen["workers"] if worker["started_ns"]), default=None)
+    return bool(since) and ready is not None and seen["time_ns"] - max(since, ready) >= HUNG_S * 1e9
+
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+_HELPERS = ("multiprocessing.spawn", "multiprocessing.forkserver")  # the command is their parent's
+
+
+class Process(NamedTuple):
+    """One process of this PID namespace.
+
+    Attributes:
+        rss_bytes: what it has in memory, the ring it maps included.
+        private_bytes: of that, what it shares with no file and no segment.
+        is_stopped: by a signal or a debugger.
+    """
+
+    parent: int
+    is_stopped: bool
+    rss_bytes: int
+    private_bytes: int
+
+
+def look(pid: int | None, proc: str = "/proc") -> Process | None:
+    """What is known of a process; None if it has gone, or nothing of it may be read."""
+    if not pid:
+        return None
+    try:
+        words = Path(f"{proc}/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        pages = [int(word) for word in Path(f"{proc}/{pid}/statm").read_bytes().split()]
+        return Process(int(words[1]), words[0] in (b"T", b"t"), pages[1] * PAGE, (pages[1] - pages[2]) * PAGE)
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def command_of(pid: int | None, proc: str = "/proc") -> str:
+    """Its command line; its parent's if multiprocessing has started it; empty if that cannot be read."""
+    if not pid:
+        return ""
+    try:
+        words = Path(f"{proc}/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return ""
+    if any(helper in word for word in words for helper in _HELPERS):
+        found = look(pid, proc)
+        return command_of(None if found is None else found.parent, proc) or " ".join(words)
+    return " ".join(words)
+
+
+def add_memory(report: dict[str, Any], proc: str = "/proc", *, is_known: bool = True) -> None:
+    """Adds to a report (meaning.describe) what its workers' processes take and whether one is stopped; None where unknown.
+
+    Args:
+        is_known: their pids are those of this PID namespace.
+    """
+    rss = private = 0
+    for worker in report["workers"]:
+        found = look(worker["pid"], proc) if is_known else None
+        worker["is_stopped"] = None if found is None else found.is_stopped
+        worker["rss_bytes"] = None if found is None else found.rss_bytes
+        worker["private_bytes"] = None if found is None else found.private_bytes
+        rss += 0 if found is None else found.rss_bytes
+        private += 0 if found is None else found.private_bytes
+    report["memory"].update(workers_rss_bytes=rss or None, workers_private_bytes=private or None)

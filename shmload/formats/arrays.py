@@ -1,0 +1,289 @@
+"""Arrays that every process of a loader reads, and never copies: each says how another process comes to it.
+
+A file's array is mapped again from its path. What lies in memory is inherited by forked workers; before it is pickled it is put
+into one shared segment, once, and the dataset goes on reading there. So spawned workers map it, and the maker owns it.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from shmload.batch.array_rows import ArrayRows, TypedArray, typed_array
+from shmload.errors import ShardCorrupt
+from shmload.formats.paths import check_local
+from shmload.formats.shared_index import Memory
+
+_ALIGNMENT = 64
+
+
+class Place(NamedTuple):
+    """Where an array lies in a file, or without a path in the shared segment."""
+
+    path: str | None
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    numpy: str  # numpy's name of the dtype, with its byte order
+    dtype: str
+
+
+def npy_place(path: str | os.PathLike[str]) -> Place:
+    """Reads the head of a .npy file.
+
+    Raises:
+        ShardCorrupt: it is none, or shorter than its head says.
+    """
+    check_local(path, "ArrayDataset")
+    path = os.fspath(path)
+    with open(path, "rb") as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            if version not in ((1, 0), (2, 0), (3, 0)):
+                raise ValueError(f"its version {version} is none of 1.0, 2.0 and 3.0")
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, is_fortran, dtype = read(file)
+        except Exception as error:  # a hostile head fails in many ways inside numpy's parser
+            raise ShardCorrupt(f"{path}, offset {file.tell()}: the head is not a .npy file's: {error}") from error
+        offset, nbytes = file.tell(), os.fstat(file.fileno()).st_size
+    if dtype.hasobject or any(extent < 0 for extent in shape):
+        raise ShardCorrupt(f"{path}, offset 10: an array of {dtype} and shape {shape} is not a block of numbers")
+    needed = dtype.itemsize * math.prod(shape)
+    if offset + needed > nbytes:
+        raise ShardCorrupt(
+            f"{path}, offset {offset}: shape {shape} of {dtype} needs {needed} bytes, {nbytes - offset} are left"
+        )
+    order = _c_order(shape[::-1], dtype.itemsize)[::-1] if is_fortran else _c_order(shape, dtype.itemsize)
+    return Place(path, offset, tuple(shape), order, dtype.str, dtype.name)
+
+
+def _c_order(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+class _File(NamedTuple):
+    """A mapped file, and where the part of it that is read ends."""
+
+    path: str
+    map: mmap.mmap
+    end: int
+
+
+def mapped(place: Place) -> tuple[np.ndarray[Any, Any], _File]:
+    """The array of a file, read-only, and the file, which the map keeps open.
+
+    Raises:
+        ShardCorrupt: the file has become shorter since its place was noted.
+    """
+    assert place.path is not None
+    whole = np.memmap(place.path, np.uint8, "r")
+    try:
+        array = np.ndarray(place.shape, place.numpy, whole, place.offset, place.strides)
+    except (TypeError, ValueError) as error:
+        raise ShardCorrupt(
+            f"{place.path}, offset {place.offset}: the array does not end within the file: {error}"
+        ) from error
+    steps = zip(place.shape, place.strides, strict=True)
+    end = place.offset + array.itemsize + sum(max((n - 1) * step, 0) for n, step in steps) if array.size else 0
+    return array, _File(place.path, whole._mmap, end)  # type: ignore[attr-defined]  # numpy's own
+
+
+class HeldArrays:
+    """Named arrays, from paths, maps, numpy and torch."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._memory: Memory | None = None
+        self._places: dict[str, Place] = {}
+        self._files: dict[str, _File] = {}
+        self.arrays: dict[str, TypedArray] = {}
+        self.add(values)
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Holds more of them; before any are shared."""
+        for name, value in values.items():
+            place = npy_place(value) if isinstance(value, (str, os.PathLike)) else _place_in_file(value)
+            if place is None:
+                self.arrays[name] = typed_array(name, value)
+                continue
+            array, self._files[name] = mapped(place)
+            self.arrays[name] = typed_array(name, array)
+            self._places[name] = place._replace(dtype=self.arrays[name].dtype)
+
+    def check(self) -> None:
+        """Looks whether the files are still as long as when they were mapped: the system kills who reads beyond their end.
+
+        What is cut off after this look, while a batch is being read, kills all the same.
+
+        Raises:
+            ShardCorrupt: one has become shorter.
+        """
+        for file in self._files.values():
+            nbytes = file.map.size()
+            if nbytes < file.end:
+                raise ShardCorrupt(
+                    f"{file.path}, offset {nbytes}: the file was cut off while it was read; its array ends at {file.end}"
+                )
+
+    def share(self) -> None:
+        """Puts what lies in this process's memory into one shared segment and goes on reading there."""
+        own = {name: a for name, a in self.arrays.items() if name not in self._places}
+        if not own:
+            return
+        end = 0
+        for name, (array, dtype) in own.items():
+            strides = _c_order(array.shape, array.itemsize)
+            self._places[name] = Place(None, end, array.shape, strides, array.dtype.str, dtype)
+            end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+        def write(fd: int) -> None:
+            for name, (array, _) in own.items():
+                part = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                at, written = self._places[name].offset, 0
+                while written < part.nbytes:  # one call writes 2 GiB at most
+                    written += os.pwrite(fd, part[written:].data, at + written)
+
+        try:
+            self._memory = Memory.written(end, write, f"sharing the arrays {list(own)}")
+        except BaseException:
+            for name in own:
+                del self._places[name]
+            raise
+        self._open(own)
+
+    def _open(self, names: Any) -> None:
+        for name in names:
+            place = self._places[name]
+            if place.path is not None:
+                array, self._files[name] = mapped(place)
+            else:
+                assert self._memory is not None
+                array = np.ndarray(place.shape, place.numpy, self._memory.mapping, place.offset, place.strides)
+            self.arrays[name] = TypedArray(array, place.dtype)
+
+    def __getstate__(self) -> tuple[Any, dict[str, Place]]:
+        self.share()
+        return self._memory.ticket() if self._memory is not None else None, {
+            name: self._places[name] for name in self.arrays
+        }
+
+    def __setstate__(self, state: tuple[Any, dict[str, Place]]) -> None:
+        reference, self._places = state
+        self._memory = Memory.attach(reference) if reference is not None else None
+        self.arrays, self._files = {}, {}
+        self._open(self._places)
+
+
+def _place_in_file(value: Any) -> Place | None:
+    """Where a map of a file, or a part of one, lies in it; None for what is private to this process."""
+    if not isinstance(value, np.memmap) or value.mode == "c" or value.filename is None or value.ndim == 0:
+        return None
+    begin = np.frombuffer(value._mmap, np.uint8).__array_interface__["data"][0]  # type: ignore[attr-defined]  # numpy's own
+    file_begin = value.offset - value.offset % mmap.ALLOCATIONGRANULARITY
+    offset = file_begin + value.__array_interface__["data"][0] - begin
+    return Place(os.fspath(value.filename), offset, value.shape, value.strides, value.dtype.str, value.dtype.name)
+
+
+class ArrayDataset:
+    """Samples that are rows of arrays.
+
+    Arrays in memory are read where they are, and not copied for forked workers; for others they are put into shared memory
+    once, when the dataset is pickled or by `shared`, and changes made to the originals later do not show.
+
+    Args:
+        arrays: what a batch looks like: a dict, a tuple, a list, a named tuple, or one alone, of `.npy` paths, memmaps, numpy
+            arrays (strided ones, any byte order) and torch tensors of the CPU. The first axis counts samples.
+    Raises:
+        ShardCorrupt: a file is not what its head says.
+        TypeError, ValueError: the arrays' rows make no samples; the message names the array.
+    Cost: a copy of each row; the GIL is released while a batch is gathered.
+    Thread/process safety: reading is safe from any thread; a pickled dataset lives as long as the one it was made of.
+    Example:
+        >>> import numpy as np
+        >>> from shmload.formats import ArrayDataset
+        >>> dataset = ArrayDataset({"x": np.arange(6).reshape(3, 2), "y": np.arange(3)})
+        >>> len(dataset), dataset[-1]["x"].tolist()
+        (3, [4, 5])
+    """
+
+    def __init__(self, arrays: Any) -> None:
+        self.batch_type: Any
+        if isinstance(arrays, Mapping):
+            self.batch_type, named = dict, {str(k): v for k, v in arrays.items()}
+        elif isinstance(arrays, (tuple, list)):
+            self.batch_type = type(arrays)
+            names = getattr(arrays, "_fields", None) or [str(i) for i in range(len(arrays))]
+            named = dict(zip(names, arrays, strict=True))
+        else:
+            self.batch_type, named = "single", {"data": arrays}
+        self._held = HeldArrays(named)
+        self._bind()
+
+    def _bind(self) -> None:
+        self._rows = ArrayRows(self._held.arrays)
+        self.schema = self._rows.schema
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        """Writes the rows of these numbers.
+
+        Args:
+            indices: int64, shape `(rows,)`.
+            out: an array for each field, C-contiguous, with a leading dimension of `rows`.
+        """
+        self._held.check()
+        self._rows.read_batch_into(indices, out)
+
+    def shared(self) -> Self:
+        """This dataset, its arrays in shared memory from now on."""
+        self._held.share()
+        self._bind()
+        return self
+
+    def __len__(self) -> int:
+        return self._rows.num_rows
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} samples")
+        self._held.check()
+        values = [_row(array[index], dtype) for array, dtype in self._held.arrays.values()]
+        if self.batch_type == "single":
+            return values[0]
+        if self.batch_type is dict:
+            return dict(zip(self.schema, values, strict=True))
+        return self.batch_type(*values) if hasattr(self.batch_type, "_fields") else self.batch_type(values)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __getstate__(self) -> tuple[Any, HeldArrays]:
+        self.shared()
+        return self.batch_type, self._held
+
+    def __setstate__(self, state: tuple[Any, HeldArrays]) -> None:
+        self.batch_type, self._held = state
+        self._bind()
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}: {dtype}{list(shape)}" for name, (dtype, shape) in self.schema.items())
+        return f"<{type(self).__name__} of {len(self)} samples, {fields}>"
+
+
+def _row(row: Any, dtype: str) -> Any:
+    copied = np.array(row, row.dtype.newbyteorder("="))
+    try:
+        is_numpys = np.dtype(dtype) == copied.dtype
+    except TypeError:  # bfloat16 and the like
+        is_numpys = False
+    if is_numpys:
+        return copied if copied.ndim else copied[()]
+    import torch
+
+    return torch.from_numpy(copied).view(getattr(torch, dtype))

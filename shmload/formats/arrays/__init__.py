@@ -1,1 +1,0 @@
-"""Arrays: .npy files, maps of files and memory, whose first axis counts samples."""

@@ -1,0 +1,738 @@
+"""Where the columns of an index lie in its memory, and what its entries are.
+
+    column 0: words | data,  column 1: words | data,  ...      each part at a multiple of 64 bytes
+
+src/index.h says what words and data are. A layout is small and travels by pickle; the memory never does.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import importlib
+import json
+import os
+import pickle
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TextIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload._core.index_builder import ColumnBuilder, pack_dicts, pack_tuples
+from shmload._core.index_reader import PackedRows
+from shmload._core.mapping import Mapping as MappedMemory
+from shmload.errors import RingTooSmall
+from shmload.shm import forks, names
+from shmload.shm.group import Group
+from shmload.shm.meeting import Meeting
+from shmload.shm.names import SHM_DIR, meeting_stem, proc_self
+from shmload.shm.segment import available_bytes, open_segment
+from shmload.world import run_key
+
+ALIGNMENT = 64
+_SCALARS = {"int": "int64", "float": "float64", "bool": "bool"}  # kinds with one dtype of their own
+
+
+@dataclass(frozen=True)
+class ColumnLayout:
+    """One column.
+
+    Attributes:
+        name: a dict's key, a named tuple's field; the number of a plain tuple's value; 0 for entries that are no rows.
+        kind: "str", "bytes", "int", "float", "bool" or "array".
+        dtype, shape: of one entry; dtype is "" for text.
+        ends, data: where the words (-1: none) and the values begin.
+    """
+
+    name: str | int
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    is_nullable: bool
+    ends: int
+    data: int
+
+    @property
+    def type(self) -> str:
+        """For users: "str", "str | None", "int64", "float32[3, 2]"."""
+        if not self.dtype:
+            return f"{self.kind} | None" if self.is_nullable else self.kind
+        return self.dtype + (str(list(self.shape)) if self.shape else "")
+
+    def array(self, memory: MappedMemory, count: int) -> NDArray[Any]:
+        """The whole column over the shared memory; not for text. Shape `(count, *shape)`, read-only."""
+        num_values = int(np.prod((count, *self.shape)))
+        flat: NDArray[Any] = (
+            np.frombuffer(memoryview(memory), self.dtype, num_values, self.data) if num_values else self._nothing()
+        )
+        return flat.reshape((count, *self.shape))
+
+    def _nothing(self) -> NDArray[Any]:
+        empty = np.empty(0, self.dtype)  # numpy refuses a buffer from the very end of the memory
+        empty.flags.writeable = False
+        return empty
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A whole index.
+
+    Attributes:
+        row_type: dict, tuple or a named tuple's class; None if each entry is the one column's value.
+    """
+
+    count: int
+    columns: tuple[ColumnLayout, ...]
+    row_type: type | None
+    nbytes: int
+
+    @classmethod
+    def of(cls, builders: Sequence[ColumnBuilder], row_type: type | None) -> Layout:
+        """Gives every built column its place."""
+        columns, end = [], 0
+        for number, builder in enumerate(builders):
+            has_words = builder.kind in ("str", "bytes")
+            ends = end if has_words else -1
+            data = _aligned(end + builder.ends.nbytes)
+            end = _aligned(data + builder.data.nbytes)
+            name = number if builder.name is None else builder.name
+            dtype = "" if has_words else _SCALARS.get(builder.kind) or str(builder.dtype)
+            columns.append(
+                ColumnLayout(name, builder.kind, dtype, builder.shape, builder.is_nullable, ends, data),
+            )
+        return cls(builders[0].count, tuple(columns), row_type, end)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+_NUMERIC = "biufc"  # numpy's kinds of numbers
+
+
+class Packed(NamedTuple):
+    """Columns ready to be written, and where each will lie."""
+
+    layout: Layout
+    builders: Sequence[ColumnBuilder]
+
+    def write(self, fd: int) -> None:
+        """Copies the columns to their places in a file that has room for `layout.nbytes`.
+
+        By the system call, not through a mapping: the kernel then neither clears pages that are written whole nor faults them in.
+        """
+        for column, builder in zip(self.layout.columns, self.builders, strict=True):
+            for begin, part in ((column.ends, builder.ends), (column.data, builder.data)):
+                written = 0
+                while written < part.nbytes:  # one call writes 2 GiB at most
+                    written += os.pwrite(fd, part[written:], begin + written)
+
+    def digest(self) -> str:
+        """What two indexes have in common if and only if their entries are equal."""
+        digest = hashlib.blake2b(digest_size=16)
+        row_type = self.layout.row_type.__qualname__ if self.layout.row_type else ""
+        shape = [row_type, *((column.name, column.type, column.data) for column in self.layout.columns)]
+        digest.update(repr(shape).encode("utf-8", "surrogatepass"))
+        for builder in self.builders:
+            digest.update(builder.ends)
+            digest.update(builder.data)
+        return f"{self.layout.count} entries, {digest.hexdigest()}"
+
+
+def pack_entries(entries: Iterable[Any]) -> Packed:
+    """Packs values or rows, of which an iterator may give any number: they are taken once, one after another.
+
+    Raises:
+        TypeError, ValueError, OverflowError: an entry cannot be held, or differs in kind from those before it; it is named.
+    """
+    _refuse_tables(entries)
+    if isinstance(entries, np.ndarray) and entries.ndim and entries.dtype.kind in _NUMERIC:
+        column = ColumnBuilder(None)
+        column.extend_array(entries)
+        return Packed(Layout.of([column], None), [column])
+    iterator = iter(entries)
+    try:
+        first = next(iterator)
+    except StopIteration:
+        column = ColumnBuilder(None)
+        return Packed(Layout.of([column], None), [column])
+    if isinstance(first, tuple):
+        return _pack_tuples(first, iterator)
+    if type(first) is dict:
+        return _pack_dicts(first, iterator)
+    column = ColumnBuilder(None)
+    column.extend((first,))
+    del first
+    column.extend(iterator)
+    return Packed(Layout.of([column], None), [column])
+
+
+def pack_columns(columns: Mapping[str, Any]) -> Packed:
+    """Packs whole columns as the dicts that their values make. Numeric arrays keep their dtype.
+
+    Raises:
+        TypeError, ValueError, OverflowError: a value cannot be held, or the columns differ in length.
+    """
+    _check_names(columns)
+    builders = [_column(name, values) for name, values in columns.items()]
+    if len({builder.count for builder in builders}) > 1:
+        lengths = ", ".join(f"{builder.name!r} {builder.count}" for builder in builders)
+        raise ValueError(f"the columns of an index have one value per entry each; got different numbers: {lengths}")
+    return Packed(Layout.of(builders, dict), builders)
+
+
+def _refuse_tables(entries: Any) -> None:
+    """Refuses what is iterable but would give something else than its entries.
+
+    Raises:
+        TypeError: says what to call instead.
+    """
+    if isinstance(entries, (str, bytes)):
+        raise TypeError(f"a {type(entries).__name__} is one entry, and an index needs many: give a list of them")
+    if isinstance(entries, Mapping):
+        raise TypeError("a mapping gives its keys, not its values: use SharedIndex.from_columns(mapping)")
+    if hasattr(entries, "columns") and hasattr(entries, "dtypes"):
+        raise TypeError("a DataFrame gives its columns' names, not its rows: use SharedIndex.from_dataframe(frame)")
+
+
+def _column(name: str, values: Any) -> ColumnBuilder:
+    builder = ColumnBuilder(name)
+    if isinstance(values, np.ndarray) and values.ndim and values.dtype.kind in _NUMERIC:
+        builder.extend_array(values)
+    elif isinstance(values, (str, bytes)):
+        raise TypeError(f"column {name!r} is one {type(values).__name__}: give a sequence with one value per entry")
+    else:
+        builder.extend(values)
+    return builder
+
+
+def _pack_tuples(first: tuple[Any, ...], iterator: Iterable[Any]) -> Packed:
+    row_type = type(first)
+    names: Sequence[str | int] = getattr(row_type, "_fields", range(len(first)))
+    if row_type is not tuple and not hasattr(row_type, "_fields"):
+        raise TypeError(f"entry 0: a {row_type.__name__} cannot be made again; give tuples, named tuples or dicts")
+    if not first:
+        raise ValueError("entry 0: a row needs at least one value, got an empty tuple")
+    builders = tuple(ColumnBuilder(name) for name in names)
+    pack_tuples((first,), builders, row_type)
+    del first
+    pack_tuples(iterator, builders, row_type)
+    return Packed(Layout.of(builders, row_type), builders)
+
+
+def _pack_dicts(first: dict[str, Any], iterator: Iterable[Any]) -> Packed:
+    _check_names(first)
+    names = tuple(first)
+    builders = tuple(ColumnBuilder(name) for name in names)
+    pack_dicts((first,), builders, names)
+    del first
+    pack_dicts(iterator, builders, names)
+    return Packed(Layout.of(builders, dict), builders)
+
+
+def _check_names(names: Iterable[Any]) -> None:
+    names = list(names)
+    if not names:
+        raise ValueError("an index of rows needs at least one column, got none")
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"names of columns are str; got {name!r}, a {type(name).__name__}")
+
+
+class Reference(NamedTuple):
+    """What a process needs to map an index's memory."""
+
+    path: str
+    inode: tuple[int, int]  # device and number
+    nbytes: int
+
+
+class Sent(np.ndarray[Any, Any]):
+    """Bytes that have come from another machine, with a Mapping's attributes."""
+
+    @property
+    def address(self) -> int:
+        """Of the first byte."""
+        return self.ctypes.data
+
+
+class Memory:
+    """One mapping of an index, in this process.
+
+    Attributes:
+        mapping: the bytes, read-only.
+        reference: how other processes of this machine come to them; None: not at all, they have come from another machine.
+    """
+
+    def __init__(self, mapping: MappedMemory | Sent, reference: Reference | None) -> None:
+        self.mapping: Any = mapping  # what takes a Mapping takes either
+        self.reference = reference
+
+    @classmethod
+    def create(cls, packed: Packed) -> Memory:
+        """Makes a segment with the packed columns; its name goes with this object or its process.
+
+        Raises:
+            MemoryError: there is not enough.
+        """
+        return cls.written(packed.layout.nbytes, packed.write, f"an index of {packed.layout.count} entries")
+
+    @classmethod
+    def written(cls, nbytes: int, write: Callable[[int], None], what: str) -> Memory:
+        """Makes a segment that `write` fills through its descriptor.
+
+        Raises:
+            MemoryError: there is not enough; `what` says for what.
+        """
+        nbytes = max(nbytes, 1)
+        group = Group()
+        try:
+            segment = group.segment("control", nbytes)
+            write(segment.fd)
+            # populated, so that the kernel counts what a worker reads as shared with this process, and not as the worker's own
+            mapping = MappedMemory(segment.fd, nbytes, populate=True, writable=False)
+        except RingTooSmall as error:
+            group.close()
+            raise MemoryError(
+                f"{what} needs {nbytes} bytes, and this process may take {available_bytes()} "
+                "more: free memory, or hold less in it"
+            ) from error
+        except BaseException:
+            group.close()
+            raise
+        status = os.fstat(segment.fd)
+        memory = cls(mapping, Reference(segment.path, (status.st_dev, status.st_ino), nbytes))
+        weakref.finalize(memory, group.close)
+        return memory
+
+    def ticket(self) -> Any:
+        """What a pickle says of the memory, for `attach`."""
+        return forks.carried(self.mapping) if self.reference is None or forks.is_abroad() else self.reference
+
+    @classmethod
+    def attach(cls, reference: Any, *, keeps_open: bool = False) -> Memory:
+        """Maps another process's index.
+
+        Args:
+            reference: its Reference, or the bytes themselves, which came from another machine.
+            keeps_open: hold a descriptor, so that others can come to the memory through this process, too.
+        Raises:
+            FileNotFoundError: its owner has let it go.
+        """
+        if not isinstance(reference, Reference):
+            return cls(np.frombuffer(reference, np.uint8).view(Sent), None)
+        try:
+            fd = open_segment(reference.path)
+        except OSError as error:
+            raise _gone(reference.path) from error
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) != reference.inode:
+            os.close(fd)
+            raise _gone(reference.path)
+        mapping = MappedMemory(fd, reference.nbytes, writable=False)
+        if not keeps_open:
+            os.close(fd)
+            return cls(mapping, reference)
+        memory = cls(mapping, reference._replace(path=f"{proc_self()}/fd/{fd}"))
+        weakref.finalize(memory, _release, names.keep(fd), os.getpid())
+        return memory
+
+
+def _release(fd: int, pid: int) -> None:
+    if os.getpid() == pid:  # in a forked child the descriptor is closed, and its number may be another's
+        names.close(fd)
+
+
+def _gone(path: str) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"the index at {path} is gone: the process that made it has ended or let it go. A pickled SharedIndex or dataset only says "
+        "where the memory is; keep it alive where it was made, or make it again here"
+    )
+
+
+Fingerprint = str | bytes | int | None
+
+
+class _Board(NamedTuple):
+    layout: Layout
+    fingerprint: Fingerprint  # the user's
+    digest: str  # of the entries
+    ways: tuple[Reference, ...]
+
+
+def share(name: str, pack: Callable[[], Packed], fingerprint: Fingerprint, *, is_packed: bool) -> tuple[Layout, Memory]:
+    """The index that this run knows by a name, built if nobody has.
+
+    Args:
+        pack: builds it; called by one process of the node, or by each if it must be compared.
+        fingerprint: stands for the content: equal fingerprints are taken for equal entries.
+        is_packed: the entries are at hand in every process, so that without a fingerprint they are compared themselves.
+    Raises:
+        ValueError: the others hold other entries.
+        OSError: there is no place to meet at.
+    """
+    group = Group()  # starts the reaper, which sees to the meeting if this process is killed
+    meeting = Meeting(meeting_stem("index", name, *run_key()))
+    try:
+        with meeting.at_board():
+            text = meeting.read()
+            board: _Board | None = pickle.loads(text) if text else None
+            memory = _attached_to(board) if board is not None else None
+            if board is None or memory is None:
+                packed = pack()
+                memory = Memory.create(packed)
+                board = _Board(packed.layout, fingerprint, packed.digest(), ())
+            elif fingerprint is not None or board.fingerprint is not None:
+                _check(name, str(board.fingerprint), str(fingerprint), board.fingerprint == fingerprint)
+            elif is_packed:
+                digest = pack().digest()
+                _check(name, board.digest, digest, board.digest == digest)
+            assert memory.reference is not None  # it was made here
+            meeting.write(pickle.dumps(board._replace(ways=(*board.ways, memory.reference))))
+    except BaseException as error:
+        _leave(meeting, group)
+        if isinstance(error, OSError) and error.filename is not None:
+            error.add_note(
+                f"SharedIndex(name={name!r}) meets this run's other ranks in {SHM_DIR}; without a name each rank holds its own copy"
+            )
+        raise
+    weakref.finalize(memory, _leave, meeting, group)
+    return board.layout, memory
+
+
+def _attached_to(board: _Board) -> Memory | None:
+    for way in board.ways:
+        try:
+            return Memory.attach(way, keeps_open=True)
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def _check(name: str, theirs: str, mine: str, is_equal: bool) -> None:
+    if not is_equal:
+        raise ValueError(
+            f"SharedIndex(name={name!r}): another rank of this node holds other entries under this name ({theirs}; here "
+            f"{mine}). Build it from the same entries in the same order in every rank, or give different indexes different names"
+        )
+
+
+def _leave(meeting: Meeting, group: Group) -> None:
+    meeting.leave()
+    group.close()
+
+
+Types = Mapping[str, Callable[[str], Any]]
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+def pack_dataframe(frame: Any) -> Packed:
+    """Packs the columns of a pandas DataFrame, or of anything with `columns` and `frame[name]`.
+
+    Raises:
+        TypeError: it is no such thing, or a column's values cannot be held.
+        ValueError: a value is missing. NaN in a column of floats is a value.
+    """
+    names = getattr(frame, "columns", None)
+    if names is None or not hasattr(frame, "__getitem__"):
+        raise TypeError(f"a DataFrame has columns; got a {type(frame).__name__}")
+    names = list(names)
+    if len(set(names)) < len(names):
+        raise ValueError(f"the columns of an index have different names; got {names}")
+    return pack_columns({name: _values(name, frame[name]) for name in names})
+
+
+def pack_manifest(path: str | os.PathLike[str], types: Types | None) -> Packed:
+    """Packs a .jsonl, .csv, .tsv, .txt or .parquet file; the first four also as .gz.
+
+    Raises:
+        TypeError, ValueError, OverflowError: an entry does not fit; its number and the file are in the text.
+        ImportError: a .parquet file without pyarrow.
+    """
+    path = Path(path)
+    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    if types and suffix not in _DELIMITERS:
+        raise ValueError(f"{path}: types are for .csv and .tsv; a {suffix} file says by itself what its values are")
+    try:
+        if path.suffix == ".parquet":
+            return _pack_parquet(path)
+        if suffix not in (".jsonl", ".txt", *_DELIMITERS):
+            raise ValueError(
+                f"a manifest is .jsonl, .csv, .tsv or .txt (or any of them .gz), or .parquet; got {path.suffix!r}"
+            )
+        errors = "surrogateescape" if suffix == ".txt" else "strict"  # as os.listdir gives file names that are no UTF-8
+        with _open_text(path, errors) as file:
+            return pack_entries(_rows(file, suffix, types or {}))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _same(error)(f"{path}: {error}") from error
+
+
+def _open_text(path: Path, errors: str) -> TextIO:
+    opened = gzip.open if path.suffix == ".gz" else open
+    return cast(TextIO, opened(path, "rt", encoding="utf-8", errors=errors, newline=""))
+
+
+def _rows(file: TextIO, suffix: str, types: Types) -> Iterator[Any]:
+    if suffix == ".txt":
+        return _lines(file)
+    if suffix == ".jsonl":
+        return (json.loads(line) for line in _lines(file))
+    return _table(file, _DELIMITERS[suffix], types)
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """Lines without their ends; empty ones are no entries."""
+    for line in file:
+        text = line.rstrip("\r\n")
+        if text:
+            yield text
+
+
+def _table(file: Iterable[str], delimiter: str, types: Types) -> Iterator[dict[str, Any]]:
+    reader = csv.reader(file, delimiter=delimiter, strict=True)
+    names = next(reader, [])
+    if not all(names) or not names or len(set(names)) < len(names):
+        raise ValueError(f"the first line names the columns, each once; got {names}")
+    unknown = sorted(set(types) - set(names))
+    if unknown:
+        raise ValueError(f"types names columns {unknown}, and the file has {names}")
+    for number, values in enumerate(row for row in reader if row):
+        if len(values) != len(names):
+            raise ValueError(
+                f"entry {number}: {len(values)} values in line {reader.line_num}, and {len(names)} columns {names}"
+            )
+        row: dict[str, Any] = dict(zip(names, values, strict=True))
+        for name, convert in types.items():
+            try:
+                row[name] = convert(row[name])
+            except ValueError as error:
+                raise ValueError(f"entry {number}, column {name!r}: {error}") from error
+        yield row
+
+
+def _pack_parquet(path: Path) -> Packed:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ImportError(f"{path}: .parquet manifests need pyarrow: pip install pyarrow") from error
+    with parquet.ParquetFile(path) as file:
+        builders = [ColumnBuilder(name) for name in file.schema_arrow.names]
+        if not builders:
+            raise ValueError("an index of rows needs at least one column, got none")
+        for batch in file.iter_batches():
+            for builder, column in zip(builders, batch.columns, strict=True):
+                builder.extend(column.to_pylist())
+    return Packed(Layout.of(builders, dict), builders)
+
+
+def _values(name: str, column: Any) -> Any:
+    """A column's values: an array where they are numbers, else something that gives them one by one."""
+    dtype = getattr(column, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.kind in "biufc":
+        return np.asarray(column)
+    if hasattr(column, "isna"):
+        missing = np.flatnonzero(np.asarray(column.isna()))
+        if len(missing):
+            raise ValueError(
+                f"column {name!r} has {len(missing)} missing values, the first in row {missing[0]}: fill or drop them before"
+            )
+    own = getattr(dtype, "numpy_dtype", None)  # pandas' nullable and Arrow types of numbers
+    if isinstance(own, np.dtype) and own.kind in "biuf":
+        return column.to_numpy(dtype=own)
+    return column
+
+
+def _same(error: Exception) -> type[Exception]:
+    """The class to raise again: those whose text is not their one argument (UnicodeDecodeError) become ValueError."""
+    return type(error) if type(error) in (TypeError, ValueError, OverflowError) else ValueError
+
+
+class SharedIndex(PackedRows, Sequence[Any]):
+    """A read-only sequence of paths, labels, metadata rows, held packed and once.
+
+    A list of a million paths grows by more than 100 MB in every forked worker, since looking at an object writes to its reference
+    count and so copies its page, and is pickled whole to every spawned one. Here entries are made when they are looked at, and
+    a pickled index says only where the memory is. The memory is freed when the last process that holds it lets it go; its
+    name in /dev/shm goes with the process that made it, however that ends.
+
+    Entries are str, bytes (either may be None now and then), int (int64), float, bool, numpy arrays of one dtype and shape, or rows
+    of these: tuples, named tuples, dicts. All are of one kind, which the first one says. What comes back is equal and of the same
+    type, except that numpy's numbers come back as Python's, and subclasses of str and int as these.
+
+    Slices are views. An index may be a dataset by itself, and `copy.deepcopy` gives the same one back.
+
+    Args:
+        entries: any iterable, taken once and never held as a list; or a function without arguments that gives one.
+        name: processes of one run on one node that give the same name hold one copy, built by the first to come. The others wait
+            for it. Of those a function of theirs is never called; entries at hand are packed once more to compare them.
+        fingerprint: stands for the entries under a name: what differs is an error, what is equal is not compared further.
+    Raises:
+        TypeError, ValueError, OverflowError: an entry cannot be held, or differs in kind from those before; it is named.
+        MemoryError: the shared memory there is does not suffice.
+    Cost: an entry of one str about 0.1 us.
+    Example:
+        >>> index = SharedIndex([("a.jpg", 3), ("b.jpg", 5)])
+        >>> index[1], len(index), index.column(1).sum().item()
+        (('b.jpg', 5), 2, 8)
+    """
+
+    _memory: Memory
+    _layout: Layout
+    _rows: range
+
+    def __init__(
+        self,
+        entries: Iterable[Any] | Callable[[], Iterable[Any]],
+        *,
+        name: str | None = None,
+        fingerprint: Fingerprint = None,
+    ) -> None:
+        if isinstance(entries, Iterable):
+            self._build(lambda: pack_entries(entries), name, fingerprint, is_packed=True)
+        elif callable(entries):
+            self._build(lambda: pack_entries(entries()), name, fingerprint, is_packed=False)
+        else:
+            raise TypeError(
+                f"an index needs an iterable of entries, or a function that gives one; got {type(entries).__name__}"
+            )
+
+    @classmethod
+    def from_columns(
+        cls, columns: Mapping[str, Any], *, name: str | None = None, fingerprint: Fingerprint = None
+    ) -> Self:
+        """An index of dicts, from one sequence or array per key.
+
+        Args:
+            columns: a sequence or array for each name, all of one length. Numeric arrays keep their dtype.
+            name, fingerprint: as of the class.
+        Raises:
+            ValueError: the columns differ in length.
+        """
+        return cls.__new__(cls)._build(lambda: pack_columns(columns), name, fingerprint, is_packed=True)
+
+    @classmethod
+    def from_dataframe(cls, frame: Any, *, name: str | None = None, fingerprint: Fingerprint = None) -> Self:
+        """An index of dicts, from the columns of a DataFrame; its row labels are left behind.
+
+        Args:
+            frame: of pandas, or anything with `columns` and `frame[name]`. Categories are held as their values.
+            name, fingerprint: as of the class.
+        Raises:
+            ValueError: a value is missing; NaN in a column of floats is a value.
+        """
+        return cls.__new__(cls)._build(lambda: pack_dataframe(frame), name, fingerprint, is_packed=True)
+
+    @classmethod
+    def from_manifest(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        types: Types | None = None,
+        name: str | None = None,
+        fingerprint: Fingerprint = None,
+    ) -> Self:
+        """An index of what a file lists, read row by row.
+
+        Args:
+            path: .jsonl (a value a line), .csv or .tsv (the first line names the columns), .txt (a str a line), each also .gz; or
+                .parquet, with pyarrow. Empty lines are skipped.
+            types: of the columns of .csv and .tsv that are not str: {"label": int}.
+            name: as of the class.
+            fingerprint: under a name, by default the file's path, size and time of change.
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: a line is no row of this kind; it is named.
+        """
+        if name is not None and fingerprint is None:
+            status = os.stat(path)
+            fingerprint = f"{os.path.abspath(path)}, {status.st_size} bytes, {status.st_mtime_ns} ns"
+        return cls.__new__(cls)._build(lambda: pack_manifest(path, types), name, fingerprint, is_packed=False)
+
+    @property
+    def columns(self) -> dict[str | int, str]:
+        """Types by name: keys of dicts, fields of named tuples, numbers of tuples' values; 0 if entries are no rows."""
+        return {column.name: column.type for column in self._layout.columns}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the shared memory, of which a slice shows a part."""
+        return int(self._memory.mapping.nbytes)
+
+    def column(self, name: str | int) -> Any:
+        """One column: an array over the shared memory (read-only, not copied), or an index of its str or bytes.
+
+        Args:
+            name: a key of `columns`.
+        Returns:
+            an array or an index, valid as long as anyone holds it.
+        Raises:
+            KeyError: there is none of this name.
+        """
+        found = next((column for column in self._layout.columns if column.name == name), None)
+        if found is None:
+            raise KeyError(f"no column {name!r}; there are {list(self.columns)}")
+        if found.dtype:
+            array: NDArray[Any] = found.array(self._memory.mapping, self._layout.count)
+            return array[_slice_of(self._rows)]
+        layout = Layout(self._layout.count, (found,), None, self._layout.nbytes)
+        return SharedIndex.__new__(SharedIndex)._show(self._memory, layout, self._rows)
+
+    def _build(
+        self, pack: Callable[[], Packed], name: str | None, fingerprint: Fingerprint, *, is_packed: bool
+    ) -> Self:
+        if name is not None:
+            layout, memory = share(name, pack, fingerprint, is_packed=is_packed)
+        else:
+            packed = pack()
+            layout, memory = packed.layout, Memory.create(packed)
+        return self._show(memory, layout, range(layout.count))
+
+    def _show(self, memory: Memory, layout: Layout, rows: range) -> Self:
+        self._memory, self._layout, self._rows = memory, layout, rows
+        is_tuple = layout.row_type is not None and issubclass(layout.row_type, tuple)
+        self._bind(
+            memory.mapping,
+            [(column.kind, column.ends, column.data) for column in layout.columns],
+            names=tuple(str(column.name) for column in layout.columns) if layout.row_type is dict else None,
+            row_type=layout.row_type if is_tuple else None,
+            arrays=tuple(
+                column.array(memory.mapping, layout.count) if column.kind == "array" else None
+                for column in layout.columns
+            ),
+            rows=rows,
+        )
+        return self
+
+    def _slice(self, item: slice) -> SharedIndex:
+        return type(self).__new__(type(self))._show(self._memory, self._layout, self._rows[item])
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attached, (type(self), self._memory.ticket(), self._layout, self._rows)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}: {kind}" for name, kind in self.columns.items())
+        row_type = self._layout.row_type
+        kind = self._layout.columns[0].type if row_type is None else f"{row_type.__name__}({shown})"
+        return f"<{type(self).__name__} of {len(self)} entries, {kind}, {self.nbytes} bytes shared>"
+
+
+def _attached(cls: type[SharedIndex], reference: Any, layout: Layout, rows: range) -> SharedIndex:
+    return cls.__new__(cls)._show(Memory.attach(reference), layout, rows)
+
+
+def _slice_of(rows: range) -> slice:
+    """What takes these rows of an array, where a number below 0 would count from the end."""
+    if not rows:
+        return slice(0, 0)
+    return slice(rows.start, rows.stop if rows.stop >= 0 else None, rows.step)

@@ -1,0 +1,388 @@
+"""Images as webdataset's specs name them: pictures of Pillow, numpy's HWC arrays, torch's CHW tensors.
+
+[torch|pil] l|rgb|rgba [8]        with 8: uint8, else float32 from 0 to 1; "torch" and "pil" are RGB
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+import json
+import math
+import pickle
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NAMES = """
+blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib h5 hdf png apng jp2 j2k jpc jpf jpx j2c
+icns ico im iim tif tiff jfif jpe jpg jpeg mpg mpeg msp pcd pxr pbm pgm ppm pnm psd bw rgb rgba sgi ras tga icb vda
+vst webp wmf emf xbm xpm
+"""
+IMAGE_EXTENSIONS = frozenset(_NAMES.split())
+_SPEC = re.compile(r"(torch|pil)?(l|rgb|rgba)?(8)?")
+
+
+def image_decoder(spec: str) -> Callable[[bytes], Any]:
+    """The decoder of a spec.
+
+    Raises:
+        ValueError: there is no such spec.
+    """
+    match = _SPEC.fullmatch(spec)
+    if match is None or not (match[1] or match[2]) or (match[3] and (match[1] == "pil" or not match[2])):
+        raise ValueError(
+            f"decode={spec!r}: no image spec; those are [torch]l|rgb|rgba with or without 8, torch, pil, pill, pilrgb, pilrgba"
+        )
+    return _Image(match[1] or "", (match[2] or "rgb").upper(), is_uint8=bool(match[3]))
+
+
+class _Image:
+    """Decodes one picture."""
+
+    def __init__(self, kind: str, mode: str, *, is_uint8: bool) -> None:
+        self._kind, self._mode, self._is_uint8 = kind, mode, is_uint8
+
+    def __call__(self, data: bytes) -> Any:
+        try:
+            from PIL import Image
+        except ImportError as error:
+            raise ImportError("decoding images needs Pillow: pip install 'shmload[images]'") from error
+        with Image.open(io.BytesIO(data)) as opened:
+            picture = opened.convert(self._mode)
+        if self._kind == "pil":
+            return picture
+        array = np.array(picture)  # (height, width[, channels])
+        if not self._is_uint8:
+            array = array.astype(np.float32) / np.float32(255)
+        if not self._kind:
+            return array
+        import torch
+
+        tensor = torch.from_numpy(array)
+        return tensor.permute(2, 0, 1).contiguous() if array.ndim == 3 else tensor
+
+
+_MAGIC = b"~TenBin~"
+_TYPES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
+
+
+def decode_tenbin(data: bytes) -> list[NDArray[Any]]:
+    """The arrays.
+
+    Raises:
+        ValueError: the bytes are not what tenbin says.
+    """
+    chunks = list(_chunks(data))
+    if len(chunks) % 2:
+        raise ValueError(f"tenbin needs a header and data for each array; got {len(chunks)} chunks")
+    return [_array(head, body) for head, body in zip(chunks[::2], chunks[1::2], strict=True)]
+
+
+def encode_tenbin(arrays: Sequence[Any]) -> bytes:
+    """The bytes of a list of arrays.
+
+    Raises:
+        ValueError: tenbin has no such type.
+    """
+    found = []
+    for given in arrays:
+        array = np.ascontiguousarray(given).reshape(np.shape(given))
+        name = array.dtype.newbyteorder("<").str[1:]
+        if name not in _TYPES:
+            raise ValueError(f"tenbin holds arrays of {', '.join(_TYPES)}; got {array.dtype}")
+        head = struct.pack(f"<8s8sq{array.ndim}q", name.encode(), b"", array.ndim, *array.shape)
+        found += [_chunk(head), _chunk(array.astype(array.dtype.newbyteorder("<")).tobytes())]
+    return b"".join(found)
+
+
+def _chunk(data: bytes) -> bytes:
+    return _MAGIC + struct.pack("<q", len(data)) + data + bytes(-len(data) % 64)
+
+
+def _chunks(data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        if data[at : at + 8] != _MAGIC or len(data) - at < 16:
+            raise ValueError(f"tenbin has no chunk at {at}")
+        (nbytes,) = struct.unpack_from("<q", data, at + 8)
+        if not 0 <= nbytes <= len(data) - at - 16:
+            raise ValueError(f"tenbin's chunk at {at} says {nbytes} bytes, and {len(data) - at - 16} are left")
+        yield data[at + 16 : at + 16 + nbytes]
+        at += 16 + -(-nbytes // 64) * 64
+
+
+def _array(head: bytes, body: bytes) -> NDArray[Any]:
+    if len(head) < 24:
+        raise ValueError(f"tenbin's header has at least 24 bytes; got {len(head)}")
+    name = head[:8].rstrip(b"\0 ").decode("ascii", "replace")
+    (ndim,) = struct.unpack_from("<q", head, 16)
+    if name not in _TYPES or not 0 <= ndim <= 32 or len(head) != 24 + 8 * ndim:
+        raise ValueError(f"tenbin's header is broken: type {name!r}, {ndim} dimensions, {len(head)} bytes")
+    shape = struct.unpack_from(f"<{ndim}q", head, 24)
+    if min(shape, default=0) < 0 or math.prod(shape) * int(name[1]) != len(body):
+        raise ValueError(f"tenbin says {name} of shape {shape}, and has {len(body)} bytes")
+    return np.frombuffer(body, "<" + name).reshape(shape).copy()
+
+
+Decoder = Callable[[bytes], Any]
+Decode = bool | str | Mapping[str, Decoder]
+EXPANDED_LIMIT = 1 << 31  # bytes that one member may expand to
+INTEGERS = frozenset({"class", "cls", "cls2", "count", "id", "index", "inx"})
+TEXTS = frozenset({"htm", "html", "text", "transcript", "txt"})
+
+
+def decode_npy(data: bytes) -> NDArray[Any]:
+    """A .npy payload as an array of its own.
+
+    Raises:
+        ValueError: it is none, holds objects, or has more or fewer bytes than its header says.
+    """
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError(
+            "an .npy of objects is a pickle; store numbers, or give allow_pickle=True and the extension pkl"
+        )
+    rest = len(data) - file.tell()
+    if math.prod(shape) * dtype.itemsize != rest:
+        raise ValueError(f"its header says {dtype} of shape {shape}, and {rest} bytes follow")
+    array = np.frombuffer(data, dtype, offset=file.tell()) if rest else np.empty(0, dtype)
+    return array.reshape(shape[::-1]).T.copy("K") if is_fortran else array.reshape(shape).copy()
+
+
+def decode_npz(data: bytes) -> dict[str, NDArray[Any] | bytes]:
+    """The arrays of a .npz payload by name; what in it is no .npy stays bytes, as numpy leaves it.
+
+    numpy's own reader would make room for whatever a header says, and inflate without an end.
+
+    Raises:
+        ValueError: it is damaged, would expand to more than 2 GiB, or holds what `decode_npy` refuses.
+    """
+    found: dict[str, NDArray[Any] | bytes] = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            nbytes = sum(info.file_size for info in archive.infolist())
+            if nbytes > EXPANDED_LIMIT:
+                raise ValueError(
+                    f"npz: expands to {nbytes} bytes, more than {EXPANDED_LIMIT}; store it as .npy, or give a decoder of your own"
+                )
+            for info in archive.infolist():
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise ValueError(
+                        f"npz: {info.filename!r} is compressed by method {info.compress_type}; numpy writes 0 and 8"
+                    )
+                with archive.open(info) as member:
+                    payload = member.read(info.file_size)  # with that limit zipfile inflates no more, whatever is there
+                is_array = payload.startswith(np.lib.format.MAGIC_PREFIX)
+                found[info.filename.removesuffix(".npy")] = decode_npy(payload) if is_array else payload
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"npz: {error}") from error
+    return found
+
+
+def gunzip(data: bytes) -> bytes:
+    """What a gzip file holds.
+
+    Raises:
+        ValueError: it is truncated, damaged, or expands to more than 2 GiB.
+    """
+    found = []
+    room = EXPANDED_LIMIT
+    while data:
+        stream = zlib.decompressobj(31)
+        try:
+            found.append(stream.decompress(data, room))
+        except zlib.error as error:
+            raise ValueError(f"gzip: {error}") from error
+        room -= len(found[-1])
+        if not stream.eof:
+            raise ValueError("gzip: truncated" if room > 0 else f"gzip: expands to more than {EXPANDED_LIMIT} bytes")
+        data = stream.unused_data
+    return b"".join(found)
+
+
+class Decoders:
+    """Which decoder an extension has.
+
+    Args:
+        decode: True, the safe ones; False, none; a str, also images, as webdataset's image specs name them ("pil", "rgb8"); a
+            mapping of extensions to functions, which go before the safe ones.
+    Raises:
+        ValueError: there is no such image spec.
+    """
+
+    def __init__(self, decode: Decode, *, allow_pickle: bool = False) -> None:
+        self._decode, self._allow_pickle = decode, allow_pickle
+        self._image = image_decoder(decode) if isinstance(decode, str) else None
+        self._own = dict(decode) if isinstance(decode, Mapping) else {}
+        self._found: dict[str, Decoder | None] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Decoders, allow_pickle=self._allow_pickle), (self._decode,)
+
+    def of(self, extension: str) -> Decoder | None:
+        """The decoder of an extension; None if its value is the bytes."""
+        if extension not in self._found:
+            self._found[extension] = self._search(extension)
+        return self._found[extension]
+
+    def is_plain(self, extension: str) -> bool:
+        """Whether the extension's decoder is the usual one, and so may be done natively."""
+        return (
+            self._decode is not False and extension not in self._own and extension.rpartition(".")[2] not in self._own
+        )
+
+    def _search(self, extension: str) -> Decoder | None:
+        last = extension.rpartition(".")[2]
+        for name in (extension, last):
+            if name in self._own:
+                return self._own[name]
+        if self._decode is False:
+            return None
+        if last == "gz":
+            inner = self._search(extension.rpartition(".")[0])
+            return gunzip if inner is None else lambda data: inner(gunzip(data))
+        if last in IMAGE_EXTENSIONS and self._image is not None:
+            return self._image
+        if last in _UNSAFE:
+            return _UNSAFE[last] if self._allow_pickle else None
+        if last in _MODULES:
+            module, function = _MODULES[last]
+            try:
+                return partial(getattr(importlib.import_module(module), function))
+            except ImportError:
+                return None
+        return _SAFE.get(last)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8")
+
+
+def _torch_loaded(data: bytes) -> Any:
+    import torch
+
+    return torch.load(io.BytesIO(data), weights_only=False)
+
+
+_SAFE: dict[str, Decoder] = {
+    **dict.fromkeys(TEXTS, _text),
+    **dict.fromkeys(INTEGERS, int),
+    **dict.fromkeys(("jsn", "json"), json.loads),
+    **dict.fromkeys(("tb", "ten", "tenbin"), decode_tenbin),
+    "npy": decode_npy,
+    "npz": decode_npz,
+}
+_UNSAFE: dict[str, Decoder] = {**dict.fromkeys(("pickle", "pkl", "pyd"), pickle.loads), "pth": _torch_loaded}
+_MODULES = {"cbor": ("cbor", "loads"), **dict.fromkeys(("mp", "msg", "msgpack"), ("msgpack", "unpackb"))}
+
+
+Encoder = Callable[[Any], bytes]
+
+
+def encode(extension: str, value: Any) -> bytes:
+    """The bytes of a value.
+
+    Raises:
+        ValueError, TypeError: the extension has no encoder for such a value.
+    """
+    inner, _, last = extension.lower().rpartition(".")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if last == "gz":
+        return gzip.compress(encode(inner, value), mtime=0)
+    if isinstance(value, str):
+        return value.encode("utf-8")
+    encoder = _ENCODERS.get(last)
+    if encoder is None:
+        raise ValueError(
+            f"extension {extension!r} has no encoder for a {type(value).__name__}: give bytes, or one of the extensions "
+            f"{', '.join(sorted(_ENCODERS))}"
+        )
+    return encoder(value)
+
+
+def _npy(value: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.asarray(value), allow_pickle=False)
+    return file.getvalue()
+
+
+def _npz(value: Any) -> bytes:
+    arrays: dict[str, Any] = {name: np.asarray(each) for name, each in value.items()}
+    if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
+        raise ValueError(f"npz: {objects[0]!r} is an array of objects, which would be a pickle; give numbers or text")
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # without allow_pickle=, which numpy before 2.2 would store as an array
+    return file.getvalue()  # its members are dated 1980: the bytes are the same every time
+
+
+def _integer(value: Any) -> bytes:
+    return str(int(value)).encode("ascii")
+
+
+def _not_text(value: Any) -> bytes:
+    raise TypeError(f"text is str or bytes; got {type(value).__name__}")
+
+
+def _torch_saved(value: Any) -> bytes:
+    import torch
+
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value).encode("utf-8")
+
+
+def _picture(kind: str, **options: Any) -> Encoder:
+    def write(value: Any) -> bytes:
+        from PIL import Image
+
+        picture = value if isinstance(value, Image.Image) else Image.fromarray(np.asarray(value))
+        if kind == "JPEG" and picture.mode not in ("L", "RGB", "CMYK"):
+            picture = picture.convert("RGB")
+        file = io.BytesIO()
+        picture.save(file, format=kind, **options)
+        return file.getvalue()
+
+    return write
+
+
+def _by(module: str, function: str) -> Encoder:
+    def write(value: Any) -> bytes:
+        found: bytes = getattr(importlib.import_module(module), function)(value)
+        return found
+
+    return write
+
+
+_ENCODERS: dict[str, Encoder] = {
+    **dict.fromkeys(INTEGERS, _integer),
+    **dict.fromkeys(TEXTS, _not_text),
+    **dict.fromkeys(("jsn", "json"), _json),
+    **dict.fromkeys(("tb", "ten", "tenbin"), encode_tenbin),
+    **dict.fromkeys(("pickle", "pkl", "pyd"), pickle.dumps),
+    **dict.fromkeys(("mp", "msg", "msgpack"), _by("msgpack", "packb")),
+    **dict.fromkeys(("image", "img", "jpeg", "jpg"), _picture("JPEG", quality=100)),
+    **dict.fromkeys(("tif", "tiff"), _picture("TIFF")),
+    **dict.fromkeys(("pbm", "pgm", "ppm"), _picture("PPM")),
+    "png": _picture("PNG"),
+    "cbor": _by("cbor", "dumps"),
+    "npy": _npy,
+    "npz": _npz,
+    "pth": _torch_saved,
+}

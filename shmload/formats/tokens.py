@@ -1,0 +1,362 @@
+"""Megatron-LM's index of a .bin file of tokens: a .idx file beside it says their type and where documents begin.
+
+Little-endian, without padding: `MMIDIDX\0\0`, u64 version 1, u8 type of the tokens, u64 number of sequences, u64 number of
+document boundaries; then i32 tokens of each sequence, i64 its byte offset in the .bin, i64 sequences before each boundary (from 0
+to all), and in multimodal sets i8 a sequence.
+
+Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload._core.tokens import WindowReader, by_window, check_offsets, cross, cut, document_offsets, pack
+from shmload.batch.array_rows import place_of
+from shmload.errors import ShardCorrupt
+from shmload.formats.arrays import HeldArrays
+from shmload.formats.paths import check_local
+from shmload.schedule.permutation import Permutation
+
+MAGIC = b"MMIDIDX\x00\x00"
+_HEAD = struct.Struct("<9sQBQQ")
+_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+
+
+class MegatronIndex(NamedTuple):
+    """What a .idx file says: the tokens' type, and the offsets in tokens where documents begin, the last one's end behind them."""
+
+    dtype: str
+    offsets: NDArray[np.int64]
+
+
+def read_index(path: str | os.PathLike[str]) -> MegatronIndex:
+    """Reads a .idx file.
+
+    Raises:
+        ShardCorrupt: it is none, its size is not what its head says, or its sequences do not lie end to end.
+    """
+    path = os.fspath(path)
+    with open(path, "rb") as file:
+        nbytes, head = os.fstat(file.fileno()).st_size, file.read(_HEAD.size)
+        if len(head) < _HEAD.size or not head.startswith(MAGIC):
+            raise ShardCorrupt(f"{path}, offset 0: the head is not a Megatron index's")
+        _, version, code, num_sequences, num_boundaries = _HEAD.unpack(head)
+        if version != 1 or code not in _DTYPES:
+            raise ShardCorrupt(
+                f"{path}, offset 9: version {version} with tokens of type {code}; needs version 1 and one of {_DTYPES}"
+            )
+        needed = _HEAD.size + 12 * num_sequences + 8 * num_boundaries
+        if nbytes not in (needed, needed + num_sequences):
+            raise ShardCorrupt(
+                f"{path}, offset 18: {num_sequences} sequences and {num_boundaries} boundaries need {needed} bytes, or "
+                f"{needed + num_sequences} with modes; there are {nbytes}"
+            )
+        lengths, pointers, boundaries = (
+            _column(file, dtype, count)
+            for dtype, count in (("<i4", num_sequences), ("<i8", num_sequences), ("<i8", num_boundaries))
+        )
+    # starts: the tokens before each sequence and, last, all of them
+    starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    wrong = np.flatnonzero((lengths < 0) | (pointers != starts[:-1] * np.dtype(_DTYPES[code]).itemsize))
+    if len(wrong):
+        at = _HEAD.size + 4 * num_sequences + 8 * wrong[0]
+        raise ShardCorrupt(
+            f"{path}, offset {at}: sequence {wrong[0]} of {lengths[wrong[0]]} tokens begins at byte {pointers[wrong[0]]}; "
+            "sequences lie end to end"
+        )
+    is_sound = num_boundaries and boundaries[0] == 0 and boundaries[-1] == num_sequences
+    if not is_sound or (np.diff(boundaries) < 0).any():
+        raise ShardCorrupt(
+            f"{path}, offset {_HEAD.size + 12 * num_sequences}: document boundaries do not ascend from 0 to the "
+            f"{num_sequences} sequences"
+        )
+    return MegatronIndex(_DTYPES[code], starts[boundaries])
+
+
+def _column(file: Any, dtype: str, count: int) -> NDArray[Any]:
+    return np.frombuffer(file.read(count * np.dtype(dtype).itemsize), dtype)
+
+
+Plan = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]
+
+
+class Windows(Enum):
+    """What a window may hold."""
+
+    FLAT = "tokens as they lie"
+    DOCUMENT = "one document"
+    CROSSED = "tokens as they lie, and which document each is of"
+    PACKED = "whole documents"
+
+
+def planned(
+    windows: Windows, offsets: NDArray[np.int64], window: int, stride: int, seed: int | None, block: int
+) -> Plan:
+    """The plan of windows that follow documents."""
+    if windows is Windows.CROSSED:
+        return cross(offsets, window, stride)
+    count = len(offsets) - 1
+    order = np.arange(count)
+    if seed is not None and count:
+        order = np.asarray(Permutation(count, seed=seed).take(order), np.int64)
+    starts, lengths = cut(offsets, order, window, stride)
+    if windows is Windows.DOCUMENT:
+        return np.arange(1, len(starts) + 1), starts, lengths
+    window_of, num_windows = pack(lengths, window, block)
+    return by_window(window_of, num_windows, starts, lengths)
+
+
+def checked_offsets(index: Any, num_tokens: int, source: str = "") -> NDArray[np.int64]:
+    """The offsets of an index that was given, as an array or the path of a .npy file.
+
+    Args:
+        source: of an array that was read of a file, that file's path.
+    Raises:
+        ShardCorrupt: a file's offsets do not lie in order among the tokens; ValueError: an array's do not.
+    """
+    if isinstance(index, (str, os.PathLike)):
+        source = os.fspath(index)
+    given = np.asarray(index) if isinstance(index, list) else index
+    found = HeldArrays({"document_index": given}).arrays["document_index"].array
+    refusal, place = (ShardCorrupt, f"{source}, ") if source else (ValueError, "")
+    if found.ndim != 1 or found.dtype.kind not in "iu" or len(found) < 1:
+        raise refusal(
+            f"{place}a document_index is one axis of integers, at least 1; got {found.dtype} of shape {found.shape}"
+        )
+    offsets = np.ascontiguousarray(found, np.int64)
+    bad = check_offsets(offsets, num_tokens)
+    if bad >= 0:
+        raise refusal(
+            f"{place}document offset {bad} is {offsets[bad]}: offsets ascend from 0 to the {num_tokens} tokens"
+        )
+    return offsets
+
+
+_NONE = np.empty(0, np.int64)
+
+
+class TokenDataset:
+    """Windows of tokens, widened straight into the batch.
+
+    Without documents, window i begins at token `i * stride` and a short tail is left out. With documents (`separator`, which
+    belongs to the document it ends, or `document_index`) no window crosses from one to another and every token is in a window;
+    what a window has left is filled with `pad`. With `cross_documents` windows lie as they do without documents, and with `pack`
+    whole documents share windows by best fit, so that each token is there exactly once. Both tell documents apart: `segment_ids`
+    number those of a window from 1 (0 is padding), `position_ids` begin at 0 in each. Where a window cuts a document, positions
+    begin again in each part.
+
+    Args:
+        tokens: a `.npy` path, the path of a raw little-endian file with its `dtype`, a memmap or an array of integers, one axis.
+            Megatron-LM's `.bin` needs no dtype if `document_index` is its `.idx`.
+        window: tokens of a sample: one more than a model that predicts the next token sees.
+        stride: tokens from one window to the next; the window's length by default. With documents at most that.
+        dtype: of a raw file's tokens, "uint16" say; 8 to 64 bits.
+        out_dtype: "int64" or "int32" of the batch.
+        separator: the token that ends a document.
+        document_index: offsets of tokens where documents begin, and behind them the last one's end: an array, a `.npy` path, or the
+            path of Megatron-LM's `.idx`.
+        cross_documents: let windows go on over the ends of documents.
+        pack: put whole documents together into windows.
+        pad: the token that fills what a window has left.
+        seed: with `pack`, which documents meet: None takes them as they lie.
+        block: with `pack`, documents that are packed together.
+    Raises:
+        ShardCorrupt: a file is not what its head or its size says.
+        ValueError, TypeError: arguments that do not go together, or tokens that are no run of integers.
+    Cost: one pass over the tokens for separators; planning is linear in the documents.
+    Thread/process safety: any number of readers; a pickled dataset of an array lives as long as the one it was made of.
+    Source: H. Ding et al., Fewer truncations improve language modeling, ICML 2024 (packing).
+    Example:
+        >>> import numpy as np
+        >>> from shmload.formats import TokenDataset
+        >>> dataset = TokenDataset(np.arange(100, dtype=np.uint16), 9, stride=8)
+        >>> len(dataset), dataset[1]["tokens"].tolist()
+        (12, [8, 9, 10, 11, 12, 13, 14, 15, 16])
+    """
+
+    def __init__(
+        self,
+        tokens: Any,
+        window: int = 1025,
+        *,
+        stride: int | None = None,
+        dtype: Any = None,
+        out_dtype: str = "int64",
+        separator: int | None = None,
+        document_index: Any = None,
+        cross_documents: bool = False,
+        pack: bool = False,
+        pad: int = 0,
+        seed: int | None = None,
+        block: int = 1 << 16,
+    ) -> None:
+        stride = window if stride is None else stride
+        has_documents = separator is not None or document_index is not None
+        windows = Windows.PACKED if pack else Windows.CROSSED if cross_documents else Windows.DOCUMENT
+        self._windows = windows if has_documents else Windows.FLAT
+        _check(locals())
+        source = ""
+        if isinstance(document_index, (str, os.PathLike)) and os.fspath(document_index).endswith(".idx"):
+            source = os.fspath(document_index)
+            check_local(source, "TokenDataset")
+            index = read_index(source)
+            dtype, document_index = dtype or index.dtype, index.offsets
+        self.window, self.stride, self.pad, self.out_dtype = window, stride, pad, out_dtype
+        self._held = HeldArrays({"tokens": _opened(tokens, dtype)})
+        flat = self._held.arrays["tokens"].array
+        _check_tokens(flat, out_dtype)
+        if has_documents:
+            offsets = (
+                document_offsets(flat, separator)
+                if separator is not None
+                else checked_offsets(document_index, len(flat), source)
+            )
+            plan = planned(self._windows, offsets, window, stride, seed, block)
+            self._held.add(dict(zip(("ends", "starts", "lengths"), plan, strict=True)))
+        self._bind()
+
+    def _bind(self) -> None:
+        arrays = {name: a.array for name, a in self._held.arrays.items()}
+        flat = arrays["tokens"]
+        if "ends" in arrays:
+            num_windows, stride = len(arrays["ends"]), 0
+        else:
+            num_windows, stride = max((len(flat) - self.window) // self.stride + 1, 0), self.stride
+        self._reader = WindowReader(
+            flat.__array_interface__["data"][0],
+            len(flat),
+            flat.dtype.kind + str(flat.dtype.itemsize),
+            self.window,
+            num_windows,
+            stride,
+            arrays.get("ends", _NONE),
+            arrays.get("starts", _NONE),
+            arrays.get("lengths", np.empty(0, np.int32)),
+            self.pad,
+            self.out_dtype == "int64",
+            flat,
+        )
+        fields = {"tokens": self.out_dtype}
+        if self._has_segments:
+            fields |= {"segment_ids": "int32", "position_ids": "int32"}
+        self.schema = {name: (dtype, (self.window,)) for name, dtype in fields.items()}
+
+    @property
+    def _has_segments(self) -> bool:
+        return self._windows in (Windows.PACKED, Windows.CROSSED)
+
+    @property
+    def density(self) -> float:
+        """The share of the windows' places that hold tokens, 0 to 1; the rest is padding."""
+        lengths = self._held.arrays.get("lengths")
+        if lengths is None or not len(self):
+            return 1.0
+        return float(lengths.array.sum(dtype=np.int64) / (len(self) * self.window))
+
+    def __len__(self) -> int:
+        return self._reader.num_windows
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        out = {name: np.empty((1, *shape), dtype) for name, (dtype, shape) in self.schema.items()}
+        self.read_batch_into([index], out)
+        return {name: rows[0] for name, rows in out.items()}
+
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        """Writes the windows of these numbers to rows.
+
+        Args:
+            indices: integers, shape `(rows,)`.
+            out: for each field of the schema an array, C-contiguous, shape `(rows, window)`.
+        """
+        self._held.check()
+        address, nbytes = place_of("tokens", out["tokens"])
+        segments = positions = 0
+        if self._has_segments:
+            segments, positions = (
+                self._place(name, out[name], len(indices)) for name in ("segment_ids", "position_ids")
+            )
+        self._reader.into(address, segments, positions, nbytes, np.ascontiguousarray(indices, np.int64))
+
+    def _place(self, name: str, rows: Any, count: int) -> int:
+        address, nbytes = place_of(name, rows)
+        if nbytes != count * self.window * 4:
+            raise ValueError(f"field {name!r}: {count} windows of {self.window} int32; got {nbytes} bytes")
+        return address
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._held.share()
+        self._bind()
+        return {name: value for name, value in vars(self).items() if name != "_reader"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._bind()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self)} windows of {self.window} tokens, density {self.density:.4f}>"
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """Whether the arguments of a dataset fit each other."""
+    window, stride, block = given["window"], given["stride"], given["block"]
+    if not (1 <= window < 1 << 31 and stride >= 1 and block >= 1):
+        raise ValueError(
+            f"window, stride and block are at least 1, a window less than 2**31; got {window}, {stride}, {block}"
+        )
+    if given["out_dtype"] not in ("int64", "int32"):
+        raise ValueError(f"out_dtype is 'int64' or 'int32'; got {given['out_dtype']!r}")
+    bits = int(given["out_dtype"].removeprefix("int"))
+    if not -(1 << bits - 1) <= given["pad"] < 1 << bits - 1:
+        raise ValueError(f"pad is a token of {given['out_dtype']}; got {given['pad']}")
+    if given["separator"] is not None and given["document_index"] is not None:
+        raise ValueError("documents are told by a separator or by a document_index; both were given")
+    has_documents, crosses = given["has_documents"], given["cross_documents"]
+    if given["pack"] and (not has_documents or stride != window):
+        raise ValueError(
+            "pack=True puts whole documents into windows: give separator= or document_index=, and no stride"
+        )
+    if crosses and (not has_documents or given["pack"]):
+        raise ValueError(
+            "cross_documents=True tells a window's documents apart: give separator= or document_index=, and no pack"
+        )
+    if has_documents and not crosses and stride > window:
+        raise ValueError(f"windows of {window} tokens cover documents at strides up to {window}; got {stride}")
+
+
+def _opened(tokens: Any, dtype: Any) -> Any:
+    if not isinstance(tokens, (str, os.PathLike)) or os.fspath(tokens).endswith(".npy"):
+        return tokens
+    check_local(tokens, "TokenDataset")
+    if dtype is None:
+        raise ValueError(f"{tokens}: a raw file does not say what its tokens are: give dtype='uint16' or the like")
+    nbytes, kind = os.path.getsize(tokens), np.dtype(dtype).newbyteorder("<")
+    if nbytes % kind.itemsize or not nbytes:
+        raise ShardCorrupt(
+            f"{tokens}, offset {nbytes}: {nbytes} bytes are no whole number of {kind} tokens, at least one"
+        )
+    return np.memmap(tokens, kind, "r")
+
+
+def _check_tokens(flat: Any, out_dtype: str) -> None:
+    is_known = flat.dtype.kind in "iu" and flat.dtype.isnative and flat.dtype != np.uint64
+    if flat.ndim != 1 or not is_known or not flat.flags.c_contiguous or not flat.flags.aligned:
+        raise TypeError(
+            f"tokens are one aligned run of int8 to int64 or uint8 to uint32 in this machine's byte order; got {flat.dtype.str}, "
+            f"shape {flat.shape}, strides {flat.strides}"
+        )
+    if not np.can_cast(flat.dtype, out_dtype):
+        raise TypeError(f"tokens of {flat.dtype} do not all fit {out_dtype}: leave out_dtype at 'int64'")

@@ -1,1 +1,0 @@
-"""Tokens: windows over flat files of them, and documents packed into windows."""

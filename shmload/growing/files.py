@@ -1,0 +1,350 @@
+"""What lies in a cache's folder, and what the names there say.
+
+    g<generation>-<records>-<bytes>.tfrecord[.gz|.zz]   published by a writer; whole, or the size differs from what the name says
+    .growing/                                           what processes tell each other; nothing that a listing needs
+    .<anything>                                         nobody's samples
+    <anything else>                                     dropped in by somebody: looked at before it is believed (intake.py)
+
+A generation is a number of its own for every file published, greater for a later one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload._core.crc32c import crc32c, masked
+from shmload._core.records import RecordReader
+from shmload.errors import ShardCorrupt
+from shmload.formats.tfrecord.dataset import error_of, fields_of
+from shmload.formats.tfrecord.files import Offsets, RecordFile
+
+CONTROL = ".growing"
+ENDINGS = {None: "", "gzip": ".gz", "zlib": ".zz"}
+_OWN = re.compile(r"g(\d{12})-(\d+)-(\d+)\.tfrecord(?:\.gz|\.zz)?")
+
+
+class CacheFile(NamedTuple):
+    """A file of samples, as a listing or a snapshot knows it."""
+
+    name: str
+    num_records: int
+    nbytes: int
+    mtime_ns: int
+
+    @property
+    def generation(self) -> int:
+        """Of a file that a writer published; -1 of one that somebody dropped in."""
+        return -1 if (found := _OWN.fullmatch(self.name)) is None else int(found[1])
+
+
+def own_name(generation: int, num_records: int, nbytes: int, compression: str | None) -> str:
+    """The name that a writer publishes a file under."""
+    return f"g{generation:012d}-{num_records}-{nbytes}.tfrecord{ENDINGS[compression]}"
+
+
+def read_own_name(name: str) -> tuple[int, int] | None:
+    """(records, bytes) that a writer's file has; None: a writer gives no such names."""
+    found = _OWN.fullmatch(name)
+    return None if found is None else (int(found[2]), int(found[3]))
+
+
+def next_generation(control: Path) -> int:
+    """A number that no other call gives, and that is greater than any given before.
+
+    A writer that is killed here leaves a gap, or the number it was about to take.
+    """
+    fd = os.open(control / "generation", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        generation = int(os.pread(fd, 20, 0) or b"0") + 1
+        os.pwrite(fd, b"%020d" % generation, 0)
+        return generation
+    finally:
+        os.close(fd)
+
+
+def newest_generation(control: Path) -> int:
+    """How many files have been published since the cache was made."""
+    try:
+        return int((control / "generation").read_bytes() or b"0")
+    except FileNotFoundError:
+        return 0
+
+
+def write_whole(path: Path, data: bytes, *, is_new: bool = False) -> bool:
+    """Writes a small file whole or not at all. With `is_new`, False if there is one already."""
+    partial = path.with_name(f".{path.name}-{os.getpid()}")
+    partial.write_bytes(data)
+    if not is_new:
+        partial.replace(path)
+        return True
+    try:
+        path.hardlink_to(partial)
+    except FileExistsError:
+        return False
+    finally:
+        partial.unlink()
+    return True
+
+
+BAD = "bad"
+log = logging.getLogger("shmload")
+
+
+def tell_bad(folder: Path, name: str, text: str) -> None:
+    """Says that a file is damaged: it stays out of every later snapshot, and is listed in `stats()`."""
+    path = folder / CONTROL / BAD / f"{crc32c(name.encode()):08x}.json"
+    if not path.exists():
+        log.warning("%s; it is left out of later epochs", text)
+        write_whole(path, json.dumps({"name": name, "text": text}).encode())
+
+
+def told_bad(folder: Path) -> dict[str, str]:
+    """Files that were found damaged while they were read, and how."""
+    found = {}
+    for path in (folder / CONTROL / BAD).glob("*.json"):
+        try:
+            said = json.loads(path.read_bytes())
+            found[said["name"]] = said["text"]
+        except (OSError, ValueError, KeyError):
+            continue
+    return found
+
+
+EPOCH_SHIFT = 40
+MAX_EPOCH = (1 << (63 - EPOCH_SHIFT)) - 1
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The files of an epoch, oldest first, as they were when it was frozen."""
+
+    epoch: int
+    files: tuple[CacheFile, ...]
+
+    @cached_property
+    def ends(self) -> NDArray[np.int64]:
+        """How many records there are up to and with each file."""
+        return np.cumsum([file.num_records for file in self.files], dtype=np.int64)
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """How many records there are before each file."""
+        return np.concatenate([np.zeros(1, np.int64), self.ends[:-1]])
+
+    @property
+    def n(self) -> int:
+        """Samples."""
+        return int(self.ends[-1]) if self.files else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Of all files."""
+        return sum(file.nbytes for file in self.files)
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells snapshots apart."""
+        return hashlib.blake2b(self.dumps(), digest_size=8).hexdigest()
+
+    def place(self, record: int) -> tuple[str, int]:
+        """The file that holds a record, and which of its records it is."""
+        file = int(np.searchsorted(self.ends, record, "right"))
+        return self.files[file].name, record - int(self.starts[file])
+
+    def dumps(self) -> bytes:
+        """As a file of its own, the same bytes for the same snapshot."""
+        return json.dumps({"version": _VERSION, "epoch": self.epoch, "files": self.files}).encode()
+
+    @classmethod
+    def loads(cls, data: bytes, path: Any) -> Snapshot:
+        """Inverse of `dumps`.
+
+        Raises:
+            ShardCorrupt: it is none; `path` is named.
+        """
+        try:
+            said = json.loads(data)
+            if said["version"] != _VERSION:
+                raise ValueError(f"it has version {said['version']}, this shmload reads {_VERSION}")
+            return cls(said["epoch"], tuple(CacheFile(*file) for file in said["files"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ShardCorrupt(f"{path}: is no snapshot of a growing cache: {error}") from error
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A snapshot of which some files are there no more, and which samples stand in for theirs."""
+
+    snapshot: Snapshot
+    is_gone: tuple[bool, ...]  # [file]
+
+    @cached_property
+    def num_samples(self) -> int:
+        """That are gone."""
+        return sum(file.num_records for file, gone in zip(self.snapshot.files, self.is_gone, strict=True) if gone)
+
+    @cached_property
+    def _counts(self) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+        """Whether each file is gone; how many records before it are; how many up to and with it are not."""
+        gone, counts = np.array(self.is_gone), self.snapshot.ends - self.snapshot.starts
+        lost = np.where(gone, counts, 0)
+        return gone, np.cumsum(lost) - lost, np.cumsum(counts - lost)
+
+    def mask(self, records: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which records are gone."""
+        gone: NDArray[np.bool_] = self._counts[0][np.searchsorted(self.snapshot.ends, records, "right")]
+        return gone
+
+    def substituted(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The records, with others of the snapshot in place of those that are gone: the k-th of these by the k-th that is there."""
+        gone, lost_before, there = self._counts
+        files = np.searchsorted(self.snapshot.ends, records, "right")
+        rank = (lost_before[files] + records - self.snapshot.starts[files]) % there[-1]
+        stand_in = np.searchsorted(there, rank, "right")
+        before = there[stand_in] - (self.snapshot.ends - self.snapshot.starts)[stand_in]
+        return np.where(gone[files], self.snapshot.starts[stand_in] + rank - before, records)
+
+
+MAX_INFLATED_BYTES = 1 << 34
+_LONG = 16384  # bytes from which a survey leaves the sum of a record to whoever copies it
+_AT_ONCE = 8192  # records surveyed together
+_FIELDS = fields_of({"bytes": bytes}, {}, None)
+
+Found = int | str  # how many records a file holds, or why it cannot be used
+
+
+class WalkedFile(RecordFile):
+    """A file whose records are looked for once in each process: that costs less than an index beside each file of a budget."""
+
+    _offsets: Offsets | None = None
+
+    def offsets(self) -> Offsets:
+        """Where records begin."""
+        if self._offsets is None:
+            self._offsets = self._walked()
+        return self._offsets
+
+
+class Intake:
+    """What is known of the files that no writer of ours has published.
+
+    Args:
+        path: of the file that keeps it.
+        settle_s: how long a file must have been left alone, where the system cannot say whether anyone writes to it.
+    """
+
+    def __init__(self, path: Path, settle_s: float) -> None:
+        self._path, self._settle_s = path, settle_s
+        self._known: dict[str, tuple[int, int, Found]] = {}  # name -> size, time, what was found
+        self._kept = b""
+
+    def load(self) -> None:
+        """Takes over what another process, or an earlier run, has found."""
+        try:
+            kept = self._path.read_bytes()
+            if kept != self._kept:
+                self._known.update({name: (size, at, found) for name, (size, at, found) in json.loads(kept).items()})
+                self._kept = kept
+        except (OSError, ValueError, TypeError):  # nothing is kept yet, or not by us: it is found again
+            pass
+
+    def keep(self, names: set[str]) -> None:
+        """Tells others what is known of these files, and forgets all others."""
+        self._known = {name: known for name, known in self._known.items() if name in names}
+        kept = json.dumps(self._known, sort_keys=True).encode()
+        if kept != self._kept and (self._known or self._kept):
+            write_whole(self._path, kept)
+            self._kept = kept
+
+    @property
+    def bad(self) -> dict[str, str]:
+        """Files that cannot be used, and why."""
+        return {name: found for name, (_, _, found) in self._known.items() if isinstance(found, str)}
+
+    def known(self, name: str, status: os.stat_result) -> Found | None:
+        """What was found in a file, if it is as it was then."""
+        size, at, found = self._known.get(name, (-1, -1, 0))
+        return found if (size, at) == (status.st_size, status.st_mtime_ns) else None
+
+    def look(self, path: Path, status: os.stat_result) -> Found | None:
+        """Looks into a file; None if it is still being written."""
+        if self.is_being_written(path, status):
+            return None
+        found: Found
+        try:
+            found = count_records(os.fspath(path))
+        except (ShardCorrupt, OSError) as error:
+            found = str(error)
+        if _identity(path) != (status.st_ino, status.st_size, status.st_mtime_ns):
+            return None
+        self._known[path.name] = (status.st_size, status.st_mtime_ns, found)
+        return found
+
+    def is_being_written(self, path: Path, status: os.stat_result) -> bool:
+        """Whether a file may still change."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return True
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            return False
+        except BlockingIOError:
+            return True
+        except OSError:  # no leases here
+            return time.time() - status.st_mtime < self._settle_s
+        finally:
+            os.close(fd)
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def count_records(path: str) -> int:
+    """How many records a TFRecord file holds, all of whose sums are right.
+
+    Raises:
+        ShardCorrupt: it is torn or damaged, or no such file, or holds nothing; says where.
+    """
+    file = WalkedFile(path, "auto", MAX_INFLATED_BYTES)
+    offsets = file.offsets()
+    num_records = len(offsets) - 1
+    if not num_records:
+        raise ShardCorrupt(f"{path}: holds no record")
+    fields = [field.native() for field in _FIELDS]
+    reader = RecordReader(
+        [file.data], [file.state], np.array([num_records], np.int64), np.ascontiguousarray(offsets[:-1]), fields, 0, 2
+    )
+    for first in range(0, num_records, _AT_ONCE):
+        survey = reader.survey(np.arange(first, min(first + _AT_ONCE, num_records), dtype=np.int64))
+        if survey.problem is not None:
+            raise error_of(survey.problem, _FIELDS, [path], [file.nbytes], num_records)
+    for record in np.flatnonzero(np.diff(offsets) >= _LONG).tolist():
+        start, end = int(offsets[record]), int(offsets[record + 1])
+        stored = int.from_bytes(file.data[end - 4 : end], "little")
+        if masked(crc32c(file.data[start + 12 : end - 4])) != stored:
+            raise ShardCorrupt(
+                f"{path}: record {record}, which starts at byte {start}: corrupted: the checksum of its data differs"
+            )
+    return num_records

@@ -1,0 +1,231 @@
+"""What a rank's process is started with, and what the launcher keeps of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from shmload.launch.topology import cores, device_nodes, num_devices, shares
+from shmload.shm.host import Host
+from shmload.world import OWN_CPUS
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One rank's place before anyone sits there.
+
+    Attributes:
+        local_rank: among the ranks of this machine.
+        rank: among all.
+        environ: its whole environment.
+        cpus: the processors it may run on; none: all that the launcher may.
+        log: the file its output goes to; "": through pipes to the launcher, which prints it.
+    """
+
+    local_rank: int
+    rank: int
+    environ: Mapping[str, str]
+    cpus: tuple[int, ...] = ()
+    log: str = ""
+
+
+class Ends(NamedTuple):
+    """The ends of pipes and files that a rank's process gets, by descriptor."""
+
+    stdout: int
+    stderr: int
+    report: int
+
+
+class Child(NamedTuple):
+    """A started process: its id, and how to bury it once it has ended, which gives the exit code (negative: a signal's number)."""
+
+    pid: int
+    bury: Callable[[], int]
+
+
+class Way(Protocol):
+    """How a process is started."""
+
+    def start(self, seat: Seat, ends: Ends) -> Child:
+        """Starts the process of a rank; it is not waited for."""
+
+
+LOOPBACK = "127.0.0.1"
+STATIC_PORT = 29500  # torchrun's: where several machines meet if nobody says another
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks of a run meet, and which of its machines this is."""
+
+    master_addr: str
+    master_port: int
+    run_id: str
+    num_nodes: int = 1
+    node_rank: int = 0
+
+
+class HeldPort:
+    """A free port, kept from others until it is closed."""
+
+    def __init__(self) -> None:
+        # all addresses, of both families where there are two: rank 0 may listen on any of them
+        try:
+            self._socket = _bound(socket.AF_INET6, "::")
+        except OSError:
+            self._socket = _bound(socket.AF_INET, "")
+        self.number: int = self._socket.getsockname()[1]
+
+    def close(self) -> None:
+        """Gives the port back."""
+        self._socket.close()
+
+
+def _bound(family: int, address: str) -> socket.socket:
+    found = socket.socket(family)
+    try:
+        if family == socket.AF_INET6:
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((address, 0))
+    except OSError:
+        found.close()
+        raise
+    return found
+
+
+def environment(
+    place: Place,
+    local_rank: int,
+    num_local: int,
+    cpus: tuple[int, ...] = (),
+    inherited: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """The whole environment of one rank.
+
+    Args:
+        num_local: ranks of this machine.
+        cpus: processors that are this rank's alone; none: it shares them with the others.
+    """
+    rank, world_size = place.node_rank * num_local + local_rank, place.num_nodes * num_local
+    told = {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": num_local,
+        "GROUP_RANK": place.node_rank,
+        "GROUP_WORLD_SIZE": place.num_nodes,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world_size,
+        "MASTER_ADDR": place.master_addr,
+        "MASTER_PORT": place.master_port,
+        # by these torch and the frameworks know that somebody else has started the ranks
+        "TORCHELASTIC_RUN_ID": place.run_id,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 serves the rendezvous
+    }
+    found = {**inherited, **{name: str(value) for name, value in told.items()}}
+    found.pop("TORCHELASTIC_ERROR_FILE", None)  # of a launcher around this one
+    found.pop(OWN_CPUS, None)
+    found.setdefault("PYTHONUNBUFFERED", "1")  # what a rank has printed is there when it is killed
+    found.setdefault("PYTHONFAULTHANDLER", "1")
+    if cpus:
+        found[OWN_CPUS] = str(len(cpus))  # OpenMP counts them by itself
+    elif num_local > 1:
+        found.setdefault("OMP_NUM_THREADS", str(max(len(os.sched_getaffinity(0)) // num_local, 1)))
+    return found
+
+
+def number_of_ranks(nprocs: int | None, host: Host) -> int:
+    """As given, else one for each CUDA device, else one.
+
+    Raises:
+        ValueError: it is less than 1.
+    """
+    if nprocs is None:
+        return max(num_devices(host), 1)
+    if nprocs < 1:
+        raise ValueError(f"nprocs is a number of processes from 1 up, or None for one per CUDA device; got {nprocs}")
+    return nprocs
+
+
+def seats(
+    place: Place,
+    num_ranks: int,
+    host: Host,
+    *,
+    pin: bool = True,
+    logs: str | Path | None = None,
+    allowed: Sequence[int] | None = None,
+) -> list[Seat]:
+    """One for each rank of this machine.
+
+    Args:
+        pin: whether each gets processors of its own.
+        logs: a folder, made if it is not there: each rank's output goes to a file in it.
+        allowed: the processors to be divided; None: those that this thread may run on.
+    """
+    cpus: list[tuple[int, ...]] = [()] * num_ranks
+    if pin:
+        nodes = device_nodes(host)
+        wanted = nodes if len(nodes) >= num_ranks else [None] * num_ranks
+        allowed = sorted(os.sched_getaffinity(0)) if allowed is None else allowed
+        cpus = shares(cores(host, allowed), wanted[:num_ranks])
+    if logs is not None:
+        os.makedirs(logs, exist_ok=True)
+    found = []
+    for local_rank in range(num_ranks):
+        told = environment(place, local_rank, num_ranks, cpus[local_rank], host.environ)
+        rank = int(told["RANK"])
+        log = os.path.join(os.path.abspath(logs), f"rank_{rank}.log") if logs is not None else ""
+        found.append(Seat(local_rank, rank, told, cpus[local_rank], log))
+    return found
+
+
+_BOOT = str(Path(__file__).with_name("boot.py"))
+
+
+def booted(command: Sequence[str], seat: Seat, ends: Ends, keep: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """Starts a command as a rank: tied to this thread, in a process group of its own.
+
+    The terminal's ^C goes to the foreground's group alone: it reaches the launcher, which decides what becomes of the ranks.
+
+    Args:
+        keep: descriptors that the command inherits besides.
+    """
+    return subprocess.Popen(
+        [
+            sys.executable,
+            *("-I", "-S", _BOOT),
+            str(os.getpid()),
+            ",".join(map(str, seat.cpus)),
+            *command,
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=ends.stdout,
+        stderr=ends.stderr,
+        pass_fds=keep,
+        env=seat.environ,
+        process_group=0,
+    )
+
+
+class Command:
+    """Runs a command line in each rank."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+
+    def start(self, seat: Seat, ends: Ends) -> Child:
+        """Starts the command of a rank."""
+        process = booted(self._command, seat, ends)
+        return Child(process.pid, process.wait)

@@ -1,0 +1,371 @@
+"""Seed mode: batch k of epoch e is a pure function of (seed, e, k).
+
+`SeedStream` turns wanted batches into orders. It always orders ahead, across the end of an epoch too, so that workers never stand
+still there; if what is wanted next is not what was ordered (a break, a resume, set_epoch, a second iterator), the orders are
+abandoned and the schedule is asked again, which costs nothing: it has no state.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.autograd import profiler
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from shmload import faults
+from shmload._core.trainer import Order
+from shmload.device.sending import NUM_SENT, sent_now
+from shmload.engine.autotune import Autotuner
+from shmload.engine.engine import Engine
+from shmload.engine.orders import NOTHING, DeliveryLog, Turns
+from shmload.modes.epoch_watch import EpochWatch, EpochWatches
+from shmload.modes.inline import InlineReader, next_of_dataset
+from shmload.modes.seed_epochs import Epochs
+from shmload.schedule.permutation import MAX_N
+from shmload.worker.failure import no_end
+from shmload.world import users_frame
+
+if TYPE_CHECKING:
+    from shmload.engine.builder import EngineBuilder
+    from shmload.engine.config import LoaderConfig
+
+END = object()  # what a stream gives beyond an epoch's last batch: a StopIteration that comes out of it is the user's
+
+
+@dataclass
+class Place:
+    """The batch that comes next."""
+
+    epoch: int
+    step: int  # as the schedule counts: steps, or batches of all ranks where the order makes the batches
+    # this rank's pass has ended, perhaps before the others': the last step may have no row for it
+    is_over: bool = False
+
+
+class SeedIterator:
+    """One pass: from where the stream stands to the end of its epoch."""
+
+    def __init__(self, stream: SeedStream) -> None:
+        self._stream = stream
+        self.place, self._watch = stream.begin()
+
+    def __iter__(self) -> SeedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        while (batch := self.next_step()) is NOTHING:
+            pass
+        return batch
+
+    def next_step(self) -> Any:
+        """The next batch; NOTHING if every sample of it is skipped."""
+        watch, turns, step = self._watch, self._stream.turns, self.place.step
+        try:
+            with turns.lock:
+                if turns.is_taken:
+                    raise turns.refusal()
+                turns.is_taken = True
+                try:
+                    if watch is not None:
+                        watch.asked()
+                    batch = self._stream.take(self.place, watch)
+                finally:
+                    turns.is_taken = False
+        except StopIteration as error:
+            number = self._stream.epochs.step_number(step)
+            who = f"the dataset, collate_fn or sampler (epoch {self.place.epoch}, batch {number})"
+            raise no_end(error, who) from error
+        if batch is END:
+            self.place.is_over = True
+            self._stream.ended(self.place)
+            if watch is not None:
+                watch.end(is_complete=True)
+            raise StopIteration
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def __del__(self) -> None:
+        place: Place | None = getattr(self, "place", None)  # none where the pass could not begin
+        if place is not None and sys is not None and not sys.is_finalizing():
+            self._stream.leave(place)
+
+
+class SeedStream:
+    """The batches of one loader in seed mode, in any order they are asked for, ordered ahead in the order they usually are.
+
+    The loader and each of its passes hold it; its workers end when the last of them is gone.
+
+    Attributes:
+        config: the loader's for the newest pass, which the loader sets.
+        valid: rows of the batch just yielded that are no padding.
+    """
+
+    def __init__(self, config: LoaderConfig, builder: EngineBuilder, log: DeliveryLog, watches: EpochWatches) -> None:
+        self.config = config
+        self._builder, self._log, self._watches = builder, log, watches
+        self._is_closed = False
+        self._engine: Engine | None = None
+        self._inline: InlineReader | None = None
+        self._pid = os.getpid()
+        self._next_epoch = 0
+        self._first_step = 0  # of the next iteration: where a loaded state left off
+        self._place: Place | None = None  # of the newest iterator
+        self._num_ahead = 0  # batches that are ordered and not delivered, at most
+        self._cursor = (0, 0)  # (epoch, step) to be ordered next
+        self.valid: int | None = None
+        self._pins = False
+        self._tuner: Autotuner | None = None  # of the engine's crew
+        self.turns = Turns()  # of all passes: they are of one engine
+        self.epochs = Epochs(config)
+
+    @property
+    def num_steps(self) -> int:
+        """Batches of the epoch that is being read, or comes next."""
+        return -(-self.epochs.end_of(self._position()[0]) // self.epochs.stride)
+
+    def __len__(self) -> int:
+        if self.epochs.is_endless:
+            raise TypeError('a Mix with stop="repeat" never ends: this loader has no len()')
+        return self.num_steps
+
+    @property
+    def first_step(self) -> int:
+        """How many steps of the next pass's epoch lie behind where it begins."""
+        return self.epochs.step_number(self._first_step)
+
+    # ------------------------------------------------------------ delivery
+
+    def iterator(self) -> SeedIterator:
+        """The next pass."""
+        return SeedIterator(self)
+
+    def begin(self) -> tuple[Place, EpochWatch | None]:
+        """Starts a pass: the next epoch, from its start or from where a loaded state left off."""
+        faults.hit("epoch_change")
+        with self.turns.lock:
+            place = self._begun()
+        return place, self._watches.begin(self.config, self._builder, self._log, place.epoch)
+
+    def _begun(self) -> Place:
+        config = self.config
+        self._refresh()
+        self.epochs.begins(self._next_epoch)
+        self._pins = _pins(config)
+        self._num_ahead = (config.prefetch_factor or 1) * config.crew_size
+        if config.device is not None:
+            self._num_ahead += NUM_SENT
+        self._place = Place(self._next_epoch, self._first_step)
+        step = self.epochs.step_number(self._first_step)
+        self._log.begins(config, self._next_epoch, step, schedule=self.epochs.formula, rank=self.epochs.rank)
+        self._next_epoch, self._first_step = self._next_epoch + 1, 0
+        if self._engine is not None:
+            self._tell_length(self._engine)
+        return self._place
+
+    def ended(self, place: Place) -> None:
+        """Hears that a pass has come to its end."""
+        self._log.ended(place.epoch, self.epochs.step_number(place.step))
+
+    def leave(self, place: Place) -> None:
+        """Hears that the newest pass goes no further than a place; ranks that share the ring must know if that is not its end."""
+        engine = self._engine
+        if engine is None or engine.shared_by == 1 or place is not self._place or self._pid != os.getpid():
+            return
+        if place.step < self.epochs.end_of(place.epoch):
+            engine.leave_pass()
+
+    def take(self, place: Place, watch: EpochWatch | None) -> Any:
+        """The batch at a place, which moves on, also beyond one that failed; END beyond the epoch's last.
+
+        The place moves last: an interrupt before that loses nothing, as the same batch is taken again.
+        """
+        epoch, step = place.epoch, place.step
+        if self._is_closed:
+            raise RuntimeError("this loader is closed: make a new one")
+        if self.config.num_workers == 0:
+            return self._read_inline(place, watch)
+        engine = self._engine
+        if engine is None or self._pid != os.getpid():  # a forked child makes its own
+            engine = self._made_engine()
+        front = engine.front
+        if front is None or (front.epoch, front.step) != (epoch, step):
+            if self.epochs.sampled is None and step >= self.epochs.end_of(epoch):
+                return END  # what is ordered ahead is the next pass's
+            if front is not None:
+                engine.abandon()
+            self._cursor = (epoch, step)
+            self._fill(engine)
+            front = engine.front
+            if front is None or (front.epoch, front.step) != (epoch, step):
+                return END
+        try:
+            _, batch, _ = engine.next()
+        except Exception:
+            if engine.front is not front:  # that batch is lost
+                place.step = self.epochs.behind(place.step)
+            raise
+        self._delivered(front, batch)
+        if self._tuner is not None:
+            self._num_ahead = self._tuner.counted(engine)
+        self._fill(engine)
+        if watch is not None and batch is not NOTHING:
+            watch.delivered(batch)
+        if self._pins and engine.wants_pinned:
+            batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own; leaves alone what is pinned
+        place.step = step + 1 if self.epochs.is_uniform else self.epochs.behind(step)
+        return batch
+
+    def _delivered(self, order: Order, batch: Any) -> None:
+        self.valid = self.epochs.num_valid(order)
+        step = order.step if self.epochs.is_uniform else self.epochs.step_number(order.step)
+        self._log.delivered(order, batch, valid=self.valid, step=step)
+
+    def _fill(self, engine: Engine) -> None:
+        """Orders ahead, into the next epoch if this one is all ordered."""
+        num_missing = self._num_ahead - engine.num_queued
+        while num_missing > 0:
+            epoch, step = self._cursor
+            order = self.epochs.order(epoch, step)
+            if order is not None:
+                self._cursor = (epoch, step + 1 if self.epochs.is_uniform else self.epochs.behind(step))
+                engine.submit(order)
+                num_missing -= 1
+            elif self.epochs.sampled is not None or self.epochs.has_no_steps or step == 0 or self._is_far_ahead(epoch):
+                return  # a sampler of the user's may depend on what happens before the next epoch
+            else:
+                self._cursor = (epoch + 1, 0)
+
+    def _is_far_ahead(self, epoch: int) -> bool:
+        """Whether the samples of what comes behind an epoch are not to be settled yet."""
+        return self.epochs.grows and self._place is not None and epoch > self._place.epoch
+
+    def _made_engine(self) -> Engine:
+        self._pid = os.getpid()
+        self._engine = self._builder.make(self.config, base_seed=_base_seed(self.config.seed or 0))
+        self._engine.turns = self.turns
+        self._tuner = self._builder.tuner
+        self._tell_length(self._engine)
+        return self._engine
+
+    def _tell_length(self, engine: Engine) -> None:
+        try:
+            num_steps = 0 if self.epochs.end_of(self._position()[0]) >= MAX_N else len(self)
+        except Exception:  # a mixture that never ends, or a sampler of the user's that cannot say
+            num_steps = 0  # it is for onlookers alone
+        engine.begin_pass(num_steps, step_stride=self.epochs.stride)
+
+    def _read_inline(self, place: Place, watch: EpochWatch | None) -> Any:
+        if self._inline is None:
+            self._inline = InlineReader(self.config.job(), self._builder.bad_samples)
+        order = self.epochs.order(place.epoch, place.step)
+        if order is None:
+            return END
+        try:
+            if profiler._is_profiler_enabled:
+                with profiler.record_function("shmload: read"):
+                    batch = self._inline.read(order)
+            else:
+                batch = self._inline.read(order)
+        except Exception:
+            place.step = self.epochs.behind(place.step)
+            raise
+        self._delivered(order, batch)
+        if watch is not None and batch is not NOTHING:
+            watch.delivered(batch)
+        if self._pins:
+            batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own
+        if batch is not NOTHING:
+            batch = sent_now(batch, self._builder.sender(self.config))
+        place.step = self.epochs.behind(place.step)
+        return batch
+
+    # ------------------------------------------------------------ position
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next pass that epoch, from its start; or from the place just loaded, if that lies in it."""
+        if self._place is None and epoch == self._next_epoch:
+            return
+        self._next_epoch, self._first_step, self._place = epoch, 0, None
+        self._log.resumed(epoch, 0, by="set_epoch")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the batch that comes next."""
+        return self.epochs.state_dict(*self._position())
+
+    def load_state_dict(self, state: dict[str, Any], *, is_trusted: bool | None = None) -> None:
+        """Makes the next pass begin where the state was taken.
+
+        Args:
+            is_trusted: None: as the loader says.
+        """
+        self._refresh()
+        trust = self.config.trust_state if is_trusted is None else is_trusted
+        epoch, step = self.epochs.load_state_dict(state, is_trusted=trust)
+        self._next_epoch, self._first_step, self._place = epoch, step, None
+        self._log.resumed(epoch, self.epochs.step_number(step))
+
+    def state_of_copy(self) -> dict[str, Any]:
+        """What a copy of the loader goes on from."""
+        return self.state_dict()
+
+    def go_on_as_copy(self, state: dict[str, Any]) -> None:
+        """Stands where the loader stood of which this one's is a copy."""
+        self.load_state_dict(state, is_trusted=True)  # of a copy, or of a pickle that was opened anyway
+
+    def _position(self) -> tuple[int, int]:
+        """(epoch, step) of the batch that comes next, of any rank: a last step that has no row for this one is still to come."""
+        place = self._place
+        if place is None:
+            return self._next_epoch, self._first_step
+        if place.is_over or place.step >= self.epochs.end_of_all(place.epoch):
+            return place.epoch + 1, 0
+        return place.epoch, place.step
+
+    def _refresh(self) -> None:
+        if self.epochs.refresh(self.config):
+            self._end_workers()
+
+    def _end_workers(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None and self._pid == os.getpid():
+            engine.close()
+
+    def substitute(self, order: Order, row: int, tries: int) -> Any:
+        """The index that takes a bad sample's place at a try."""
+        if self.config.has_own_order:
+            return next_of_dataset(self.config, order, row)
+        return self.epochs.substitute(order, row, tries)
+
+    def close(self) -> None:
+        """Ends the workers, for good."""
+        self._is_closed = True
+        self._end_workers()
+        self.epochs.ended()
+
+    def __del__(self) -> None:
+        if hasattr(self, "epochs") and sys is not None and not sys.is_finalizing():  # as in torch_mode.py
+            self.close()
+
+
+def _pins(config: LoaderConfig) -> bool:
+    """Whether batches are copied to pinned memory; a warning in torch's words where they cannot be."""
+    if config.pin_memory and not torch.accelerator.is_available():
+        warnings.warn(
+            "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be used.",
+            stacklevel=users_frame()[1],
+        )
+        return False
+    return bool(config.pin_memory)
+
+
+def _base_seed(seed: int) -> int:
+    """What torch's worker seeds start from: workers' own streams in seed mode matter only to code outside samples."""
+    return int(np.random.SeedSequence([seed & 0xFFFFFFFF, seed >> 32]).generate_state(1, np.uint64)[0] >> 1)

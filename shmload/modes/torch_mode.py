@@ -1,0 +1,572 @@
+"""Torch mode: order, randomness and pace exactly as torch's DataLoader has them, over the engine.
+
+The iterators derive from torch's own base, so that generators are drawn from in torch's order: the sampler's iterator first, then
+the workers' base seed, then one index per batch, `prefetch_factor * num_workers` ahead and one more for each batch delivered.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe, _utils
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _sharding_worker_init_fn,
+    _SingleProcessDataLoaderIter,
+)
+
+from shmload import faults
+from shmload._core.trainer import Order
+from shmload.device.sending import sent_now
+from shmload.engine.engine import Engine
+from shmload.engine.orders import NOTHING, DeliveryLog, Turns
+from shmload.errors import WorkerDied
+from shmload.modes.epoch_watch import EpochWatch, EpochWatches
+from shmload.modes.inline import InlineReader, collated, next_of_dataset
+from shmload.modes.torch_order import SamplerReader
+from shmload.modes.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
+from shmload.worker.generators import Origin, origin_of, replayed
+from shmload.worker.sample_rng import kept_generators
+from shmload.worker.snapshot import NO_NEWS, with_shared_seed
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from shmload.engine.builder import EngineBuilder
+    from shmload.engine.config import LoaderConfig
+
+log = logging.getLogger("shmload")
+
+_profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]  # private
+
+
+class TorchPasses:
+    """What a loader in torch mode keeps from one pass to the next: how far the newest has come, and what the next goes on from.
+
+    Attributes:
+        config: the loader's for the newest pass, which the loader sets.
+        progress: of the newest pass; it stays when the iterator is gone, as a loop that was left is resumed, too.
+    """
+
+    valid = None  # as every row is real
+
+    def __init__(self, config: LoaderConfig, builder: EngineBuilder, log: DeliveryLog, watches: EpochWatches) -> None:
+        self.config, self.builder, self.log, self.watches = config, builder, log, watches
+        self.progress: Progress | None = None
+        self._loaded: TorchState | None = None  # what the next pass goes on from
+
+    @property
+    def first_step(self) -> int:
+        """The step that the next pass begins with: 0, or where a loaded state left off."""
+        return 0 if self._loaded is None or self._loaded["is_finished"] else int(self._loaded["position"])
+
+    def iterator(self, loader: DataLoader[Any]) -> _Iterator:
+        """The next pass.
+
+        Args:
+            loader: as torch's own iterators know it.
+        """
+        state, self._loaded = self._loaded, None
+        kind = TorchIterator if self.config.num_workers else TorchInlineIterator
+        if state is None or not state["is_finished"] or "origin" not in state["sampler"]:
+            return kind(loader, self, state)
+        origin, generator = Origin.loads(state["sampler"]["origin"]), self.config.generator
+        if generator is not None and origin.own is not None:
+            generator.set_state(origin.own)
+        if origin.is_now():  # as where a program restores its generators itself: then they move on, as they did
+            return kind(loader, self, state)
+        with replayed(origin, generator):
+            return kind(loader, self, state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the newest pass stands, or the next one would begin."""
+        if self._loaded is not None:
+            return packed_state(self._loaded)
+        if self.progress is None or self.progress.is_finished:
+            state = fresh_state(self.config, self.progress)
+        else:
+            state = self.progress.state()
+        return packed_state({**state, "passes": self.log.num_passes})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Makes the next pass begin where the state was taken.
+
+        Raises:
+            StateMismatch: it cannot.
+        """
+        # torchdata's loader gives {} for nothing
+        self._loaded = None if state == {} else check_torch_state(state, self.config)
+        self.progress = None
+        if self._loaded is not None and "passes" in self._loaded:
+            is_finished = self._loaded["is_finished"]
+            self.log.num_passes = self._loaded["passes"] - (not is_finished)
+            self.log.resumed(self.log.num_passes, 0 if is_finished else self._loaded["position"])
+
+    def state_of_copy(self) -> TorchState | None:
+        """What a copy of the loader goes on from."""
+        return self._loaded
+
+    def go_on_as_copy(self, state: TorchState | None) -> None:
+        """Stands where the loader stood of which this one's is a copy."""
+        self._loaded = state
+
+    def set_epoch(self, epoch: int) -> None:
+        """Passes it on to the sampler, if that has a set_epoch."""
+        batches: Any = self.config.batch_sampler
+        for sampler in (batches, getattr(batches, "sampler", None), self.config.sampler):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)  # type: ignore[union-attr]  # it has one
+                return
+
+    def substitute(self, order: Order, row: int, tries: int) -> Any:
+        """The index that takes a bad sample's place at a try."""
+        return next_of_dataset(self.config, order, row)
+
+    def close(self) -> None:
+        """Nothing is ordered ahead: iterators end what they have begun."""
+
+
+class _Iterator(_BaseDataLoaderIter):
+    """What passes with and without workers share: torch's, plus the account of how far they have come."""
+
+    progress: Progress
+    turns: Turns
+    _order: Order  # of the batch that `_next_data` returns
+    _recorder: DeliveryLog | None = None  # none yet while batches are read again, unseen
+    _watch: EpochWatch | None = None
+    _pass = 0
+
+    def _next_data(self) -> Any:
+        raise NotImplementedError
+
+    def __next__(self) -> Any:
+        turns = self.turns
+        try:
+            with turns.lock:
+                if turns.is_taken:
+                    raise turns.refusal()
+                turns.is_taken = True
+                try:
+                    return self._taken()
+                finally:
+                    turns.is_taken = False
+        except StopIteration:
+            if self._watch is not None:
+                self._watch.end(is_complete=True)
+            raise
+
+    def _taken(self) -> Any:
+        watch = self._watch
+        if watch is not None:
+            watch.asked()
+        try:
+            if _profiler_enabled() or self._dataset_kind == _DatasetKind.Iterable:
+                batch = super().__next__()  # counts samples of iterable datasets, annotates profiles: 5 us
+            else:
+                batch = self._next_data()
+                self._num_yielded += 1
+        except StopIteration:
+            self.progress.is_finished = True
+            if self._recorder is not None:
+                self._recorder.ended(self._pass, self.progress.num_delivered)
+            raise
+        progress = self.progress
+        progress.num_delivered += 1
+        if not progress.is_always_current:
+            progress.delivered()
+        if self._recorder is not None:
+            self._recorder.delivered(self._order, batch, epoch=self._pass)
+        if watch is not None:
+            watch.delivered(batch)
+        return batch
+
+    def _begin_record(self, passes: TorchPasses) -> None:
+        """From here on what is yielded reaches the user."""
+        log = self._recorder = passes.log
+        self._pass, log.num_passes = log.num_passes, log.num_passes + 1
+        log.begins(passes.config, self._pass, self.progress.num_delivered)
+        self._watch = passes.watches.begin(passes.config, passes.builder, log, self._pass)
+
+    def _nothing_came(self, order: Order) -> None:
+        """Records that an order has no batch to be yielded."""
+        if self._recorder is not None:
+            self._recorder.delivered(order, NOTHING, epoch=self._pass)
+
+    def _read_again_to(self, done: int) -> None:
+        """Reads batches again, unseen, up to an order that lies behind the last snapshot."""
+        progress = self.progress
+        with progress.reading_again():
+            while (first := progress.done.first) < done:
+                try:
+                    next(self)
+                except Exception:
+                    if progress.done.first == first:  # else it is one that was lost then, too
+                        raise
+
+
+class TorchIterator(_Iterator):
+    """One pass (or, with persistent workers, all passes) of a loader with workers.
+
+    Args:
+        state: where an earlier pass stood; this one goes on from there.
+    """
+
+    def __init__(self, loader: DataLoader[Any], passes: TorchPasses, state: TorchState | None = None) -> None:
+        self._engine: Engine | None = None
+        self._passes, config = passes, passes.config
+        self.turns = Turns()
+        if state is None or state["base_seed"] is None:
+            super().__init__(loader)
+        else:
+            with kept_generators():
+                super().__init__(loader)
+            self._base_seed, self._shared_seed = state["base_seed"], state["shared_seed"]
+            if self._shared_seed is not None:
+                self._dataset = with_shared_seed(self._dataset, self._shared_seed)
+        self._num_workers = config.crew_size  # torch knows of one kind
+        self._epoch = -1
+        self._in_order = config.in_order
+        self._every = config.snapshot_every_n_steps
+        self._generator = config.generator
+        self._profile_name = (
+            "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # what profiles are searched for
+        )
+        self._prefetch_factor: int = config.prefetch_factor  # type: ignore[assignment]  # None is torch's TypeError here, too
+        if self._prefetch_factor <= 0:
+            raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
+        init_fn = self._worker_init_fn = config.worker_init_fn
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
+        self._engine = passes.builder.make(
+            config,
+            base_seed=int(self._base_seed),
+            resume=resume_bytes(state, config.crew_size),
+            dataset=self._dataset,
+            worker_init_fn=init_fn,
+            shared_seed=self._shared_seed,
+        )
+        self._engine.turns = self.turns
+        self._tuner = passes.builder.tuner
+        self._reset(loader, first_iter=True, state=state)
+
+    @property
+    def _workers(self) -> list[Any]:
+        return [] if self._engine is None else self._engine.crew.processes
+
+    @property
+    def _shutdown(self) -> bool:
+        return self._engine is None
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False, state: TorchState | None = None) -> None:
+        faults.hit("epoch_change")
+        with self.turns.lock:
+            if self.turns.is_taken:
+                raise self.turns.refusal()
+            self._begin_pass(loader, first_iter, state)
+
+    def _begin_pass(self, loader: DataLoader[Any], first_iter: bool, state: TorchState | None) -> None:
+        assert self._engine is not None
+        if not first_iter:
+            self._finish(self._engine)
+        is_resumed = state is not None and not state["is_finished"]
+        with kept_generators() if is_resumed else nullcontext():  # a sampler may draw when it is begun
+            origin = origin_of(self._generator)
+            super()._reset(loader, first_iter)
+            reader = SamplerReader(
+                self._index_sampler,
+                self._generator,
+                every=self._every,
+                iterator=self._sampler_iter,
+                origin=origin,
+                is_seed_between=False,
+            )
+        self._sampler_iter = reader
+        self._epoch += 1
+        self._num_sent = 0
+        self._num_active = [0] * self._num_workers  # orders under way, by worker; -1: its iterator has ended
+        self._turns: Iterator[int] = cycle(range(self._num_workers))
+        if state is not None and state["is_finished"]:
+            reader.start_after(state["sampler"])
+            state = None
+        if state is not None:
+            reader.resume(state["sampler"])
+            if first := fast_forward(state):
+                log.warning("%s", first)
+        self._batches = reader.batches()
+        self._takes_turns = self._in_order  # as long as no iterator has ended
+        self._is_given = self._auto_collation and not reader.is_sliced
+        last = None if first_iter else self.progress
+        passes = self._passes
+        self.progress = passes.progress = Progress(passes.config, reader, int(self._base_seed), self._shared_seed)
+        if last is not None:
+            self.progress.follows(last)
+        if state is not None:
+            self._go_on(state)
+        if state is not None and self._dataset_kind == _DatasetKind.Iterable:
+            counted = [0] * self._num_workers if fast_forward(state) else state["counted"]
+            self._read_again([now - then for now, then in zip(state["counts"], counted, strict=True)])
+        for _ in range(self._prefetch_factor * self._num_workers - self._engine.num_queued):
+            self._try_put_index()
+        if state is not None and self._dataset_kind != _DatasetKind.Iterable:
+            self._read_again_to(state["done"])
+        self._begin_record(passes)
+        try:
+            num_steps = 0 if self._dataset_kind == _DatasetKind.Iterable else len(self._index_sampler)
+        except Exception:  # a sampler of the user's that cannot say: it is for onlookers alone
+            num_steps = 0
+        self._engine.begin_pass(num_steps, epoch_base=self._pass - self._epoch)
+
+    def _finish(self, engine: Engine) -> None:
+        """Has every order made and forgets the batches: torch's workers, too, work off what they were sent."""
+        while engine.num_queued:
+            try:
+                order, _, note = engine.next()
+            except Exception:
+                if engine.take_lost() is None:
+                    raise
+            else:
+                self.progress.noted(order.worker, note)
+
+    def _read_again(self, num_left: list[int]) -> None:
+        """Has each worker read so many batches of an iterable dataset again, unseen."""
+        engine, num_to_send = self._engine, list(num_left)
+        assert engine is not None
+        while any(num_left):
+            for worker in range(self._num_workers):
+                if num_to_send[worker] and engine.num_queued < self._prefetch_factor * self._num_workers:
+                    num_to_send[worker] -= 1
+                    self._send(next(self._batches), worker)
+            try:
+                order, _, note = engine.next()
+            except Exception:
+                lost = engine.take_lost()
+                if lost is None:
+                    raise
+                order, note = lost, None  # as it was then
+            num_left[order.worker] -= 1
+            self._num_active[order.worker] -= 1
+            self.progress.noted(order.worker, note)
+            self.progress.done.add(order.step)
+
+    def _go_on(self, state: TorchState) -> None:
+        self.progress.resumed(state)
+        self._num_yielded = self.progress.num_delivered
+        self._num_sent = state["sampler"]["taken"]
+        is_same = state["num_workers"] == self._num_workers
+        for _ in range(state["last_worker"] + 1 if is_same else state["snapshot"] % self._num_workers):
+            next(self._turns)
+
+    def _try_put_index(self) -> None:
+        assert self._engine is not None
+        try:
+            index = next(self._batches)
+            while self._num_sent in self.progress.done:  # a resumed pass takes no notice of these
+                self._num_sent += 1
+                index = next(self._batches)
+        except StopIteration:
+            return
+        worker = next(self._turns) if self._takes_turns else self._next_worker()
+        if worker >= 0:
+            self._send(index, worker)
+
+    def _send(self, index: Any, worker: int) -> None:
+        assert self._engine is not None
+        if self._dataset_kind == _DatasetKind.Iterable:
+            index = [self._shared_seed or 0] * len(index) if self._auto_collation else self._shared_seed or 0
+        keys = index if self._auto_collation else [index]
+        self._engine.submit(Order(self._epoch, self._num_sent, keys, worker, is_given=self._is_given))
+        self._num_active[worker] += 1
+        self._num_sent += 1
+
+    def _go_on_ordering(self, engine: Engine) -> None:
+        """Orders as many batches as have come: one, unless the number ahead is another now."""
+        tuner = self._tuner
+        if tuner is None:
+            self._try_put_index()
+            return
+        num_ahead = tuner.counted(engine)
+        self._prefetch_factor = num_ahead // self._num_workers
+        for _ in range(num_ahead - engine.num_queued):
+            self._try_put_index()
+
+    def _next_worker(self) -> int:
+        """Whose turn it is: round about, without those whose iterator has ended or, unless in_order, that have their share."""
+        num_left = self._num_workers - self._num_active.count(-1)
+        share = self._prefetch_factor * self._num_workers // max(num_left, 1)
+        for _ in range(self._num_workers):
+            worker = next(self._turns)
+            if self._num_active[worker] >= 0 and (self._in_order or self._num_active[worker] < share):
+                return worker
+        return -1
+
+    def _next_data(self) -> Any:
+        while True:
+            engine = self._engine
+            if engine is None or engine.num_queued == 0:
+                if not self._persistent_workers:
+                    self._shutdown_workers()
+                raise StopIteration
+            try:
+                order, batch, note = engine.next(in_order=self._in_order)
+            except (WorkerDied, KeyboardInterrupt):
+                raise
+            except Exception:
+                if (lost := engine.take_lost()) is not None:  # the pace is kept, as torch does
+                    self._num_active[lost.worker] -= 1
+                    self.progress.ended(lost.step, lost.worker)
+                    self._go_on_ordering(engine)
+                raise
+            progress = self.progress
+            progress.last_worker = order.worker
+            if note is not NO_NEWS:
+                progress.noted(order.worker, note)
+            if note is not NO_NEWS and note is not None and note.has_ended:
+                self._num_active[order.worker] = -1
+                self._takes_turns = False
+                progress.done.add(order.step)
+            else:
+                progress.ended(order.step, order.worker)
+                if self._num_active[order.worker] > 0:  # else an order from before its end
+                    self._num_active[order.worker] -= 1
+            self._go_on_ordering(engine)
+            if batch is not NOTHING:
+                self._order = order
+                return self._pinned(batch) if self._pin_memory and engine.wants_pinned else batch
+            self._nothing_came(order)
+
+    def _pinned(self, batch: Any) -> Any:
+        return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
+
+    def _shutdown_workers(self) -> None:
+        engine, self._engine = getattr(self, "_engine", None), None
+        if engine is not None:
+            engine.close()
+
+    def __del__(self) -> None:
+        if sys is not None and not sys.is_finalizing():  # the module's names go before the last objects do
+            self._shutdown_workers()
+
+
+class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
+    """One pass without workers: torch's own, or, over a dataset that decodes in place or may have bad samples, ours.
+
+    Args:
+        state: where an earlier pass stood; this one goes on from there.
+    """
+
+    def __init__(self, loader: DataLoader[Any], passes: TorchPasses, state: TorchState | None = None) -> None:
+        config = passes.config
+        origin = origin_of(config.generator)
+        self.turns = Turns()
+        self._sender = passes.builder.sender(config)
+        resumed = ((state or {}).get("workers") or [{}])[0]
+        if "dataset" in resumed:
+            config.dataset.load_state_dict(resumed["dataset"])
+        is_resumed = state is not None and not state["is_finished"]
+        with kept_generators() if is_resumed else nullcontext():
+            super().__init__(loader)
+            reader = SamplerReader(
+                self._index_sampler,
+                config.generator,
+                every=1,
+                iterator=self._sampler_iter,
+                origin=origin,
+                is_seed_between=True,
+            )
+        job = config.job()
+        self._reader = InlineReader(job, passes.builder.bad_samples) if config.reads_inline else None
+        if job.plan.ragged is not None and job.collate_fn is None and self._auto_collation:
+            self._dataset_fetcher.collate_fn = functools.partial(collated, ragged=job.plan.ragged)
+        self._sampler_iter = reader
+        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        if state is not None and state["is_finished"]:
+            reader.start_after(state["sampler"])
+            state = None
+        if state is not None:
+            reader.resume(state["sampler"])
+            self._base_seed = state["base_seed"]
+        self.progress = passes.progress = Progress(config, reader, int(self._base_seed), self._shared_seed)
+        self.progress.read_by(self._dataset_fetcher)
+        if state is not None:
+            self._go_on(state, resumed)
+        self._begin_record(passes)
+
+    def _go_on(self, state: TorchState, resumed: dict[str, Any]) -> None:
+        self.progress.resumed(state)
+        self._num_yielded = self.progress.num_delivered
+        if first := fast_forward(state):
+            log.warning("%s", first)
+            self._read_again(sum(state["counts"]))
+            return
+        if "has_ended" in resumed:
+            self._dataset_fetcher.ended = True
+        elif "iterator" in resumed:
+            self._dataset_fetcher.dataset_iter.load_state_dict(resumed["iterator"])
+        if self._dataset_kind == _DatasetKind.Iterable:
+            self._read_again(sum(state["counts"]) - sum(state["counted"]))
+        else:
+            self._read_again_to(state["done"])
+
+    def _read_again(self, num_batches: int) -> None:
+        """Reads so many batches of an iterable dataset again, unseen."""
+        with self.progress.reading_again():
+            for _ in range(num_batches):
+                with suppress(Exception):  # it was lost then, too
+                    next(self)
+
+    def _next_index(self) -> Any:
+        keys = next(self._sampler_iter)
+        while self._sampler_iter.num_taken - 1 in self.progress.done:  # of a resumed pass
+            keys = next(self._sampler_iter)
+        self.progress.ended(self._sampler_iter.num_taken - 1, 0)
+        if self._reader is None:
+            self._order = Order(0, self._sampler_iter.num_taken - 1, keys if self._auto_collation else [keys])
+        return keys.tolist() if self._sampler_iter.is_sliced else keys
+
+    def _next_data(self) -> Any:
+        if self._reader is None:
+            return sent_now(_SingleProcessDataLoaderIter._next_data(self), self._sender)
+        while True:
+            keys = self._next_index()
+            step = self._sampler_iter.num_taken - 1
+            order = Order(0, step, keys if self._auto_collation else [keys])
+            batch = self._reader.read(order)
+            if batch is not NOTHING:
+                self._order = order
+                return sent_now(batch, self._sender)
+            self._nothing_came(order)
+
+
+def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
+    """Each worker's snapshot, pickled, to go on from; none if that is not possible or nothing needs it."""
+    if state is None or fast_forward(state) or state["num_workers"] != num_workers:
+        if state is not None and state["num_workers"] != num_workers and any(state.get("workers", [])):
+            log.warning(
+                "the state was saved with %d workers and is resumed with %d: the order goes on, the workers' random streams do not",
+                state["num_workers"],
+                num_workers,
+            )
+        return []
+    snapshots = state["workers"]
+    return [pickle.dumps(s) if s else b"" for s in snapshots]
+
+
+def fast_forward(state: TorchState) -> str:
+    """Why all of the pass up to the state must be read again; empty if it need not be."""
+    is_iterable = "origin" not in state["sampler"] and "own" not in state["sampler"]
+    is_kept = any("dataset" in s or "iterator" in s for s in state.get("workers", []) if s)
+    if not is_iterable or is_kept or not state["position"] or state["is_finished"]:
+        return ""
+    return (
+        f"neither the iterable dataset nor its iterator has state_dict and load_state_dict: the first {state['position']} batches "
+        "are read again to come to where the state was taken. Give one of them the two methods"
+    )

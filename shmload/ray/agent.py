@@ -1,0 +1,418 @@
+"""What actors leave to the processes of this machine that claim from the same ring.
+
+Batches are wanted in order, and only so many are ordered ahead: one that takes long in the end holds up all. So
+
+* an actor that has nothing to do takes the oldest order, like any process; for one that has, and would begin later, as many of the
+  oldest orders are left alone as there are processes, which begin at once when they are free;
+* an actor gets nothing as long as the processes would be through with all that is ordered ahead before it had the batch done.
+
+How long an actor takes is measured, apart for each number of errands that it has under way already. A measure fades, so that one
+that was slow once is tried again; what was asked of an actor before it first answered is none, since it was still starting.
+
+Rejected: the oldest order for everyone. The batches that lie in the queue of a slow actor are then the ones that are wanted next:
+where it took four times as long, both kinds did half of what the processes do alone (benchmarks/local_workers.py).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
+from shmload._core.mapping import Mapping
+from shmload._core.rows import copy_from
+from shmload._core.watch import die_with
+from shmload.batch.layout import ALIGNMENT, Layout
+from shmload.ray.cluster import Call, Cluster
+from shmload.ray.decoder import Errand, Outcome, Setting
+from shmload.shm.doorbell import Doorbell
+from shmload.worker.birth import process_begin_ns
+from shmload.worker.failure import Failure
+from shmload.worker.process import GONE, open_memory
+from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
+from shmload.worker.snapshot import dump_note
+from shmload.worker.spec import Post
+
+HALF_LIFE_S = 20.0  # of a measure: each new attempt at what takes too long holds up all
+WEIGHT = 0.25  # of the newest measure
+
+
+class Paces(Protocol):
+    """Tells what workers of a ring have done."""
+
+    def pace_of(self, worker_id: int) -> tuple[int, int]:
+        """Chunks done so far, and nanoseconds they took."""
+
+
+class Beside:
+    """The processes of one ring, and what is known of the actors beside them.
+
+    Args:
+        processes: their worker numbers.
+        num_ordered: batches that the trainer orders ahead.
+        clock: seconds.
+    """
+
+    def __init__(self, ring: Paces, processes: range, num_ordered: int, clock: Callable[[], float] = monotonic) -> None:
+        self._ring, self._processes, self._num_ordered, self._clock = ring, processes, num_ordered, clock
+        self._last = (0, 0)  # chunks and nanoseconds of all processes, at the last look
+        self._process_s = 0.0  # what a batch takes a process; 0: not known
+        self._took: dict[tuple[int, int], tuple[float, float]] = {}  # by actor and errands under way: seconds, and when
+        self._first_answers: dict[int, float] = {}  # by actor, when
+
+    def num_left(self, num_under_way: int) -> int:
+        """How many of the oldest orders are left alone for an actor that has so many errands."""
+        return len(self._processes) if num_under_way else 0
+
+    def may_claim(self, actor: int, num_under_way: int) -> bool:
+        """Whether an actor that has so many errands would be done in time with another."""
+        self._look()
+        took_s, when = self._took.get((actor, num_under_way), (0.0, 0.0))
+        faded_s = took_s * 0.5 ** ((self._clock() - when) / HALF_LIFE_S)
+        return not self._process_s or faded_s * len(self._processes) <= self._num_ordered * self._process_s
+
+    def answered(self, actor: int, num_under_way: int, began_s: float, ended_s: float) -> None:
+        """Takes a measure of an actor that had so many errands when it got this one."""
+        if began_s < self._first_answers.setdefault(actor, ended_s):
+            return
+        took_s = ended_s - began_s
+        before, _ = self._took.get((actor, num_under_way), (took_s, 0.0))
+        self._took[actor, num_under_way] = before + WEIGHT * (took_s - before), ended_s
+
+    def _look(self) -> None:
+        paces = [self._ring.pace_of(worker) for worker in self._processes]
+        chunks, took_ns = sum(pace[0] for pace in paces), sum(pace[1] for pace in paces)
+        new_chunks = chunks - self._last[0]
+        if new_chunks >= len(self._processes):
+            self._process_s = (took_ns - self._last[1]) / new_chunks / 1e9
+            self._last = chunks, took_ns
+
+
+class StandIn:
+    """A claim's place in the ring, for one worker whose samples are decoded elsewhere.
+
+    Args:
+        ring: its own view, with the worker's number.
+        open_memory: (path) -> mapping of a segment the trainer has made.
+    """
+
+    def __init__(
+        self, ring: WorkerRing, cluster: Cluster, *, ready: Bell, grants: Bell, open_memory: Callable[[str], Mapping]
+    ) -> None:
+        self.ring = ring
+        self._cluster = cluster
+        self._ready = ready
+        self._memory = SlotMemory(ring, ready, grants, open_memory)
+        self._num_foreign = 0
+        self._equal: set[bytes] = set()  # texts of layouts that are the ring's
+        self._call: Call | None = None  # of the claim, if it needs one
+        self._error: Exception | None = None  # why there is none
+
+    def begin(self) -> None:
+        """Sends the claim to the worker's actor. In the order of claims: torch mode's streams depend on it."""
+        ring = self.ring
+        ring.end_rows()
+        self._call = self._error = None
+        if not ring.is_packed and ring.nchunks > 1 and ring.has_layout and ring.is_packed_only:
+            return
+        try:
+            self._call = self._cluster.begin(ring.worker_id, "work", self._errand())
+        except Exception as error:
+            self._error = error
+
+    def end(self) -> None:
+        """Waits for what comes of the claim, writes it, and ends the claim."""
+        ring = self.ring
+        self._num_foreign = 0
+        try:
+            own = self._fill()
+        except Exception as error:
+            note = f"shmload: epoch {ring.epoch}, batch {ring.batch}"
+            failure = Failure.of(error, f"in DataLoader worker process {ring.worker_id}", note)
+            ring.write_error(failure.dumps(ring.text_capacity))
+            own = ERROR
+        self._call = self._error = None
+        if ring.finish(own, num_foreign=self._num_foreign):
+            self._ready.post()
+
+    def _fill(self) -> int:
+        ring = self.ring
+        if self._error is not None:
+            raise self._error
+        if self._call is None:
+            ring.ask_repack()
+            return VOID
+        outcome = self._result(self._call)
+        if outcome.own == ERROR:
+            ring.write_error(outcome.error)
+            return ERROR
+        if outcome.note is not None and outcome.note[1]:  # the iterator has ended: there is no batch
+            return self._send_note(outcome.note)
+        if not ring.is_packed and not ring.has_layout and not self._memory.settle(outcome.layout or b""):
+            return VOID
+        if outcome.row_nbytes is not None and not self._fits(outcome.layout or b"") and ring.nchunks == 1:
+            call = self._cluster.begin(ring.worker_id, "pack_rows", outcome, ring.nrows)
+            outcome = self._result(call)._replace(note=outcome.note)
+        own = self._write(outcome)
+        return self._send_note(outcome.note) if own == DONE and outcome.note is not None else own
+
+    def _result(self, call: Call) -> Outcome:
+        ring, cluster = self.ring, self._cluster
+        outcome: Outcome = cluster.result(ring.worker_id, call)
+        if outcome.place is not None:
+            ring.count_fetch(
+                outcome.payload.nbytes,
+                is_remote=outcome.place[0] != cluster.node_id,
+                node=outcome.place[0].encode(),
+                num_actors=cluster.num_actors(ring.worker_id, outcome.place),
+            )
+        return outcome
+
+    def _errand(self) -> Errand:
+        ring = self.ring
+        path = ring.order_path
+        order = bytes(memoryview(self._memory.open(path.decode()))[: ring.order_nbytes]) if path else ring.order_bytes()
+        is_packed = ring.is_packed or (ring.has_layout and ring.is_packed_only)
+        return Errand(
+            ring.epoch, ring.step, ring.first_row, ring.end_row, ring.nrows, order, ring.is_pickled, is_packed
+        )
+
+    def _fits(self, text: bytes) -> bool:
+        """Whether rows of this layout have their places in the ring."""
+        ring = self.ring
+        if ring.is_packed or ring.is_packed_only:
+            return False
+        if text in self._equal or text == ring.layout_text:
+            return True
+        try:  # the same layout may be written in several ways: pickle notes which strings are one object
+            theirs, ours = Layout.loads(text), Layout.loads(ring.layout_text)
+        except Exception:  # a class of the trainer's program alone
+            return False
+        if (theirs.fields, theirs.tree, theirs.zero_fill) != (ours.fields, ours.tree, ours.zero_fill):
+            return False
+        self._equal.add(text)
+        return True
+
+    def _write(self, outcome: Outcome) -> int:
+        ring, payload = self.ring, outcome.payload
+        if outcome.row_nbytes is not None and self._fits(outcome.layout or b""):
+            self._place(payload, outcome.row_nbytes)
+            return DONE
+        if ring.nchunks > 1:
+            ring.ask_repack()
+            return VOID
+        if ring.payload[3] < payload.nbytes and not self._memory.grow(payload.nbytes):
+            return VOID
+        copy_from(self._memory.room(payload.nbytes).ctypes.data, payload.ctypes.data, payload.nbytes)
+        ring.set_used(payload.nbytes)
+        self._num_foreign = outcome.num_foreign
+        return DONE
+
+    def _place(self, payload: NDArray[np.uint8], row_nbytes: tuple[int, ...]) -> None:
+        """Copies rows, dense field by field, to where the batch has them; both as `Layout.place` lays them out."""
+        ring = self.ring
+        num_rows = ring.end_row - ring.first_row
+        slot = self._memory.room(sum(_aligned(ring.nrows * nbytes) for nbytes in row_nbytes))
+        source, target = payload.ctypes.data, slot.ctypes.data
+        for nbytes in row_nbytes:
+            copy_from(target + ring.first_row * nbytes, source, num_rows * nbytes)
+            source += _aligned(num_rows * nbytes)
+            target += _aligned(ring.nrows * nbytes)
+
+    def _send_note(self, note: tuple[bytes, bool]) -> int:
+        """Passes on what the actor says of itself, behind the batch where it is long."""
+        ring, (snapshot, has_ended) = self.ring, note
+        dumped = dump_note(snapshot, has_ended=has_ended)
+        if len(dumped) > ring.text_capacity:
+            used = 0 if has_ended else ring.used_nbytes or self._memory.layout.nbytes(ring.nrows)
+            at = self._memory.append(used, snapshot)
+            if at < 0:
+                return VOID
+            dumped = dump_note((at, len(snapshot)), has_ended=has_ended)
+        ring.write_note(dumped)
+        return DONE
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class Dispatcher:
+    """Claims for some workers.
+
+    Args:
+        stand_ins: of each worker.
+        orders: the bell that these workers share.
+        beside: the processes of this machine that claim from the same ring, if there are any.
+    """
+
+    def __init__(
+        self, cluster: Cluster, stand_ins: list[list[StandIn]], orders: Doorbell, beside: Beside | None = None
+    ) -> None:
+        self._cluster = cluster
+        self._orders = orders
+        self._free = [list(of_worker) for of_worker in stand_ins]
+        self._num_each = len(stand_ins[0])
+        self._beside = beside
+        self._begun: dict[
+            StandIn, tuple[int, float]
+        ] = {}  # errands its worker had when it claimed, and when; if anyone asks
+        self._back: SimpleQueue[tuple[int, StandIn, float]] = SimpleQueue()  # that are free again, and since when
+        self._sent: dict[StandIn, SimpleQueue[None]] = {}
+        for place, of_worker in enumerate(stand_ins):
+            for stand_in in of_worker:
+                self._sent[stand_in] = SimpleQueue()
+                threading.Thread(target=self._serve, args=(place, stand_in), daemon=True).start()
+
+    def run(self) -> None:
+        """Claims until the trainer closes the ring."""
+        first = self._free[0][0].ring
+        for of_worker in self._free:
+            of_worker[0].ring.announce(process_begin_ns())
+        while first.is_wanted:
+            place = self._least_busy()
+            if place < 0:
+                self._take_back(LOOK_AGAIN_S)
+                continue
+            stand_in = self._free[place][-1]
+            num_under_way = self._num_each - len(self._free[place])
+            began_s = monotonic()
+            if stand_in.ring.claim(0 if self._beside is None else self._beside.num_left(num_under_way)):
+                self._free[place].pop()
+                self._begun[stand_in] = num_under_way, began_s
+                stand_in.begin()
+                self._sent[stand_in].put(None)
+                self._take_back(0)
+            else:
+                self._wait()
+        self._orders.post()  # as Body.run
+
+    def _least_busy(self) -> int:
+        """The worker to claim for; -1: none has a stand-in to spare, or would be done in time."""
+        best, most = -1, 0
+        for place, free in enumerate(self._free):
+            if len(free) <= most or self._cluster.is_repeating(free[-1].ring.worker_id):
+                continue
+            if self._beside is None or self._beside.may_claim(place, self._num_each - len(free)):
+                best, most = place, len(free)
+        return best
+
+    def _take_back(self, timeout_s: float) -> None:
+        """Takes back stand-ins that are free again; waits so long for the first."""
+        try:
+            place, stand_in, ended_s = self._back.get(timeout_s > 0, timeout_s or None)
+            while True:
+                self._free[place].append(stand_in)
+                if self._beside is not None:
+                    self._beside.answered(place, *self._begun[stand_in], ended_s)
+                place, stand_in, ended_s = self._back.get_nowait()
+        except Empty:
+            pass
+
+    def _wait(self) -> None:
+        """Waits for orders; says so of workers that have nothing under way."""
+        idle = [free[0].ring for free in self._free if len(free) == self._num_each]
+        for ring in idle:
+            ring.waiting(True)
+        self._orders.wait(LOOK_AGAIN_S)
+        for ring in idle:
+            ring.waiting(False)
+        self._take_back(0)
+
+    def _serve(self, place: int, stand_in: StandIn) -> None:
+        try:
+            while True:
+                self._sent[stand_in].get()
+                stand_in.end()
+                self._back.put((place, stand_in, monotonic()))
+                if self._beside is not None:  # its actor may have nothing left to do, and take what was left alone
+                    self._orders.post_up_to(1)
+        except BaseException:  # its claim would stay open for ever: the trainer must see a death
+            traceback.print_exc()
+            os._exit(1)
+
+
+@dataclass(frozen=True)
+class Briefing:
+    """What the agent is told: the workers' posts, where the cluster is, the program's sys.path."""
+
+    posts: tuple[Post, ...]
+    address: str
+    paths: tuple[str, ...]
+    is_seeded: bool
+    num_ahead: int  # errands that each worker may have under way
+    num_beside: int  # workers of this machine that claim from the same ring
+    num_ordered: int  # batches that the trainer orders ahead, for all
+    connect_timeout_s: float
+    sample_timeout_s: float | None = None
+    is_again: bool = False  # another agent was there before
+
+
+def main() -> None:
+    """Runs the agent until the ring closes or the trainer ends."""
+    briefing: Briefing = pickle.loads(sys.stdin.buffer.read())
+    posts = briefing.posts
+    die_with(posts[0].trainer_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a worker's
+    try:
+        control = open_memory(posts[0].control_path)
+        ready, grants = (Doorbell.attach(name) for name in (posts[0].ready_bell, posts[0].grants_bell))
+        orders = {post.orders_bell: Doorbell.attach(post.orders_bell) for post in posts}
+        memory = open_memory(posts[0].parcel_path)
+        parcel: NDArray[np.uint8] = np.ndarray(posts[0].parcel_nbytes, np.uint8, memory)  # type: ignore[arg-type]  # a buffer
+    except FileNotFoundError:
+        os._exit(GONE)  # the loader has been closed before this process was up
+    rings = [[WorkerRing(control, post.worker_id) for _ in range(briefing.num_ahead)] for post in posts]
+    sizes = rings[0][0].text_capacity, rings[0][0].layout_capacity
+    settings = [Setting(post, briefing.paths, *sizes, briefing.sample_timeout_s) for post in posts]
+    cluster = Cluster(
+        briefing.address,
+        parcel,
+        settings,
+        is_seeded=briefing.is_seeded,
+        connect_timeout_s=briefing.connect_timeout_s,
+        is_again=briefing.is_again,
+    )
+    del memory, parcel
+    by_bell: dict[str, list[list[StandIn]]] = {name: [] for name in orders}
+    for post, of_worker in zip(posts, rings, strict=True):
+        by_bell[post.orders_bell].append(
+            [StandIn(ring, cluster, ready=ready, grants=grants, open_memory=open_memory) for ring in of_worker]
+        )
+    beside = None
+    if briefing.num_beside and briefing.is_seeded:  # in torch mode nobody may take another's orders
+        processes = range(len(posts), len(posts) + briefing.num_beside)
+        beside = Beside(rings[0][0], processes, briefing.num_ordered)
+    dispatchers = [Dispatcher(cluster, stand_ins, orders[name], beside) for name, stand_ins in by_bell.items()]
+    threading.Thread(target=cluster.connect, daemon=True).start()
+    cluster.wait(lambda: not rings[0][0].is_closing)
+    threads = [threading.Thread(target=_run, args=(dispatcher,), daemon=True) for dispatcher in dispatchers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os._exit(0)  # Ray ends what a driver leaves: an orderly farewell would only take longer
+
+
+def _run(dispatcher: Dispatcher) -> None:
+    try:
+        dispatcher.run()
+    except BaseException:  # nobody would claim any more: the trainer must see a death
+        traceback.print_exc()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

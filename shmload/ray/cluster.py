@@ -1,0 +1,383 @@
+"""Which node decodes for which worker.
+
+Actors ask Ray for no CPU of their own: a request that the cluster cannot meet waits for ever, and two loaders would starve each
+other. Instead they are spread by hand, in proportion to the nodes' CPUs, over nodes without a GPU first: the others' CPUs
+are a trainer's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload._core.filler import ERROR
+from shmload.errors import ClusterUnreachable, StoreError, WorkerDied
+from shmload.ray.decoder import Decoder, Errand, Outcome, Setting, failure_in, forget_word, take_word
+from shmload.storage.transport import Patience, Tries, Unsure
+
+
+class Node(NamedTuple):
+    """A node of the cluster that is alive."""
+
+    node_id: str
+    num_cpus: int
+    has_gpu: bool
+
+
+def alive_nodes(described: Iterable[dict[str, Any]]) -> list[Node]:
+    """The nodes that Ray says are alive, in a fixed order."""
+    nodes = []
+    for one in described:
+        if one["Alive"]:
+            resources = one["Resources"]
+            nodes.append(Node(one["NodeID"], int(resources.get("CPU", 0)), resources.get("GPU", 0) > 0))
+    return sorted(nodes)
+
+
+def place(nodes: list[Node], num_workers: int, first: int = 0) -> list[str]:
+    """The node of each worker.
+
+    Workers fill CPU-only nodes up to their CPUs, by turns, then nodes with a GPU, then go round again.
+
+    Args:
+        first: at which node turns begin, so that several loaders do not all begin at the same one.
+    Raises:
+        ValueError: there is no node.
+    """
+    if not nodes:
+        raise ValueError("the cluster has no node that is alive")
+    turns = [_turns([node for node in nodes if node.has_gpu is has_gpu], first) for has_gpu in (False, True)]
+    lap = [node_id for part in turns for node_id in part] or [node.node_id for node in nodes]
+    return [lap[worker % len(lap)] for worker in range(num_workers)]
+
+
+def _turns(nodes: list[Node], first: int) -> list[str]:
+    """Each node as often as it has CPUs, in turns."""
+    nodes = nodes[first % len(nodes) :] + nodes[: first % len(nodes)] if nodes else []
+    most = max((node.num_cpus for node in nodes), default=0)
+    return [node.node_id for turn in range(most) for node in nodes if node.num_cpus > turn]
+
+
+log = logging.getLogger("shmload")
+
+HEAD_S = 10.0  # for the head to take a connection; Ray itself tries for two minutes
+TELL_S = 5.0  # how often it is said what is still waited for
+LOOK_S = 0.1  # how often who waits for the connection looks whether it still should
+MAX_DEATHS = 3  # of actors over one errand alone: then it is the errand
+
+
+class Call(NamedTuple):
+    """An errand that an actor has been asked for."""
+
+    actor: Any
+    ref: Any
+    method: str
+    argument: tuple[Any, ...]
+
+
+class Cluster:
+    """A connection to Ray, and one actor for each worker.
+
+    Args:
+        parcel: the pickled job.
+        settings: of the actors, by worker.
+        is_seeded: what an errand gives depends on nothing but the errand, so another actor may do it again.
+        connect_timeout_s: how long the cluster may take to answer; what is sent there then takes as long as it takes.
+        is_again: an agent was connected before this one: a cluster that does not answer is asked again.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        parcel: NDArray[np.uint8],
+        settings: list[Setting],
+        *,
+        is_seeded: bool,
+        connect_timeout_s: float,
+        is_again: bool = False,
+    ) -> None:
+        self._address = address
+        self._parcel = parcel
+        self._parcel_nbytes = parcel.nbytes
+        self._settings = settings
+        self._is_seeded = is_seeded
+        self._connect_timeout_s = connect_timeout_s
+        self._is_again = is_again
+        self._is_connected = threading.Event()  # all is done, or has failed
+        self._asked_at: float | None = None  # when the cluster was first asked; before that Ray is imported
+        self._joined_at: float | None = None
+        self._failure: Exception | None = None
+        self._lock = threading.Lock()
+        self._actors: dict[int, Any] = {}
+        # held while a worker's new actor does one errand again, alone
+        self._repeats = [threading.Lock() for _ in settings]
+        self._newest: dict[
+            int, tuple[Any, int]
+        ] = {}  # by worker, where its newest answer came from, and how many places before
+        self._ended: dict[int, str] = {}  # torch mode: workers whose actor has died, and how
+        self.node_id = ""  # of this machine
+        self._job: Any = None  # the dataset in Ray's object store
+
+    def connect(self) -> None:
+        """Joins the cluster, puts the dataset and asks for the actors."""
+        try:
+            self._connect()
+        except Exception as error:
+            self._failure = error if isinstance(error, ClusterUnreachable) else unreachable(self._address, error)
+        finally:
+            self._parcel = np.empty(0, np.uint8)
+            self._is_connected.set()
+
+    def _connect(self) -> None:
+        import ray
+
+        self._join()
+        self._joined_at = monotonic()
+        self.node_id = str(ray.get_runtime_context().get_node_id())
+        self._job = ray.put(self._parcel)
+        nodes = place(alive_nodes(ray.nodes()), len(self._settings), os.getpid())
+        with self._lock:
+            for worker, node in enumerate(nodes):
+                self._hire(worker, node)
+
+    def _join(self) -> None:
+        self._asked_at = monotonic()
+        tries = Tries(Patience(timeout_s=self._connect_timeout_s), "join the Ray cluster")
+        while True:
+            try:
+                return join(self._address, self._connect_timeout_s)
+            except ClusterUnreachable as error:
+                if not self._is_again:
+                    raise
+                try:
+                    tries.failed(Unsure(str(error)))
+                except StoreError:  # no try is left
+                    raise error from None
+                log.warning("%s; trying again", error)
+
+    def _hire(self, worker: int, node_id: str) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        setting = self._settings[worker]
+        # not soft: an actor that asks for no CPU is then put anywhere
+        strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        made = ray.remote(Decoder).options(num_cpus=0, scheduling_strategy=strategy, max_restarts=0)
+        self._actors[worker] = made.remote(setting, self._job)
+
+    def wait(self, is_wanted: Callable[[], bool]) -> None:
+        """Returns once the connection stands or has failed, or as soon as nobody wants it.
+
+        The cluster has `connect_timeout_s` to answer. Importing Ray before that and sending the dataset behind it have no limit:
+        they end with this process, and what they wait for is said now and then.
+        """
+        began = told = monotonic()
+        while not self._is_connected.wait(LOOK_S):
+            now = monotonic()
+            if not is_wanted() or self._is_late(now):
+                return
+            if now - told > TELL_S:
+                told = now
+                log.warning("%s, for %.0f s so far", self._waits_for(), now - began)
+
+    def _is_late(self, now: float) -> bool:
+        return self._joined_at is None and self._asked_at is not None and now - self._asked_at > self._connect_timeout_s
+
+    def _waits_for(self) -> str:
+        if self._asked_at is None:
+            return "Ray is being imported"
+        if self._joined_at is None:
+            limit = f"connect_timeout_s={self._connect_timeout_s:g}"
+            return f"the Ray cluster at address={self._address!r} has not answered yet ({limit})"
+        return f"the dataset, {self._parcel_nbytes / 1e6:,.0f} MB, is on its way into Ray's object store"
+
+    # ------------------------------------------------------------ errands
+
+    def begin(self, worker: int, method: str, *argument: Any) -> Call:
+        """Asks a worker's actor for something, behind all it has been asked for; nothing is waited for.
+
+        Raises:
+            ClusterUnreachable: there is no connection, or none yet.
+            WorkerDied: the actor is dead and may not be replaced.
+        """
+        if not self._is_connected.is_set():
+            raise ClusterUnreachable(
+                f"the Ray cluster at address={self._address!r} did not answer within {self._connect_timeout_s:g} s. Is its "
+                "head running, and does this machine belong to it (`ray status`)? If it is only slow, raise connect_timeout_s"
+            )
+        if self._failure is not None:
+            raise self._failure
+        if worker in self._ended:
+            raise WorkerDied(self._ended[worker])
+        actor = self._actors[worker]
+        return Call(actor, getattr(actor, method).remote(*argument), method, argument)
+
+    def is_repeating(self, worker: int) -> bool:
+        """Whether the worker's actor has taken a dead one's place and should be left alone with what that one may have died of."""
+        return self._repeats[worker].locked()
+
+    def result(self, worker: int, call: Call) -> Any:
+        """What came of a call; in seed mode, if its actor has died, from another in its place.
+
+        It is waited for without a limit: to give up an object that is on its way would mean to begin its transfer again.
+
+        Raises:
+            WorkerDied: the actor is dead and may not be replaced, or `MAX_DEATHS` died over it alone.
+        """
+        import ray
+        from ray import exceptions
+
+        died = (
+            exceptions.RayActorError,
+            exceptions.ObjectLostError,
+            exceptions.NodeDiedError,
+            exceptions.WorkerCrashedError,
+            exceptions.OutOfMemoryError,  # Ray has killed it because its node ran short
+        )
+        try:
+            return ray.get(call.ref)
+        except died as error:
+            reason: Exception = error
+        if (late := self._late(worker, call)) is not None:
+            return late
+        with self._repeats[worker]:  # alone: what it had been asked for besides would be blamed, too
+            num_deaths = 0  # the first may have been over another errand
+            while True:
+                self._see_to(worker, call.actor, reason, num_deaths)
+                call = self.begin(worker, call.method, *call.argument)
+                try:
+                    return ray.get(call.ref)
+                except died as error:
+                    reason, num_deaths = error, num_deaths + 1
+                if (late := self._late(worker, call)) is not None:
+                    return late
+
+    def num_actors(self, worker: int, place: tuple[str, int]) -> int:
+        """How many actors the worker has had, when the newest answer came from there."""
+        with self._lock:
+            newest, number = self._newest.get(worker, (None, 0))
+            if newest != place:
+                self._newest[worker] = place, number + 1
+            return self._newest[worker][1]
+
+    def _late(self, worker: int, call: Call) -> Outcome | None:
+        """What came of an errand whose sample was too late: its failure, and another actor."""
+        if self._settings[worker].sample_timeout_s is None:
+            return None
+        word, errand = take_word(call.actor), call.argument[0]
+        failure = failure_in(word, errand) if isinstance(errand, Errand) else None
+        if failure is None:
+            return None
+        forget_word(call.actor)
+        self._replace(worker, call.actor, "a sample was too late")
+        dumped = failure.dumps(self._settings[worker].text_capacity)
+        return Outcome(ERROR, np.empty(0, np.uint8), None, None, None, dumped, 0)
+
+    def _see_to(self, worker: int, actor: Any, error: Exception, num_deaths: int) -> None:
+        how = " ".join(str(error).split())
+        if not self._is_seeded:
+            self._ended.setdefault(
+                worker,
+                f"the Ray actor of DataLoader worker {worker} has died, and with it the worker's random streams, which torch mode "
+                f"cannot go on without: {how}. Resume from a state_dict, or give a seed: then another actor takes its place",
+            )
+            raise WorkerDied(self._ended[worker])
+        self._replace(worker, actor, how)
+        if num_deaths >= MAX_DEATHS:
+            raise WorkerDied(f"{num_deaths} Ray actors of DataLoader worker {worker} died over the same rows: {how}")
+
+    def _replace(self, worker: int, actor: Any, how: str) -> None:
+        import ray
+
+        with self._lock:
+            if self._actors[worker] is not actor:  # its place has been taken already, after another errand
+                return
+            log.warning("the Ray actor of worker %d has died (%s); another takes its place", worker, how)
+            try:
+                ray.kill(actor)  # one that only could not be reached would go on
+            except Exception:
+                pass
+            nodes = place(alive_nodes(ray.nodes()), len(self._settings), os.getpid())
+            self._hire(worker, nodes[worker])
+
+
+def join(given: str, timeout_s: float = HEAD_S) -> None:
+    """Makes this process a driver of a cluster.
+
+    Args:
+        timeout_s: how long the head may take to take a connection, at most HEAD_S.
+    Raises:
+        ClusterUnreachable: there is none at this address.
+    """
+    import ray
+
+    address = (os.environ.get("RAY_ADDRESS") or given) if given == "auto" else given
+    host, colon, port = address.rpartition(":")
+    try:
+        if colon and port.isdigit() and "/" not in host:
+            socket.create_connection((host.strip("[]"), int(port)), min(timeout_s, HEAD_S)).close()
+        ray.init(address=address, logging_level=logging.WARNING, namespace="shmload")
+    except Exception as error:
+        raise unreachable(given, error) from error
+
+
+def unreachable(address: str, error: Exception) -> ClusterUnreachable:
+    """What is said of a cluster that cannot be joined."""
+    return ClusterUnreachable(
+        f"there is no Ray cluster at address={address!r} ({type(error).__name__}: {error}). Start one with "
+        "`ray start --head`, join it from this machine with `ray start --address=HEAD:6379`, or give the head's address"
+    )
+
+
+def num_actors(address: str) -> int:
+    """Asks the cluster.
+
+    Raises:
+        ClusterUnreachable: there is none.
+    Cost: seconds, as it starts Ray.
+    """
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    environment = {**os.environ, "PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [sys.executable, "-m", "shmload.ray.cluster", address]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        number, error = json.loads(done.stdout.rpartition("\n")[2])
+    except ValueError:
+        raise ClusterUnreachable(f"the Ray cluster at address={address!r} could not be asked for its CPUs") from None
+    if error:
+        raise ClusterUnreachable(error)
+    return int(number)
+
+
+def cpus_elsewhere(nodes: list[Node], here: str) -> int:
+    """CPUs of the nodes but this one; this one's where there is no other. At least 1."""
+    others = sum(node.num_cpus for node in nodes if node.node_id != here)
+    return others or max(1, sum(node.num_cpus for node in nodes))
+
+
+def main(address: str) -> None:
+    try:
+        join(address)
+        import ray
+
+        number, error = cpus_elsewhere(alive_nodes(ray.nodes()), ray.get_runtime_context().get_node_id()), ""
+    except ClusterUnreachable as failure:
+        number, error = 0, str(failure)
+    sys.stdout.write("\n" + json.dumps([number, error]))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

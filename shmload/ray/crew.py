@@ -1,0 +1,276 @@
+"""The crew whose workers are Ray actors: to the trainer, one process that is all of its workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import select
+import subprocess
+import sys
+import weakref
+from multiprocessing.process import BaseProcess
+from time import monotonic
+from typing import Any
+
+from shmload import faults
+from shmload.ray.agent import Briefing
+from shmload.shm import forks, reaper
+from shmload.worker.crew import Crew, Death, ProcessCrew
+from shmload.worker.muster import Called, processes, with_parcel
+from shmload.worker.spec import Job, Post
+
+MAX_AHEAD = 4  # errands of a worker: one is decoded, one travels, one is copied, and one comes early
+
+
+class RayCrew:
+    """The agent's process. If it ends, all of its workers have ended; a new one starts when the rows of all have been taken back.
+
+    Args:
+        posts: one per worker.
+        address: of the cluster's head, or "auto".
+        num_ahead: batches that the trainer orders ahead for each worker.
+        connect_timeout_s: how long the cluster may take to answer.
+        num_beside: workers of the same ring that are this machine's.
+        sample_timeout_s: how long one sample may take before its actor is ended; None: for ever.
+    """
+
+    def __init__(
+        self,
+        posts: list[Post],
+        address: str,
+        *,
+        is_seeded: bool,
+        num_ahead: int,
+        connect_timeout_s: float,
+        num_beside: int = 0,
+        sample_timeout_s: float | None = None,
+    ) -> None:
+        self._posts = posts
+        paths = tuple(path or os.getcwd() for path in sys.path)
+        self._briefing = Briefing(
+            tuple(posts),
+            address,
+            paths,
+            is_seeded,
+            num_ahead=max(1, min(num_ahead, MAX_AHEAD)),
+            num_beside=num_beside,
+            num_ordered=num_ahead * (len(posts) + num_beside),
+            connect_timeout_s=connect_timeout_s,
+            sample_timeout_s=sample_timeout_s,
+        )
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._watch = select.poll()  # readable once the agent has ended: cheaper to ask than Popen
+        self._ending: Any = None  # the finalizer of the agent
+        self._dead: set[int] = set()  # workers of an agent that has ended, whose rows are still to be taken back
+        self._pid = os.getpid()
+
+    def reads_samples(self, worker_id: int) -> bool:
+        """None of them does: their actors do."""
+        return False
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers now: the agent's, for each of them."""
+        return [] if self._agent is None else [self._agent.pid] * len(self._posts)
+
+    @property
+    def processes(self) -> list[Any]:
+        """None of multiprocessing's."""
+        return []
+
+    def start(self, num_workers: int) -> None:
+        """Starts the agent, which is not waited for."""
+        faults.hit("starting")
+        self._launch(self._briefing)
+
+    def _launch(self, briefing: Briefing) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(briefing.paths), "RAY_USAGE_STATS_ENABLED": "0"}
+        command = [sys.executable, "-m", "shmload.ray.agent"]
+        agent = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+        reaper.hire(agent.pid)
+        self._agent = agent
+        pidfd = os.pidfd_open(agent.pid)
+        self._watch = select.poll()
+        self._watch.register(pidfd, select.POLLIN)
+        self._ending = weakref.finalize(self, _end, agent, os.getpid(), pidfd)
+        assert agent.stdin is not None
+        try:
+            agent.stdin.write(pickle.dumps(briefing))
+            agent.stdin.close()
+        except BrokenPipeError:  # it has ended already; `deaths` will tell
+            pass
+
+    def hire(self, worker_id: int) -> None:
+        """Not possible: the loader refuses a crew of changing size."""
+        raise NotImplementedError("a crew of Ray actors keeps its size")
+
+    def bury(self, worker_id: int) -> None:
+        """Not possible, as `hire`."""
+        raise NotImplementedError("a crew of Ray actors keeps its size")
+
+    def deaths(self) -> list[Death]:
+        """All workers whose agent has ended, until they are replaced. Cost: one poll."""
+        agent = self._agent
+        if agent is None or not self._watch.poll(0):
+            return []
+        agent.wait()
+        if not self._dead:
+            self._dead = set(range(len(self._posts)))
+        return [Death(worker, agent.pid, agent.returncode) for worker in sorted(self._dead)]
+
+    def replace(self, worker_id: int) -> None:
+        """Starts a new agent once every dead worker's rows have been taken back: before that it would claim for them."""
+        self._dead.discard(worker_id)
+        if self._dead or self._agent is None:
+            return
+        self._ending()
+        reaper.dismiss(self._agent.pid)
+        posts = tuple(dataclasses.replace(post, resume=b"") for post in self._posts)
+        self._launch(dataclasses.replace(self._briefing, posts=posts, is_again=True))
+
+    def stack(self, worker_id: int) -> str:
+        """Not known."""
+        return "(unknown: it is decoded on another machine)"
+
+    def kill(self, worker_id: int) -> Death:
+        """Ends the agent at once."""
+        assert self._agent is not None
+        self._agent.kill()
+        return Death(worker_id, self._agent.pid, self._agent.wait())
+
+    def stop(self, grace_s: float) -> None:
+        """Gives the agent that long to leave, then kills it; Ray ends its actors either way. Safe to call twice."""
+        agent = self._agent
+        if agent is None or os.getpid() != self._pid:
+            return
+        try:
+            faults.hit("closing")
+            agent.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            self._ending()
+            reaper.dismiss(agent.pid)
+            self._agent = None
+
+
+def _end(agent: subprocess.Popen[bytes], pid: int, pidfd: int) -> None:
+    """Kills an agent that is still there: of a loader that was not closed, at the end of its process."""
+    os.close(pidfd)
+    if os.getpid() == pid and agent.poll() is None:
+        agent.kill()
+        agent.wait()
+
+
+def pickled_by_value(job: Job) -> bytearray:
+    """The job as bytes for actors, with what the trainer's own program defines: they do not have it.
+
+    Raises:
+        TypeError: that is not possible; names the cause.
+    """
+    from ray import cloudpickle
+
+    try:
+        return forks.dumps(job, lambda value, take: cloudpickle.dumps(value, protocol=5, buffer_callback=take))
+    except Exception as error:
+        raise TypeError(
+            'crew="ray" sends the dataset, collate_fn and worker_init_fn to other machines, and they cannot be pickled: '
+            f"{type(error).__name__}: {error}. Open files, locks and connections at first use in the worker"
+        ) from error
+
+
+class JointCrew:
+    """Two crews of one ring, told apart by the workers' numbers.
+
+    Args:
+        num_actors: the number of the first worker that is this machine's.
+    """
+
+    def __init__(self, actors: RayCrew, processes: ProcessCrew, num_actors: int) -> None:
+        self._actors, self._processes, self._num_actors = actors, processes, num_actors
+
+    def _crew_of(self, worker_id: int) -> Crew:
+        return self._actors if worker_id < self._num_actors else self._processes
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers now: the agent's for each actor, then the processes'."""
+        return self._actors.pids + self._processes.pids
+
+    @property
+    def processes(self) -> list[BaseProcess]:
+        """This machine's workers."""
+        return self._processes.processes
+
+    def reads_samples(self, worker_id: int) -> bool:
+        """Whether the worker is this machine's."""
+        return self._crew_of(worker_id).reads_samples(worker_id)
+
+    def start(self, num_workers: int) -> None:
+        """Starts both; the processes first, so that a fork has nothing of the agent's."""
+        self._processes.start(num_workers)
+        self._actors.start(num_workers)
+
+    def hire(self, worker_id: int) -> None:
+        """Starts one."""
+        self._crew_of(worker_id).hire(worker_id)
+
+    def bury(self, worker_id: int) -> None:
+        """Forgets one."""
+        self._crew_of(worker_id).bury(worker_id)
+
+    def deaths(self) -> list[Death]:
+        """Workers of either kind that have ended. Cost: two polls."""
+        return self._actors.deaths() + self._processes.deaths()
+
+    def replace(self, worker_id: int) -> None:
+        """Starts another in a dead one's place."""
+        self._crew_of(worker_id).replace(worker_id)
+
+    def stack(self, worker_id: int) -> str:
+        """Where a worker is now, if it is this machine's."""
+        return self._crew_of(worker_id).stack(worker_id)
+
+    def kill(self, worker_id: int) -> Death:
+        """Ends one at once; an actor's agent, with it."""
+        return self._crew_of(worker_id).kill(worker_id)
+
+    def stop(self, grace_s: float) -> None:
+        """Ends all within one time of grace. Safe to call twice."""
+        deadline = monotonic() + grace_s
+        try:
+            self._processes.stop(grace_s)
+        finally:
+            self._actors.stop(max(deadline - monotonic(), 0.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class OnCluster:
+    """Workers on a Ray cluster, and some of this machine beside them.
+
+    Args:
+        address: of the cluster's head, or "auto".
+        num_local_workers: of the workers, how many, the last ones, are this machine's.
+        connect_timeout_s: how long the cluster may take to answer.
+    """
+
+    address: str
+    num_local_workers: int
+    connect_timeout_s: float
+
+    def __call__(self, called: Called) -> RayCrew | JointCrew:
+        """The crew, not started."""
+        num_far = len(called.posts) - self.num_local_workers
+        actors = RayCrew(
+            with_parcel(called.group, "parcel", pickled_by_value(called.job), called.posts[:num_far]),
+            self.address,
+            is_seeded=called.job.seed is not None,
+            num_ahead=called.num_ahead,
+            connect_timeout_s=self.connect_timeout_s,
+            num_beside=self.num_local_workers,
+            sample_timeout_s=called.sample_timeout_s,
+        )
+        if not self.num_local_workers:
+            return actors
+        return JointCrew(actors, processes(dataclasses.replace(called, posts=called.posts[num_far:])), num_far)

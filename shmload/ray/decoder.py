@@ -1,0 +1,451 @@
+"""A ring of one slot in private memory: what a worker's body needs around it where no trainer shares its memory.
+
+The trainer's half is played at once, inside the worker's own call: when the body rings because it wants a layout settled or more
+room, the desk grants that before the bell's `post` returns.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import monotonic_ns
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload._core.filler import DONE, ERROR, WorkerRing
+from shmload._core.mapping import Mapping
+from shmload._core.trainer import FAILED, ORDERED, Lease, TrainerRing, control_nbytes
+from shmload.batch.collate import RowPlacer
+from shmload.batch.layout import Layout
+from shmload.errors import SampleTimeout
+from shmload.shm import forks
+from shmload.worker.body import Body
+from shmload.worker.failure import REMEDY, Failure, late_text, sample_at
+from shmload.worker.process import prepare
+from shmload.worker.snapshot import END, load_note
+from shmload.worker.spec import Job, Post
+
+GROWTH = 1.25  # as ring_memory's
+ORDER_CAPACITY = 4096  # a larger order lies in memory of its own
+_ORDER = "order"
+
+
+class _Sizes(TypedDict):
+    order_capacity: int
+    text_capacity: int
+    layout_capacity: int
+
+
+class Desk:
+    """The ring, its memory, and all of its bells in one.
+
+    Attributes:
+        ring: the worker's end.
+        trainer: the trainer's end.
+    Args:
+        worker_id: as the body and what it tells users name the worker.
+        text_capacity, layout_capacity: of the real ring.
+    """
+
+    def __init__(self, worker_id: int, *, text_capacity: int, layout_capacity: int) -> None:
+        sizes = _Sizes(order_capacity=ORDER_CAPACITY, text_capacity=text_capacity, layout_capacity=layout_capacity)
+        control = private(control_nbytes(1, worker_id + 1, **sizes))
+        self.trainer = TrainerRing(control, num_slots=1, num_workers=worker_id + 1, **sizes)
+        self.ring = WorkerRing(control, worker_id)
+        self._memory: dict[str, Mapping] = {}
+        self._payload = ""
+        self._num_made = 0
+        self._layout: Layout | None = None
+        self._nrows = 1
+        self._lease: Lease | None = None  # of the batch made last
+
+    # ------------------------------------------------------------ what a body asks for
+
+    def open(self, path: str) -> Mapping:
+        """The memory of this name."""
+        return self._memory[path]
+
+    def post(self) -> None:
+        """Grants what the body waits for."""
+        ring = self.trainer
+        text = ring.proposal
+        if text is not None:
+            self.settle(text)
+        if ring.needy() >= 0:
+            self._make_room(int(ring.need_nbytes(0) * GROWTH))
+            ring.grant(0)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Returns: whatever it was, it has been granted."""
+        return True
+
+    # ------------------------------------------------------------ the trainer's half
+
+    def settle(self, text: bytes) -> None:
+        """Takes a layout; none in it: samples have no fixed rows."""
+        self._layout = Layout.loads(text) if text else None
+        if self._layout is not None:
+            self._make_room(self._layout.nbytes(self._nrows))
+        self.trainer.accept_layout(text, is_packed=not text)
+
+    @property
+    def layout_text(self) -> bytes | None:
+        """The settled layout; None before that."""
+        return self.ring.layout_text if self.trainer.has_layout else None
+
+    def order(self, raw: bytes, *, epoch: int, step: int, nrows: int, is_pickled: bool, is_packed: bool) -> None:
+        """Publishes an order in the slot, where the one before is of no use any more, and claims it."""
+        ring = self.trainer
+        self._lease = None
+        if ring.state(0) == ORDERED:
+            ring.free(0)
+        self._nrows = nrows
+        if self._layout is not None and not is_packed:
+            self._make_room(self._layout.nbytes(nrows))
+        self._memory.pop(_ORDER, None)
+        if len(raw) > ORDER_CAPACITY:
+            self._memory[_ORDER] = private(len(raw))
+            memoryview(self._memory[_ORDER])[:] = raw
+        ring.publish(
+            ring.hold(),
+            epoch=epoch,
+            step=step,
+            seq=step,
+            indices=raw,
+            nrows=nrows,
+            is_packed=is_packed,
+            is_pickled=is_pickled,
+            order_path=_ORDER.encode() if _ORDER in self._memory else b"",
+        )
+        self.ring.claim()
+
+    @property
+    def error(self) -> bytes:
+        """What the body has left of an order that failed; empty: it did not."""
+        if self.trainer.look(0) != FAILED:
+            return b""
+        return self.trainer.failure(0)[1] or b""
+
+    @property
+    def note(self) -> bytes:
+        """What the body has sent along."""
+        return self.trainer.note(0)
+
+    def lease(self) -> int:
+        """Keeps the batch that the body has made until the next order. Returns its bytes if it is packed; 0: it is rows."""
+        self._lease = self.trainer.lease(0)
+        return self._lease.used_nbytes
+
+    @property
+    def num_foreign(self) -> int:
+        """Objects that the body has pickled, ever."""
+        return int(self.trainer.worker(self.ring.worker_id)["num_foreign"])
+
+    def payload(self, nbytes: int, at: int = 0) -> NDArray[np.uint8]:
+        """Bytes of the slot, valid until the next order."""
+        if not nbytes:
+            return np.empty(0, np.uint8)
+        return np.ndarray(nbytes, np.uint8, self._memory[self._payload], at)  # type: ignore[arg-type]  # a buffer
+
+    def row_nbytes(self) -> tuple[int, ...]:
+        """Bytes of one row of each field."""
+        assert self._layout is not None
+        return tuple(f.row_nbytes for f in self._layout.fields)
+
+    def rows_nbytes(self) -> int:
+        """Bytes of the order's rows."""
+        assert self._layout is not None
+        return self._layout.nbytes(self._nrows)
+
+    def _make_room(self, nbytes: int) -> None:
+        if self.trainer.payload_nbytes(0) >= nbytes:
+            return
+        memory = private(nbytes)
+        self._memory.pop(self._payload, None)
+        self._num_made += 1
+        self._payload = f"payload-{self._num_made}"
+        self._memory[self._payload] = memory
+        self.trainer.set_payload(0, memory, self._payload.encode(), 0, nbytes)
+
+
+def private(nbytes: int) -> Mapping:
+    """Memory that no other process sees."""
+    fd = os.memfd_create("shmload-desk")
+    try:
+        os.ftruncate(fd, nbytes)
+        return Mapping(fd, nbytes)
+    finally:
+        os.close(fd)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an actor is made with: its post, and the sizes of the real ring's areas, so that what fits the actor's fits it."""
+
+    post: Post
+    paths: Sequence[str]  # the trainer's sys.path
+    text_capacity: int
+    layout_capacity: int
+    sample_timeout_s: float | None = None
+
+
+class Errand(NamedTuple):
+    """One claim: rows `first` to `end` of an order."""
+
+    epoch: int
+    step: int
+    first: int
+    end: int
+    nrows: int  # of the whole order
+    order: bytes  # the whole order's, as it stands in the ring
+    is_pickled: bool
+    is_packed: bool
+
+    def key(self, row: int) -> Any:
+        """What the order asks for in a row of the whole batch."""
+        if self.is_pickled:
+            return list(pickle.loads(self.order))[row]  # the trainer's own
+        return int.from_bytes(self.order[8 * row : 8 * row + 8], sys.byteorder, signed=True)
+
+
+class Outcome(NamedTuple):
+    """What an actor has made of an errand.
+
+    `own` is DONE or ERROR. `row_nbytes` has the bytes of one row for each field where the payload holds rows, and is None where it
+    holds a packed batch (or, empty, nothing). `layout` is the text of the actor's own layout, b"" if its samples have no fixed
+    rows, None if it does not know yet. `note` is a worker's snapshot and whether its iterator has ended. `place` is the actor's:
+    Ray's id of its node, and its pid there; None: no actor has answered.
+    """
+
+    own: int
+    payload: NDArray[np.uint8]
+    row_nbytes: tuple[int, ...] | None
+    layout: bytes | None
+    note: tuple[bytes, bool] | None
+    error: bytes
+    num_foreign: int
+    place: tuple[str, int] | None = None
+
+
+LOOKS = 8  # within the time that a sample may take
+NAMESPACE = b"shmload"
+
+
+class Lateness:
+    """Watches one body.
+
+    Args:
+        ring: the body's, which says since when it has read which row.
+        limit_s: how long a sample may take.
+        leave_word: (bytes) -> None, before the actor is ended.
+    """
+
+    def __init__(self, ring: Any, worker: int, limit_s: float, leave_word: Any) -> None:
+        self._ring, self._worker, self._limit_s, self._leave_word = ring, worker, limit_s, leave_word
+        self._errand: Errand | None = None
+        self._thread = threading.main_thread().ident
+
+    def begin(self, errand: Errand) -> None:
+        """From here on the body works on this."""
+        self._errand = errand
+
+    def look(self) -> bool:
+        """Whether the sample under way is too late; then word has been left of it."""
+        held, since_ns = self._ring.held_by(self._worker), self._ring.worker(self._worker)["since_ns"]
+        errand = self._errand
+        if errand is None or held is None or held[3] < 0 or not since_ns:
+            return False
+        if (monotonic_ns() - since_ns) / 1e9 <= self._limit_s:
+            return False
+        row = errand.first + held[3]
+        stack = "".join(traceback.format_stack(sys._current_frames().get(self._thread or 0)))
+        what = f"{sample_at(errand.key(row), errand.epoch, row, errand.step)} took longer than"
+        text = late_text(what, self._limit_s, self._worker, os.getpid(), stack) + REMEDY
+        self._leave_word(dumped_word(errand, Failure(SampleTimeout, text, "", "", (row,))))
+        return True
+
+    def watch(self) -> None:
+        """Looks until a sample is too late, and ends the process then."""
+        pause = threading.Event()
+        while not self.look():
+            pause.wait(self._limit_s / LOOKS)
+        os._exit(1)
+
+
+def dumped_word(errand: Errand, failure: Failure) -> bytes:
+    """What is left behind: which errand it was, and its failure."""
+    return pickle.dumps((errand.epoch, errand.step, errand.first, tuple(failure)))
+
+
+def failure_in(word: bytes | None, errand: Errand) -> Failure | None:
+    """The failure of this errand; None: no word was left, or it is of another errand."""
+    if word is None:
+        return None
+    *place, failure = pickle.loads(word)
+    return Failure(*failure) if place == [errand.epoch, errand.step, errand.first] else None
+
+
+def leave_word(word: bytes) -> None:
+    """Leaves the last word of the actor that this process is."""
+    import ray
+    from ray.experimental import internal_kv
+
+    name = f"late-{ray.get_runtime_context().get_actor_id()}".encode()
+    internal_kv._internal_kv_put(name, word, namespace=NAMESPACE)
+
+
+def take_word(actor: Any) -> bytes | None:
+    """The last word of an actor that has died."""
+    from ray.experimental import internal_kv
+
+    name = f"late-{actor._actor_id.hex()}".encode()
+    word: bytes | None = internal_kv._internal_kv_get(name, namespace=NAMESPACE)
+    return word
+
+
+def forget_word(actor: Any) -> None:
+    """Nobody will ask for it again."""
+    from ray.experimental import internal_kv
+
+    internal_kv._internal_kv_del(f"late-{actor._actor_id.hex()}".encode(), namespace=NAMESPACE)
+
+
+class Decoder:
+    """One worker of a loader, wherever it runs.
+
+    Args:
+        parcel: the pickled job, as bytes that this node fetched once for all of its actors.
+    """
+
+    def __init__(self, setting: Setting, parcel: Any) -> None:
+        post = setting.post
+        self._desk = Desk(post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
+        sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
+        job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
+        try:
+            job = forks.loads(parcel)
+            _name_classes_of_main()
+            job, source, snapshots = prepare(job, post)
+        except Exception as error:
+            failure = Failure.of(error, f"in DataLoader worker process {post.worker_id}", "")
+        self._body = Body(
+            self._desk.ring,
+            job,
+            ready=self._desk,
+            orders=self._desk,
+            grants=self._desk,
+            open_memory=self._desk.open,
+            source=source,
+            snapshots=snapshots,
+            init_failure=failure,
+        )
+        self._job = job
+        self._place = (_node_id(), os.getpid())
+        self._settle_schema()
+        self._lateness: Lateness | None = None
+        if setting.sample_timeout_s is not None:
+            self._lateness = Lateness(self._desk.trainer, post.worker_id, setting.sample_timeout_s, leave_word)
+            threading.Thread(target=self._lateness.watch, daemon=True).start()
+
+    def _settle_schema(self) -> None:
+        """The layout that the dataset declares: the trainer has settled the same."""
+        if (rows := self._job.plan.rows) is not None:
+            self._desk.settle(rows.dumps())
+
+    def work(self, errand: Errand) -> Outcome:
+        """Fills the errand's rows."""
+        desk = self._desk
+        raw, is_pickled = _part(errand)
+        num_foreign = desk.num_foreign
+        if self._lateness is not None:
+            self._lateness.begin(errand)
+        desk.order(
+            raw,
+            epoch=errand.epoch,
+            step=errand.step,
+            nrows=errand.end - errand.first,
+            is_pickled=is_pickled,
+            is_packed=errand.is_packed,
+        )
+        self._body.work()
+        num_foreign = desk.num_foreign - num_foreign
+        if text := desk.error:
+            return self._outcome(ERROR, error=_shifted(text, errand.first, desk.ring.text_capacity))
+        dumped = desk.note
+        if dumped[:1] == END:
+            return self._outcome(DONE, note=(_snapshot(dumped, desk), True))
+        used = desk.lease()
+        note = (_snapshot(dumped, desk), False) if dumped else None
+        if used:
+            return self._outcome(DONE, nbytes=used, note=note, num_foreign=num_foreign)
+        return self._outcome(DONE, nbytes=desk.rows_nbytes(), is_rows=True, note=note)
+
+    def pack_rows(self, made: Outcome, nrows: int) -> Outcome:
+        """The rows of an outcome, an actor's of this worker, as a packed batch: the trainer's ring has no places for such rows."""
+        assert made.layout is not None
+        memory = private(made.payload.nbytes)
+        memoryview(memory)[:] = memoryview(made.payload)  # type: ignore[arg-type]  # a buffer
+        placer = RowPlacer(Layout.loads(made.layout), memory, 0, nrows)
+        packed = self._body.packed([placer.get(row) for row in range(nrows)])
+        payload = np.empty(packed.nbytes, np.uint8)
+        packed.write(payload)
+        return self._outcome(DONE)._replace(payload=payload, num_foreign=packed.num_foreign)
+
+    def _outcome(
+        self,
+        own: int,
+        *,
+        nbytes: int = 0,
+        is_rows: bool = False,
+        note: tuple[bytes, bool] | None = None,
+        error: bytes = b"",
+        num_foreign: int = 0,
+    ) -> Outcome:
+        desk = self._desk
+        row_nbytes = desk.row_nbytes() if is_rows else None
+        return Outcome(own, desk.payload(nbytes), row_nbytes, desk.layout_text, note, error, num_foreign, self._place)
+
+
+def _part(errand: Errand) -> tuple[bytes, bool]:
+    """The order of the errand's rows alone."""
+    if errand.first == 0 and errand.end == errand.nrows:
+        return errand.order, errand.is_pickled
+    if not errand.is_pickled:
+        return errand.order[8 * errand.first : 8 * errand.end], False
+    return pickle.dumps(list(pickle.loads(errand.order))[errand.first : errand.end]), True  # the trainer's own
+
+
+def _snapshot(dumped: bytes, desk: Desk) -> bytes:
+    note = load_note(dumped, lambda at, nbytes: desk.payload(nbytes, at).tobytes())
+    assert note is not None
+    return note.snapshot
+
+
+def _shifted(text: bytes, first: int, capacity: int) -> bytes:
+    """A failure's text whose rows are those of the whole batch."""
+    failure = Failure.loads(text)
+    if not first or not failure.rows:
+        return text
+    return failure._replace(rows=tuple(first + row for row in failure.rows)).dumps(capacity)
+
+
+def _node_id() -> str:
+    ray: Any = sys.modules.get("ray")  # an actor has it
+    return str(ray.get_runtime_context().get_node_id()) if ray is not None and ray.is_initialized() else ""
+
+
+def _name_classes_of_main() -> None:
+    """Makes classes of the trainer's program, which came by value, findable by name, so that what is sent back may name them."""
+    from ray.cloudpickle import cloudpickle
+
+    main = sys.modules["__main__"]
+    for kind in list(getattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", ())):
+        if kind.__module__ == "__main__" and not hasattr(main, kind.__qualname__):
+            setattr(main, kind.__qualname__, kind)

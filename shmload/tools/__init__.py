@@ -1,0 +1,1 @@
+"""What shows, measures and checks loaders. Only the command line imports it."""

@@ -1,0 +1,43 @@
+"""mosaicml-streaming: a StreamingDataset over local MDS shards, shuffled by itself, in its own DataLoader."""
+
+from pathlib import Path
+from typing import Any
+
+import streaming
+
+from shmload.tools.bench.contestants import Loader, LoaderOptions
+from shmload.tools.bench.peers.stored import packed, unpacked, worker_settings
+
+
+def write(dataset: Any, folder: Path) -> None:
+    with streaming.MDSWriter(out=str(folder), columns={"data": "bytes"}, size_limit="16mb") as sink:
+        for index in range(len(dataset)):
+            sink.write({"data": packed(dataset, index)})
+
+
+class Decoded(streaming.StreamingDataset):
+    """Samples decoded as every other contestant's."""
+
+    def __init__(self, decoded: Any, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.decoded = decoded
+
+    def __getitem__(self, index: Any) -> Any:
+        return unpacked(super().__getitem__(index)["data"], self.decoded)
+
+
+def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
+    samples = Decoded(
+        dataset.decoded,
+        local=options.peer_folder,
+        shuffle=options.shuffle,
+        shuffle_seed=options.seed,
+        batch_size=options.batch_size,
+        num_canonical_nodes=1,  # more of them pad an epoch with samples that come twice
+    )
+    loader: Loader = streaming.StreamingDataLoader(
+        samples,
+        batch_size=options.batch_size,
+        **worker_settings(options),
+    )
+    return loader

@@ -1,0 +1,56 @@
+"""tf.data: TFRecord files read in order, decoded by Python functions in as many parallel calls as workers.
+
+It has no shuffle buffer, which is in its favour. Batches reach torch without a copy, through DLPack.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import torch.utils.dlpack
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from shmload.formats import TFRecordWriter
+from shmload.tools.bench.contestants import Loader, LoaderOptions
+from shmload.tools.bench.peers.stored import packed, unpacked
+
+FILE = "samples.tfrecord"
+
+
+def write(dataset: Any, folder: Path) -> None:
+    with TFRecordWriter(folder / FILE) as writer:
+        for index in range(len(dataset)):
+            writer.write(packed(dataset, index))
+
+
+def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
+    return Batches(dataset, options)
+
+
+class Batches:
+    """One epoch after another of the same files."""
+
+    def __init__(self, dataset: Any, options: LoaderOptions) -> None:
+        self.decoded = dataset.decoded
+        leaves, self.tree = tree_flatten(self.decoded(*dataset.stored(0)))
+        self.kinds = [np.asarray(leaf) for leaf in leaves]
+        threads = max(1, options.num_workers)
+        records = tf.data.TFRecordDataset(str(Path(options.peer_folder or "") / FILE))
+        samples = records.map(self.sample, num_parallel_calls=threads, deterministic=True)
+        settings = tf.data.Options()
+        settings.threading.private_threadpool_size = threads
+        self.batches = samples.batch(options.batch_size).prefetch(options.prefetch_factor or 2).with_options(settings)
+
+    def sample(self, record: Any) -> Any:
+        leaves = tf.numpy_function(self.leaves, [record], [kind.dtype for kind in self.kinds], stateful=False)
+        return tuple(tf.ensure_shape(leaf, kind.shape) for leaf, kind in zip(leaves, self.kinds, strict=True))
+
+    def leaves(self, record: bytes) -> list[Any]:
+        found, _ = tree_flatten(unpacked(record, self.decoded))
+        return [np.asarray(leaf) for leaf in found]
+
+    def __iter__(self) -> Iterator[Any]:
+        for leaves in self.batches:
+            yield tree_unflatten([torch.utils.dlpack.from_dlpack(leaf) for leaf in leaves], self.tree)

@@ -1,0 +1,46 @@
+"""webdataset: tar shards read in order and split over workers. No shuffle buffer, which is in its favour."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import webdataset
+from torch.utils.data import default_collate
+
+from shmload.tools.bench.contestants import Loader, LoaderOptions
+from shmload.tools.bench.peers.stored import packed, unpacked, worker_settings
+
+NUM_SHARDS = 16  # so that as many workers have some; a worker without a shard delivers nothing
+
+
+def write(dataset: Any, folder: Path) -> None:
+    per_shard = -(-len(dataset) // NUM_SHARDS)
+    with webdataset.ShardWriter(str(folder / "%05d.tar"), maxcount=per_shard, maxsize=1 << 40, verbose=0) as sink:
+        for index in range(len(dataset)):
+            sink.write({"__key__": f"{index:09d}", "bin": packed(dataset, index)})
+
+
+def decode(sample: dict[str, Any], *, decoded: Any) -> Any:
+    return unpacked(sample["bin"], decoded)
+
+
+def collate(samples: list[Any]) -> Any:
+    """torch's collate; the key that webdataset adds to samples which are mappings is none of theirs."""
+    for sample in samples:
+        if isinstance(sample, dict):
+            sample.pop("__key__", None)
+    return default_collate(samples)
+
+
+def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
+    shards = sorted(str(path) for path in Path(options.peer_folder or "").glob("*.tar"))
+    samples = webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
+    batches = samples.map(functools.partial(decode, decoded=dataset.decoded)).batched(
+        options.batch_size, collation_fn=collate, partial=True
+    )
+    loader: Loader = webdataset.WebLoader(
+        batches,
+        batch_size=None,
+        **worker_settings(options),
+    )
+    return loader

@@ -1,0 +1,376 @@
+"""What bounds a loader on a workload, worked out from measured figures. How, in words: docs/bench.md.
+
+A batch is made in two places that work side by side: the crew (all workers) and the trainer. Each has a demand, in seconds a
+batch, and the longer one sets the pace:
+
+    crew    = source (asleep until data comes) + decode (computing) + workers' hand-off (copying, coordination)
+    trainer = consumer (touching the batch, the training step) + trainer's hand-off (what the loader computes there)
+
+Demands are CPU time and sleep, not wall time: other work on the machine makes a run longer, but does not change what bounds it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shmload.tools.bench.report import Report, WorkloadReport
+
+WAIT_MAX = 0.10  # below this share of its time a trainer that waits is no loader's problem
+EXPLAINED_MIN = 0.5  # demands should account for as much of the time of a batch
+IDLE_BUSY_SHARE = 0.3  # workers that are busy less of their time do not bound anything
+INSTANT_S = 1e-6  # a demand that cannot be told from nothing
+
+SOURCE, DECODE, HAND_OFF, CONSUMER = "source", "decode", "hand-off", "consumer"
+MEANING = {
+    SOURCE: "workers sleep until the storage answers",
+    DECODE: "workers compute: decoding and transforming samples is most of the work",
+    HAND_OFF: "moving batches to the trainer is most of the work",
+    CONSUMER: "the trainer finds its batches ready: the loader is fast enough",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What was measured of one loader on one workload, per batch, with the shares of the trainer's time.
+
+    Args:
+        read_cpu_s, read_blocked_s: reading all samples of a batch on one core, computing and asleep.
+        copy_s: the least time in which a core copies the batch's bytes.
+        worker_cpu_s, trainer_cpu_s: what the loader's processes computed; the trainer's own work not included.
+        consumer_s: the trainer's own work: touching the batch, and the simulated step.
+        wall_s, wait_share: time from batch to batch, and the share of it in which the trainer waited.
+        busy_share: of the workers' time, filling batches; None where the loader does not count it.
+        others_cpu_cores: cores that other programs used meanwhile.
+    """
+
+    num_workers: int
+    num_cpus: int
+    read_cpu_s: float
+    read_blocked_s: float
+    copy_s: float
+    worker_cpu_s: float
+    trainer_cpu_s: float
+    consumer_s: float
+    wall_s: float
+    wait_share: float
+    busy_share: float | None = None
+    others_cpu_cores: float = 0.0
+
+
+@dataclass(frozen=True)
+class Demands:
+    """Seconds per batch, workers already divided over."""
+
+    source_s: float
+    decode_s: float
+    worker_hand_off_s: float
+    trainer_hand_off_s: float
+    consumer_s: float
+    in_parallel: bool  # workers beside the trainer, or everything in the trainer
+
+    @property
+    def hand_off_s(self) -> float:
+        return self.worker_hand_off_s + self.trainer_hand_off_s
+
+    def pace_s(self, *, without: str = "") -> float:
+        """Seconds from batch to batch if these demands were all, one of them taken away."""
+        source_s = 0.0 if without == SOURCE else self.source_s
+        decode_s = 0.0 if without == DECODE else self.decode_s
+        hand_off = 0.0 if without == HAND_OFF else 1.0
+        crew_s = source_s + decode_s + hand_off * self.worker_hand_off_s
+        trainer_s = (0.0 if without == CONSUMER else self.consumer_s) + hand_off * self.trainer_hand_off_s
+        return max(max(crew_s, trainer_s) if self.in_parallel else crew_s + trainer_s, INSTANT_S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What bounds the loader, and what would be won without it.
+
+    Args:
+        bound: source, decode, hand-off or consumer.
+        headroom_ratio: how many times faster the loader would be if that cost nothing.
+        *_ms: the demands it was worked out from, per batch.
+        explained_share: of the time of a batch, by the longer demand.
+        doubts: measurements that do not fit, each a sentence.
+    """
+
+    bound: str
+    headroom_ratio: float
+    wait_share: float
+    source_ms: float
+    decode_ms: float
+    hand_off_ms: float
+    consumer_ms: float
+    batch_wall_ms: float
+    explained_share: float
+    doubts: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def sentence(self) -> str:
+        """The verdict in words, the doubts not included."""
+        gain = f"without that it could be {ratio_words(self.headroom_ratio)} as fast"
+        if self.bound == CONSUMER:
+            gain = f"the loader alone could deliver {ratio_words(self.headroom_ratio)} as fast"
+        return (
+            f"{self.bound} bound: {MEANING[self.bound]}; the trainer waits {self.wait_share:.0%} of its time; {gain} "
+            f"(ms a batch: source {ms(self.source_ms)}, decode {ms(self.decode_ms)}, hand-off {ms(self.hand_off_ms)}, "
+            f"consumer {ms(self.consumer_ms)})"
+        )
+
+
+def demands(figures: Figures) -> Demands:
+    """What each part of the way asks for, per batch.
+
+    Waiting workers overlap, so their sleep is divided by all of them; computing ones share the cores. Reading a batch
+    includes placing its bytes: as much as a copy of them takes counts as hand-off, the rest as decode. Reading cannot cost
+    more than all that the loader computed: where it did when measured alone, files were new to memory then.
+    """
+    workers = max(1, figures.num_workers)
+    computing = max(1, min(workers, figures.num_cpus))
+    decode_cpu_s = max(0.0, min(figures.read_cpu_s, total_cpu_s(figures)) - figures.copy_s)
+    if figures.num_workers:
+        worker_cpu_s = max(figures.worker_cpu_s - decode_cpu_s, 0.0)
+        trainer_cpu_s = figures.trainer_cpu_s
+    else:
+        worker_cpu_s, trainer_cpu_s = 0.0, max(figures.trainer_cpu_s - decode_cpu_s, 0.0)
+    return Demands(
+        figures.read_blocked_s / workers,
+        decode_cpu_s / computing,
+        worker_cpu_s / computing,
+        trainer_cpu_s,
+        figures.consumer_s,
+        figures.num_workers > 0,
+    )
+
+
+def total_cpu_s(figures: Figures) -> float:
+    return figures.worker_cpu_s + figures.trainer_cpu_s
+
+
+def judge(figures: Figures) -> Verdict:
+    """The verdict on one loader's figures.
+
+    A trainer that hardly waits is the bound itself. Else it is the largest demand among those that it can wait for.
+    """
+    found = demands(figures)
+    by_name = {SOURCE: found.source_s, DECODE: found.decode_s, HAND_OFF: found.hand_off_s}
+    bound = CONSUMER if figures.wait_share <= WAIT_MAX else max(by_name, key=lambda name: by_name[name])
+    pace_s = found.pace_s()
+    explained = pace_s / figures.wall_s if figures.wall_s else 1.0
+    return Verdict(
+        bound=bound,
+        headroom_ratio=pace_s / found.pace_s(without=bound),
+        wait_share=figures.wait_share,
+        source_ms=found.source_s * 1e3,
+        decode_ms=found.decode_s * 1e3,
+        hand_off_ms=found.hand_off_s * 1e3,
+        consumer_ms=found.consumer_s * 1e3,
+        batch_wall_ms=figures.wall_s * 1e3,
+        explained_share=explained,
+        doubts=tuple(doubts(figures, found, bound, explained)),
+    )
+
+
+def doubts(figures: Figures, found: Demands, bound: str, explained: float) -> list[str]:
+    """What does not fit together in the figures."""
+    said = []
+    if explained < EXPLAINED_MIN:
+        why = "it sleeps and wakes, or the machine has other work"
+        if figures.others_cpu_cores >= 0.5:
+            why = f"other programs used {figures.others_cpu_cores:.1f} of {figures.num_cpus} cores"
+        said.append(f"only {explained:.0%} of the time of a batch is accounted for: {why}")
+    if figures.read_cpu_s > 1.5 * total_cpu_s(figures) + 1e-4:
+        said.append(
+            f"reading alone took {ms(figures.read_cpu_s * 1e3)} ms of CPU a batch, more than the {ms(total_cpu_s(figures) * 1e3)} "
+            "ms of the whole loader: the machine or its caches were in another state"
+        )
+    crew_s = found.source_s + found.decode_s + found.worker_hand_off_s
+    if bound == CONSUMER and crew_s > 1.5 * found.consumer_s and crew_s > INSTANT_S:
+        said.append(
+            "reading alone took longer than the trainer gives it, yet the trainer hardly waited: the data were colder, or the "
+            "machine busier, when reading was measured"
+        )
+    if bound in (SOURCE, DECODE) and figures.busy_share is not None and figures.busy_share < IDLE_BUSY_SHARE:
+        said.append(
+            f"workers were filling batches only {figures.busy_share:.0%} of their time, so they are not what bounds it"
+        )
+    return said
+
+
+def ratio_words(ratio: float) -> str:
+    return f"{ratio:.1f}x" if ratio < 10 else f"{ratio:,.0f}x" if ratio < 1000 else "more than 1,000x"
+
+
+def ms(value: float) -> str:
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}" if value >= INSTANT_S * 1e3 else "0"
+
+
+STEP_WAIT_MAX = 0.05  # of the step
+RATE_SHARE = 0.95  # of the best rate
+MARGIN = 1.25  # work is not even, and the trainer needs a core now and then
+PREFETCH = 2  # torch's default
+PREFETCH_BURSTS = 4  # where few batches are late, and by much
+BURST_SHARE = 0.5  # of the step, a late batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One point of a sweep."""
+
+    num_workers: int
+    prefetch_factor: int | None
+    batch_size: int
+    samples_per_s: float
+    wait_ms: float  # mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """A setting, and where it comes from: "sweep" or "model"."""
+
+    num_workers: int
+    prefetch_factor: int
+    batch_size: int | None
+    origin: str
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def sentence(self) -> str:
+        batch = f", batch_size={self.batch_size}" if self.batch_size else ""
+        return f"num_workers={self.num_workers}, prefetch_factor={self.prefetch_factor}{batch} ({self.reason})"
+
+
+def from_sweep(tried: Sequence[Tried], step_ms: float) -> Recommendation:
+    """The least setting that was measured and is good enough; the fastest if none is.
+
+    Batch sizes are the model's affair, not the loader's: only those of the largest rate are looked at, if there are several.
+    """
+    if not tried:
+        raise ValueError("a recommendation needs at least one point that was measured, given none")
+    best = max(tried, key=lambda each: each.samples_per_s)
+    alike = [each for each in tried if each.batch_size == best.batch_size]
+    alike.sort(key=lambda each: (each.num_workers, each.prefetch_factor or PREFETCH))
+    if step_ms:
+        least = next((each for each in alike if each.wait_ms <= STEP_WAIT_MAX * step_ms), None)
+        reason = f"the least that was tried with which the trainer waits at most {STEP_WAIT_MAX:.0%} of a step"
+        missed = f"none that was tried kept the wait within {STEP_WAIT_MAX:.0%} of a step: the fastest of them"
+    else:
+        least = next(each for each in alike if each.samples_per_s >= RATE_SHARE * best.samples_per_s)
+        reason, missed = f"the least that was tried with {RATE_SHARE:.0%} of the best rate", ""
+    chosen = least or best
+    several = len({each.batch_size for each in tried}) > 1
+    return Recommendation(
+        num_workers=chosen.num_workers,
+        prefetch_factor=chosen.prefetch_factor or PREFETCH,
+        batch_size=chosen.batch_size if several else None,
+        origin="sweep",
+        reason=reason if least else missed,
+    )
+
+
+def from_model(figures: Figures, *, wait_p50_ms: float, wait_p99_ms: float, step_ms: float) -> Recommendation:
+    """ceil(what the crew must do for a batch / what the trainer takes for one, with a margin), bounded by the cores.
+
+    What workers sleep is not bounded by the cores: two sleeping workers need no second one.
+    """
+    parts = demands(figures)
+    workers = max(1, figures.num_workers)
+    computing = max(1, min(workers, figures.num_cpus))
+    compute_s = (parts.decode_s + parts.worker_hand_off_s) * computing
+    trainer_s = max(parts.consumer_s + parts.trainer_hand_off_s, 1e-6)
+    needed = MARGIN * (compute_s + figures.read_blocked_s) / trainer_s
+    most = figures.num_cpus * (1 + figures.read_blocked_s / max(compute_s, 1e-9))
+    num_workers = max(1, min(math.ceil(needed), math.floor(min(most, 8.0 * figures.num_cpus))))
+    bounded = math.ceil(needed) > num_workers
+    reason = "by the model: the work of a batch over the step, and a quarter more"
+    if not step_ms:
+        reason = "without a training step the trainer takes all it can get; --step-ms tells how few workers yours needs"
+    elif bounded:
+        reason += "; more would help, but the cores are at their end"
+    late = step_ms > 0 and wait_p50_ms < STEP_WAIT_MAX * step_ms and wait_p99_ms > BURST_SHARE * step_ms
+    return Recommendation(
+        num_workers=num_workers,
+        prefetch_factor=PREFETCH_BURSTS if late else PREFETCH,
+        batch_size=None,
+        origin="model",
+        reason=reason + ("; single batches are late, which a deeper prefetch hides" if late else ""),
+    )
+
+
+def judge_all(report: Report) -> None:
+    """Writes verdicts into the sections and one recommendation a workload into the report."""
+    num_cpus = report.machine["num_cpus"]
+    for section in report.workloads:
+        figures = figures_of(section, report.subject, num_cpus)
+        if figures is None:
+            continue
+        verdict = judge(figures)
+        section.verdict, section.verdict_text = verdict.as_dict(), verdict.sentence()
+        section.notes += verdict.doubts
+    for name in dict.fromkeys(section.name for section in report.workloads):
+        found = recommend([section for section in report.workloads if section.name == name], report, num_cpus)
+        if found is not None:
+            report.recommendations[name] = found.as_dict() | {"sentence": found.sentence()}
+
+
+def figures_of(section: WorkloadReport, subject: str, num_cpus: int) -> Figures | None:
+    """What the verdict on the subject is worked out from; None if it did not run."""
+    loader = section.loaders.get(subject)
+    if loader is None or loader.error or not loader.metrics:
+        return None
+    metrics = {name: spread.median for name, spread in loader.metrics.items()}
+    limit, rows = section.limit, metrics["samples_per_batch"]
+    trainer_cpu_s = metrics["trainer_us_per_batch"] / 1e6
+    return Figures(
+        num_workers=section.num_workers,
+        num_cpus=num_cpus,
+        read_cpu_s=limit["read_cpu_us_per_sample"] * rows / 1e6,
+        read_blocked_s=limit["read_blocked_us_per_sample"] * rows / 1e6,
+        copy_s=limit["batch_nbytes"] / section.batch_size * rows / (limit["memcpy_mb_per_s"] * 1e6),
+        worker_cpu_s=max(0.0, metrics["cpu_us_per_sample"] * rows / 1e6 - trainer_cpu_s),
+        trainer_cpu_s=trainer_cpu_s,
+        consumer_s=metrics["consumer_ms_per_batch"] / 1e3,
+        wall_s=metrics["batch_wall_ms"] / 1e3,
+        wait_share=metrics["wait_share"],
+        busy_share=metrics.get("worker_busy_share"),
+        others_cpu_cores=metrics["others_cpu_cores"],
+    )
+
+
+def recommend(sections: list[WorkloadReport], report: Report, num_cpus: int) -> Recommendation | None:
+    """One workload's setting: out of the warm sections of a sweep, else by the model from the only one."""
+    warm = [section for section in sections if section.cache == "warm"]
+    figures = {
+        number: found
+        for number, section in enumerate(warm)
+        if (found := figures_of(section, report.subject, num_cpus)) is not None
+    }
+    if not figures:
+        return None
+    if len(warm) == 1:
+        metrics = warm[0].loaders[report.subject].metrics
+        return from_model(
+            figures[0],
+            wait_p50_ms=metrics["wait_p50_ms"].median,
+            wait_p99_ms=metrics["wait_p99_ms"].median,
+            step_ms=report.step_ms,
+        )
+    tried = []
+    for number in figures:
+        section = warm[number]
+        metrics = section.loaders[report.subject].metrics
+        tried.append(
+            Tried(
+                num_workers=section.num_workers,
+                prefetch_factor=section.prefetch_factor,
+                batch_size=section.batch_size,
+                samples_per_s=metrics["samples_per_s"].median,
+                wait_ms=metrics["wait_mean_ms"].median,
+            )
+        )
+    return from_sweep(tried, report.step_ms)

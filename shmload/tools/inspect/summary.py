@@ -1,0 +1,231 @@
+"""What became of an index."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """The index of one path.
+
+    Attributes:
+        path: of the index; None if there is none.
+        why: there is none, or it is not new.
+        is_refused: it was wanted, and could not be kept.
+    """
+
+    source: str
+    path: str | None
+    nbytes: int = 0
+    num_samples: int = 0
+    why: str = ""
+    is_refused: bool = False
+
+
+def outcome(source: str, path: str, num_samples: int, before: tuple[int, int] | None) -> Indexed:
+    """What became of an index.
+
+    Args:
+        path: where it should be.
+        before: what `stamp` gave before it was made.
+    """
+    after = stamp(path)
+    if after is None or (before is not None and after == before and not _is_newer(path, source)):
+        return Indexed(source, None, num_samples=num_samples, why=refusal(os.path.dirname(path)), is_refused=True)
+    why = "it was there, and fits" if after == before else ""
+    return Indexed(source, path, os.path.getsize(path), num_samples, why)
+
+
+def stamp(path: str) -> tuple[int, int] | None:
+    """What tells one file at a path from the next; None if there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def refusal(folder: str) -> str:
+    """Why nothing can be written in a folder."""
+    try:
+        with tempfile.TemporaryFile(dir=folder or "."):
+            return f"{folder or '.'} did not take it; is the disk full?"
+    except OSError as error:
+        return f"{folder or '.'} cannot be written to: {error.strerror or error}"
+
+
+def _is_newer(path: str, source: str) -> bool:
+    return os.stat(path).st_mtime_ns >= os.stat(source).st_mtime_ns
+
+
+PEEK = 1536  # bytes: three blocks of a tar file
+_OPENERS: dict[str, tuple[bytes, Any]] = {
+    "gzip": (b"\x1f\x8b", gzip.open),
+    "bzip2": (b"BZh", bz2.open),
+    "xz": (b"\xfd7zXZ\x00", lzma.open),
+}
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a path begins with.
+
+    Attributes:
+        begin: its first bytes, expanded where it is compressed as a whole; none of a folder.
+        compression: "gzip", "bzip2", "xz", "zlib", or none.
+        nbytes: of the file as it lies there.
+        dtype: of tokens, which only the user knows.
+    """
+
+    path: Path
+    begin: bytes
+    compression: str = ""
+    nbytes: int = 0
+    dtype: str | None = None
+
+    @property
+    def is_folder(self) -> bool:
+        return self.path.is_dir()
+
+
+def head_of(path: Path, dtype: str | None = None) -> Head:
+    """Looks at a path.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is empty.
+    """
+    if path.is_dir():
+        if not any(path.iterdir()):
+            raise ValueError(f"{path}: the folder is empty")
+        return Head(path, b"", dtype=dtype)
+    nbytes = os.stat(path).st_size
+    if not nbytes:
+        raise ValueError(f"{path}: the file is empty")
+    with open(path, "rb") as file:
+        begin = file.read(PEEK)
+    for name, (magic, opener) in _OPENERS.items():
+        if begin.startswith(magic):
+            try:
+                with opener(path) as file:
+                    return Head(path, file.read(PEEK), name, nbytes, dtype)
+            except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+                raise ValueError(f"{path}, offset 0: the {name} stream is damaged or cut: {error}") from error
+    if begin[0] == 0x78 and int.from_bytes(begin[:2], "big") % 31 == 0:  # a zlib stream, perhaps
+        try:
+            return Head(path, zlib.decompressobj().decompress(begin, PEEK), "zlib", nbytes, dtype)
+        except zlib.error:
+            pass
+    return Head(path, begin, "", nbytes, dtype)
+
+
+SHOWN = 6  # values of an array
+SHOWN_CHARACTERS = 60  # of text
+SIZED = 1000  # samples whose size is looked at where that means to read them
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of samples."""
+
+    min: int
+    median: int
+    max: int
+    num_samples: int  # that were looked at
+
+    @classmethod
+    def of(cls, sizes: Iterable[int]) -> Sizes | None:
+        """Of some sizes; None if there are none."""
+        found = np.asarray(sizes if isinstance(sizes, np.ndarray) else list(sizes), np.int64)
+        if not len(found):
+            return None
+        return cls(int(found.min()), int(np.median(found)), int(found.max()), len(found))
+
+
+@dataclass
+class Summary:
+    """One path.
+
+    Attributes:
+        fields: name -> what it holds, in words: "float32 (28, 28)".
+        samples: the first ones, whole.
+        notes: what else is worth knowing.
+    """
+
+    path: str
+    format: str
+    nbytes: int
+    num_samples: int
+    fields: dict[str, str] = field(default_factory=dict)
+    sizes: Sizes | None = None
+    samples: Sequence[Mapping[str, Any]] = ()
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self, num_samples: int) -> dict[str, Any]:
+        """The same as plain data, with so many samples, shortened."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "nbytes": self.nbytes,
+            "num_samples": self.num_samples,
+            "fields": self.fields,
+            "sample_nbytes": None if self.sizes is None else asdict(self.sizes),
+            "samples": [
+                {name: shortened(value) for name, value in sample.items()} for sample in self.samples[:num_samples]
+            ],
+            "notes": self.notes,
+        }
+
+
+def shortened(value: Any) -> str:
+    """A value in a line."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= SHOWN_CHARACTERS else value[: SHOWN_CHARACTERS - 3] + "...")
+    if isinstance(value, (bytes, bytearray)):
+        return f"{len(value):,} bytes: {bytes(value[:8]).hex(' ')}{' ...' if len(value) > 8 else ''}"
+    if hasattr(value, "detach"):  # a tensor of a type that numpy lacks
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}: {_numbers(value.detach().float().numpy())}"
+    if isinstance(value, np.ndarray) and value.ndim:
+        return f"{value.dtype} {value.shape}: {_numbers(value)}"
+    if isinstance(value, (np.generic, np.ndarray)):
+        return str(value.item())
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+
+
+def described(spec: Any) -> str:
+    """A schema's field in words."""
+    if not isinstance(spec, tuple):
+        return spec.__name__ if isinstance(spec, type) else str(spec)
+    dtype, shape = spec
+    extents = ", ".join("any" if extent is None else str(extent) for extent in shape)
+    return f"{dtype} ({extents}{',' if len(shape) == 1 else ''})" if shape else str(dtype)
+
+
+def nbytes_of(sample: Mapping[str, Any]) -> int:
+    """Bytes of the values of a sample."""
+    total = 0
+    for value in sample.values():
+        if isinstance(value, str):
+            total += len(value.encode("utf-8", "surrogateescape"))
+        else:
+            total += value.nbytes if hasattr(value, "nbytes") else len(value) if hasattr(value, "__len__") else 8
+    return total
+
+
+def _numbers(array: Any) -> str:
+    flat = array.reshape(-1)
+    shown = " ".join(f"{number:.4g}" if array.dtype.kind == "f" else str(number) for number in flat[:SHOWN].tolist())
+    return shown + (" ..." if flat.size > SHOWN else "")

@@ -1,0 +1,289 @@
+"""One look at all loaders (watch.Watch.look) as a picture for a terminal of any width.
+
+Each loader is a panel: where it is and how fast, its slots as a bar, the interval's time as a bar, its workers as a table. What
+does not fit a narrow terminal is left out, least important first: a table's columns here, a line's end by rich.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from shmload.engine.stats import Report
+from shmload.growing.library import CacheStatistics
+from shmload.tools.inspect.formats.growing_cache import lines_of
+
+WORKERS_MAX = 16  # rows of a loader's table; of more workers those that have been at it for longest
+BAR, WIDE = 24, 100  # cells of a bar; half as many in a terminal with fewer columns
+LATE_S = 1.0  # a sample that takes longer is shown in colour
+SPARKS = "▁▂▃▄▅▆▇█"
+SLOTS = (("leased", "held", "magenta"), ("ready", "ready", "green"), ("filling", "filling", "yellow"),
+         ("draining", "draining", "red"), ("free", "free", "bright_black"))  # fmt: skip
+TIMES = (("trainer_waits", "trainer waits", "red"), ("workers_wait", "workers wait", "magenta"), ("free", "free", "green"),
+         ("start_up", "start-up", "cyan"))  # fmt: skip
+LIMITS = {
+    "workers": ("workers are the limit", "bold red"),
+    "program": ("the program is the limit", "bold magenta"),
+    "start-up": ("starting", "bold cyan"),
+    "neither": ("nobody waits", "bold green"),
+}
+# columns of the workers' table: heading, the least width of the terminal that shows it
+COLUMNS = (("worker", 0), ("pid", 0), ("state", 0), ("sample", 0), ("for", 0), ("busy", 0), ("samples/s", 70), ("restarts", 76),
+           ("batch", 90), ("foreign", 100), ("RSS", 110), ("node", 0))  # fmt: skip
+
+
+def picture(look: Report, width: int) -> RenderableType:
+    """The whole view.
+
+    Args:
+        width: columns of the terminal.
+    """
+    parts: list[RenderableType] = [_head(look)]
+    for parent, group in groupby(look["loaders"], key=lambda loader: _job(loader)):
+        loaders = list(group)
+        if parent is not None:
+            parts.append(_job_line(loaders))
+        parts += [_panel(loader, width) for loader in loaders]
+    if not look["loaders"]:
+        parts.append(Text("no loader is running", style="yellow"))
+    for block in look["unreadable"]:
+        parts.append(Text(f"{block['path']} cannot be read: {block['why']}", style="yellow"))
+    if num := look["leftovers"]["num"]:
+        left = f"{num} dead loader{'s have' if num > 1 else ' has'} left {nbytes_text(look['leftovers']['nbytes'])}: shmload clean"
+        parts.append(Text(left, style="yellow"))
+    return Group(*parts)
+
+
+def _job(loader: Report) -> tuple[Any, ...] | None:
+    """What ranks of one run have in common; None for a loader that is nobody's rank."""
+    return None if loader["world_size"] < 2 else (loader["parent_pid"], loader["world_size"])
+
+
+def _job_line(loaders: list[Report]) -> Text:
+    ranks = sorted({loader["rank"] for loader in loaders})
+    speed = sum(loader["samples_per_s"] for loader in loaders)
+    nbytes = sum(loader["nbytes_per_s"] for loader in loaders)
+    slowest = max(loaders, key=lambda loader: float(loader["time"]["trainer_waits"]))
+    text = _line().append(f"ranks {', '.join(map(str, ranks))} of {loaders[0]['world_size']}", style="bold")
+    return text.append(
+        f"  {number(speed)} samples/s  {nbytes_text(nbytes)}/s; rank {slowest['rank']} waits most: "
+        f"{slowest['time']['trainer_waits']:.0f} %",
+    )
+
+
+def _head(look: Report) -> Text:
+    totals = look["totals"]
+    text = _line().append("shmload top", style="bold")
+    count = totals["num_loaders"]
+    text.append(f"  {count} loader{'s' * (count != 1)}, {totals['num_workers']} workers")
+    if count:
+        text.append(f"  {number(totals['samples_per_s'])} samples/s  {nbytes_text(totals['nbytes_per_s'])}/s")
+        text.append(f"  {nbytes_text(totals['ring_nbytes'])} in rings")
+    return text
+
+
+# ------------------------------------------------------------ a loader
+
+
+def _panel(loader: Report, width: int) -> Panel:
+    parts: list[RenderableType] = [_speed(loader, width), _slots(loader, width), _time(loader, width)]
+    if loader["is_hung"]:
+        parts.append(_hung(loader))
+    if loader["cluster"] is not None:
+        parts.append(_cluster(loader["cluster"]))
+    parts.append(_workers(loader, width))
+    return Panel(
+        Group(*parts),
+        title=_title(loader),
+        title_align="left",
+        border_style="red" if loader["is_hung"] else "bright_black",
+        box=box.ROUNDED,
+        padding=(0, 1),
+        width=width,
+    )
+
+
+def _title(loader: Report) -> Text:
+    process = f"pid {loader['pid']}" if loader["pid"] else f"pid {loader['owner_pid']} of another container"
+    text = Text(process, style="bold", no_wrap=True, overflow="ellipsis")
+    if loader["world_size"] > 1:
+        text.append(f" rank {loader['rank']}/{loader['world_size']}")
+    if loader["is_stopped"]:
+        text.append(" stopped", style="red")
+    text.append(f" · {loader['dataset']} by {loader['read_by']} · {loader['mode']} mode", style="not bold")
+    if loader["command"]:
+        text.append(f" · {loader['command']}", style="not bold bright_black")
+    return text
+
+
+def _line() -> Text:
+    return Text(no_wrap=True, overflow="ellipsis")
+
+
+def _speed(loader: Report, width: int) -> Text:
+    text = _line()
+    if loader["epoch"] is None:
+        text.append("no batch yet")
+    else:
+        text.append(f"epoch {loader['epoch']} batch {loader['step'] + 1}")
+    if loader["num_steps"]:
+        text.append(f"/{loader['num_steps']}" if loader["epoch"] is not None else f" of {loader['num_steps']}")
+    text.append(f"  {number(loader['samples_per_s'])} samples/s", style="bold")
+    text.append(f"  {nbytes_text(loader['nbytes_per_s'])}/s  {number(loader['batches_per_s'])} batches/s  ")
+    history = loader["history"][-max(width - 70, 8) :]
+    return text.append(sparkline(history) if len(history) > 2 else "", style="cyan")
+
+
+def _slots(loader: Report, width: int) -> Text:
+    counts = loader["slots"]
+    text = _line().append("slots ")
+    append_bar(text, [(counts[name] / loader["num_slots"], colour) for name, _, colour in SLOTS], width)
+    for name, words, colour in SLOTS:
+        if counts[name]:
+            text.append(f" {counts[name]} {words}", style=colour)
+    oldest = next(iter(loader["orders"]), None)
+    if oldest is not None and oldest["num_chunks_done"] < oldest["num_chunks"]:
+        text.append(f" (next: {oldest['num_chunks_done']}/{oldest['num_chunks']} chunks)", style="yellow")
+    text.append(f"  {nbytes_text(loader['memory']['ring_nbytes'])}")
+    for name, words in (
+        ("num_bad_samples", "bad samples"),
+        ("num_restarts", "restarts"),
+        ("num_copied_out", "copied out"),
+    ):
+        if loader[name]:
+            text.append(f"  {loader[name]} {words}", style="bold red")
+    return text
+
+
+def _time(loader: Report, width: int) -> Text:
+    time = loader["time"]
+    text = _line().append("time  ")
+    append_bar(text, [(time[name] / 100, colour) for name, _, colour in TIMES], width)
+    words, style = LIMITS[loader["limit"]]
+    text.append(f" {words}:", style=style)
+    for name, words, colour in TIMES:
+        if time[name] >= 1:
+            text.append(f" {words} {time[name]:.0f} %", style=colour)
+    return text
+
+
+def _hung(loader: Report) -> Text:
+    waits = loader["waits_for"]
+    text = Text(f"hung: it has waited {seconds(waits['for_s'])} ", style="bold red")
+    text.append("for a batch" if waits["step"] is None else f"for batch {waits['step']} of epoch {waits['epoch']}")
+    if waits["worker"] is None:
+        return text.append(", which no worker has taken")
+    worker = loader["workers"][waits["worker"]]
+    at = f"on sample {worker['index']}" if worker["state"] == "decoding" else "filling it"
+    text.append(f": worker {waits['worker']} (pid {worker['pid']}) is {at}")
+    text.append(
+        " and stopped" if worker["is_stopped"] else f" for {seconds(worker['for_s'])}" if worker["for_s"] else ""
+    )
+    return text
+
+
+def _cluster(cluster: Report) -> Text:
+    text = _line().append("ray   ")
+    count, nodes = cluster["num_actors"], len(cluster["nodes"])
+    text.append(f"{count} actor{'s' * (count != 1)} on {nodes} node{'s' * (nodes != 1)}", style="bold")
+    text.append(f"  {nbytes_text(cluster['nbytes_fetched_per_s'])}/s from the object store, of these")
+    text.append(f" {nbytes_text(cluster['nbytes_remote_per_s'])}/s over the network")
+    if replaced := cluster["num_replaced"]:
+        text.append(f"  {replaced} actor{'s' * (replaced != 1)} replaced", style="bold red")
+    return text
+
+
+def _workers(loader: Report, width: int) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
+    is_far = loader["cluster"] is not None
+    columns = [name for name, least in COLUMNS if width >= least and (is_far or name != "node")]
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("state", "batch", "node") else "right", no_wrap=True)
+    numbered = list(enumerate(loader["workers"]))
+    if len(numbered) > WORKERS_MAX:
+        numbered = sorted(sorted(numbered, key=lambda one: -(one[1]["for_s"] or 0.0))[:WORKERS_MAX])
+    for index, worker in numbered:
+        cells = _cells(index, worker)
+        is_late = (worker["for_s"] or 0.0) >= LATE_S
+        style = "red" if worker["is_stopped"] else "yellow" if is_late else None
+        table.add_row(*(cells[name] for name in columns), style=style)
+    left = len(loader["workers"]) - len(numbered)
+    return Group(table, Text(f"and {left} more workers", style="bright_black")) if left else table
+
+
+def _cells(index: int, worker: Report) -> dict[str, str]:
+    rss = worker["rss_bytes"]
+    return {
+        "worker": str(index),
+        "pid": str(worker["pid"] or "-"),
+        "state": "stopped" if worker["is_stopped"] else worker["state"],
+        "sample": str(worker["index"]) if worker["state"] == "decoding" else "-",
+        "for": "-" if worker["for_s"] is None else seconds(worker["for_s"]),
+        "busy": f"{worker['busy_share']:.0f} %",
+        "samples/s": number(worker["samples_per_s"]),
+        "restarts": str(worker["num_restarts"] or "-"),
+        "batch": "-" if worker["step"] is None else f"{worker['epoch']}:{worker['step']}",
+        "foreign": str(worker["num_foreign"] or "-"),
+        "RSS": "-" if rss is None else nbytes_text(rss),
+        "node": worker["node"] or "-",
+    }
+
+
+# ------------------------------------------------------------ small things
+
+
+def append_bar(text: Text, parts: list[tuple[float, str]], width: int) -> None:
+    """Cells in proportion: each boundary is rounded, so that the whole is always as long."""
+    at, done, cells = 0.0, 0, BAR if width >= WIDE else BAR // 2
+    for share, colour in parts:
+        at += share
+        end = min(round(at * cells), cells)
+        text.append("█" * (end - done), style=colour)
+        done = max(end, done)
+    text.append("·" * (cells - done), style="bright_black")
+
+
+def sparkline(values: list[float]) -> str:
+    """One character a value, the highest full."""
+    top = max(values, default=0.0)
+    return "".join(
+        SPARKS[min(int(value / top * len(SPARKS)), len(SPARKS) - 1)] if top else SPARKS[0] for value in values
+    )
+
+
+def number(value: float) -> str:
+    """Three digits or more, as people read them."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def nbytes_text(nbytes: float) -> str:
+    """Bytes in units of 1000, as rates are told."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}" if nbytes < 999.5 * size else f"{nbytes / size:,.0f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def seconds(value: float) -> str:
+    """A time as long as a sample takes, or as a hang lasts."""
+    if value < 1:
+        return f"{1000 * value:.0f} ms"
+    return f"{value:.1f} s" if value < 100 else f"{value / 60:.0f} min"
+
+
+def cache_panel(path: Any, stats: CacheStatistics, width: int) -> Panel:
+    """One cache's panel.
+
+    Args:
+        width: columns of the terminal.
+    """
+    full = Text("budget  ", no_wrap=True, overflow="ellipsis")
+    append_bar(full, [(min(stats.nbytes / stats.capacity_bytes, 1.0), "green")], width)
+    lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in lines_of(stats)]
+    return Panel(Group(full, *lines), title=f"growing cache {path}", title_align="left")

@@ -1,0 +1,113 @@
+"""A stretch of a trace as a picture: a row for the trainer and each worker, one for each slot, and the ready slots below."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shmload.engine.timeline import TRAINER, Span, Timeline
+
+BATCHES = 24  # that a picture shows
+COLOURS = {
+    "fill": "#1b7f79",
+    "idle": "#d9dde3",
+    "start": "#8a8f98",
+    "room": "#7a4e8a",
+    "layout": "#7a4e8a",
+    "wait": "#c8553d",
+    "deliver": "#e0a526",
+    "program": "#5b6c9d",
+    "filling": "#9fcfcb",
+    "ready": "#e8cf7a",
+    "held": "#5b6c9d",
+}
+MEANINGS = {
+    "fill": "worker fills rows",
+    "idle": "worker waits for orders",
+    "start": "worker starts",
+    "wait": "trainer waits for a batch",
+    "deliver": "batch is delivered",
+    "program": "the program has a batch",
+    "filling": "slot is being filled",
+    "ready": "slot is ready",
+}
+
+
+def missing() -> str | None:
+    """The pip command for what is not installed, None if all is there."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return "--plot needs matplotlib: pip install 'shmload[plot]'"
+    return None
+
+
+def save(timelines: Sequence[Timeline], path: Path) -> None:
+    """Writes a PNG of the ring that delivered most: some batches from the middle of its trace on."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
+
+    timeline = max(timelines, key=lambda timeline: timeline.num_batches)
+    begin, end = stretch(timeline)
+    doers = {**timeline.tracks, TRAINER: with_program(timeline.tracks[TRAINER])}
+    slots = {f"slot {slot}": spans for slot, spans in sorted(timeline.slots.items()) if any(_shown(spans, begin, end))}
+    rows = {**doers, **slots}
+    figure = Figure(figsize=(12, 2.4 + 0.36 * len(rows)), dpi=130, layout="constrained")
+    axes, below = figure.subplots(2, 1, sharex=True, height_ratios=[max(len(rows), 4), 1.6])
+    for row, spans in enumerate(rows.values()):
+        _draw_row(axes, row, _shown(spans, begin, end), begin)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.axhline(len(doers) - 0.5, color="#bbbbbb", linewidth=0.8)
+    below.step(
+        [(at - begin) / 1e6 for at, _ in timeline.ready], [n for _, n in timeline.ready], where="post", color="#b8860b"
+    )
+    below.set_ylabel("ready\nslots", fontsize=9)
+    below.set_ylim(0, max((count for _, count in timeline.ready), default=0) + 0.5)
+    below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    below.set_xlim(0, (end - begin) / 1e6)
+    below.set_xlabel("ms")
+    for pane in (axes, below):
+        pane.spines[["top", "right"]].set_visible(False)
+        pane.tick_params(labelsize=9)
+    kinds = {span.kind for spans in rows.values() for span in _shown(spans, begin, end)}
+    patches = [Patch(color=COLOURS[kind], label=text) for kind, text in MEANINGS.items() if kind in kinds]
+    figure.legend(handles=patches, loc="outside upper right", ncols=4, frameon=False, fontsize=8.5)
+    figure.suptitle(f"shmload trace: process {timeline.owner_pid}", x=0.01, ha="left", fontsize=12)
+    figure.savefig(path, format="png")
+
+
+def stretch(timeline: Timeline) -> tuple[int, int]:
+    """From when to when a picture shows: BATCHES deliveries from the middle on, or all there is."""
+    deliveries = [span for span in timeline.tracks[TRAINER] if span.kind == "deliver"]
+    if len(deliveries) <= BATCHES:
+        spans = timeline.spans or timeline.moments
+        return min(span.begin_ns for span in spans), max(span.end_ns for span in spans) + 1
+    first = (len(deliveries) - BATCHES) // 2
+    return deliveries[first].begin_ns, deliveries[first + BATCHES - 1].end_ns
+
+
+def with_program(track: Sequence[Span]) -> list[Span]:
+    """The trainer's track, with the program's own time between a delivery and what the trainer does next."""
+    found: list[Span] = []
+    for span in track:
+        if found and found[-1].kind == "deliver" and span.begin_ns > found[-1].end_ns:
+            found.append(Span("program", found[-1].end_ns, span.begin_ns, {"step": found[-1].args["step"]}))
+        found.append(span)
+    return found
+
+
+def _shown(spans: Sequence[Span], begin: int, end: int) -> list[Span]:
+    return [span for span in spans if span.end_ns > begin and span.begin_ns < end]
+
+
+def _draw_row(axes: Any, row: int, spans: Sequence[Span], begin: int) -> None:
+    for kind in dict.fromkeys(span.kind for span in spans):
+        bars = [
+            ((span.begin_ns - begin) / 1e6, (span.end_ns - span.begin_ns) / 1e6) for span in spans if span.kind == kind
+        ]
+        axes.broken_barh(bars, (row - 0.38, 0.76), facecolors=COLOURS[kind], edgecolor="white", linewidth=0.4)

@@ -19,6 +19,7 @@ from torch.autograd import profiler
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from shmload import faults
+from shmload._core.trainer import Order
 from shmload.device.sending import NUM_SENT, sent_now
 from shmload.engine.autotune import Autotuner
 from shmload.engine.orders import NOTHING, BatchSource, DeliveryLog, Turns

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmload.engine.watching import CopyWatch, Holder, Watched, WatchedEngine, enable, is_enabled
+from shmload.engine.watching import CopyWatch, Holder, Watched, enable, is_enabled
 
 __all__ = ["Holder", "enable", "is_enabled", "is_poisoned", "watch_copies"]
 
@@ -47,7 +47,7 @@ def watch_copies(loader: Any) -> Iterator[None]:
         ...     [int(batch) for batch in loader]
         [1, 2, 3]
     """
-    if any(not isinstance(engine, WatchedEngine) and not engine._is_closed for engine in loader._builder.engines):
+    if any(engine.holders is None and not engine._is_closed for engine in loader._builder.engines):
         raise RuntimeError(
             "watch_copies needs a loader whose workers start in its block, and these run already: make the loader, or "
             "begin its first pass, in the block, or set SHMLOAD_DEBUG_BATCHES=1"
@@ -55,8 +55,8 @@ def watch_copies(loader: Any) -> Iterator[None]:
 
     def watched() -> Iterator[Watched]:
         for engine in loader._builder.engines:
-            if engine._cooling is not None:
-                yield Watched(engine._options.calls, engine._cooling, engine.batch_in)
+            if engine._cooling is not None and engine.holders is not None:
+                yield Watched(engine._options.calls, engine._cooling, engine.holders.batch_in)
 
     was_enabled = is_enabled()
     enable()

@@ -28,10 +28,9 @@ from shmload.engine.builder import EngineBuilder, Make
 from shmload.engine.config import LoaderConfig, as_keyed, check_arguments
 from shmload.engine.controller import Setting
 from shmload.engine.engine import Engine
-from shmload.engine.feed import FeedingEngine, WatchedFeedingEngine
 from shmload.engine.orders import BadSamples, OnError
 from shmload.engine.trace import Trace
-from shmload.engine.watching import Holder, WatchedEngine, is_enabled
+from shmload.engine.watching import Holder
 from shmload.metrics import EpochCallback
 from shmload.modes.epoch_watch import EpochWatches
 from shmload.modes.seed_mode import SeedStream
@@ -379,13 +378,13 @@ class ShmLoader(DataLoader[T]):
         Raises:
             RuntimeError: nothing is noted of that, because `shmload.debug` was not enabled when the workers started.
         """
-        watched = [engine for engine in self._builder.engines if isinstance(engine, WatchedEngine)]
+        watched = [engine.holders for engine in self._builder.engines if engine.holders is not None]
         if self._builder.engines and not watched:
             raise RuntimeError(
                 "nobody has noted who takes this loader's batches: call shmload.debug.enable() before its workers start, or set "
                 "SHMLOAD_DEBUG_BATCHES=1"
             )
-        return sorted((holder for engine in watched for holder in engine.holders()), key=lambda h: -h.age_s)
+        return sorted((holder for holders in watched for holder in holders.held()), key=lambda h: -h.age_s)
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
         """Records, in a `with` block, what trainer and workers do, and writes it for Perfetto at the block's end; docs/trace.md.
@@ -497,7 +496,7 @@ _ARGUMENTS = tuple(field.name for field in fields(LoaderConfig) if field.name no
 
 
 def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make, dict[str, Any]]:
-    """Which engine the arguments ask for, and options of it: where its workers run."""
+    """What makes the engines that the arguments ask for, and options of theirs: where workers run."""
     options: dict[str, Any] = {}
     if config.crew == "ray":
         from shmload.ray.crew import OnCluster  # few loaders have a cluster
@@ -508,9 +507,7 @@ def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make,
         from shmload.sharing.choice import shared_engine  # few loaders share
 
         return partial(shared_engine, config, builder), options
-    if config.device is not None:
-        return WatchedFeedingEngine if is_enabled() else FeedingEngine, options
-    return WatchedEngine if is_enabled() else Engine, options
+    return Engine, options
 
 
 def _set_numbers(loader: ShmLoader[Any] | None, setting: Setting) -> None:

@@ -12,13 +12,14 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from shmload.engine.controller import Decision, Limits, Memory, Setting, Window, bound_by, decide
+from shmload.engine.engine import Engine
+from shmload.engine.orders import BatchSource
 from shmload.shm import segment
 from shmload.shm.segment import available_bytes
 from shmload.world import OWN_CPUS
 
 if TYPE_CHECKING:
     from shmload.engine.config import LoaderConfig
-    from shmload.engine.engine import Engine
 
 AUTO = "auto"
 
@@ -182,10 +183,11 @@ class Autotuner:
             "first_ordered": self._setting.num_ahead,
         }
 
-    def counted(self, engine: Engine) -> int:
+    def counted(self, engine: BatchSource) -> int:
         """Counts one more batch delivered, and now and then changes something. Returns how many to order ahead."""
         self._left -= 1
         if self._left <= 0:
+            assert isinstance(engine, Engine)  # ranks that share a ring give fixed numbers
             self._look(engine)
         return self.num_ahead
 

@@ -15,15 +15,15 @@ from shmload.device.sending import NUM_SENT, Sender, calls_of, sender_of
 from shmload.engine.autotune import Autotuner, tuner_of
 from shmload.engine.config import LoaderConfig
 from shmload.engine.controller import Setting
-from shmload.engine.engine import Engine
-from shmload.engine.orders import BadSamples
-from shmload.engine.parts import EngineOptions
+from shmload.engine.orders import BadSamples, BatchSource
+from shmload.engine.parts import EngineOptions, Hook
+from shmload.engine.watching import Holders, is_enabled
 from shmload.worker.spec import Job
 
 if TYPE_CHECKING:
     from shmload.engine.trace import Trace
 
-Make: TypeAlias = Callable[[Job, EngineOptions, BadSamples], Engine]
+Make: TypeAlias = Callable[[Job, EngineOptions, BadSamples, Sequence[Hook]], BatchSource]
 
 
 class EngineBuilder:
@@ -53,13 +53,13 @@ class EngineBuilder:
         self.bad_samples = bad_samples
         self._kind, self._tell = kind, tell
         self._sender: Sender | None = None
-        self.engines: WeakSet[Engine] = WeakSet()
-        self.last: Engine | None = None
+        self.engines: WeakSet[BatchSource] = WeakSet()
+        self.last: BatchSource | None = None
         self.tuner: Autotuner | None = tuner_of(config, tell)
         self.num_made = 0
         self.trace: Trace | None = None
 
-    def make(self, config: LoaderConfig, *, base_seed: int, resume: Sequence[bytes] = (), **of_job: Any) -> Engine:
+    def make(self, config: LoaderConfig, *, base_seed: int, resume: Sequence[bytes] = (), **of_job: Any) -> BatchSource:
         """A ring and a crew.
 
         Args:
@@ -96,6 +96,7 @@ class EngineBuilder:
                 **of_kind,
             ),
             self.bad_samples,
+            [Holders()] if is_enabled() else [],
         )
         self.num_made += 1
         self.last = engine

@@ -12,6 +12,7 @@ calls instead, `TrainerRing.post` and `TrainerRing.take`: a trainer of small bat
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -33,10 +34,15 @@ from shmload._core.trainer import (
 )
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
-from shmload.engine.orders import NOTHING, BadSamples, Delivery
-from shmload.engine.parts import EngineOptions, Machinery
+from shmload.device.pins import Releases
+from shmload.engine.feed import DeviceFeed
+from shmload.engine.orders import NOTHING, BadSamples, Delivery, Turns
+from shmload.engine.parts import EngineOptions, Hook, Parts
+from shmload.engine.stats import add_memory, describe
+from shmload.engine.supervision import Verdict
+from shmload.engine.watching import Holders
 from shmload.shm import forks
-from shmload.worker.crew import interrupts_held
+from shmload.worker.crew import STOP_GRACE_S, interrupts_held
 from shmload.worker.failure import Failure
 from shmload.worker.snapshot import END, NO_NEWS, Note, load_note
 from shmload.worker.spec import Job
@@ -47,24 +53,49 @@ WAIT_S = 0.02  # the longest sleep between looks at deaths and lost bells
 DEATH_LOOK_S = 0.02  # how often deaths are looked for while batches keep coming
 
 
-class Engine(Machinery):
+class Engine:
     """What passes through one ring and its crew.
 
     Args:
         job: what workers do with an order.
         bad_samples: what is done about samples that cannot be read.
+        hooks: who takes part in the work.
+
+    Attributes:
+        on_delivery: called after each batch; None: nobody looks.
+        turns: of those who ask for batches; it is their iterator's.
+        shared_by: ranks that read the ring.
     """
 
-    def __init__(self, job: Job, options: EngineOptions, bad_samples: BadSamples) -> None:
-        self._bad_samples = bad_samples
+    def __init__(self, job: Job, options: EngineOptions, bad_samples: BadSamples, hooks: Sequence[Hook] = ()) -> None:
+        self._options, self._bad_samples, self._hooks = options, bad_samples, tuple(hooks)
         self._queue: deque[Order] = deque()  # submitted and not delivered
         self._backlog: deque[Order] = deque()  # its tail: not published
         self._lost: Order | None = None
         self._death_look = 0.0
-        self.on_delivery: Callable[[], None] | None = None  # called after each batch; nobody looks: None
+        self.on_delivery: Callable[[], None] | None = None
+        self._broken: Verdict | None = None
+        self._pid = os.getpid()
+        self._is_closed = False
+        self.turns = Turns()
+        self.shared_by = options.num_ranks
+        self._has_layout = job.plan.rows is not None or job.plan.is_whole
+        self._has_notes = job.seed is None
+        parts = self._parts = Parts(job, options, self._hooks, self._order_in)
+        assert parts.crew is not None
+        self.control, self.num_slots, self.crew = parts.control, parts.num_slots, parts.crew
+        self.roster, self.size = parts.roster, parts.size
+        self._ring, self._memory, self._writer, self._supervisor = (
+            parts.ring,
+            parts.memory,
+            parts.writer,
+            parts.supervisor,
+        )
+        self._ready, self._grants, self._orders = parts.ready, parts.grants, parts.orders
+        self._cooling, self._hoarding = parts.cooling, parts.hoarding
         # what is sent ahead is copied by us alone
         self._names_streams = options.calls is not None and options.num_sent is None
-        super().__init__(job, options)
+        self._feed = None if options.num_sent is None else DeviceFeed(self, options)
 
     # ------------------------------------------------------------ orders
 
@@ -83,17 +114,15 @@ class Engine(Machinery):
 
     @property
     def num_queued(self) -> int:
-        """Orders submitted and not delivered."""
-        return len(self._queue)
+        """Orders submitted and not delivered; what was sent ahead to a device is not delivered."""
+        return len(self._queue) if self._feed is None else len(self._queue) + len(self._feed.ahead)
 
     @property
     def front(self) -> Order | None:
         """The order that `next` will deliver."""
+        if self._feed is not None and self._feed.ahead:
+            return self._feed.ahead[0].order
         return self._queue[0] if self._queue else None
-
-    def counters(self) -> dict[str, Any]:
-        """What the machinery counts, and how many orders are submitted and not delivered."""
-        return {**super().counters(), "num_queued": len(self._queue)}
 
     def _publish(self) -> None:
         while self._backlog:
@@ -123,7 +152,27 @@ class Engine(Machinery):
         """
         if self._is_closed or self._hoarding.refused is not None or self._cooling is not None:
             self._begin_next()
+        return self._next_with_hooks(in_order) if self._hooks else self._take(in_order)
+
+    def _next_with_hooks(self, in_order: bool) -> Delivery:
+        """The same; what may raise has done so before others are told."""
+        front = self.front
+        assert front is not None
+        for hook in self._hooks:
+            hook.before_next(front)
         try:
+            delivery = self._take(in_order)
+        finally:
+            for hook in self._hooks:
+                hook.after_next(is_gone=self.front is not front)
+        for hook in self._hooks:
+            hook.delivered(delivery[0])
+        return delivery
+
+    def _take(self, in_order: bool) -> Delivery:
+        try:
+            if self._feed is not None:
+                return self._feed.next(in_order)
             if in_order and not self._backlog and not profiler._is_profiler_enabled:
                 order = self._queue[0]
                 lease = self._ring.take(order) or self._slept(order)
@@ -146,7 +195,7 @@ class Engine(Machinery):
     def _slept(self, order: Order) -> Lease | None:
         """The lease of an order for which nothing is to be done but to sleep; None: look at it all, one by one.
 
-        What runs after a wake-up is in no cache, so it is as little as can be: half of what `_awaited` does.
+        What runs after a wake-up is in no cache, so it is as little as can be: half of what `awaited` does.
         """
         if self._cooling is not None or self._options.timeout_s:
             return None
@@ -164,25 +213,23 @@ class Engine(Machinery):
     def _next(self, in_order: bool) -> Delivery:
         if profiler._is_profiler_enabled:
             return self._next_in_ranges(in_order)
-        order, is_ready = self._awaited(in_order)
-        return self._deliver_noted(order) if is_ready else (order, NOTHING, None)
+        order, is_ready = self.awaited(in_order)
+        return self.deliver(order) if is_ready else (order, NOTHING, None)
 
     def _next_in_ranges(self, in_order: bool) -> Delivery:
         """The same, as ranges in the profile that torch is taking."""
         with profiler.record_function("shmload: wait"):
-            order, is_ready = self._awaited(in_order)
+            order, is_ready = self.awaited(in_order)
         if not is_ready:
             return order, NOTHING, None
         with profiler.record_function("shmload: deliver"):
-            return self._deliver_noted(order)
+            return self.deliver(order)
 
-    def _awaited(self, in_order: bool) -> tuple[Order, bool]:
+    def awaited(self, in_order: bool) -> tuple[Order, bool]:
         """The order that is next, and True as soon as it is ready; False, and it is gone, if all of its samples are skipped."""
         began = 0.0
         ring = self._ring
-        self._round()
-        if monotonic() - self._death_look > DEATH_LOOK_S:
-            self._see_to_deaths()
+        self.work()
         try:
             while True:
                 order = self._queue[0] if in_order else self._first_done()
@@ -222,7 +269,7 @@ class Engine(Machinery):
     def _why_closed(self) -> BaseException:
         return RuntimeError("this loader is closed: make a new one") if self._broken is None else self._broken.error()
 
-    def _deliver_noted(self, order: Order) -> Delivery:
+    def deliver(self, order: Order) -> Delivery:
         """Delivers a ready order with whatever its worker sent along."""
         slot = order.slot
         dumped = self._ring.note(slot) if self._has_notes else b""
@@ -268,6 +315,23 @@ class Engine(Machinery):
         self._queue.remove(order)
         self._lost = order
 
+    def work(self) -> None:
+        """Does what there is to do, and waits for nothing."""
+        self._round()
+        if monotonic() - self._death_look > DEATH_LOOK_S:
+            self._see_to_deaths()
+
+    def first_ready(self, in_order: bool) -> Order | None:
+        """The order that would be next, if it is ready."""
+        if not self._queue:
+            return None
+        order = self._queue[0] if in_order else self._first_done()
+        return order if order.slot >= 0 and self._ring.look(order.slot) == READY else None
+
+    def has_lost(self, order: Order) -> None:
+        """An order that has left the queue comes to nothing."""
+        self._lost = order
+
     def take_lost(self) -> Order | None:
         """The order that the exception of `next` has ended, if it has; told once."""
         lost, self._lost = self._lost, None
@@ -286,7 +350,9 @@ class Engine(Machinery):
 
     def _who_holds(self) -> str:
         """What a warning adds about those who hold slots."""
-        return "; shmload.debug.enable() says where they were taken"
+        return (
+            "".join(hook.who_holds() for hook in self._hooks) or "; shmload.debug.enable() says where they were taken"
+        )
 
     def _settle(self, order: Order, found: int) -> bool:
         """Sees to a batch that will not become ready by itself.
@@ -365,6 +431,8 @@ class Engine(Machinery):
             raise self._why_closed()
         self._death_look = monotonic()
         self._ring.look_again(DEATH_LOOK_S)
+        for hook in self._hooks:
+            hook.look()
         if self._options.sample_timeout_s is not None:
             with interrupts_held():
                 num_late = self._supervisor.see_to_late()
@@ -391,7 +459,94 @@ class Engine(Machinery):
     def abandon(self) -> None:
         """Forgets every order. Workers finish what they have claimed; nothing is waited for."""
         with interrupts_held():
+            if self._feed is not None:
+                self._feed.ahead.clear()
             self._queue.clear()
             self._backlog.clear()
             self._ring.void()
         self._ring.drain()
+        for hook in self._hooks:
+            hook.abandoned()
+
+    def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
+        """Ends the workers and gives up the names; live batches stay valid. Safe to call twice, and in a forked child.
+
+        Args:
+            grace_s: how long a worker may take over what it has claimed before it is killed.
+        """
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        try:
+            for hook in self._hooks:
+                hook.closing(is_broken=self._broken is not None)
+        finally:
+            self._is_closed = True
+            try:
+                with self.turns.others_out():  # who waits in next() hears of it at the next look
+                    if self._feed is not None:
+                        self._feed.ahead.clear()
+                    self._parts.close(grace_s)
+            finally:
+                for hook in self._hooks:
+                    hook.closed()
+
+    # ------------------------------------------------------------ looking at it
+
+    def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
+        """Tells onlookers how long the pass is that begins (0: that is not known), and how its orders count."""
+        self._ring.begin_pass(num_steps, step_stride=step_stride, epoch_base=epoch_base)
+        for hook in self._hooks:
+            hook.pass_begins()
+
+    def leave_pass(self) -> None:
+        """Hears that a pass is left before its end; who shares the ring tells the others."""
+        if not self._is_closed:
+            for hook in self._hooks:
+                hook.pass_left()
+
+    def counters(self) -> dict[str, Any]:
+        """What `shmload top` shows of this ring (docs/top.md), over its whole life, and what only the trainer knows."""
+        self._ring.state(0)  # takes in what leases have given back, and refuses a forked child
+        report = describe(self._parts.onlooker.snapshot())
+        pids = self.crew.pids
+        for worker, pid in zip(report["workers"], pids, strict=False):  # none is left when it is closed
+            worker["pid"] = worker["pid"] or pid
+        add_memory(report)
+        report |= {
+            "num_repacked": self._writer.num_repacked,
+            "num_taken_back": self._supervisor.num_taken_back,
+            "num_queued": len(self._queue),
+        }
+        for hook in self._hooks:
+            report |= hook.counters()
+        return report
+
+    def totals(self) -> dict[str, float]:
+        """What the ring has counted since it began, and `busy_s` of all workers."""
+        workers = (self._ring.worker(w) for w in range(self._options.num_workers))
+        return {**self._ring.counters(), "busy_s": sum(worker["busy_s"] for worker in workers)}
+
+    def pace(self) -> tuple[float, float, int]:
+        """So far: seconds that the trainer has waited, seconds that workers have worked, and workers that were replaced."""
+        totals = self.totals()
+        return totals["wait_s"], totals["busy_s"], int(totals["num_restarts"])
+
+    @property
+    def holders(self) -> Holders | None:
+        """Who has taken its batches, where that is noted."""
+        return next((hook for hook in self._hooks if isinstance(hook, Holders)), None)
+
+    @property
+    def layout(self) -> Layout | None:
+        """Where fields lie, once it is known."""
+        return self._writer.layout
+
+    @property
+    def wants_pinned(self) -> bool:
+        """Whether a batch that is not pinned is to be copied to pinned memory: not where the ring could not be, nor on a device."""
+        return self._options.num_sent is None and (self._cooling is None or not self._cooling.pins.has_failed)
+
+    @property
+    def releases(self) -> Releases | None:
+        """What ends of leases leave behind; None where nothing is pinned."""
+        return None if self._cooling is None else self._cooling.releases

@@ -1,4 +1,4 @@
-"""An engine whose batches arrive on a device, copied ahead by a stream of their own.
+"""How batches arrive on a device: copied ahead, by a stream of their own.
 
     slot ready ──lease──▶ host batch ──copies on the side stream──▶ device batch ──the consumer's stream waits for them──▶ yielded
                               └── dropped at once: its lease ends with the side stream current, so the slot cools until then
@@ -10,26 +10,28 @@ abandoned. So a position, a state and torch's pace are the same with a device as
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from dataclasses import dataclass
-from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shmload._core.trainer import READY, Order
+from shmload._core.trainer import Order
 from shmload.device.calls import Calls
 from shmload.device.sending import BufferSet
-from shmload.engine.engine import DEATH_LOOK_S, Engine
 from shmload.engine.orders import NOTHING, Delivery
-from shmload.engine.watching import WatchedEngine
 from shmload.errors import CopyFailed
-from shmload.worker.crew import STOP_GRACE_S, interrupts_held
+from shmload.worker.crew import interrupts_held
 from shmload.worker.snapshot import Note
+
+if TYPE_CHECKING:
+    from shmload.engine.engine import Engine
+    from shmload.engine.parts import EngineOptions
 
 
 @dataclass
-class _Arrival:
+class Arrival:
     """A batch sent ahead, or what became of it."""
 
     order: Order
@@ -40,64 +42,57 @@ class _Arrival:
     error: Exception | None = None
 
 
-class FeedingEngine(Engine):
-    """An engine over a pinned ring that yields what lies on the device; the arguments are Engine's."""
+class DeviceFeed:
+    """Sends the batches of an engine over a pinned ring to a device.
 
-    def __init__(self, *args: Any) -> None:
-        self._ahead: deque[_Arrival] = deque()
-        super().__init__(*args)
-        assert self._options.calls is not None
-        assert self._options.num_sent is not None
-        self._calls: Calls = self._options.calls
-        self._num_sent = self._options.num_sent
-        assert self._options.sender is not None
-        self._sender = self._options.sender
+    Attributes:
+        ahead: batches that were sent and are not delivered.
+    """
+
+    def __init__(self, engine: Engine, options: EngineOptions) -> None:
+        assert options.calls is not None
+        assert options.num_sent is not None
+        assert options.sender is not None
+        self._engine = weakref.ref(engine)  # the engine has this
+        self._calls: Calls = options.calls
+        self._num_sent, self._sender = options.num_sent, options.sender
+        self.ahead: deque[Arrival] = deque()
         self._side: Any = None  # made with the first batch: workers that are forked should find the device untouched
 
-    @property
-    def num_queued(self) -> int:
-        """Orders submitted and not delivered; those sent ahead are not."""
-        return len(self._ahead) + super().num_queued
-
-    @property
-    def front(self) -> Order | None:
-        """The order that `next` will deliver."""
-        return self._ahead[0].order if self._ahead else super().front
-
-    def next(self, *, in_order: bool = True) -> Delivery:
-        """As of any engine; the batch's tensors lie on the device, and this thread's current stream waits for them by itself.
+    def next(self, in_order: bool) -> Delivery:
+        """The next batch; its tensors lie on the device, and this thread's current stream waits for them by itself.
 
         Raises:
             CopyFailed: the batch could not be copied; it is lost, and the next call goes on behind it.
             ValueError: it is none that the device's options are for; likewise.
             RuntimeError: all static buffers are held; nothing is lost.
         """
-        self._begin_next()
+        engine = self._engine()
+        assert engine is not None
         buffers = self._sender.buffers
         if buffers is not None:
             buffers.look()
-        try:
-            if self._ahead:
-                self._round()
-                if monotonic() - self._death_look > DEATH_LOOK_S:
-                    self._see_to_deaths()
-            else:
-                if buffers is not None:
-                    buffers.check_room()
-                order, is_ready = self._awaited(in_order)
-                if not is_ready:
-                    return order, NOTHING, None
-                with interrupts_held():
-                    self._ahead.append(self._sent(order))
-            self._send_ahead(in_order)
-        except BaseException:
-            self._mend()
-            raise
-        return self._arrived(self._ahead.popleft())
+        if self.ahead:
+            engine.work()
+        else:
+            if buffers is not None:
+                buffers.check_room()
+            order, is_ready = engine.awaited(in_order)
+            if not is_ready:
+                return order, NOTHING, None
+            with interrupts_held():
+                self.ahead.append(self._sent(engine, order))
+        while len(self.ahead) <= self._num_sent and (buffers is None or buffers.has_room):
+            ready = engine.first_ready(in_order)
+            if ready is None:
+                break
+            with interrupts_held():
+                self.ahead.append(self._sent(engine, ready))
+        return self._arrived(engine, self.ahead.popleft())
 
-    def _arrived(self, arrival: _Arrival) -> Delivery:
+    def _arrived(self, engine: Engine, arrival: Arrival) -> Delivery:
         if arrival.error is not None:
-            self._lost = arrival.order
+            engine.has_lost(arrival.order)
             raise arrival.error
         if arrival.event is not None:
             stream = self._calls.current_stream()
@@ -108,43 +103,34 @@ class FeedingEngine(Engine):
                 self._calls.keep_for(tensor, stream)
         return arrival.order, arrival.batch, arrival.note
 
-    def _send_ahead(self, in_order: bool) -> None:
-        buffers = self._sender.buffers
-        while len(self._ahead) <= self._num_sent and self._queue and (buffers is None or buffers.has_room):
-            order = self._queue[0] if in_order else self._first_done()
-            if order.slot < 0 or self._ring.look(order.slot) != READY:
-                return
-            with interrupts_held():
-                self._ahead.append(self._sent(order))
-
-    def _sent(self, order: Order) -> _Arrival:
+    def _sent(self, engine: Engine, order: Order) -> Arrival:
         """Takes a ready order, and has its batch copied; what that raises is for the batch's turn."""
         try:
-            _, batch, note = self._deliver_noted(order)
+            _, batch, note = engine.deliver(order)
         except Exception as error:
-            self.take_lost()
-            return _Arrival(order, None, None, [], error=error)
+            engine.take_lost()
+            return Arrival(order, None, None, [], error=error)
         if batch is NOTHING:
-            return _Arrival(order, batch, note, [])
+            return Arrival(order, batch, note, [])
         calls = self._calls
         try:
             with calls.using(self._side or self._new_side()):
                 # the host's own batch is gone after this, while the side stream is still current
                 batch, made = self._sender.send(batch, into=self._buffers_for(order), is_slot=True)
-                return _Arrival(order, batch, note, made, event=calls.record(self._side))
+                return Arrival(order, batch, note, made, event=calls.record(self._side))
         except (RuntimeError, ValueError) as error:
             # the batch dies with another stream current, and a part of it may be on its way
-            if self.releases is not None:
-                self.releases.name_stream(order.slot, self._side)
+            if engine.releases is not None:
+                engine.releases.name_stream(order.slot, self._side)
             error = error.with_traceback(None)  # whose frames hold the batch
             if isinstance(error, ValueError):
-                return _Arrival(order, None, note, [], error=error)
+                return Arrival(order, None, note, [], error=error)
             failure = CopyFailed(
                 f"batch {order.step} of epoch {order.epoch} could not be copied to {calls.name}: {error}. Where it has too little "
                 "memory, lower batch_size"
             )
             failure.__cause__ = error
-            return _Arrival(order, None, note, [], error=failure)
+            return Arrival(order, None, note, [], error=failure)
 
     def _buffers_for(self, order: Order) -> BufferSet | None:
         buffers = self._sender.buffers
@@ -153,17 +139,3 @@ class FeedingEngine(Engine):
     def _new_side(self) -> Any:
         self._side = self._calls.side_stream()
         return self._side
-
-    def abandon(self) -> None:
-        """Forgets every order, and what was sent ahead."""
-        self._ahead.clear()
-        super().abandon()
-
-    def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
-        """As of any engine; waits for the copies that are under way."""
-        self._ahead.clear()
-        super().close(grace_s=grace_s)
-
-
-class WatchedFeedingEngine(WatchedEngine, FeedingEngine):
-    """The same, with who took each batch noted and slots poisoned once they have cooled."""

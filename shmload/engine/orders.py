@@ -17,10 +17,15 @@ import numpy as np
 
 from shmload._core.trainer import Order
 from shmload.errors import SampleError
+from shmload.worker.crew import STOP_GRACE_S
 from shmload.worker.snapshot import Note
 
 if TYPE_CHECKING:
+    from shmload._core.mapping import Mapping
+    from shmload.batch.layout import Layout
+    from shmload.device.pins import Releases
     from shmload.engine.config import LoaderConfig
+    from shmload.engine.watching import Holders
 
 LEAVE_S = 1.0  # for who is inside to come out
 
@@ -96,6 +101,71 @@ Delivery: TypeAlias = tuple[Order, Any, Note | None]
 
 # The iterator of an iterable dataset was at its end, or every sample of the batch was bad and is skipped.
 NOTHING = object()
+
+
+class BatchSource(Protocol):
+    """What a mode orders batches from: an engine, or a ring of another rank's.
+
+    Attributes:
+        turns: of those who ask for batches; it is their iterator's.
+        num_slots, control: of the ring, and its control block.
+        shared_by: ranks that read the ring.
+        on_delivery: called after each batch; None: nobody looks.
+    """
+
+    turns: Turns
+    num_slots: int
+    control: Mapping
+    shared_by: int
+    on_delivery: Callable[[], None] | None
+
+    @property
+    def num_queued(self) -> int:
+        """Orders submitted and not delivered."""
+
+    @property
+    def front(self) -> Order | None:
+        """The order that `next` will deliver."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """Where fields lie, once it is known."""
+
+    @property
+    def wants_pinned(self) -> bool:
+        """Whether a batch that is not pinned is to be copied to pinned memory."""
+
+    @property
+    def releases(self) -> Releases | None:
+        """What ends of leases leave behind; None where nothing is pinned."""
+
+    @property
+    def holders(self) -> Holders | None:
+        """Who has taken its batches, where that is noted."""
+
+    def submit(self, order: Order) -> None:
+        """Queues an order behind those submitted before."""
+
+    def next(self, *, in_order: bool = True) -> Delivery:
+        """Waits for the oldest order and delivers it."""
+
+    def abandon(self) -> None:
+        """Forgets every order."""
+
+    def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
+        """Hears how long the pass is that begins."""
+
+    def leave_pass(self) -> None:
+        """Hears that a pass is left before its end."""
+
+    def counters(self) -> dict[str, Any]:
+        """What `shmload top` shows of the ring."""
+
+    def totals(self) -> dict[str, float]:
+        """What the ring has counted since it began, and `busy_s` of all workers."""
+
+    def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
+        """Ends the workers; live batches stay valid."""
 
 
 class DeliveryLog(Protocol):

@@ -1,9 +1,8 @@
-"""What becomes of a batch that has got the ring's last slot, because the user holds all the others."""
+"""What an engine is made of: its ring, the crew that fills it, who watches them, and whoever takes part in its work."""
 
 from __future__ import annotations
 
 import gc
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,19 +11,17 @@ from typing import Any
 from shmload._core.mapping import Mapping
 from shmload._core.onlooker import Onlooker
 from shmload._core.trainer import FollowerRing, Order, TrainerRing, control_nbytes
-from shmload.batch.layout import Layout
 from shmload.device.calls import Calls
-from shmload.device.pins import Cooling, Releases
+from shmload.device.pins import Cooling
 from shmload.device.sending import Sender
-from shmload.engine.orders import Turns
 from shmload.engine.ring import OrderWriter, RingMemory
-from shmload.engine.stats import add_memory, describe, introduce
-from shmload.engine.supervision import Supervisor, Verdict
+from shmload.engine.stats import introduce
+from shmload.engine.supervision import Supervisor
 from shmload.engine.worker_set import Roster, Size, num_slots
 from shmload.shm import forks
-from shmload.shm.doorbell import JointBell
+from shmload.shm.doorbell import Doorbell, JointBell
 from shmload.shm.group import Group
-from shmload.worker.crew import STOP_GRACE_S, interrupts_held
+from shmload.worker.crew import STOP_GRACE_S, Crew, interrupts_held
 from shmload.worker.muster import Backend, muster, processes
 from shmload.worker.process import STACK_NBYTES
 from shmload.worker.spec import Invitation, Job
@@ -124,32 +121,94 @@ class EngineOptions:
     num_far: int = 0  # of the workers, the first ones: on other machines
 
 
-class Machinery:
-    """What an engine consists of.
+class Hook:
+    """Takes part in an engine's work: its ring is read or filled by others, too, or its batches are watched.
+
+    An engine calls each of these at its time; here they do nothing.
+    """
+
+    def neighbours(self, parts: Parts) -> tuple[Invitation, ...]:
+        """Rings of the node's other ranks in which the crew helps; asked once there is a ring, and before there is a crew."""
+        return ()
+
+    def order_bell(self, parts: Parts, bell: Doorbell) -> Doorbell:
+        """The bell that the crew is called by, or another over it."""
+        return bell
+
+    def built(self, parts: Parts) -> None:
+        """All parts are there."""
+
+    def failed(self, error: BaseException) -> None:
+        """They could not be made."""
+
+    def before_next(self, order: Order) -> None:
+        """The front order is asked for; what is raised here leaves it where it is."""
+
+    def after_next(self, *, is_gone: bool) -> None:
+        """It was delivered or lost, or it still is the front one."""
+
+    def delivered(self, order: Order) -> None:
+        """Its batch is about to be handed out."""
+
+    def look(self) -> None:
+        """Deaths are looked for."""
+
+    def abandoned(self) -> None:
+        """Every order is forgotten."""
+
+    def pass_begins(self) -> None:
+        """One more pass over the loader."""
+
+    def pass_left(self) -> None:
+        """A pass is left before its end."""
+
+    def counters(self) -> dict[str, Any]:
+        """What it adds to `stats()`."""
+        return {}
+
+    def who_holds(self) -> str:
+        """What it adds to a warning about those who hold slots."""
+        return ""
+
+    def closing(self, *, is_broken: bool) -> None:
+        """The engine is about to end."""
+
+    def closed(self) -> None:
+        """It has ended."""
+
+
+class Parts:
+    """The ring of one engine, the crew that fills it, and what watches both.
 
     Args:
         job: what workers do with an order.
+        order_in: the order that stands in a slot, if one does.
     """
 
-    def __init__(self, job: Job, options: EngineOptions) -> None:
-        self._job = job
-        self._options = options
-        self._broken: Verdict | None = None
-        self._pid = os.getpid()
-        self._is_closed = False
-        self.turns = Turns()  # of those who ask for batches; it is their iterator's
-        self._cooling: Cooling | None = None
+    def __init__(
+        self, job: Job, options: EngineOptions, hooks: Sequence[Hook], order_in: Callable[[int], Order | None]
+    ) -> None:
+        self.options = options
         self.num_slots = num_slots(options.num_ordered) + options.num_cooling
-        self.shared_by = options.num_ranks
-        self._group = Group()
+        self.cooling: Cooling | None = None
+        self.crew: Crew | None = None
+        self.group = Group()
         try:
-            self._build()
-        except BaseException:
-            self.close()
+            self._build_ring(job, hooks)
+            neighbours = tuple(ring for hook in hooks for ring in hook.neighbours(self))
+            self._start_crew(job, neighbours, order_in)
+            for hook in hooks:
+                hook.built(self)
+        except BaseException as error:
+            try:
+                for hook in hooks:
+                    hook.failed(error)
+            finally:
+                self.close()
             raise
 
-    def _build(self) -> None:
-        options, group = self._options, self._group
+    def _build_ring(self, job: Job, hooks: Sequence[Hook]) -> None:
+        options, group = self.options, self.group
         sizes = {
             "order_capacity": max(8 * options.max_rows, ORDER_CAPACITY),
             "text_capacity": TEXT_CAPACITY,
@@ -157,161 +216,96 @@ class Machinery:
         }
         num_records = options.num_workers + options.num_guests
         nbytes = control_nbytes(self.num_slots, num_records, **sizes)
-        control = group.segment("control", nbytes)
-        self.control = Mapping(control.fd, nbytes)
-        self._control_path = control.path
-        self._ring = TrainerRing(
+        self.control_segment = group.segment("control", nbytes)
+        self.control = Mapping(self.control_segment.fd, nbytes)
+        self.ring = TrainerRing(
             self.control,
             num_slots=self.num_slots,
             num_workers=num_records,
             is_static=options.is_static,
-            threads_per_worker=WHOLE_BATCHES if options.num_far else self._job.num_threads,
+            threads_per_worker=WHOLE_BATCHES if options.num_far else job.num_threads,
             num_usable=num_slots(options.first_ordered) + options.num_cooling if options.first_ordered else 0,
             **sizes,
         )
-        introduce(self._ring, self._job, options.rank, options.world_size)
-        self._onlooker = Onlooker(self.control)
-        self._hoarding = Hoarding(self._ring, is_shared=options.num_ranks > 1)
-        self._cooling = None if options.calls is None else Cooling(self._ring, options.calls)
-        pins = None if self._cooling is None else self._cooling.pins
-        self._memory = RingMemory(
+        introduce(self.ring, job, options.rank, options.world_size)
+        self.onlooker = Onlooker(self.control)
+        self.hoarding = Hoarding(self.ring, is_shared=options.num_ranks > 1)
+        self.cooling = None if options.calls is None else Cooling(self.ring, options.calls)
+        self.memory = RingMemory(
             group,
-            self._ring,
+            self.ring,
             options.ring_bytes,
             may_park=options.first_ordered > 0,
-            pins=pins,
+            pins=None if self.cooling is None else self.cooling.pins,
             is_private=options.num_ranks > 1,
         )
-        self._ready = group.doorbell("ready")
-        self._grants = group.doorbell("grants")
+        self.ready = group.doorbell("ready")
+        self.grants = group.doorbell("grants")
         num_order_bells = options.num_workers if options.is_static else 1 + (0 < options.num_far < options.num_workers)
-        self._orders = [group.doorbell(f"orders-{i}") for i in range(num_order_bells)]
-        job = self._job
-        bells = self._orders if options.is_static or len(self._orders) == 1 else [JointBell(self._orders)]
-        self._writer = OrderWriter(self._ring, self._memory, bells, is_packed=job.plan.is_whole)
-        self._has_layout = job.plan.rows is not None or job.plan.is_whole
-        if self._has_layout:
-            self._writer.settle(job.plan.rows, options.max_rows)
-        self._has_notes = self._job.seed is None
-        self._stacks = {}  # by worker, where they can be asked for theirs; actors are watched where they are
+        self.orders = [group.doorbell(f"orders-{i}") for i in range(num_order_bells)]
+        for hook in hooks:
+            self.orders[0] = hook.order_bell(self, self.orders[0])
+        bells = self.orders if options.is_static or num_order_bells == 1 else [JointBell(self.orders)]
+        self.writer = OrderWriter(self.ring, self.memory, bells, is_packed=job.plan.is_whole)
+        if job.plan.rows is not None or job.plan.is_whole:
+            self.writer.settle(job.plan.rows, options.max_rows)
+        self.stacks = {}  # by worker, where they can be asked for theirs; actors are watched where they are
         if options.sample_timeout_s is not None:
             for worker in range(options.num_far, options.num_workers):
-                self._stacks[worker] = group.segment(f"stack-{worker}", STACK_NBYTES)
+                self.stacks[worker] = group.segment(f"stack-{worker}", STACK_NBYTES)
+
+    def _start_crew(
+        self, job: Job, neighbours: tuple[Invitation, ...], order_in: Callable[[int], Order | None]
+    ) -> None:
+        options = self.options
         called = muster(
-            self._job,
-            group,
-            control,
+            job,
+            self.group,
+            self.control_segment,
             num_workers=options.num_workers,
             multiprocessing_context=options.multiprocessing_context,
             base_seed=options.base_seed,
-            ready=self._ready,
-            orders=self._orders,
-            grants=self._grants,
+            ready=self.ready,
+            orders=self.orders,
+            grants=self.grants,
             resume=options.resume,
-            stacks=self._stacks,
-            neighbours=self._neighbours(),
+            stacks=self.stacks,
+            neighbours=neighbours,
             num_far=options.num_far,
             num_ahead=options.num_ordered // options.num_workers,
             sample_timeout_s=options.sample_timeout_s,
             affinity=options.affinity,
         )
-        self.crew = options.backend(called)
+        self.crew = crew = options.backend(called)
         limit = options.max_restarts
-        if limit is None and self._job.seed is None:
+        if limit is None and job.seed is None:
             limit = 0
-        self.roster = Roster(self._ring, self.crew)
-        self.size = Size(self._memory, self.roster, options.num_cooling)
-        self._supervisor = Supervisor(
-            self._ring,
-            self.crew,
+        self.roster = Roster(self.ring, crew)
+        self.size = Size(self.memory, self.roster, options.num_cooling)
+        self.supervisor = Supervisor(
+            self.ring,
+            crew,
             self.roster,
             limit,
-            self._order_in,
+            order_in,
             sample_timeout_s=options.sample_timeout_s,
-            tolerates_bad_samples=self._job.tolerates_bad_samples,
+            tolerates_bad_samples=job.tolerates_bad_samples,
         )
         with interrupts_held():
             self.roster.start(options.first_workers or options.num_workers)
 
-    def _neighbours(self) -> tuple[Invitation, ...]:
-        """Rings of the node's other ranks in which the crew helps, once there is a ring here and before there is a crew."""
-        return ()
-
-    def _order_in(self, slot: int) -> Order | None:
-        """The order that stands in a slot, if one does."""
-        raise NotImplementedError
-
-    # ------------------------------------------------------------ looking at it
-
-    def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
-        """Tells onlookers how long the pass is that begins (0: that is not known), and how its orders count."""
-        self._ring.begin_pass(num_steps, step_stride=step_stride, epoch_base=epoch_base)
-
-    def leave_pass(self) -> None:
-        """Hears that a pass is left before its end; who shares the ring tells the others."""
-
-    def counters(self) -> dict[str, Any]:
-        """What `shmload top` shows of this ring (docs/top.md), over its whole life, and what only the trainer knows."""
-        self._ring.state(0)  # takes in what leases have given back, and refuses a forked child
-        report = describe(self._onlooker.snapshot())
-        pids = self.crew.pids
-        for worker, pid in zip(report["workers"], pids, strict=False):  # none is left when it is closed
-            worker["pid"] = worker["pid"] or pid
-        add_memory(report)
-        return {
-            **report,
-            "num_repacked": self._writer.num_repacked,
-            "num_taken_back": self._supervisor.num_taken_back,
-        }
-
-    def totals(self) -> dict[str, float]:
-        """What the ring has counted since it began, and `busy_s` of all workers."""
-        workers = (self._ring.worker(w) for w in range(self._options.num_workers))
-        return {**self._ring.counters(), "busy_s": sum(worker["busy_s"] for worker in workers)}
-
-    def pace(self) -> tuple[float, float, int]:
-        """So far: seconds that the trainer has waited, seconds that workers have worked, and workers that were replaced."""
-        totals = self.totals()
-        return totals["wait_s"], totals["busy_s"], int(totals["num_restarts"])
-
-    @property
-    def layout(self) -> Layout | None:
-        """Where fields lie, once it is known."""
-        return self._writer.layout
-
-    def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
-        """Ends the workers and gives up the names; live batches stay valid. Safe to call twice, and in a forked child.
-
-        Args:
-            grace_s: how long a worker may take over what it has claimed before it is killed.
-        """
-        if self._is_closed or os.getpid() != self._pid:
-            return
-        self._is_closed = True
-        with self.turns.others_out():  # who waits in next() hears of it at the next look
-            self._end(grace_s)
-
-    def _end(self, grace_s: float) -> None:
+    def close(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Ends the workers and gives up the names."""
         try:
-            if hasattr(self, "crew"):
-                self._ring.set_closing()
-                for bell in (*self._orders, self._grants):
-                    for _ in range(self._options.num_workers):
+            if self.crew is not None:
+                self.ring.set_closing()
+                for bell in (*self.orders, self.grants):
+                    for _ in range(self.options.num_workers):
                         bell.post()
                 self.crew.stop(grace_s)
         finally:
             try:
-                if self._cooling is not None:
-                    self._cooling.close()
+                if self.cooling is not None:
+                    self.cooling.close()
             finally:
-                self._group.close()
-
-    @property
-    def wants_pinned(self) -> bool:
-        """Whether a batch that is not pinned is to be copied to pinned memory: not where the ring could not be, nor on a device."""
-        return self._options.num_sent is None and (self._cooling is None or not self._cooling.pins.has_failed)
-
-    @property
-    def releases(self) -> Releases | None:
-        """What ends of leases leave behind; None where nothing is pinned."""
-        return None if self._cooling is None else self._cooling.releases
+                self.group.close()

@@ -25,7 +25,7 @@ from shmload.engine.timeline import TRAINER, Span, Tape, Timeline, timeline_of
 
 if TYPE_CHECKING:
     from shmload.engine.builder import EngineBuilder
-    from shmload.engine.engine import Engine
+    from shmload.engine.orders import BatchSource
 
 log = logging.getLogger("shmload")
 
@@ -50,7 +50,7 @@ class Trace:
             raise FileNotFoundError(f"{self.path}: trace() needs an existing folder to write to")
         self._builder = builder
         self._tapes: list[Tape] = []
-        self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._engines: weakref.WeakSet[BatchSource] = weakref.WeakSet()
         self.num_lost = self.num_batches = 0
 
     def __enter__(self) -> Self:
@@ -64,7 +64,7 @@ class Trace:
             self.follow(engine, with_history=False)
         return self
 
-    def follow(self, engine: Engine, *, with_history: bool = True) -> None:
+    def follow(self, engine: BatchSource, *, with_history: bool = True) -> None:
         """Records a ring of the loader's, too."""
         tape = Tape(engine.control, with_history=with_history)
         self._tapes.append(tape)

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from shmload._core.trainer import Order
 from shmload.device.calls import Calls
 from shmload.device.pins import Cooling
-from shmload.engine.engine import Engine
-from shmload.engine.orders import Delivery
+from shmload.engine.parts import Hook, Parts
 from shmload.world import users_place
 
 LEASED = 3  # of TrainerRing.state
@@ -139,22 +139,20 @@ class Holder(NamedTuple):
         )
 
 
-class WatchedEngine(Engine):
-    """An engine that notes where each batch is taken, over a ring whose slots are poisoned."""
+class Holders(Hook):
+    """Notes where each batch is taken, over a ring whose slots are poisoned."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self) -> None:
         self._taken: dict[int, tuple[int, int, float, str]] = {}  # slot -> epoch, step, when, where
-        super().__init__(*args)
+
+    def built(self, parts: Parts) -> None:
+        self._ring = parts.ring
         self._ring.poison = True
 
-    def next(self, *, in_order: bool = True) -> Delivery:
-        """As of any engine; notes who asked."""
-        delivery = super().next(in_order=in_order)
-        order = delivery[0]
+    def delivered(self, order: Order) -> None:
         self._taken[order.slot] = (order.epoch, order.step, monotonic(), users_place())
-        return delivery
 
-    def holders(self) -> list[Holder]:
+    def held(self) -> list[Holder]:
         """The batches that still have their slots, the oldest first."""
         now, ring = monotonic(), self._ring
         found = [
@@ -170,8 +168,7 @@ class WatchedEngine(Engine):
         return f"batch {step} of epoch {epoch}, taken at {where},"
 
     def counters(self) -> dict[str, Any]:
-        """As of any engine; and the holders."""
-        return {**super().counters(), "holders": [holder._asdict() for holder in self.holders()]}
+        return {"holders": [holder._asdict() for holder in self.held()]}
 
-    def _who_holds(self) -> str:
-        return "".join(f"\n{holder}" for holder in self.holders())
+    def who_holds(self) -> str:
+        return "".join(f"\n{holder}" for holder in self.held())

@@ -22,8 +22,7 @@ from shmload import faults
 from shmload._core.trainer import Order
 from shmload.device.sending import NUM_SENT, sent_now
 from shmload.engine.autotune import Autotuner
-from shmload.engine.engine import Engine
-from shmload.engine.orders import NOTHING, DeliveryLog, Turns
+from shmload.engine.orders import NOTHING, BatchSource, DeliveryLog, Turns
 from shmload.modes.epoch_watch import EpochWatch, EpochWatches
 from shmload.modes.inline import InlineReader, next_of_dataset
 from shmload.modes.seed_epochs import Epochs
@@ -112,7 +111,7 @@ class SeedStream:
         self.config = config
         self._builder, self._log, self._watches = builder, log, watches
         self._is_closed = False
-        self._engine: Engine | None = None
+        self._engine: BatchSource | None = None
         self._inline: InlineReader | None = None
         self._pid = os.getpid()
         self._next_epoch = 0
@@ -228,7 +227,7 @@ class SeedStream:
         step = order.step if self.epochs.is_uniform else self.epochs.step_number(order.step)
         self._log.delivered(order, batch, valid=self.valid, step=step)
 
-    def _fill(self, engine: Engine) -> None:
+    def _fill(self, engine: BatchSource) -> None:
         """Orders ahead, into the next epoch if this one is all ordered."""
         num_missing = self._num_ahead - engine.num_queued
         while num_missing > 0:
@@ -247,15 +246,15 @@ class SeedStream:
         """Whether the samples of what comes behind an epoch are not to be settled yet."""
         return self.epochs.grows and self._place is not None and epoch > self._place.epoch
 
-    def _made_engine(self) -> Engine:
+    def _made_engine(self) -> BatchSource:
         self._pid = os.getpid()
-        self._engine = self._builder.make(self.config, base_seed=_base_seed(self.config.seed or 0))
-        self._engine.turns = self.turns
+        engine = self._builder.make(self.config, base_seed=_base_seed(self.config.seed or 0))
+        self._engine, engine.turns = engine, self.turns
         self._tuner = self._builder.tuner
-        self._tell_length(self._engine)
-        return self._engine
+        self._tell_length(engine)
+        return engine
 
-    def _tell_length(self, engine: Engine) -> None:
+    def _tell_length(self, engine: BatchSource) -> None:
         try:
             num_steps = 0 if self.epochs.end_of(self._position()[0]) >= MAX_N else len(self)
         except Exception:  # a mixture that never ends, or a sampler of the user's that cannot say

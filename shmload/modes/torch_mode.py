@@ -246,7 +246,7 @@ class TorchIterator(_Iterator):
         init_fn = self._worker_init_fn = config.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
-        self._engine = passes.builder.make(
+        engine = passes.builder.make(
             config,
             base_seed=int(self._base_seed),
             resume=resume_bytes(state, config.crew_size),
@@ -254,7 +254,8 @@ class TorchIterator(_Iterator):
             worker_init_fn=init_fn,
             shared_seed=self._shared_seed,
         )
-        self._engine.turns = self.turns
+        assert isinstance(engine, Engine)  # only seed mode shares
+        self._engine, engine.turns = engine, self.turns
         self._tuner = passes.builder.tuner
         self._reset(loader, first_iter=True, state=state)
 

@@ -1,4 +1,4 @@
-"""The engine of a rank whose neighbours read other samples: a ring and crew of its own, and the node's workers help each other."""
+"""What a rank does beside its engine's work whose neighbours read other samples: the node's workers help each other."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import Any, NamedTuple
 from shmload._core.mapping import Mapping
 from shmload._core.neighbour import Neighbour
 from shmload._core.trainer import TrainerRing
-from shmload.engine.engine import Engine
-from shmload.engine.orders import BadSamples
-from shmload.engine.parts import EngineOptions
+from shmload.engine.parts import Hook, Parts
 from shmload.sharing.gathering import Party
 from shmload.sharing.guests import Guests
 from shmload.shm.doorbell import Doorbell
 from shmload.shm.segment import open_segment
-from shmload.worker.crew import STOP_GRACE_S, interrupts_held
-from shmload.worker.spec import Invitation, Job
+from shmload.worker.crew import interrupts_held
+from shmload.worker.spec import Invitation
 
 
 class Helpers(NamedTuple):
@@ -46,14 +44,14 @@ class NodeBell(Doorbell):
                 num_left -= num_idle
 
 
-class BalancingEngine(Engine):
-    """An engine whose neighbours' workers fill chunks of its ring when they have nothing else to do.
+class Balancer(Hook):
+    """The part that an engine's rank takes whose neighbours' workers fill chunks of its ring when they have nothing else to do.
 
     Args:
         party: these ranks.
     """
 
-    def __init__(self, job: Job, options: EngineOptions, bad_samples: BadSamples, party: Party) -> None:
+    def __init__(self, party: Party) -> None:
         self._party = party
         self._has_told = False
         self._guests: Guests | None = None
@@ -61,36 +59,30 @@ class BalancingEngine(Engine):
         self._poll = select.poll()
         for pidfd in party.pidfds.values():
             self._poll.register(pidfd, select.POLLIN)
-        super().__init__(job, options, bad_samples)
 
-    def _build(self) -> None:
-        try:
-            super()._build()
-        except BaseException as error:
-            if not self._has_told:
-                self._party.tell({"failed": f"{type(error).__name__}: {error}"})
-            raise
-        self._supervisor.guests = self._guests
-        bell = NodeBell.attach(self._orders[0].name)
-        bell.ring, bell.helpers = self._ring, self._helpers
-        self._orders[0] = bell  # the writer has this list, too
+    def order_bell(self, parts: Parts, bell: Doorbell) -> Doorbell:
+        """The crew's bell, by which the neighbours' workers are called, too."""
+        self._bell = NodeBell.attach(bell.name)
+        self._bell.ring, self._bell.helpers = parts.ring, self._helpers
+        return self._bell
 
-    def _neighbours(self) -> tuple[Invitation, ...]:
+    def neighbours(self, parts: Parts) -> tuple[Invitation, ...]:
         """Tells the others of the ring, and hears of theirs. A rank that has ended, or could make none, is gone without."""
-        party, num_workers = self._party, self._options.num_workers
+        party, num_workers = self._party, parts.options.num_workers
         num_ranks = len(party.seats)
         party.tell(
             {
-                "control": self._control_path,
-                "orders": self._orders[0].name,
-                "ready": self._ready.name,
-                "grants": self._grants.name,
-                "stacks": [stack.path for stack in self._stacks.values()],
+                "control": parts.control_segment.path,
+                "orders": self._bell.name,
+                "ready": parts.ready.name,
+                "grants": parts.grants.name,
+                "stacks": [stack.path for stack in parts.stacks.values()],
             }
         )
         self._has_told = True
         rings = party.rings()
-        self._guests = Guests(self._ring, party, num_workers, rings)
+        self._ring, self._num_workers = parts.ring, num_workers
+        self._guests = Guests(parts.ring, party, num_workers, rings)
         invitations = []
         for steps in range(1, num_ranks):
             number = (party.me + steps) % num_ranks
@@ -113,38 +105,41 @@ class BalancingEngine(Engine):
             )
         return tuple(invitations)
 
-    def _see_to_deaths(self) -> None:
-        guests = self._guests
-        assert guests is not None
+    def built(self, parts: Parts) -> None:
+        self._supervisor = parts.supervisor
+        self._supervisor.guests = self._guests
+
+    def failed(self, error: BaseException) -> None:
+        if not self._has_told:
+            self._party.tell({"failed": f"{type(error).__name__}: {error}"})
+        self.closed()
+
+    def look(self) -> None:
+        """Lets guests in, and takes back what those held that have ended; forgets neighbours that are gone."""
+        assert self._guests is not None
         with interrupts_held():
-            num_taken_back = guests.look()
+            num_taken_back = self._guests.look()
         self._supervisor.num_taken_back += num_taken_back
         if num_taken_back:
-            self._orders[0].post_up_to(num_taken_back)
+            self._bell.post_up_to(num_taken_back)
         ended = {pidfd for pidfd, _ in self._poll.poll(0)}
         for number, pidfd in self._party.pidfds.items():
             if number in self._helpers and (pidfd in ended or self._helpers[number].neighbour.is_closing):
                 del self._helpers[number]
-        super()._see_to_deaths()
 
     def counters(self) -> dict[str, Any]:
-        """As of any engine; and what the neighbours have done of it."""
-        guests = range(self._options.num_workers, self._ring.num_workers)
+        guests = range(self._num_workers, self._ring.num_workers)
         return {
-            **super().counters(),
             "balanced_over": len(self._party.seats),
             "num_chunks_by_guests": sum(self._ring.worker(record)["num_chunks"] for record in guests),
         }
 
-    def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
-        """As of any engine. Guests leave by themselves; the neighbours go on."""
-        is_first = not self._is_closed and os.getpid() == self._pid
-        super().close(grace_s=grace_s)
-        if is_first:
-            self._helpers.clear()
-            if self._guests is not None:
-                self._guests.close()
-            self._party.close()
+    def closed(self) -> None:
+        """Guests leave by themselves; the neighbours go on."""
+        self._helpers.clear()
+        if self._guests is not None:
+            self._guests.close()
+        self._party.close()
 
 
 def _mapped(path: str) -> Mapping:

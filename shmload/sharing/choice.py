@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from shmload.engine.engine import Engine
-from shmload.engine.orders import BadSamples
-from shmload.engine.parts import EngineOptions
-from shmload.sharing.balancing import BalancingEngine
+from shmload.engine.orders import BadSamples, BatchSource
+from shmload.engine.parts import EngineOptions, Hook
+from shmload.sharing.balancing import Balancer
 from shmload.sharing.following import FollowingEngine
 from shmload.sharing.gathering import gather
-from shmload.sharing.leading import LeadingEngine
+from shmload.sharing.leading import Leader
 from shmload.worker.spec import Job
 from shmload.world import rank_and_world_size
 
@@ -28,8 +29,13 @@ _numbers: WeakKeyDictionary[EngineBuilder, int] = WeakKeyDictionary()
 
 
 def shared_engine(
-    config: LoaderConfig, builder: EngineBuilder, job: Job, options: EngineOptions, bad_samples: BadSamples
-) -> Engine:
+    config: LoaderConfig,
+    builder: EngineBuilder,
+    job: Job,
+    options: EngineOptions,
+    bad_samples: BadSamples,
+    hooks: Sequence[Hook],
+) -> BatchSource:
     """The engine of one rank, once all ranks of the node are there.
 
     Raises:
@@ -44,12 +50,12 @@ def shared_engine(
     num_ranks = len(party.seats)
     if num_ranks == 1:
         party.close()
-        return Engine(job, options, bad_samples)
+        return Engine(job, options, bad_samples, hooks)
     if party.is_balanced:
         options = dataclasses.replace(options, num_guests=(num_ranks - 1) * options.num_workers)
-        return BalancingEngine(job, options, bad_samples, party)
+        return Engine(job, options, bad_samples, [*hooks, Balancer(party)])
     if party.me > 0:
-        return cast(Engine, FollowingEngine(options, party))  # it has what a stream asks of an engine
+        return FollowingEngine(options, party)
     cpus = {cpu for seat in party.seats for cpu in seat.cpus}
     options = dataclasses.replace(
         options,
@@ -57,7 +63,7 @@ def shared_engine(
         num_cooling=SLOTS_PER_FOLLOWER * (num_ranks - 1),
         affinity=tuple(sorted(cpus)),
     )
-    return LeadingEngine(job, options, bad_samples, party)
+    return Engine(job, options, bad_samples, [*hooks, Leader(party, options.timeout_s)])
 
 
 def _promise(config: LoaderConfig) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class FollowingEngine:
     """
 
     wants_pinned = True  # the ring is not: batches are copied to pinned memory, as torch does
-    releases = None
+    releases = holders = None
 
     def __init__(self, options: EngineOptions, party: Party) -> None:
         self._options, self._party = options, party

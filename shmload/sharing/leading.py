@@ -1,50 +1,45 @@
-"""The engine of the rank that leads: as any loader's, but a slot is used again when all ranks have let it go."""
+"""What the rank that leads does beside its engine's work: a slot is used again when all ranks have let it go."""
 
 from __future__ import annotations
 
-import os
 from time import monotonic
 from typing import Any
 
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import ANY_SLOT, Order, Share, share_nbytes
-from shmload.engine.engine import WAIT_S, Engine
-from shmload.engine.orders import BadSamples, Delivery
-from shmload.engine.parts import EngineOptions
+from shmload.engine.engine import WAIT_S
+from shmload.engine.parts import Hook, Parts
 from shmload.sharing.company import Company
 from shmload.sharing.gathering import Party
-from shmload.worker.crew import STOP_GRACE_S
-from shmload.worker.spec import Job
 
 LINGER_S = 5.0  # how long a leader that closes waits for ranks that have not read yet what it has
 
 
-class LeadingEngine(Engine):
-    """An engine whose ring other ranks read.
+class Leader(Hook):
+    """The part that an engine's rank takes whose ring other ranks read.
 
     Args:
         party: these ranks.
+        timeout_s: how long they may take to come to one place; 0: as long as it takes.
     """
 
-    def __init__(self, job: Job, options: EngineOptions, bad_samples: BadSamples, party: Party) -> None:
-        self._party = party
+    def __init__(self, party: Party, timeout_s: float) -> None:
+        self._party, self._timeout_s = party, timeout_s
         self._company: Company | None = None
-        try:
-            super().__init__(job, options, bad_samples)
-        except BaseException as error:
-            party.announce({"failed": f"{type(error).__name__}: {error}"})
-            party.close()
-            raise
 
-    def _build(self) -> None:
-        super()._build()
+    def built(self, parts: Parts) -> None:
+        self._ring, self._ready = parts.ring, parts.ready
         num_ranks = len(self._party.seats)
-        nbytes = share_nbytes(num_ranks, self.num_slots)
-        segment = self._group.segment("share", nbytes)
-        share = Share(Mapping(segment.fd, nbytes), me=0, num_ranks=num_ranks, num_slots=self.num_slots)
-        self._ring.share(share)
-        self._company = Company(self._party, share, self._sleep, self._ring.wake, self._options.timeout_s)
-        self._party.announce({"control": self._control_path, "share": segment.path, "ready": self._ready.name})
+        nbytes = share_nbytes(num_ranks, parts.num_slots)
+        segment = parts.group.segment("share", nbytes)
+        share = Share(Mapping(segment.fd, nbytes), me=0, num_ranks=num_ranks, num_slots=parts.num_slots)
+        parts.ring.share(share)
+        self._company = Company(self._party, share, self._sleep, parts.ring.wake, self._timeout_s)
+        self._party.announce({"control": parts.control_segment.path, "share": segment.path, "ready": parts.ready.name})
+
+    def failed(self, error: BaseException) -> None:
+        self._party.announce({"failed": f"{type(error).__name__}: {error}"})
+        self._party.close()
 
     def _sleep(self, order: Order | None) -> None:
         self._ring.begin_wait(ANY_SLOT)  # so that ranks ring when they have passed a batch
@@ -53,60 +48,47 @@ class LeadingEngine(Engine):
         finally:
             self._ring.end_wait()
 
-    def next(self, *, in_order: bool = True) -> Delivery:
-        """As of any engine.
+    @property
+    def company(self) -> Company:
+        """The others, once there is a ring."""
+        assert self._company is not None
+        return self._company
+
+    def before_next(self, order: Order) -> None:
+        """Sees to it that all ranks come to the batch.
 
         Raises:
-            RankLeft: another rank does not take this batch, or has ended.
+            RankLeft: another rank does not take it, or has ended.
         """
-        self._begin_next()  # what may raise does so before the others are told
-        company, order = self._company, self._queue[0]
-        assert company is not None
-        company.before(order)
-        try:
-            return super().next(in_order=in_order)
-        finally:
-            if self.front is not order:
-                company.took()
+        self.company.before(order)
 
-    def _see_to_deaths(self) -> None:
-        super()._see_to_deaths()
-        if self._company is not None:
-            self._company.look()
-            self._company.check()
+    def after_next(self, *, is_gone: bool) -> None:
+        if is_gone:
+            self.company.took()
 
-    def abandon(self) -> None:
-        """As of any engine; what is ordered from now on is another generation's."""
-        super().abandon()
-        if self._company is not None:
-            self._company.abandon()
+    def look(self) -> None:
+        self.company.look()
+        self.company.check()
 
-    def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
-        """As of any engine; counts passes."""
-        super().begin_pass(num_steps, step_stride=step_stride, epoch_base=epoch_base)
-        if self._company is not None:
-            self._company.begin_pass()
+    def abandoned(self) -> None:
+        self.company.abandon()
 
-    def leave_pass(self) -> None:
-        """Tells the others that this rank has left the pass before its end."""
-        if self._company is not None and not self._is_closed:
-            self._company.leave_pass()
+    def pass_begins(self) -> None:
+        self.company.begin_pass()
+
+    def pass_left(self) -> None:
+        self.company.leave_pass()
 
     def counters(self) -> dict[str, Any]:
-        """As of any engine; and how many ranks read this ring."""
-        return {**super().counters(), "shared_by": len(self._party.seats)}
+        return {"shared_by": len(self._party.seats)}
 
-    def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
-        """As of any engine. Ranks that are behind may still open what they have not opened yet, for a while."""
-        company = self._company
-        if self._is_closed or os.getpid() != self._pid or company is None:
-            super().close(grace_s=grace_s)
-            return
-        try:
-            company.close()
-            deadline = monotonic() + LINGER_S
-            while self._broken is None and not company.are_done() and monotonic() < deadline:
-                self._sleep(None)
-        finally:
-            super().close(grace_s=grace_s)
-            self._party.close()
+    def closing(self, *, is_broken: bool) -> None:
+        """Ranks that are behind may still open what they have not opened yet, for a while."""
+        company = self.company
+        company.close()
+        deadline = monotonic() + LINGER_S
+        while not is_broken and not company.are_done() and monotonic() < deadline:
+            self._sleep(None)
+
+    def closed(self) -> None:
+        self._party.close()

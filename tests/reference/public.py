@@ -39,7 +39,6 @@ INTERNAL = {  # public to the rest of the package only
     "Mix.keyed_order",
     "PreparedLoader.begin",
     "PreparedLoader.end",
-    "WatchedEngine",
     *(f"{batches}.schedule" for batches in ("KeyedBatches", "LengthBuckets", "TokenBudget")),
     *(f"{face}.{name}" for face in ("Conveyer", "Join") for name in ("as_source", "entering", "entry", "keyed_order")),
     "EpochCallback",

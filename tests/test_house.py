@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
@@ -11,62 +10,21 @@ from pathlib import Path
 import pytest
 
 import shmload
-
-PACKAGE = Path(shmload.__file__).parent
-# A room is a folder or a module directly in the package. It imports only from floors below its own: every import counts, also one
-# inside a function or under TYPE_CHECKING.
-FLOORS = {
-    room: floor
-    for floor, rooms in enumerate(
-        (
-            "errors faults world metrics _core",
-            "shm schedule batch storage",
-            "formats device",
-            "worker",
-            "engine",
-            "modes sharing ray audit",
-            "loader",
-            "pipeline remote growing launch integrations cluster debug testing",
-            "tools",
-            "cli",
-        )
-    )
-    for room in rooms.split()
-}
+from tests.house import FLOORS, PACKAGE, PICTURE, files, imports_of, picture, room_of
 
 
-def room_of(module: str) -> str:
-    return module.split(".")[1]
-
-
-def imports_of(path: Path) -> list[str]:
-    """The shmload modules that a file names in imports, wherever they stand."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{a.name}" for a in node.names] if node.module == "shmload" else [node.module]
-        elif isinstance(node, ast.Import):
-            names = [a.name for a in node.names]
-        else:
-            continue
-        found += [name for name in names if name.startswith("shmload.")]
-    return found
-
-
-FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.parent != PACKAGE or p.stem != "__init__"]
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_down(path: Path) -> None:
-    mine = room_of(f"shmload.{'.'.join(path.relative_to(PACKAGE).with_suffix('').parts)}")
-    assert not [
-        module
-        for module in imports_of(path)
-        if room_of(module) != mine
-        and room_of(module) not in shmload.__all__
-        and not FLOORS[room_of(module)] < FLOORS[mine]
-        and module != "shmload.__version__"
-    ]
+    mine = room_of(path)
+    assert [room for room in imports_of(path) if room != mine and FLOORS[room] >= FLOORS[mine]] == []
+
+
+def test_the_picture_is_what_the_imports_are() -> None:
+    assert PICTURE.read_text() == picture(), "python -m tests.house draws it anew"
+
+
+def test_few_modules_stand_directly_in_the_package() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= 10
 
 
 def test_every_public_name_can_be_had() -> None:

@@ -1,6 +1,6 @@
 """Windows of tokens widened into a batch, and the plan that packs documents into windows. Loops without the GIL.
 
-A plan (formats/tokens/plan.py) is what windows are made of: pieces of documents. Best-fit decreasing keeps the open windows in stacks
+A plan (formats/tokens.py) is what windows are made of: pieces of documents. Best-fit decreasing keeps the open windows in stacks
 by the room they have left, with one bit for every room that some window has, so the tightest fit is the next bit that is set.
 
 Source: H. Ding et al., Fewer truncations improve language modeling, ICML 2024 (best-fit packing).

@@ -3,7 +3,7 @@
     g<generation>-<records>-<bytes>.tfrecord[.gz|.zz]   published by a writer; whole, or the size differs from what the name says
     .growing/                                           what processes tell each other; nothing that a listing needs
     .<anything>                                         nobody's samples
-    <anything else>                                     dropped in by somebody: looked at before it is believed (intake.py)
+    <anything else>                                     dropped in by somebody: looked at before it is believed (files.py)
 
 A generation is a number of its own for every file published, greater for a later one.
 """

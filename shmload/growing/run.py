@@ -150,7 +150,7 @@ class Run:
         close_kept(attending)
 
     def __del__(self) -> None:
-        if sys is not None and not sys.is_finalizing():  # as in storage/lease.py
+        if sys is not None and not sys.is_finalizing():  # as in storage/folder.py
             self.leave()
 
 

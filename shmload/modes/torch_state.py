@@ -2,8 +2,8 @@
 
     {"version", "mode": "torch", "batch_size", "drop_last", "n",    which loader it was
      "position", "is_finished",                                     batches delivered
-     "check",                                                       checksum.py
-     "details"}                                                     the rest, as one string (opaque.py):
+     "check",                                                       schedule/state.py
+     "details"}                                                     the rest, as one string (schedule/codec.py):
 
      "snapshot", "num_workers", "last_worker", "base_seed", "shared_seed",  from where a resumed loader makes batches again
      "done", "beyond",                                              all orders before `done` are behind, and these after it

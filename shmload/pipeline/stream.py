@@ -1,6 +1,6 @@
 """Which items a rank is given at a step: the pipeline's form of shmload's schedule.
 
-A source is one row of keys, epoch after epoch. A step goes by its first position (schedule/stream_positions.py), which is also what
+A source is one row of keys, epoch after epoch. A step goes by its first position (schedule/schedule.py), which is also what
 a state holds: the items that all ranks have had are those before it. If the source repeats, positions count on across the ends of
 epochs, and for the loader that reads it all of it is one epoch; else they begin anew with each.
 """

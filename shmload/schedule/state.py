@@ -1,7 +1,7 @@
 """The checksum of a state: whatever has kept it since, the loader that takes it knows whether every value is what it was.
 
 It is that of canonical JSON, so JSON there and back, torch.save, another order of keys and tuples in place of lists change nothing.
-It tells of damage. Who writes a state on purpose can write its checksum, too; that a state runs no code is opaque.py's affair.
+It tells of damage. Who writes a state on purpose can write its checksum, too; that a state runs no code is codec.py's affair.
 """
 
 import json
@@ -70,7 +70,7 @@ class State(TypedDict):
     global_batch: int  # 0 where the order makes the batches
     shuffle: bool
     uneven: str  # what happens to the rest: "pad", "drop" or "exact"
-    check: int  # checksum.py
+    check: int  # state.py
     order: NotRequired[str]  # which order it is, where it is not the plain one
     counters: NotRequired[list[int]]  # a mixture's draws so far, per member
     children: NotRequired[dict[str, Any]]  # states of members

@@ -91,7 +91,7 @@ def _in_parent() -> None:
 def _in_child() -> None:
     fork, _thread.fork = _thread.fork, None
     stop_poisoning()
-    _unsettled.clear()  # owner.py has closed the readers
+    _unsettled.clear()  # names.py has closed the readers
     if fork is not None and all(
         _private(lease) for lease in fork.leases
     ):  # after the first refusal all slots stay kept

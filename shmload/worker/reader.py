@@ -1,4 +1,4 @@
-"""How a dataset decodes into rows itself, also through the wrappers that pass this on. Whether it is asked to: read_plan.py."""
+"""How a dataset decodes into rows itself, also through the wrappers that pass this on. Whether it is asked to: reader.py."""
 
 from __future__ import annotations
 

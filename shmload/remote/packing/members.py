@@ -203,7 +203,7 @@ class OpenFile:
             self._fd = -1
 
     def __del__(self) -> None:
-        if sys is not None and not sys.is_finalizing():  # as in storage/lease.py
+        if sys is not None and not sys.is_finalizing():  # as in storage/folder.py
             self.close()
 
 

@@ -2,7 +2,7 @@
 
 Files are read (`file.py`), divided into loaders by what their headers say, freed of what resumes rolled back (`timeline.py`) and
 judged: by the schedule (`epochs.py`) or by themselves (`passes.py`); batches that should be alike, or should not, in
-`repeats.py`.
+`verify.py`.
 """
 
 from __future__ import annotations

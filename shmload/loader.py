@@ -24,8 +24,7 @@ from typing_extensions import TypeVar  # torch's own requirement
 from shmload.audit.recorder import Recorder
 from shmload.batch.ragged import AS_TORCH_OR_LIST
 from shmload.engine.autotune import AutoNumber, first_numbers, is_auto
-from shmload.engine.builder import EngineBuilder, Make
-from shmload.engine.config import LoaderConfig, as_keyed, check_arguments
+from shmload.engine.builder import EngineBuilder, LoaderConfig, Make, as_keyed, check_arguments
 from shmload.engine.controller import Setting
 from shmload.engine.engine import Engine
 from shmload.engine.orders import BadSamples, OnError

@@ -15,7 +15,7 @@ from shmload.schedule.schedule import SCHEDULE_VERSION, BatchSchedule, Schedule
 from shmload.world import ability_of, rank_and_world_size
 
 if TYPE_CHECKING:
-    from shmload.engine.config import LoaderConfig
+    from shmload.engine.builder import LoaderConfig
 
 SEED, SAMPLED, PIPELINE, TORCH = "seed", "seed, with a sampler", "pipeline", "torch"
 DISTRIBUTED, ITERABLE = "DistributedSampler", "iterable dataset"

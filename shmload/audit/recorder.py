@@ -27,7 +27,7 @@ from shmload._core.trainer import Order
 from shmload.audit.digest import digest_of
 from shmload.audit.file import SUFFIX, Batch, Change, batch_record, event_record, header_line
 from shmload.audit.header import Header, header_of
-from shmload.engine.config import LoaderConfig
+from shmload.engine.builder import LoaderConfig
 from shmload.engine.orders import NOTHING
 from shmload.schedule.schedule import BatchSchedule, Schedule
 

@@ -19,7 +19,7 @@ from shmload.shm.segment import available_bytes
 from shmload.world import OWN_CPUS
 
 if TYPE_CHECKING:
-    from shmload.engine.config import LoaderConfig
+    from shmload.engine.builder import LoaderConfig
 
 AUTO = "auto"
 

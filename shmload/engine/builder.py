@@ -1,27 +1,348 @@
-"""Makes the engines of one loader, one after the other, and knows those that there are."""
+"""From a loader's arguments to its engines.
+
+`ShmLoader` makes a `LoaderConfig` of its attributes when a pass begins, as torch lets programs set some of them between passes.
+Whatever serves the loader (its modes, its engines' builder, the audit, autotune, ranks that share) is given that, and none of them
+knows the loader. The builder makes one engine after the other and knows those that there are.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakSet
 
 import torch
+from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from shmload.batch.deliver import mapped, parts_of
-from shmload.device.sending import NUM_SENT, Sender, calls_of, sender_of
-from shmload.engine.autotune import Autotuner, tuner_of
-from shmload.engine.config import LoaderConfig
+from shmload.device.sending import NUM_SENT, Device, Sender, calls_of, check_device, sender_of
+from shmload.engine.autotune import Autotuner, is_auto, tuner_of
 from shmload.engine.controller import Setting
-from shmload.engine.orders import BadSamples, BatchSource
+from shmload.engine.orders import BadSamples, BatchSource, OnError
 from shmload.engine.parts import EngineOptions, Hook
 from shmload.engine.watching import Holders, is_enabled
+from shmload.schedule.schedule import KeyedBatches, KeyedOrder
+from shmload.worker.reader import ReadPlan, plan_of
 from shmload.worker.spec import Job
+from shmload.world import ability_of
 
 if TYPE_CHECKING:
     from shmload.engine.trace import Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderConfig:
+    """The arguments of a loader as they are for one pass; `ShmLoader` says what each means.
+
+    Attributes:
+        index_sampler: what torch has made of shuffle, sampler and batch_sampler.
+        auto_collation: whether samples are made into batches.
+        has_own_order: seed mode: a sampler of the user's orders, and no schedule.
+    """
+
+    dataset: Any
+    batch_size: int | None
+    shuffle: bool | None
+    sampler: Any
+    batch_sampler: Any
+    num_workers: int
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    in_order: bool
+    seed: int | None
+    seed_samples: bool
+    rank: int | None
+    world_size: int | None
+    uneven: Literal["pad", "drop", "exact"]
+    ring_bytes: int | None
+    max_restarts: int | None
+    on_error: OnError
+    max_bad: int | None
+    sample_timeout_s: float | None
+    ragged: str | Mapping[str, str]
+    snapshot_every_n_steps: int
+    threads_per_worker: int
+    trust_state: bool
+    crew: str
+    num_local_workers: int
+    address: str | None
+    connect_timeout_s: float
+    share: str | None
+    device: Any
+    audit: str | os.PathLike[str] | None
+    index_sampler: Any
+    auto_collation: bool
+    has_own_order: bool
+
+    @property
+    def crew_size(self) -> int:
+        """How many workers there are, of whatever kind."""
+        return self.num_workers + self.num_local_workers
+
+    @property
+    def is_iterable(self) -> bool:
+        """Whether the dataset is read from its start on, and not by index."""
+        return isinstance(self.dataset, IterableDataset)
+
+    @cached_property
+    def plan(self) -> ReadPlan:
+        """How batches are read."""
+        return plan_of(
+            self.dataset,
+            collate_fn=self.custom_collate_fn,
+            auto_collation=self.auto_collation,
+            ragged=self.ragged,
+            is_torch_mode=self.seed is None,
+        )
+
+    @property
+    def snapshot_every(self) -> int:
+        """After how many batches workers say where they stand; 0: never. Out of order nothing else tells the place."""
+        if self.seed is not None:
+            return 0
+        return self.snapshot_every_n_steps if self.in_order else min(self.snapshot_every_n_steps, 1)
+
+    @property
+    def custom_collate_fn(self) -> Callable[[Any], Any] | None:
+        """The user's collate_fn; None where torch's default is meant."""
+        default = default_collate if self.auto_collation else default_convert
+        return None if self.collate_fn is default else self.collate_fn
+
+    @property
+    def num_samples(self) -> int | None:
+        """Of the dataset as it is now; None if it does not say."""
+        try:
+            return len(self.dataset)
+        except (TypeError, NotImplementedError):
+            return None
+
+    @property
+    def reads_inline(self) -> bool:
+        """Whether, without workers, the dataset is read by our reader and not by torch's."""
+        if self.plan.is_in_place or self.on_error != "raise":
+            return True
+        if self.is_iterable or not self.auto_collation:
+            return False
+        # torch's would take what a wrapper passes on
+        return hasattr(self.dataset, "__getitems__") and not self.plan.has_getitems
+
+    def job(self) -> Job:
+        """What workers are told to do."""
+        return Job(
+            dataset=self.dataset,
+            collate_fn=self.custom_collate_fn,
+            worker_init_fn=self.worker_init_fn,
+            auto_collation=self.auto_collation,
+            seed=self.seed,
+            seed_samples=self.seed_samples,
+            is_iterable=self.is_iterable,
+            drop_last=bool(self.drop_last),
+            snapshot_every=self.snapshot_every,
+            tolerates_bad_samples=self.on_error != "raise",
+            plan=self.plan,
+            num_threads=self.threads_per_worker,
+        )
+
+
+def check_arguments(given: Mapping[str, Any]) -> None:
+    """Returns if they go together.
+
+    Raises:
+        ValueError: they do not.
+        ImportError: what they need is not installed.
+    """
+    for name in ("num_workers", "prefetch_factor"):
+        # in torch mode torch says, in its own words, what else is no number
+        if given["seed"] is not None and isinstance(given[name], str) and not is_auto(given[name]):
+            raise ValueError(f'{name} is a number or "auto"; got {given[name]!r}')
+    _check_crew(given)
+    _check_seed(given)
+    _check_threads(given)
+    _check_policies(given)
+    _check_share(given)
+    check_device(given["device"])
+    if given["device"] is not None and given["audit"] is not None:
+        raise ValueError(
+            "audit and device exclude each other: what is recorded is a digest of the bytes, and those are on the device. Audit a "
+            "pass without device"
+        )
+    if isinstance(given["device"], Device) and given["device"].static_buffers and given["num_workers"] == 0:
+        raise ValueError("static_buffers needs num_workers > 0: without workers each batch is sent when it is read")
+    ring_bytes, every = given["ring_bytes"], given["snapshot_every_n_steps"]
+    if ring_bytes is not None and ring_bytes <= 0:
+        raise ValueError(f"ring_bytes is a positive number of bytes or None; got {ring_bytes}")
+    if every is not None and every < 0:
+        raise ValueError(f"snapshot_every_n_steps is at least 0 or None; got {every}")
+
+
+def as_keyed(dataset: Any, seed: int | None) -> Any:
+    """What is read of a dataset: in seed mode, which asks by number, an iterable's own items by number if it has them."""
+    if (
+        seed is None
+        or not isinstance(dataset, IterableDataset)
+        or (keyed_items := ability_of(dataset, "keyed_items")) is None
+    ):
+        return dataset
+    return keyed_items()
+
+
+def _check_crew(given: Mapping[str, Any]) -> None:
+    crew, address, num_local = given["crew"], given["address"], given["num_local_workers"]
+    connect_s = given["connect_timeout_s"]
+    if crew not in ("auto", "ray"):
+        raise ValueError(f'crew is "auto" or "ray"; got {crew!r}')
+    if not isinstance(num_local, int) or num_local < 0:
+        raise ValueError(
+            f"num_local_workers is the number of this machine's processes beside the actors, at least 0; got {num_local!r}"
+        )
+    if not isinstance(connect_s, int | float) or not connect_s > 0:
+        raise ValueError(f"connect_timeout_s is a number of seconds above 0; got {connect_s!r}")
+    if crew == "auto":
+        if num_local:
+            raise ValueError(
+                f'num_local_workers={num_local} goes with crew="ray": without actors, num_workers is the number of this machine\'s '
+                "processes"
+            )
+        if address is not None:
+            raise ValueError(f'address={address!r} is a Ray cluster\'s and needs crew="ray"')
+        return
+    if given["num_workers"] == 0:
+        raise ValueError('crew="ray" needs num_workers, the number of its actors, above 0 or "auto"; got 0')
+    if given["sample_timeout_s"] is not None and given["seed"] is None:
+        raise ValueError(
+            'sample_timeout_s with crew="ray" needs a seed: in torch mode the random streams of an actor end with it'
+        )
+    if importlib.util.find_spec("ray") is None:
+        raise ImportError('crew="ray" needs Ray, which is not installed: pip install "shmload[ray]"')
+
+
+def _check_seed(given: Mapping[str, Any]) -> None:
+    seed = given["seed"]
+    if given["uneven"] not in ("pad", "drop", "exact"):
+        raise ValueError(f'uneven is "pad", "drop" or "exact"; got {given["uneven"]!r}')
+    has_order = ability_of(given["dataset"], "keyed_order") is not None
+    if seed is None and has_order and given["sampler"] is None and given["batch_sampler"] is None:
+        raise ValueError(
+            f"a {type(given['dataset']).__name__} says in which order it is read, which only seed mode asks for: give ShmLoader a "
+            "seed, or a sampler of your own"
+        )
+    if seed is None:
+        if given["seed_samples"]:
+            raise ValueError("seed_samples=True needs a seed: without one randomness is torch's, per worker")
+        return
+    if not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise ValueError(f"seed is an int from 0 to 2**64 - 1; got {seed!r}")
+    if given["generator"] is not None:
+        raise ValueError("seed and generator exclude each other: in seed mode the seed orders everything")
+    if isinstance(given["dataset"], IterableDataset):
+        raise ValueError(
+            "seed mode orders samples by index, which an IterableDataset has not: give it __getitem__ and __len__, "
+            "or leave out seed"
+        )
+
+
+def _check_threads(given: Mapping[str, Any]) -> None:
+    num_threads = given["threads_per_worker"]
+    if not isinstance(num_threads, int) or num_threads < 1:
+        raise ValueError(f"threads_per_worker is a whole number from 1 up; got {num_threads!r}")
+    if num_threads == 1:
+        return
+    if given["num_workers"] == 0:
+        raise ValueError(
+            f"threads_per_worker={num_threads} needs num_workers > 0: the trainer reads with its own thread"
+        )
+    if isinstance(given["dataset"], IterableDataset):
+        raise ValueError(f"threads_per_worker={num_threads} needs a map-style dataset: an iterator has one next sample")
+    if given["seed_samples"]:
+        raise ValueError(
+            f"seed_samples=True and threads_per_worker={num_threads} exclude each other: threads share the global generators. "
+            "Draw from shmload.sample_rng() in the dataset"
+        )
+
+
+def _check_policies(given: Mapping[str, Any]) -> None:
+    on_error, max_bad, limit_s = given["on_error"], given["max_bad"], given["sample_timeout_s"]
+    max_restarts, is_iterable = given["max_restarts"], isinstance(given["dataset"], IterableDataset)
+    if on_error not in ("raise", "skip", "substitute"):
+        raise ValueError(f'on_error is "raise", "skip" or "substitute"; got {on_error!r}')
+    if on_error != "raise" and is_iterable:
+        raise ValueError(
+            f"on_error={on_error!r} needs a map-style dataset: what an iterable dataset's iterator raised is gone. Catch it in "
+            "the dataset's __iter__"
+        )
+    if max_bad is not None and max_bad < 0:
+        raise ValueError(f"max_bad is at least 0 or None; got {max_bad}")
+    if limit_s is not None and not limit_s > 0:
+        raise ValueError(f"sample_timeout_s is a positive number of seconds or None; got {limit_s}")
+    if limit_s is not None and given["num_workers"] == 0:
+        raise ValueError(
+            "sample_timeout_s needs num_workers > 0: nobody can interrupt a sample that the trainer reads itself"
+        )
+    if max_restarts is not None and max_restarts < 0:
+        raise ValueError(f"max_restarts is at least 0 or None; got {max_restarts}")
+    if max_restarts and is_iterable:
+        raise ValueError(
+            f"max_restarts={max_restarts} needs a map-style dataset: an iterable one's position is lost with its worker"
+        )
+
+
+def _check_share(given: Mapping[str, Any]) -> None:
+    if given["share"] is None:
+        return
+    if given["share"] != "node":
+        raise ValueError(f'share is "node" or None; got {given["share"]!r}')
+    samplers = [given[name] for name in ("sampler", "batch_sampler") if given[name] is not None]
+    for is_refused, name, needed in (
+        (
+            given["seed"] is None,
+            "seed",
+            "a seed: torch mode's order and random streams are each rank's own. Give all ranks the same one",
+        ),
+        (
+            not all(isinstance(sampler, KeyedOrder | KeyedBatches) for sampler in samplers),
+            "sampler" if given["sampler"] is not None else "batch_sampler",
+            "an order that all ranks know: one of shmload's own samplers, or shuffle",
+        ),
+        (
+            given["num_workers"] == 0 or is_auto(given["num_workers"]) or is_auto(given["prefetch_factor"]),
+            "prefetch_factor" if is_auto(given["prefetch_factor"]) else "num_workers",
+            "a fixed size: num_workers as a number above 0, of the one crew, and prefetch_factor as a number or None",
+        ),
+        (given["crew"] != "auto", "crew", "workers of this machine: leave crew out"),
+        (
+            given["device"] is not None,
+            "device",
+            "batches on the host: leave device out, and copy them with pin_memory=True",
+        ),
+        (
+            given["on_error"] != "raise",
+            "on_error",
+            'on_error="raise": what a bad sample means is decided in each rank alone',
+        ),
+        (given["audit"] is not None, "audit", "no audit, where each sample stands once: audit a run without share"),
+        (
+            ability_of(given["dataset"], "epoch_schedule") is not None,
+            "dataset",
+            "a dataset of fixed length: one that grows is read by each rank for itself",
+        ),
+    ):
+        if is_refused:
+            what = type(given[name]).__name__ if name in ("dataset", "sampler", "batch_sampler") else repr(given[name])
+            raise ValueError(f'share="node" needs {needed}; got {name}={what}')
+
 
 Make: TypeAlias = Callable[[Job, EngineOptions, BadSamples, Sequence[Hook]], BatchSource]
 

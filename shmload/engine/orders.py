@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shmload._core.mapping import Mapping
     from shmload.batch.layout import Layout
     from shmload.device.pins import Releases
-    from shmload.engine.config import LoaderConfig
+    from shmload.engine.builder import LoaderConfig
     from shmload.engine.watching import Holders
 
 LEAVE_S = 1.0  # for who is inside to come out

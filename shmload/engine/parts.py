@@ -16,13 +16,10 @@ from shmload.device.pins import Cooling
 from shmload.device.sending import Sender
 from shmload.engine.ring import OrderWriter, RingMemory
 from shmload.engine.stats import introduce
-from shmload.engine.supervision import Supervisor
-from shmload.engine.worker_set import Roster, Size, num_slots
+from shmload.engine.supervision import Roster, Size, Supervisor, num_slots
 from shmload.shm import forks
-from shmload.shm.doorbell import Doorbell, JointBell
-from shmload.shm.group import Group
-from shmload.worker.crew import STOP_GRACE_S, Crew, interrupts_held
-from shmload.worker.muster import Backend, muster, processes
+from shmload.shm.group import Doorbell, Group, JointBell
+from shmload.worker.crew import STOP_GRACE_S, Backend, Crew, interrupts_held, muster, processes
 from shmload.worker.process import STACK_NBYTES
 from shmload.worker.spec import Invitation, Job
 from shmload.world import users_frame

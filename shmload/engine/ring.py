@@ -20,8 +20,7 @@ from shmload._core.trainer import FREE, PARKED, Order, TrainerRing
 from shmload.batch.layout import Layout
 from shmload.device.pins import Pins
 from shmload.errors import RingTooSmall
-from shmload.shm.doorbell import Doorbell, JointBell
-from shmload.shm.group import Group
+from shmload.shm.group import Doorbell, Group, JointBell
 from shmload.shm.segment import Segment, check_fits, shm_free_bytes
 
 ALIGNMENT = mmap.PAGESIZE  # 4 KiB at least; what ranks share is renewed by pages

@@ -19,9 +19,8 @@ from shmload.errors import WorkerDied
 from shmload.growing.files import CONTROL
 from shmload.growing.keeper import GRACE_S, MakeWriter, Sampler, keep
 from shmload.shm import forks, reaper
-from shmload.worker.crew import context_of, interrupts_held
+from shmload.worker.crew import context_of, interrupts_held, warn_of_fork
 from shmload.worker.failure import describe_exit
-from shmload.worker.fork_hazards import warn_of_fork
 
 log = logging.getLogger("shmload")
 

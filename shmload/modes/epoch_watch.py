@@ -17,8 +17,7 @@ from shmload.metrics import EpochCallback, EpochMetrics, callbacks_of_environmen
 from shmload.world import rank_and_world_size
 
 if TYPE_CHECKING:
-    from shmload.engine.builder import EngineBuilder
-    from shmload.engine.config import LoaderConfig
+    from shmload.engine.builder import EngineBuilder, LoaderConfig
     from shmload.engine.orders import DeliveryLog
 
 SUB_BITS = 4  # buckets per power of two, as bits: a bucket is at most 1/16 of its values wide

@@ -18,7 +18,7 @@ from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, e
 from shmload.worker.spec import Job
 
 if TYPE_CHECKING:
-    from shmload.engine.config import LoaderConfig
+    from shmload.engine.builder import LoaderConfig
 
 
 class InlineReader:

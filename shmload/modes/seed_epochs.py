@@ -25,7 +25,7 @@ from shmload.worker.sample_rng import kept_generators
 from shmload.world import ability_of, rank_and_world_size
 
 if TYPE_CHECKING:
-    from shmload.engine.config import LoaderConfig
+    from shmload.engine.builder import LoaderConfig
 
 MODE = "seed, with a sampler"
 

@@ -31,8 +31,7 @@ from shmload.worker.failure import no_end
 from shmload.world import users_frame
 
 if TYPE_CHECKING:
-    from shmload.engine.builder import EngineBuilder
-    from shmload.engine.config import LoaderConfig
+    from shmload.engine.builder import EngineBuilder, LoaderConfig
 
 END = object()  # what a stream gives beyond an epoch's last batch: a StopIteration that comes out of it is the user's
 

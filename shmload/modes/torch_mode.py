@@ -41,8 +41,7 @@ from shmload.worker.snapshot import NO_NEWS, with_shared_seed
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from shmload.engine.builder import EngineBuilder
-    from shmload.engine.config import LoaderConfig
+    from shmload.engine.builder import EngineBuilder, LoaderConfig
 
 log = logging.getLogger("shmload")
 

@@ -34,7 +34,7 @@ from shmload.worker.generators import origin_of
 from shmload.worker.snapshot import SAME, Note, Snapshot, is_stateful
 
 if TYPE_CHECKING:
-    from shmload.engine.config import LoaderConfig
+    from shmload.engine.builder import LoaderConfig
 
 log = logging.getLogger("shmload")
 

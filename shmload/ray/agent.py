@@ -37,7 +37,7 @@ from shmload._core.watch import die_with
 from shmload.batch.layout import ALIGNMENT, Layout
 from shmload.ray.cluster import Call, Cluster
 from shmload.ray.decoder import Errand, Outcome, Setting
-from shmload.shm.doorbell import Doorbell
+from shmload.shm.group import Doorbell
 from shmload.worker.birth import process_begin_ns
 from shmload.worker.failure import Failure
 from shmload.worker.process import GONE, open_memory

@@ -16,8 +16,7 @@ from typing import Any
 from shmload import faults
 from shmload.ray.agent import Briefing
 from shmload.shm import forks, reaper
-from shmload.worker.crew import Crew, Death, ProcessCrew
-from shmload.worker.muster import Called, processes, with_parcel
+from shmload.worker.crew import Called, Crew, Death, ProcessCrew, processes, with_parcel
 from shmload.worker.spec import Job, Post
 
 MAX_AHEAD = 4  # errands of a worker: one is decoded, one travels, one is copied, and one comes early

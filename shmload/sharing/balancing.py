@@ -12,7 +12,7 @@ from shmload._core.trainer import TrainerRing
 from shmload.engine.parts import Hook, Parts
 from shmload.sharing.gathering import Party
 from shmload.sharing.guests import Guests
-from shmload.shm.doorbell import Doorbell
+from shmload.shm.group import Doorbell
 from shmload.shm.segment import open_segment
 from shmload.worker.crew import interrupts_held
 from shmload.worker.spec import Invitation

@@ -19,8 +19,7 @@ from shmload.worker.spec import Job
 from shmload.world import rank_and_world_size
 
 if TYPE_CHECKING:
-    from shmload.engine.builder import EngineBuilder
-    from shmload.engine.config import LoaderConfig
+    from shmload.engine.builder import EngineBuilder, LoaderConfig
 
 SLOTS_PER_FOLLOWER = 3  # as many batches as a loader of one rank and one worker lets its user keep
 

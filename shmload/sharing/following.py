@@ -22,7 +22,7 @@ from shmload.engine.stats import describe
 from shmload.errors import RankLeft, WorkerDied
 from shmload.sharing.company import Company
 from shmload.sharing.gathering import Party
-from shmload.shm.doorbell import Doorbell
+from shmload.shm.group import Doorbell
 from shmload.shm.segment import open_segment
 from shmload.worker.failure import Failure
 

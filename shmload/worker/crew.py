@@ -1,21 +1,27 @@
-"""The crew: the worker processes of one loader, started together, watched, replaced, stopped.
+"""The processes that fill a ring: prepared, started, watched, replaced and ended.
 
-Deaths are seen on pidfds, which are readable once every thread of a process is gone; only then may its rows be given to someone
-else. Nothing here decides what a death means: the engine does.
+Also what a fork does not take along, said before workers are forked. CUDA's state cannot be used in a forked child, which fails
+late,
+in a worker, and only if the dataset touches the GPU: that is a warning. A thread that holds a lock at the fork leaves it held for
+ever in the child. Seldom one does, so that is told once, to the log, and not of daemonic threads: progress bars and loggers have
+one in almost every program.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import multiprocessing
 import os
 import pickle
 import select
 import signal
+import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections import abc
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -23,11 +29,42 @@ from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from shmload import faults
+from shmload._core.mapping import Mapping
 from shmload.shm import forks, reaper
+from shmload.shm.group import Doorbell, Group
 from shmload.shm.segment import Segment
 from shmload.worker.failure import describe_exit
 from shmload.worker.process import STACK_NBYTES, STACK_SIGNAL, main
-from shmload.worker.spec import Job, Post
+from shmload.worker.spec import Invitation, Job, Post
+
+log = logging.getLogger("shmload")
+_has_told_of_threads = False
+
+
+def warn_of_fork() -> None:
+    """Says what workers forked now cannot use."""
+    global _has_told_of_threads
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is not None and cuda.is_initialized():
+        warnings.warn(
+            "CUDA is in use in this process, and workers started by fork cannot use it: a dataset that touches the GPU will fail "
+            'there. Keep the dataset on the CPU, or give multiprocessing_context="spawn" or "forkserver"',
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    here = threading.current_thread(), threading.main_thread()
+    others = [thread.name for thread in threading.enumerate() if thread not in here and not thread.daemon]
+    if others and not _has_told_of_threads:
+        _has_told_of_threads = True
+        log.warning(
+            "workers are forked while %d other thread%s (%s): a lock that %s at that moment stays held in them for ever. If a "
+            'worker hangs before its first sample, give multiprocessing_context="forkserver"',
+            len(others),
+            " runs" if len(others) == 1 else "s run",
+            ", ".join(others),
+            "it holds" if len(others) == 1 else "they hold",
+        )
+
 
 STACK_LOOKS, STACK_LOOK_MS = 100, 5  # a worker is given half a second to write its stack
 STOP_GRACE_S = 1.0  # how long a worker may take over the sample it is on when the loader closes
@@ -94,7 +131,7 @@ class ProcessCrew:
     """
 
     def __init__(
-        self, posts: list[Post], job: Job, context: BaseContext, *, travels: bool, stacks: Mapping[int, Segment]
+        self, posts: list[Post], job: Job, context: BaseContext, *, travels: bool, stacks: abc.Mapping[int, Segment]
     ) -> None:
         self._posts = {post.worker_id: post for post in posts}
         self._job = job
@@ -326,3 +363,97 @@ def context_of(wanted: Any) -> BaseContext:
     if wanted is None or isinstance(wanted, str):
         return multiprocessing.get_context(wanted)
     return wanted  # type: ignore[no-any-return]  # torch has checked it
+
+
+@dataclasses.dataclass(frozen=True)
+class Called:
+    """What a crew is made of: the job, a post for each worker, and what processes of this machine need besides.
+
+    Attributes:
+        stacks: where workers write their Python stacks when asked to, a segment each; one without cannot be asked.
+        num_ahead: batches that are ordered ahead for each worker.
+    """
+
+    job: Job
+    group: Group
+    posts: list[Post]
+    multiprocessing_context: Any
+    stacks: dict[int, Segment]
+    num_ahead: int = 1
+    sample_timeout_s: float | None = None
+
+
+Backend = Callable[[Called], Crew]  # where workers run
+
+
+def muster(
+    job: Job,
+    group: Group,
+    control: Segment,
+    *,
+    num_workers: int,
+    multiprocessing_context: Any,
+    base_seed: int,
+    ready: Doorbell,
+    orders: list[Doorbell],
+    grants: Doorbell,
+    resume: Sequence[bytes] = (),
+    stacks: dict[int, Segment],
+    neighbours: tuple[Invitation, ...] = (),
+    num_far: int = 0,
+    num_ahead: int = 1,
+    sample_timeout_s: float | None = None,
+    affinity: Sequence[int] = (),
+) -> Called:
+    """What a ring's crew is made of.
+
+    Args:
+        orders: one bell for all workers, or one for each; or two, one for those elsewhere and one for this machine's.
+        stacks: where workers write their Python stacks when asked to, a segment each; one without cannot be asked.
+        neighbours: rings of other ranks, in which workers help.
+        resume: one pickled snapshot for each worker to go on from, or none at all.
+        num_far: of the workers, how many, the first ones, are on other machines.
+        num_ahead: batches that are ordered ahead for each worker.
+        affinity: processors that workers may use; none: the trainer's.
+    """
+    posts = [
+        Post(
+            worker_id=worker_id,
+            num_workers=num_workers,
+            trainer_pid=os.getpid(),
+            control_path=control.path,
+            control_nbytes=control.nbytes,
+            ready_bell=ready.name,
+            orders_bell=orders[worker_id if len(orders) == num_workers else 0 if worker_id < num_far else -1].name,
+            grants_bell=grants.name,
+            base_seed=base_seed,
+            affinity=tuple(affinity) or tuple(sorted(os.sched_getaffinity(0))),
+            stack_path=stacks[worker_id].path if worker_id in stacks else "",
+            neighbours=neighbours,
+            resume=resume[worker_id] if resume else b"",
+        )
+        for worker_id in range(num_workers)
+    ]
+    return Called(job, group, posts, multiprocessing_context, stacks, num_ahead, sample_timeout_s)
+
+
+def processes(called: Called) -> ProcessCrew:
+    """A crew of processes of this machine, not started."""
+    context, posts = context_of(called.multiprocessing_context), called.posts
+    travels = context.get_start_method() == "fork"
+    if travels:
+        warn_of_fork()
+    else:
+        parcel: bytes | None = pickled_once(called.job)
+        if parcel is None:
+            travels = True
+        else:
+            posts = with_parcel(called.group, "parcel-local", parcel, posts)
+    return ProcessCrew(posts, called.job, context, travels=travels, stacks=called.stacks)
+
+
+def with_parcel(group: Group, name: str, parcel: bytes | bytearray, posts: list[Post]) -> list[Post]:
+    """The posts, with the job in a segment that all of them name."""
+    segment = group.segment(name, len(parcel))
+    memoryview(Mapping(segment.fd, len(parcel)))[:] = parcel
+    return [dataclasses.replace(post, parcel_path=segment.path, parcel_nbytes=len(parcel)) for post in posts]

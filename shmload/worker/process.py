@@ -14,7 +14,7 @@ from shmload import faults
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.watch import die_with
-from shmload.shm.doorbell import Doorbell
+from shmload.shm.group import Doorbell
 from shmload.shm.segment import open_segment
 from shmload.worker.body import Body
 from shmload.worker.failure import Failure

@@ -17,7 +17,7 @@ from shmload import faults
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.neighbour import Neighbour
-from shmload.shm.doorbell import Doorbell
+from shmload.shm.group import Doorbell
 from shmload.shm.names import own_ticket, pidfd_of
 from shmload.worker.body import Body
 from shmload.worker.slot_memory import Bell

@@ -233,7 +233,7 @@ def test_the_worker_that_leaves_passes_the_bell_on(engine_parts: Iterator[Any]) 
 def engine_parts() -> Any:
     """The body of worker 2 over a ring, and the bell of its crew."""
     from shmload._core.filler import WorkerRing
-    from shmload.shm.doorbell import Doorbell
+    from shmload.shm.group import Doorbell
     from shmload.worker.body import Body
     from shmload.worker.spec import Job
 

@@ -214,7 +214,7 @@ DEFECTS = [
     Defect(
         "R10",
         "the dataset is pickled for each worker",
-        "shmload/worker/muster.py",
+        "shmload/worker/crew.py",
         "        parcel: bytes | None = pickled_once(called.job)\n",
         "        parcel: bytes | None = [pickled_once(called.job) for _ in posts][0]\n",
         (f"{PROMISES}test_the_dataset_is_pickled_once_for_all_workers",),
@@ -345,7 +345,7 @@ DEFECTS = [
     Defect(
         "R16",
         "a fork beside CUDA and threads is not spoken of",
-        "shmload/worker/muster.py",
+        "shmload/worker/crew.py",
         "        warn_of_fork()\n",
         "        pass\n",
         (

@@ -7,8 +7,7 @@ import os
 
 import pytest
 
-from shmload.shm.doorbell import Doorbell, JointBell
-from shmload.shm.group import Group
+from shmload.shm.group import Doorbell, Group, JointBell
 
 
 def wake_each_other(there: Doorbell, back: Doorbell) -> None:

@@ -80,7 +80,7 @@ def try_memfd() -> None:
 
 def try_semaphore() -> None:
     """Makes a semaphore as a loader would, rings it and lets it go."""
-    from shmload.shm.doorbell import Doorbell
+    from shmload.shm.group import Doorbell
 
     bell = Doorbell.create(f"/{new_stem()}-doctor")
     try:

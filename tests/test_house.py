@@ -26,7 +26,7 @@ FLOORS = {
             "engine",
             "modes sharing ray audit",
             "loader",
-            "pipeline remote growing launch integrations cluster debug testing",
+            "pipeline remote growing launch integrations cluster debug",
             "tools",
             "cli",
         )

@@ -91,8 +91,10 @@ def factory(name: str) -> Factory:
     return found
 
 
-TAKEN = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
-TAKEN += ("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order")
+TAKEN = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
+    *("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
+)
 
 
 def users_loader(spec: str, seed: int) -> DataLoader[Any]:

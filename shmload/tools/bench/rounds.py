@@ -1,8 +1,7 @@
 """A whole benchmark: its options, jobs in fresh processes round after round, and the comparison of their bytes.
 
-A task is a workload at one setting, warm or cold. Nothing here imports torch, so that a wrong option is answered at once. Jobs and
-answers are plain data that travel as JSON; datasets, DataLoaders, collate functions and foreign loaders are named as `module:name`
-and made where they are used.
+A task is a workload at one setting, warm or cold. Every loader has its turn at it in a process of its own (`measure.py`), round
+after round; jobs and answers travel as JSON.
 """
 
 import json

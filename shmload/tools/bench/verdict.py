@@ -12,7 +12,6 @@ Demands are CPU time and sleep, not wall time: other work on the machine makes a
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from shmload.tools.bench.report import Report, WorkloadReport
 
@@ -106,9 +105,6 @@ class Verdict:
     explained_share: float
     doubts: tuple[str, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def sentence(self) -> str:
         """The verdict in words, the doubts not included."""
         gain = f"without that it could be {ratio_words(self.headroom_ratio)} as fast"
@@ -164,10 +160,7 @@ def judge(figures: Figures) -> Verdict:
         bound=bound,
         headroom_ratio=pace_s / found.pace_s(without=bound),
         wait_share=figures.wait_share,
-        source_ms=found.source_s * 1e3,
-        decode_ms=found.decode_s * 1e3,
-        hand_off_ms=found.hand_off_s * 1e3,
-        consumer_ms=found.consumer_s * 1e3,
+        **{f"{name}_ms": getattr(found, f"{name}_s") * 1e3 for name in ("source", "decode", "hand_off", "consumer")},
         batch_wall_ms=figures.wall_s * 1e3,
         explained_share=explained,
         doubts=tuple(doubts(figures, found, bound, explained)),
@@ -236,9 +229,6 @@ class Recommendation:
     batch_size: int | None
     origin: str
     reason: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def sentence(self) -> str:
         batch = f", batch_size={self.batch_size}" if self.batch_size else ""
@@ -310,12 +300,12 @@ def judge_all(report: Report) -> None:
         if figures is None:
             continue
         verdict = judge(figures)
-        section.verdict, section.verdict_text = verdict.as_dict(), verdict.sentence()
+        section.verdict, section.verdict_text = asdict(verdict), verdict.sentence()
         section.notes += verdict.doubts
     for name in dict.fromkeys(section.name for section in report.workloads):
         found = recommend([section for section in report.workloads if section.name == name], report, num_cpus)
         if found is not None:
-            report.recommendations[name] = found.as_dict() | {"sentence": found.sentence()}
+            report.recommendations[name] = asdict(found) | {"sentence": found.sentence()}
 
 
 def figures_of(section: WorkloadReport, subject: str, num_cpus: int) -> Figures | None:
@@ -345,32 +335,25 @@ def figures_of(section: WorkloadReport, subject: str, num_cpus: int) -> Figures 
 def recommend(sections: list[WorkloadReport], report: Report, num_cpus: int) -> Recommendation | None:
     """One workload's setting: out of the warm sections of a sweep, else by the model from the only one."""
     warm = [section for section in sections if section.cache == "warm"]
-    figures = {
-        number: found
-        for number, section in enumerate(warm)
-        if (found := figures_of(section, report.subject, num_cpus)) is not None
-    }
-    if not figures:
+    ran = [(section, found) for section in warm if (found := figures_of(section, report.subject, num_cpus))]
+    if not ran:
         return None
+
+    def median(section: WorkloadReport, metric: str) -> float:
+        return section.loaders[report.subject].metrics[metric].median
+
     if len(warm) == 1:
-        metrics = warm[0].loaders[report.subject].metrics
-        return from_model(
-            figures[0],
-            wait_p50_ms=metrics["wait_p50_ms"].median,
-            wait_p99_ms=metrics["wait_p99_ms"].median,
-            step_ms=report.step_ms,
+        section, figures = ran[0]
+        p50, p99 = median(section, "wait_p50_ms"), median(section, "wait_p99_ms")
+        return from_model(figures, wait_p50_ms=p50, wait_p99_ms=p99, step_ms=report.step_ms)
+    tried = [
+        Tried(
+            num_workers=section.num_workers,
+            prefetch_factor=section.prefetch_factor,
+            batch_size=section.batch_size,
+            samples_per_s=median(section, "samples_per_s"),
+            wait_ms=median(section, "wait_mean_ms"),
         )
-    tried = []
-    for number in figures:
-        section = warm[number]
-        metrics = section.loaders[report.subject].metrics
-        tried.append(
-            Tried(
-                num_workers=section.num_workers,
-                prefetch_factor=section.prefetch_factor,
-                batch_size=section.batch_size,
-                samples_per_s=metrics["samples_per_s"].median,
-                wait_ms=metrics["wait_mean_ms"].median,
-            )
-        )
+        for section, _ in ran
+    ]
     return from_sweep(tried, report.step_ms)

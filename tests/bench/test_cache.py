@@ -121,7 +121,7 @@ def test_cold_and_warm_passes_stand_apart_in_the_report(bench):
     done = bench("--quick", "--workload", "records", "--cold", "--loader", "torch", "--workers", "0", "--json", "-")
     assert done.returncode == 0, done.stderr
     warm, cold = json.loads(done.stdout)["workloads"]
-    assert (warm["measure"], cold["measure"]) == ("warm", "cold")
+    assert (warm["cache"], cold["cache"]) == ("warm", "cold")
     assert "resident_share" not in warm["limit"]
     assert 0 <= cold["loaders"]["torch"]["metrics"]["resident_share"]["median"] <= 1
     assert cold["loaders"]["torch"]["metrics"]["samples_per_s"]["median"] > 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from shmload.tools.bench.measure import RowView, fill, protocol
+from shmload.tools.bench.measure import fill, protocol
 from shmload.tools.bench.workloads import OWN_PHOTOS, WORKLOADS, photo_files
 
 
@@ -78,12 +78,3 @@ def test_the_shipped_photos_are_few_and_have_their_licences():
     licences = (OWN_PHOTOS / "LICENCES").read_text()
     for path in files:
         assert path.rpartition("/")[2] in licences
-
-
-def test_a_row_view_writes_through():
-    out = {"x": np.zeros((2, 3)), "label": np.zeros(2)}
-    row = RowView(out, 1)
-    row["label"] = 3
-    row["x"][...] = 2
-    assert out["label"].tolist() == [0, 3]
-    assert out["x"].tolist() == [[0, 0, 0], [2, 2, 2]]

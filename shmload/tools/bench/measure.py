@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shmload.batch.collate import RowOut
 from shmload.tools.bench.contestants import Loader, LoaderOptions, factory, like_users, num_samples, users_loader
 from shmload.tools.bench.report import WAIT_SHARES, quantile
 from shmload.tools.bench.rounds import Job
@@ -411,17 +412,7 @@ def fill(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> None:
         dataset.read_batch_into(indices, out)
         return
     for row, index in enumerate(indices):
-        dataset.read_into(index, RowView(out, row))
-
-
-class RowView(dict[str, Any]):
-    """Row `row` of every array: reading gives a writable view, assigning writes through."""
-
-    def __init__(self, out: dict[str, Any], row: int) -> None:
-        super().__init__((name, array[row, ...]) for name, array in out.items())
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self[name][...] = value
+        dataset.read_into(index, RowOut(out, row))
 
 
 def read(

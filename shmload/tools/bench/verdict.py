@@ -1,9 +1,9 @@
 """What bounds a loader on a workload, worked out from measured figures. How, in words: docs/bench.md.
 
-A batch is made in two places that work side by side: the crew (all workers) and the trainer. Each has a demand, in seconds a
+A batch is made in two places that work side by side: the workers and the trainer. Each has a demand, in seconds a
 batch, and the longer one sets the pace:
 
-    crew    = source (asleep until data comes) + decode (computing) + workers' hand-off (copying, coordination)
+    workers = source (asleep until data comes) + decode (computing) + workers' hand-off (copying, coordination)
     trainer = consumer (touching the batch, the training step) + trainer's hand-off (what the loader computes there)
 
 Demands are CPU time and sleep, not wall time: other work on the machine makes a run longer, but does not change what bounds it.
@@ -77,9 +77,9 @@ class Demands:
         source_s = 0.0 if without == SOURCE else self.source_s
         decode_s = 0.0 if without == DECODE else self.decode_s
         hand_off = 0.0 if without == HAND_OFF else 1.0
-        crew_s = source_s + decode_s + hand_off * self.worker_hand_off_s
+        workers_s = source_s + decode_s + hand_off * self.worker_hand_off_s
         trainer_s = (0.0 if without == CONSUMER else self.consumer_s) + hand_off * self.trainer_hand_off_s
-        return max(max(crew_s, trainer_s) if self.in_parallel else crew_s + trainer_s, INSTANT_S)
+        return max(max(workers_s, trainer_s) if self.in_parallel else workers_s + trainer_s, INSTANT_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +180,8 @@ def doubts(figures: Figures, found: Demands, bound: str, explained: float) -> li
             f"reading alone took {ms(figures.read_cpu_s * 1e3)} ms of CPU a batch, more than the {ms(total_cpu_s(figures) * 1e3)} "
             "ms of the whole loader: the machine or its caches were in another state"
         )
-    crew_s = found.source_s + found.decode_s + found.worker_hand_off_s
-    if bound == CONSUMER and crew_s > 1.5 * found.consumer_s and crew_s > INSTANT_S:
+    workers_s = found.source_s + found.decode_s + found.worker_hand_off_s
+    if bound == CONSUMER and workers_s > 1.5 * found.consumer_s and workers_s > INSTANT_S:
         said.append(
             "reading alone took longer than the trainer gives it, yet the trainer hardly waited: the data were colder, or the "
             "machine busier, when reading was measured"
@@ -264,7 +264,7 @@ def from_sweep(tried: Sequence[Tried], step_ms: float) -> Recommendation:
 
 
 def from_model(figures: Figures, *, wait_p50_ms: float, wait_p99_ms: float, step_ms: float) -> Recommendation:
-    """ceil(what the crew must do for a batch / what the trainer takes for one, with a margin), bounded by the cores.
+    """ceil(what the workers must do for a batch / what the trainer takes for one, with a margin), bounded by the cores.
 
     What workers sleep is not bounded by the cores: two sleeping workers need no second one.
     """

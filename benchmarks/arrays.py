@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Result, Row, Settings, cpu_us, in_turn, main, plain, ways
+from benchmarks.common import THREADS, Result, Row, Settings, cpu_us, in_turn, main, plain, ways
 from shmload.formats import ArrayDataset
 
 NUM_ROWS, BATCH_SIZE = 400_000, 1024
@@ -45,7 +45,7 @@ def measure(settings: Settings) -> Result:
         "shmload": ("shmload", "arrays"),
         "shmload, TensorDataset": ("shmload", "tensors"),
         "torch": ("torch", "tensors"),
-        "threads": ("threads", "arrays"),
+        "threads": (THREADS, "arrays"),
     }
     found = in_turn(ways("arrays", cases, settings, BATCH_SIZE), settings)
     cost, beside = cpu_us(found)

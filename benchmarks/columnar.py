@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from shmload.formats import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
-from shmload.tools.bench.settings import Job
+from shmload.tools.bench.rounds import Job
 
 COUNT, PER_GROUP = 40_000, 1_000
 

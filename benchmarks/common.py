@@ -1,6 +1,6 @@
 """What the benchmarks share: cases that take turns in fresh processes, rows of a result table, `--json`.
 
-They stand on the measuring engine of `shmload bench` (shmload/observe/bench). Run them from the project's root:
+They stand on the measuring engine of `shmload bench` (shmload/tools/bench). Run them from the project's root:
 
     python -m benchmarks.photos            one question
     python -m benchmarks --json all.json   all of them, as one table
@@ -17,10 +17,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shmload.tools.bench.report import Report, Spread, WorkloadReport, machine
-from shmload.tools.bench.rounds import benchmark, run_jobs
-from shmload.tools.bench.settings import Job, Options
-from shmload.tools.bench.table import WIDE, show
+from shmload.tools.bench.report import WIDE, Report, Spread, WorkloadReport, machine, show
+from shmload.tools.bench.rounds import Job, Options, benchmark, run_jobs
+
+# ways to read without ShmLoader, beside torch's own
+THREADS, GETITEMS, INLINE = (
+    f"benchmarks.contestants.ways:{name}" for name in ("Threads", "torch_getitems", "torch_inline")
+)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from shmload.tools.bench.contestants import LoaderOptions
-from shmload.tools.bench.workloads.photos import OWN_PHOTOS, Photos, photo_files
-from shmload.tools.bench.workloads.workload import Field
+from shmload.tools.bench.workloads import Field, Photos, photo_files
 
 
 class Fields:
@@ -73,7 +72,7 @@ class Slow:
 
 def short_photos(num_samples: int = 512) -> Photos:
     """Photos with an epoch of a few batches, so that epochs end often."""
-    return Photos(photo_files(OWN_PHOTOS), num_samples)
+    return Photos(photo_files(), num_samples)
 
 
 class Resident:

@@ -35,8 +35,8 @@ from benchmarks.common import Result, Row, Settings, main
 from benchmarks.datasets import Blocks
 from shmload import Device, Normalise, ShmLoader
 from shmload.device.calls import Calls, CudaCalls
-from shmload.testing.device_log import Logged, load_log
-from shmload.testing.device_replay import replay
+from tests.stand_in.device_log import Logged, load_log
+from tests.stand_in.device_replay import replay
 
 BATCH = 16
 BATCH_NBYTES = BATCH << 20

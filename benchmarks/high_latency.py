@@ -22,7 +22,7 @@ LATENCY_S = 0.010
 
 def with_threads(dataset: Any, options: LoaderOptions) -> Loader:
     """ShmLoader whose workers read 16 samples at once."""
-    settings = {**keywords(options, options.num_workers), "threads_per_worker": NUM_THREADS}
+    settings = {**keywords(options), "threads_per_worker": NUM_THREADS}
     made: Loader = ShmLoader(dataset, **settings, generator=options.generator())
     return made
 

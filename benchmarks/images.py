@@ -39,9 +39,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
+from benchmarks.common import THREADS, Result, Row, Settings, forked, in_turn, main, plain
 from shmload.formats import ImageDecoder, ImageFolder, RandomResizedCrop, with_restart_markers
-from shmload.tools.bench.workloads.photos import OWN_PHOTOS, photo_files
+from shmload.tools.bench.workloads import photo_files
 
 NBYTES, SIDE, NUM_SAMPLES = 95_000, 224, 2048
 CROP = RandomResizedCrop(SIDE)
@@ -54,7 +54,7 @@ def photographs() -> Iterator[list[str]]:
 
     with tempfile.TemporaryDirectory(prefix="shmload-bench-") as folder:
         found = []
-        for number, path in enumerate(photo_files(OWN_PHOTOS)):
+        for number, path in enumerate(photo_files()):
             with Image.open(path) as opened:
                 photo = opened.convert("RGB")
             for turn in (None, Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.ROTATE_180):
@@ -158,7 +158,7 @@ def measure(settings: Settings) -> Result:
             "shmload with restart markers": ("shmload", "in_place", {"paths": anew}),
             "shmload by simplejpeg": ("shmload", "in_place", {"decoder": "simplejpeg"}),
             "torch": ("torch", "ByHand", {"library": "opencv"}),
-            "threads": ("threads", "ByHand", {"library": "opencv"}),
+            "threads": (THREADS, "ByHand", {"library": "opencv"}),
             "torch and Pillow": ("torch", "ByHand", {"library": "pillow"}),
             "torch and ImageFolder": ("torch", "in_place", {}),
         }

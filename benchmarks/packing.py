@@ -38,7 +38,7 @@ from shmload.remote.packing.pack import Options, Packing
 from shmload.schedule.permutation import Permutation
 from shmload.storage.local import LocalStore
 from shmload.storage.store import StoredObject
-from shmload.tools.bench.workloads.photos import OWN_PHOTOS
+from shmload.tools.bench.workloads import OWN_PHOTOS
 
 NUM_PHOTOS, NUM_ARRAYS, MAXSIZE, MAXCOUNT, SEED = 8000, 200, 20_000_000, 100_000, 7
 

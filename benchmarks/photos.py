@@ -7,7 +7,7 @@ How to read: both decode alike, so the ratio can at best be the share of torch's
 is one core that decodes into a resident batch, times the cores that workers have.
 
 Result (2 cores, 2 workers): 1.18x torch's photos/s at 0.84x its CPU a photo.
-| | shmload | torch | torch-getitems | torch-0 | threads | one core |
+| | shmload | torch | torch_getitems | torch_inline | Threads | one core |
 |---|---|---|---|---|---|---|
 | photos/s | | | | | | |
 | CPU us per photo | | | | | | - |
@@ -15,19 +15,20 @@ Result (2 cores, 2 workers): 1.18x torch's photos/s at 0.84x its CPU a photo.
 
 from dataclasses import asdict
 
-from benchmarks.common import Result, Row, Settings, main, ratio, side_by_side
+from benchmarks.common import GETITEMS, INLINE, THREADS, Result, Row, Settings, main, ratio, side_by_side
 
 
 def measure(settings: Settings) -> Result:
     """Measures the workload; the aim is to lose nothing against any other."""
-    found, report = side_by_side("photos", ("shmload", "torch", "torch-getitems", "torch-0", "threads"), settings)
+    found, report = side_by_side("photos", ("shmload", "torch", GETITEMS, INLINE, THREADS), settings)
     rate = ratio(found, "samples_per_s", "shmload", "torch")
     cpu = ratio(found, "cpu_us_per_sample", "shmload", "torch")
     core = found.limit["fill_samples_per_s"]
     decode = f"{1e6 / core:.0f} us of decoding on one core"
     spent = found.loaders["shmload"].metrics["cpu_us_per_sample"].median
     rest = ", ".join(
-        f"{name} {ratio(found, 'samples_per_s', 'shmload', name):.2f}x" for name in ("torch-getitems", "threads")
+        f"{name.rpartition(':')[2]} {ratio(found, 'samples_per_s', 'shmload', name):.2f}x"
+        for name in (GETITEMS, THREADS)
     )
     rows = [
         Row("photos: photos/s over torch", rate, "x", f"over {rest}", "> 1x", rate > 1),

@@ -52,7 +52,7 @@ def conveyer(dataset: Samples, options: LoaderOptions) -> Loader:
 
 def torch_items(dataset: Samples, options: LoaderOptions) -> Loader:
     """torch's loader of single items."""
-    given = {**keywords(options, options.num_workers), "batch_size": None}
+    given = {**keywords(options), "batch_size": None}
     loader: Loader = DataLoader(dataset, **given)  # type: ignore[arg-type]  # a dataset by its methods
     return loader
 

@@ -7,7 +7,7 @@ How to read: ratios within a round, medians over rounds. The limit is one core's
 it).
 
 Result (2 cores, 2 workers): 8.04x torch's samples/s at 0.126x its CPU a sample.
-| | shmload | torch | torch-0 | threads |
+| | shmload | torch | torch_inline | Threads |
 |---|---|---|---|---|
 | samples/s | | | | |
 | CPU us per sample | | | | |
@@ -15,16 +15,16 @@ Result (2 cores, 2 workers): 8.04x torch's samples/s at 0.126x its CPU a sample.
 
 from dataclasses import asdict
 
-from benchmarks.common import Result, Row, Settings, main, ratio, side_by_side
+from benchmarks.common import INLINE, THREADS, Result, Row, Settings, main, ratio, side_by_side
 
 
 def measure(settings: Settings) -> Result:
     """Measures the workload and compares with torch."""
-    found, report = side_by_side("python", ("shmload", "torch", "torch-0", "threads"), settings)
+    found, report = side_by_side("python", ("shmload", "torch", INLINE, THREADS), settings)
     rate = ratio(found, "samples_per_s", "shmload", "torch")
     cpu = ratio(found, "cpu_us_per_sample", "shmload", "torch")
     beside = ", ".join(
-        f"{name} {ratio(found, 'samples_per_s', 'shmload', name):.2f}x" for name in ("torch-0", "threads")
+        f"{name.rpartition(':')[2]} {ratio(found, 'samples_per_s', 'shmload', name):.2f}x" for name in (INLINE, THREADS)
     )
     rows = [
         Row("Python dataset, batch 64: samples/s over torch", rate, "x", f"over {beside}", ">= 2x", rate >= 2),

@@ -77,7 +77,7 @@ def as_lists(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _ragged(mode: str) -> Any:
     def loader(dataset: Any, options: LoaderOptions) -> Loader:
-        settings = {**keywords(options, options.num_workers), "ragged": mode}
+        settings = {**keywords(options), "ragged": mode}
         made: Loader = ShmLoader(dataset, **settings, generator=options.generator())
         return made
 

@@ -41,7 +41,7 @@ import numpy as np
 from benchmarks.common import Result, Row, Settings, main
 from shmload import ShmLoader
 from shmload.formats import ArrayDataset
-from shmload.tools.bench.workloads.photos import Photos, prepare
+from shmload.tools.bench.workloads import Photos, photo_files
 
 NUM_RANKS, NUM_WARM = 2, 8
 NUM_UNEQUAL, UNEQUAL_BATCH = 88, 32
@@ -171,7 +171,7 @@ def row_of_unequal(found: list[tuple[tuple[float, int], tuple[float, int]]]) -> 
 
 def measure(settings: Settings) -> Result:
     """Measures all; the aim with photos is half, with a tenth for what else there is."""
-    photos = Photos(**{**prepare(None, small=False), "num_samples": 64 * 64})  # type: ignore[arg-type]  # no folder is used
+    photos = Photos(photo_files(), num_samples=64 * 64)
     num_rows = 64 * 2000
     tiny = ArrayDataset({"x": np.zeros((num_rows, 64), np.float32), "label": np.arange(num_rows)})
     of_photos = rounds_of(photos, 28, settings.rounds)

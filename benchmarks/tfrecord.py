@@ -44,10 +44,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Result, Row, Settings, in_turn, main, plain
+from benchmarks.common import THREADS, Result, Row, Settings, in_turn, main, plain
 from shmload.formats import TFRecordDataset, TFRecordWriter
 from shmload.tools.bench.contestants import LoaderOptions
-from shmload.tools.bench.settings import Job
+from shmload.tools.bench.rounds import Job
 
 NUMEL = 1 << 18
 MANY = 2048  # records of 4 KiB in a large batch
@@ -241,7 +241,7 @@ def measure(settings: Settings) -> Result:
     with files() as (of_large, of_small):
         write_tfindex(small(of_small))
         large_jobs = {"shmload": job("1 MiB", "large", of_large, "shmload", 16, settings.seconds)}
-        for name, loader in (("torch", "torch"), ("threads", "threads"), ("spdl", "benchmarks.tfrecord:Spdl")):
+        for name, loader in (("torch", "torch"), ("threads", THREADS), ("spdl", "benchmarks.tfrecord:Spdl")):
             if name != "spdl" or importlib.util.find_spec("spdl"):
                 large_jobs[name] = job("1 MiB", "InPython", of_large, loader, 16, settings.seconds)
         small_jobs = {"shmload": job("4 KiB", "small", of_small, "shmload", 64, settings.seconds)}

@@ -7,7 +7,7 @@ workers; a thread pool in the trainer.
 How to read: ratios within a round, medians over rounds. The limit is one core that gathers rows into a resident batch.
 
 Result (2 cores, 2 workers): 12.7x torch's rows/s with __getitems__, 19.7x with __getitem__.
-| | shmload | torch | torch-getitems | torch-0 | threads | one core |
+| | shmload | torch | torch_getitems | torch_inline | Threads | one core |
 |---|---|---|---|---|---|---|
 | M rows/s | | | | | | |
 | CPU us per row | | | | | | - |
@@ -15,16 +15,18 @@ Result (2 cores, 2 workers): 12.7x torch's rows/s with __getitems__, 19.7x with 
 
 from dataclasses import asdict
 
-from benchmarks.common import Result, Row, Settings, main, ratio, side_by_side
+from benchmarks.common import GETITEMS, INLINE, THREADS, Result, Row, Settings, main, ratio, side_by_side
 
 
 def measure(settings: Settings) -> Result:
     """Measures the workload and compares with both ways of torch."""
-    found, report = side_by_side("rows", ("shmload", "torch", "torch-getitems", "torch-0", "threads"), settings)
-    items, item = (ratio(found, "samples_per_s", "shmload", name) for name in ("torch-getitems", "torch"))
+    found, report = side_by_side("rows", ("shmload", "torch", GETITEMS, INLINE, THREADS), settings)
+    items, item = (ratio(found, "samples_per_s", "shmload", name) for name in (GETITEMS, "torch"))
     rate = found.loaders["shmload"].metrics["samples_per_s"].median
     share = rate / found.limit["fill_samples_per_s"]
-    rest = ", ".join(f"{name} {ratio(found, 'samples_per_s', 'shmload', name):.2f}x" for name in ("torch-0", "threads"))
+    rest = ", ".join(
+        f"{name.rpartition(':')[2]} {ratio(found, 'samples_per_s', 'shmload', name):.2f}x" for name in (INLINE, THREADS)
+    )
     limit = f"{rate / 1e6:.2f} M rows/s, {share:.0%} of one core's gather"
     rows = [
         Row("tiny rows: rows/s over torch with __getitems__", items, "x", limit, ">= 8x", items >= 8),

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Result, Row, Settings, cpu_us, in_turn, main, plain, ways
+from benchmarks.common import THREADS, Result, Row, Settings, cpu_us, in_turn, main, plain, ways
 from shmload.formats import TokenDataset
 
 NUM_TOKENS, WINDOW, BATCH_SIZE = 50_000_000, 1025, 32
@@ -76,7 +76,7 @@ def measure(settings: Settings) -> Result:
         "shmload": ("shmload", "windows"),
         "packed": ("shmload", "packed"),
         "torch": ("torch", "Slices"),
-        "threads": ("threads", "windows"),
+        "threads": (THREADS, "windows"),
     }
     with token_file() as path:
         found = in_turn(ways("tokens", cases, settings, BATCH_SIZE, path=path), settings)

@@ -23,7 +23,7 @@ STOREYS = (  # rooms, and what lives there
     ("engine", "orders to batches: ring, publishing, waiting"),
     ("modes sharing ray audit", "torch mode, seed mode; ranks in one ring; a cluster; the record"),
     ("loader", "ShmLoader"),
-    ("pipeline remote growing launch integrations cluster debug testing", "the faces"),
+    ("pipeline remote growing launch integrations cluster debug", "the faces"),
     ("tools", "bench, top, trace, inspect, doctor, verify"),
     ("cli", "one command a file"),
 )

@@ -31,13 +31,11 @@ def bench(
             "same arguments.",
         ),
     ] = None,
-    images: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Your own JPEG photos for `photos`.")] = None,
     loader: Annotated[
         Names,
         typer.Option(
-            help="shmload, torch, torch-getitems, torch-0, threads, shmload-seed, or module:factory; may repeat. "
-            "The first is compared with torch. Other libraries, if installed: webdataset, spdl, grain, litdata, mosaicml, "
-            "or peers for all that are.",
+            help="shmload, torch, shmload-seed, or module:factory, which takes the dataset and a LoaderOptions; may repeat. "
+            "The first is compared with torch.",
             show_default="shmload,torch",
         ),
     ] = None,
@@ -73,7 +71,6 @@ def bench(
         typer.Option(metavar="PATH", help="With --cold: the files and folders your own data lie in; may repeat."),
     ] = None,
     seconds: Annotated[float, typer.Option(help="Length of a timed part, after the warm-up.")] = 1.5,
-    epochs: Annotated[int, typer.Option(help="Time so many whole epochs after the first, instead of seconds.")] = 0,
     rounds: Annotated[
         int | None,
         typer.Option(help="Turns of every loader, each in a fresh process.", show_default="3; 1 with several settings"),
@@ -99,8 +96,7 @@ def bench(
     bounds the loader, and how many workers would do.
     """
     from shmload.tools.bench import plot
-    from shmload.tools.bench.rounds import benchmark
-    from shmload.tools.bench.settings import Options
+    from shmload.tools.bench.rounds import Options, benchmark
     from shmload.tools.named import BenchError, names, numbers
 
     to_stdout = json_file == Path("-")
@@ -109,7 +105,6 @@ def bench(
             workloads=tuple(names(workload or [])),
             dataset=dataset,
             torch_loader=torch_loader,
-            images=images,
             loaders=tuple(names(loader or ["shmload", "torch"])),
             batch_size=numbers("--batch-size", batch_size or []),
             num_workers=numbers("--workers", workers or []),
@@ -118,7 +113,6 @@ def bench(
             cold=cold,
             cold_files=tuple(cold_files or []),
             seconds=seconds,
-            epochs=epochs,
             rounds=rounds,
             seed=seed,
             start_method=start_method,
@@ -153,7 +147,7 @@ def deliver(report: "Report", json_file: Path | None) -> None:
     """The table on stdout, or with `--json -` only JSON there; what went wrong also on stderr."""
     from rich.console import Console
 
-    from shmload.tools.bench.table import WIDE, show
+    from shmload.tools.bench.report import WIDE, show
 
     if json_file is not None:
         text = json.dumps(report.as_dict(), indent=1)

@@ -1,5 +1,6 @@
 """Fixtures of the bench: small data for every built-in workload, and the command in a process of its own."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +24,7 @@ def small_dataset(request, tmp_path):
     absent = workload.missing()
     if absent:
         pytest.skip(absent)
-    return make_dataset(workload.dataset, workload.prepare(tmp_path, True))
+    return make_dataset(workload.dataset, workload.prepare(tmp_path, True, False)[0])
 
 
 @pytest.fixture
@@ -35,6 +36,7 @@ def bench() -> Run:
         return subprocess.run(
             [sys.executable, "-c", code, str(ROOT), "bench", *arguments],
             cwd=HERE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},  # where benchmarks/ is
             capture_output=True,
             text=True,
             timeout=110,

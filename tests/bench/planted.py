@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from shmload.tools.bench.contestants import LoaderOptions, torch_inline
+from benchmarks.contestants.ways import torch_inline
+from shmload.tools.bench.contestants import LoaderOptions
 
 
 class Good:
@@ -83,6 +84,29 @@ class OneWrongByte:
                 first = batch[0] if isinstance(batch, list) else next(iter(batch.values()))
                 first.reshape(-1).view(torch.uint8)[-1] ^= 1
             yield batch
+
+
+class Backwards:
+    """torch's batches of an epoch, the last one first."""
+
+    keeps_order = False
+
+    def __call__(self, dataset: Any, options: LoaderOptions) -> Any:
+        return list(torch_inline(dataset, options))[::-1]
+
+
+backwards = Backwards()
+
+
+class TwiceTheFirst(Backwards):
+    """The first batch in place of the last."""
+
+    def __call__(self, dataset: Any, options: LoaderOptions) -> Any:
+        batches = super().__call__(dataset, options)
+        return [*batches[1:], batches[1]]
+
+
+twice_the_first = TwiceTheFirst()
 
 
 def raises_at_once(dataset: Any, options: LoaderOptions) -> Iterator[Any]:

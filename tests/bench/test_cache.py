@@ -6,11 +6,11 @@ import pytest
 
 from shmload.tools.bench import measure
 from shmload.tools.bench.report import WorkloadReport
-from shmload.tools.bench.rounds import at_points, own_files, own_task, prepare
-from shmload.tools.bench.settings import Options
+from shmload.tools.bench.rounds import Options, files_below, own_workload, prepare, tasks_of
 from shmload.tools.named import BenchError
 
 NBYTES = 1 << 20
+PAGE = os.sysconf("SC_PAGESIZE")
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def file(tmp_path):
 
 
 def test_a_file_just_written_is_resident_and_counted_in_pages(file):
-    assert measure.resident_pages(file) == (NBYTES // measure.PAGE, NBYTES // measure.PAGE)
+    assert measure.resident_pages(file) == (NBYTES // PAGE, NBYTES // PAGE)
     assert measure.resident_share([file]) == 1.0
 
 
@@ -55,7 +55,7 @@ def test_folders_stand_for_the_files_below_them(tmp_path):
     (tmp_path / "deep").mkdir()
     for name in ("b", "deep/a"):
         (tmp_path / name).write_bytes(b"x")
-    assert [str(tmp_path / "b"), str(tmp_path / "deep" / "a")] == measure.files_below([tmp_path, tmp_path / "b"])
+    assert [str(tmp_path / "b"), str(tmp_path / "deep" / "a")] == files_below([tmp_path, tmp_path / "b"])
 
 
 def section(resident):
@@ -73,7 +73,7 @@ def test_every_setting_gets_a_cold_pass_of_its_own_and_memory_gets_none(tmp_path
     notes: list[str] = []
     options = Options(workloads=("records", "rows"), quick=True, cold=True, num_workers=(1, 2))
     tasks = prepare(options, tmp_path, notes)
-    assert [(task.name, task.point.num_workers, task.cold) for task in tasks] == [
+    assert [(task.workload.name, task.point.num_workers, bool(task.job.cold_files)) for task in tasks] == [
         ("records", 1, False),
         ("records", 1, True),
         ("records", 2, False),
@@ -88,7 +88,8 @@ def test_every_setting_gets_a_cold_pass_of_its_own_and_memory_gets_none(tmp_path
 
 def test_the_users_own_files_are_dropped(tmp_path, file):
     options = Options(dataset="m:n", cold=True, cold_files=(tmp_path,))
-    warm, cold = at_points(own_task(options), options, own_files(options))
+    own = own_workload(options)
+    warm, cold = tasks_of(own, own.prepare(tmp_path, False, True), options, is_own=True)
     assert (warm.job.cold_files, cold.job.cold_files) == ((), (file,))
 
 
@@ -107,20 +108,20 @@ def test_cold_options_that_do_not_fit_say_what_is_needed(options, text):
 def test_files_that_are_not_there_are_named(tmp_path):
     absent = tmp_path / "absent"
     with pytest.raises(BenchError, match=r"--cold-files: needs files or folders that exist, given .*absent"):
-        own_files(Options(dataset="m:n", cold=True, cold_files=(absent,)))
+        files_below([absent])
     absent.mkdir()
     with pytest.raises(BenchError, match=r"--cold-files: needs at least one file, found none in .*absent"):
-        own_files(Options(dataset="m:n", cold=True, cold_files=(absent,)))
+        files_below([absent])
 
 
 @pytest.mark.slow
 def test_cold_and_warm_passes_stand_apart_in_the_report(bench):
     import json
 
-    done = bench("--quick", "--workload", "records", "--cold", "--loader", "torch-0", "--json", "-")
+    done = bench("--quick", "--workload", "records", "--cold", "--loader", "torch", "--workers", "0", "--json", "-")
     assert done.returncode == 0, done.stderr
     warm, cold = json.loads(done.stdout)["workloads"]
-    assert (warm["measure"], cold["measure"]) == ("warm", "cold")
+    assert (warm["cache"], cold["cache"]) == ("warm", "cold")
     assert "resident_share" not in warm["limit"]
-    assert 0 <= cold["loaders"]["torch-0"]["metrics"]["resident_share"]["median"] <= 1
-    assert cold["loaders"]["torch-0"]["metrics"]["samples_per_s"]["median"] > 0
+    assert 0 <= cold["loaders"]["torch"]["metrics"]["resident_share"]["median"] <= 1
+    assert cold["loaders"]["torch"]["metrics"]["samples_per_s"]["median"] > 0

@@ -1,13 +1,16 @@
 """Bytes are compared: what differs is found, what is alike is not accused."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
 
-from shmload.tools.bench.measure import digest, first_difference, touch
+from shmload.tools.bench.measure import digest, num_rows, rows_digest, touch
 from shmload.tools.bench.report import LoaderReport, WorkloadReport
-from shmload.tools.bench.rounds import OWN, Task, compare
-from shmload.tools.bench.settings import Job, Outcome
+from shmload.tools.bench.rounds import Job, Outcome, Task, compare, first_difference
+from shmload.tools.bench.workloads import WORKLOADS
 
 
 def batch():
@@ -48,40 +51,75 @@ def test_the_first_difference_is_numbered_and_a_missing_batch_is_one():
     assert first_difference([], ["a"]) == 0
 
 
-def compared(name, mine, *, task=OWN, again=("a", "b")):
-    """The report on `name`, which delivered `mine`, beside torch, which delivered a, b and then `again`."""
-    job = Job(workload=task, dataset="m:n", loader="", batch_size=1, num_workers=2)
-    loaders = {name: LoaderReport(digests=list(mine)), "torch": LoaderReport(digests=["a", "b"])}
-    report = WorkloadReport(task, "", "", "", 1, {}, "", loaders)
-    compare(Task(task, "", "", "", job), report, "torch", lambda jobs: [Outcome(jobs[0], digests=list(again))])
+def compared(mine, *, is_own=True, again=("a", "b"), rows=None, torch_rows=None):
+    """The report on shmload, which delivered `mine`, beside torch, which delivered a, b and then `again`."""
+    job = Job(workload="rows", dataset="m:n", loader="", batch_size=1, num_workers=2)
+    loaders = {"shmload": LoaderReport(digests=list(mine), rows_digest=rows), "torch": LoaderReport(digests=["a", "b"])}
+    report = WorkloadReport("rows", "", "", "", 1, {}, "", loaders)
+    task = Task(WORKLOADS["rows"], job, is_own=is_own)
+    answer = Outcome(job, digests=list(again), rows_digest=torch_rows)
+    compare(task, report, "torch", dict.fromkeys(loaders, job), lambda jobs: [answer])
     return report
 
 
 def test_a_wrong_byte_on_a_built_in_workload_is_a_mismatch():
-    report = compared("shmload", ["a", "x"], task="rows")
+    report = compared(["a", "x"], is_own=False)
     assert report.mismatches == ["rows: shmload and torch delivered different bytes in batch 1"]
     assert report.loaders["shmload"].same_bytes is False
 
 
 def test_a_wrong_byte_on_a_repeatable_dataset_is_a_mismatch():
-    assert compared("shmload", ["a", "x"]).mismatches
+    assert compared(["a", "x"]).mismatches
 
 
 def test_a_dataset_that_does_not_repeat_itself_is_noted_not_accused():
-    report = compared("shmload", ["a", "x"], again=["a", "y"])
+    report = compared(["a", "x"], again=["a", "y"])
     assert not report.mismatches
     assert "torch does not repeat itself either" in report.notes[0]
 
 
-@pytest.mark.parametrize("name", ["threads", "torch-0"])
-def test_other_streams_of_randomness_are_noted(name):
-    report = compared(name, ["a", "x"])
-    assert not report.mismatches
-    assert "draws others without workers" in report.notes[0]
+@pytest.mark.parametrize(("mine", "same"), [("7", True), ("8", False)])
+def test_loaders_in_an_order_of_their_own_are_compared_by_the_rows_of_an_epoch(mine, same):
+    report = compared([], is_own=False, rows=mine, torch_rows="7")
+    assert report.loaders["shmload"].same_bytes is same
+    assert report.loaders["shmload"].compared == "rows of an epoch in any order"
+    expected = [] if same else ["rows: shmload and torch delivered different samples in an epoch"]
+    assert report.mismatches == expected
 
 
-def test_a_loader_with_an_order_of_its_own_is_not_compared():
-    report = compared("shmload-seed", ["x", "y"])
+def test_on_the_users_own_data_another_order_may_draw_other_random_numbers():
+    report = compared([], rows="8", torch_rows="7")
     assert not report.mismatches
-    assert report.loaders["shmload-seed"].same_bytes is None
-    assert "order of its own" in report.notes[0]
+    assert "draws others in another order" in report.notes[0]
+
+
+def rows_of(numbers):
+    return default_collate([(np.full(4, number, np.float32), number) for number in numbers])
+
+
+def test_rows_digest_is_blind_to_order_and_to_how_rows_are_batched():
+    whole = rows_digest(rows_of([1, 2, 3, 4]))
+    assert whole == rows_digest(rows_of([4, 2, 1, 3]))
+    assert whole == (rows_digest(rows_of([3])) + rows_digest(rows_of([2, 1, 4]))) % (1 << 128)
+
+
+@pytest.mark.parametrize("other", [[1, 2, 3], [1, 2, 3, 5], [1, 2, 3, 3]])
+def test_rows_digest_sees_a_row_that_is_missing_other_or_twice(other):
+    assert rows_digest(rows_of([1, 2, 3, 4])) != rows_digest(rows_of(other))
+
+
+def test_rows_are_counted_in_the_first_leaf_that_has_some():
+    assert num_rows(rows_of([1, 2, 3])) == 3
+    assert num_rows({"names": "ab", "x": torch.zeros(5, 2)}) == 5
+    assert num_rows(["a", "b"]) == 2
+
+
+@pytest.mark.slow
+def test_a_factory_says_that_its_order_is_its_own(bench):
+    loaders = "planted:backwards,planted:twice_the_first,shmload-seed,torch"
+    done = bench("--quick", "--workload", "rows", "--loader", loaders, "--workers", "0", "--json", "-")
+    assert done.returncode == 1
+    (section,) = json.loads(done.stdout)["workloads"]
+    same = {name: loader["same_bytes"] for name, loader in section["loaders"].items()}
+    assert same == {"planted:backwards": True, "planted:twice_the_first": False, "shmload-seed": True, "torch": None}
+    assert section["mismatches"] == ["rows: planted:twice_the_first and torch delivered different samples in an epoch"]

@@ -1,6 +1,5 @@
 """The stop-watch and the limits: steps, waits, epochs of unknown length, sleep told from computing."""
 
-import math
 import time
 
 import numpy as np
@@ -8,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from shmload.tools.bench import limits, measure
-from shmload.tools.bench.measure import Segment, Stream, after, record, rest_of_epoch, whole_epochs, worker_busy_s
+from shmload.tools.bench import measure
+from shmload.tools.bench.measure import Segment, Stream, after, record, worker_busy_s
 from shmload.tools.bench.report import WAIT_SHARES
 
 
@@ -26,7 +25,7 @@ class Batches:
 def test_rows_are_counted_in_batches_of_unknown_make():
     stream = Stream(Batches(3, 1, 2), None, None)
     assert [stream.next()[1] for _ in range(4)] == [3, 1, 2, 3]
-    assert (stream.num_epochs, stream.num_batches) == (2, 3)
+    assert stream.num_epochs == 2
 
 
 def test_rows_follow_from_the_batch_size_where_it_is_known():
@@ -34,18 +33,11 @@ def test_rows_follow_from_the_batch_size_where_it_is_known():
     assert [stream.next()[1] for _ in range(4)] == [4, 4, 2, 4]
 
 
-def test_whole_epochs_end_where_the_loader_delivers_less_than_was_known():
-    """A loader that drops its last batch must not be waited for."""
-    stream = Stream(Batches(4, 4), 10, 4)
-    record(stream, rest_of_epoch(stream))
-    segment = record(stream, whole_epochs(stream, 1))
-    assert 2 <= len(segment.waits_s) <= 3
-
-
-def test_the_rest_of_an_epoch_ends_with_it():
-    stream = Stream(Batches(1, 1, 1, 1), 4, 1)
+def test_one_pass_ends_with_its_epoch():
+    stream = Stream(Batches(1, 1, 1, 1), 4, 1, once=True)
     record(stream, after(0.0))
-    assert len(record(stream, rest_of_epoch(stream, math.inf)).waits_s) == 3
+    assert len(record(stream, after(60.0)).waits_s) == 3
+    assert stream.num_epochs == 1
 
 
 def test_the_step_is_slept_and_is_not_the_loaders_wait():
@@ -106,7 +98,7 @@ class Computes(Sleeps):
 
 
 def read(dataset, **more):
-    return limits.read(dataset, batch_size=5, seconds=0.02, copy_bytes_per_s=1e9, **more)
+    return measure.read(dataset, batch_size=5, seconds=0.02, copy_bytes_per_s=1e9, **more)
 
 
 def test_reading_that_sleeps_is_told_from_reading_that_computes():
@@ -130,7 +122,7 @@ def test_reading_once_takes_no_sample_twice():
             return np.zeros(1)
 
     seen: list[int] = []
-    limits.read(Noting(range(17)), batch_size=5, seconds=60.0, copy_bytes_per_s=1e9, once=True)
+    measure.read(Noting(range(17)), batch_size=5, seconds=60.0, copy_bytes_per_s=1e9, once=True)
     assert sorted(seen[1:]) == list(range(17))  # the first sample's size is looked at before
 
 
@@ -139,8 +131,8 @@ def test_an_iterable_dataset_is_read_pass_after_pass():
         def __iter__(self):
             return iter([np.zeros(2)] * 3)
 
-    assert limits.protocol(Stream()) == "__iter__"
-    assert limits.read(Stream(), batch_size=2, seconds=0.0, copy_bytes_per_s=1e9).samples_per_s > 0
+    assert measure.protocol(Stream()) == "__iter__"
+    assert measure.read(Stream(), batch_size=2, seconds=0.0, copy_bytes_per_s=1e9).samples_per_s > 0
 
 
 def test_the_host_computes_at_least_what_this_thread_does():

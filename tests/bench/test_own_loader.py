@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from shmload.tools.bench import own_loader
-from shmload.tools.bench.settings import Options
+from shmload.tools.bench.contestants import arguments_of, like_users, num_samples, users_loader
+from shmload.tools.bench.rounds import Options
 from shmload.tools.named import BenchError
 
 FACTORIES = ("shuffled_loader", "custom_loader", "stream_loader", "unseeded_loader")
@@ -18,8 +18,8 @@ def planted(monkeypatch, request):
 
 
 def batches(name, factory, epochs=2, **setting):
-    own = own_loader.make_torch_loader(f"planted:{factory}", 7)
-    loader = own_loader.contestant(name, own, setting.get("num_workers"), setting.get("prefetch_factor"))
+    own = users_loader(f"planted:{factory}", 7)
+    loader = like_users(name, own, setting.get("num_workers"), setting.get("prefetch_factor"))
     try:
         return [
             [leaf.clone() for leaf in torch.utils._pytree.tree_leaves(batch)] for _ in range(epochs) for batch in loader
@@ -50,20 +50,20 @@ def test_another_number_of_workers_leaves_the_batches_as_they_are():
 
 
 def test_the_users_object_itself_is_measured():
-    own = own_loader.make_torch_loader("planted:unseeded_loader", 0)
-    assert own_loader.contestant("torch", own, None, None) is own
+    own = users_loader("planted:unseeded_loader", 0)
+    assert like_users("torch", own, None, None) is own
 
 
 @pytest.mark.parametrize(
     ("factory", "samples"), [("shuffled_loader", 96), ("custom_loader", None), ("stream_loader", None)]
 )
 def test_the_samples_of_an_epoch_are_known_where_batches_are_alike(factory, samples):
-    assert samples == own_loader.num_samples(own_loader.make_torch_loader(f"planted:{factory}", 0))
+    assert samples == num_samples(users_loader(f"planted:{factory}", 0))
 
 
 def test_without_batching_items_are_read_as_they_are():
     loader = DataLoader([torch.zeros(3)] * 4, batch_size=None)
-    arguments = own_loader.arguments_of(loader)
+    arguments = arguments_of(loader)
     assert arguments["batch_size"] is None
     assert arguments["sampler"] is loader.sampler
 
@@ -79,7 +79,7 @@ def test_without_batching_items_are_read_as_they_are():
 )
 def test_what_is_no_loader_is_one_clear_line(spec, text):
     with pytest.raises(BenchError, match=text) as caught:
-        own_loader.make_torch_loader(spec, 0)
+        users_loader(spec, 0)
     assert "\n" not in str(caught.value)
 
 
@@ -94,7 +94,10 @@ def test_what_is_no_loader_is_one_clear_line(spec, text):
         ({"batch_size": (4,)}, "--batch-size: needs no --torch-loader"),
         ({"workloads": ("rows",)}, "--workload: needs no --torch-loader"),
         ({"start_method": "fork"}, "--start-method: needs no --torch-loader"),
-        ({"loaders": ("shmload", "threads")}, "--loader: needs shmload or torch with --torch-loader, given 'threads'"),
+        (
+            {"loaders": ("shmload", "shmload-seed")},
+            "--loader: needs shmload or torch with --torch-loader, given 'shmload-seed'",
+        ),
     ],
 )
 def test_what_the_loader_says_itself_cannot_be_given_beside_it(options, text):

@@ -6,10 +6,8 @@ import pytest
 from rich.console import Console
 
 from shmload.tools.bench import plot
-from shmload.tools.bench.report import WAIT_SHARES, LoaderReport, Report, WorkloadReport
-from shmload.tools.bench.rounds import Task, compare
-from shmload.tools.bench.settings import Job, Outcome
-from shmload.tools.bench.table import show
+from shmload.tools.bench.report import WAIT_SHARES, LoaderReport, Report, WorkloadReport, show
+from shmload.tools.bench.rounds import Job, Outcome
 from shmload.tools.bench.verdict import judge_all
 
 LIMIT = {
@@ -116,16 +114,6 @@ def test_which_loaders_were_compared_how_is_said_where_there_are_several(report)
     assert "same bytes as torch: shmload (batches in order); webdataset (rows of an epoch in any order)." in said(
         report
     )
-
-
-@pytest.mark.parametrize(("mine", "same"), [("7", True), ("8", False)])
-def test_loaders_in_an_order_of_their_own_are_compared_by_the_rows_of_an_epoch(mine, same):
-    compared = section({"webdataset": 1.0, "torch": 1.0})
-    compared.loaders["webdataset"].rows_digest, compared.loaders["torch"].rows_digest = mine, "7"
-    compare(Task("photos", "", "", "", JOB), compared, "torch", lambda jobs: [])
-    assert compared.loaders["webdataset"].same_bytes is same
-    expected = [] if same else ["photos: webdataset and torch delivered different samples in an epoch"]
-    assert compared.mismatches == expected
 
 
 def test_a_subject_that_failed_has_neither_verdict_nor_recommendation(report):

@@ -9,7 +9,7 @@ import pytest
 
 from shmload.tools.bench import measure, plot, rounds
 from shmload.tools.bench.report import Report, machine
-from shmload.tools.bench.settings import Options
+from shmload.tools.bench.rounds import Options
 from shmload.tools.bench.workloads import WORKLOADS
 from shmload.tools.named import BenchError
 
@@ -37,7 +37,7 @@ def no_codecs(monkeypatch):
 def test_a_workload_without_its_extra_is_left_out_and_the_rest_prepared(no_codecs, tmp_path):
     notes: list[str] = []
     tasks = rounds.prepare(Options(workloads=("photos", "rows"), quick=True), tmp_path, notes)
-    assert [task.name for task in tasks] == ["rows"]
+    assert [task.workload.name for task in tasks] == ["rows"]
     assert notes == ["photos left out: needs simplejpeg: pip install 'shmload[images]'"]
 
 
@@ -52,20 +52,12 @@ def test_a_missing_matplotlib_is_said_with_its_command(monkeypatch):
 
 
 def test_a_full_temporary_folder_is_one_clear_line(monkeypatch, tmp_path):
-    def full(folder, small):
+    def full(folder, small, cold):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setitem(WORKLOADS, "records", replace(WORKLOADS["records"], prepare=full))
     with pytest.raises(BenchError, match=r"records: cannot write its data .*No space left on device; set TMPDIR"):
         rounds.prepare(Options(workloads=("records",)), tmp_path, [])
-
-
-def test_the_users_own_photos_replace_the_shipped_ones(tmp_path):
-    if WORKLOADS["photos"].missing():
-        pytest.skip("needs the images extra")
-    (tmp_path / "mine.jpg").write_bytes(b"")
-    (task,) = rounds.prepare(Options(workloads=("photos",), images=tmp_path), tmp_path, [])
-    assert task.job.arguments["files"] == [str(tmp_path / "mine.jpg")]
 
 
 def test_a_report_is_json_able_and_holds_no_path_of_the_machine():

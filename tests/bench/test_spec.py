@@ -2,11 +2,10 @@
 
 import pytest
 
-from shmload.tools.bench.settings import Options
-from shmload.tools.bench.workloads.photos import photo_files
+from shmload.tools.bench.rounds import Options
 from shmload.tools.named import BenchError, make_dataset, names, resolve
 
-HERE = "shmload.tools.bench.workloads.plain"
+HERE = "shmload.tools.bench.workloads"
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +15,7 @@ def planted(monkeypatch, request):
 
 
 def test_a_spec_names_an_object_of_a_module():
-    from shmload.tools.bench.workloads.plain import Plain
+    from shmload.tools.bench.workloads import Plain
 
     assert Plain is resolve(f"{HERE}:Plain", what="--dataset")
     assert Plain.__len__ is resolve(f"{HERE}:Plain.__len__", what="--dataset")
@@ -57,7 +56,6 @@ def test_a_class_and_an_object_both_make_a_dataset(spec):
         ({"batch_size": (0,)}, "--batch-size: needs at least 1, given 0"),
         ({"num_workers": (-1,)}, "--workers: needs at least 0, given -1"),
         ({"rounds": 0}, "--rounds: needs at least 1, given 0"),
-        ({"epochs": -2}, "--epochs: needs at least 0, given -2"),
         ({"seconds": 0.0}, "--seconds: needs more than 0, given 0"),
         ({"seconds": float("nan")}, "--seconds: needs more than 0, given nan"),
         ({"start_method": "thread"}, "--start-method: needs one of fork, spawn, forkserver, given 'thread'"),
@@ -75,18 +73,10 @@ def test_without_a_dataset_all_workloads_are_selected_and_with_one_only_those_na
 
 
 def test_torch_is_the_reference_wherever_it_stands():
-    assert Options(loaders=("shmload", "torch", "threads")).reference == "torch"
-    assert Options(loaders=("shmload", "threads")).reference == "threads"
-    assert Options(loaders=("shmload", "threads", "webdataset", "peers")).reference == "threads"
-    assert Options(loaders=("webdataset",)).reference == "webdataset"
+    assert Options(loaders=("shmload", "torch", "m:threads")).reference == "torch"
+    assert Options(loaders=("shmload", "m:threads")).reference == "m:threads"
+    assert Options(loaders=("shmload-seed",)).reference == "shmload-seed"
 
 
 def test_names_may_repeat_or_hold_commas():
     assert names(["rows,tokens", " python ", "rows"]) == ["rows", "tokens", "python"]
-
-
-def test_a_folder_without_photos_is_named(tmp_path):
-    with pytest.raises(BenchError, match=r"--images: needs at least one of .jpg, .jpeg, .png, found none in"):
-        photo_files(tmp_path)
-    with pytest.raises(BenchError, match=r"--images: needs a folder with photos, given .*, which is not a folder"):
-        photo_files(tmp_path / "absent")

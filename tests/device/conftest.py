@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shmload import ShmLoader, debug
-from shmload.testing.device import StandIn
 from tests.device.device_kit import Rows
+from tests.stand_in.device import StandIn
 
 
 @pytest.fixture

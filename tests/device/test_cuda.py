@@ -10,10 +10,10 @@ import torch
 
 from shmload import ShmLoader
 from shmload.device.calls import CudaCalls
-from shmload.testing.device import StandIn
-from shmload.testing.device_log import Logged
-from shmload.testing.device_replay import replay
 from tests.device.device_kit import rows_of
+from tests.stand_in.device import StandIn
+from tests.stand_in.device_log import Logged
+from tests.stand_in.device_replay import replay
 
 Make = Callable[..., ShmLoader[Any]]
 pytestmark = [

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload import CopyFailed, ShmLoader
-from shmload.testing.device import StandIn
-from shmload.testing.device_log import Logged
 from tests.device.device_kit import Mixed, Rows, rows_of
+from tests.stand_in.device import StandIn
+from tests.stand_in.device_log import Logged
 
 Make = Callable[..., ShmLoader[Any]]
 ADVERSARIAL = settings(

@@ -14,9 +14,9 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.common import Settings, markdown
-from shmload.testing.device import StandIn, Stream
-from shmload.testing.device_log import load_log
-from shmload.testing.device_replay import replay
+from tests.stand_in.device import StandIn, Stream
+from tests.stand_in.device_log import load_log
+from tests.stand_in.device_replay import replay
 
 
 class Eager(StandIn):

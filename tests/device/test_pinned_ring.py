@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from shmload import ShmLoader
 from shmload._core.trainer import Lease, live_leases
-from shmload.testing.device import StandIn
 from tests.device.device_kit import Rows, rows_of
+from tests.stand_in.device import StandIn
 
 Make = Callable[..., ShmLoader[Any]]
 

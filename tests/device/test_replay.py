@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from shmload import ShmLoader
-from shmload.testing.device import StandIn
-from shmload.testing.device_log import Entry, Logged, load_log
-from shmload.testing.device_replay import replay
+from tests.stand_in.device import StandIn
+from tests.stand_in.device_log import Entry, Logged, load_log
+from tests.stand_in.device_replay import replay
 
 Make = Callable[..., ShmLoader[Any]]
 LOGS = sorted(Path(__file__).parent.glob("*.log.jsonl"))

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from shmload import ShmLoader, debug
-from shmload.testing.as_cuda import as_cuda
-from shmload.testing.device import StandIn
 from tests.device.device_kit import rows_of
+from tests.stand_in.as_cuda import as_cuda
+from tests.stand_in.device import StandIn
 
 Make = Callable[..., ShmLoader[Any]]
 PAGE = next(p / "docs" / "gpu.md" for p in Path(__file__).parents if (p / "docs").exists())

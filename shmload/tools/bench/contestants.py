@@ -1,36 +1,40 @@
-"""The loaders that are compared: one table, name -> how to make an iterable of batches from a dataset.
+"""The loaders that are compared: name -> how to make an iterable of batches, from a dataset or from the user's own DataLoader.
 
-All shuffle from the same seed in torch's own way, so that the batches can be compared byte by byte. `module:factory`
-names a loader that is not in the table; the factory takes the dataset and a LoaderOptions.
+All shuffle from the same seed in torch's own way, so that batches can be compared byte by byte. `module:factory` names a loader
+that is not in the table: the factory takes the dataset and a LoaderOptions. A factory that has `keeps_order = False` delivers in an
+order of its own; the samples of an epoch are then compared as a set.
+
+A user's own torch DataLoader keeps every argument as a public attribute, and its order as a sampler or a batch sampler. A ShmLoader
+is given those as they are, so both draw the same order from the same generator. `torch` is the user's object itself, unless a sweep
+asks for another number of workers: then it is made anew in the same way.
 """
 
-import importlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from shmload.tools.bench.peers import PEERS
-from shmload.tools.named import BenchError, resolve
+from shmload.tools.named import BenchError, one_line, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """What every contestant is told."""
+    """What every contestant is told.
+
+    Args:
+        scratch: an empty folder of this loader and dataset, there until the benchmark ends: for files in a format of its own.
+    """
 
     batch_size: int
     num_workers: int
     seed: int
-    shuffle: bool = True
     start_method: str | None = None
     prefetch_factor: int | None = None
-    peer_folder: str | None = None  # where a peer's own files are
     collate: Callable[[list[Any]], Any] | None = None
+    scratch: Path | None = None
 
     def generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)
@@ -40,187 +44,119 @@ Loader = Iterable[Any]
 Factory = Callable[[Any, LoaderOptions], Loader]
 
 
-def keywords(options: LoaderOptions, num_workers: int) -> dict[str, Any]:
+def keywords(options: LoaderOptions) -> dict[str, Any]:
+    """What a DataLoader is told, its order left out."""
+    workers = options.num_workers
     return {
         "batch_size": options.batch_size,
-        "shuffle": options.shuffle,
-        "num_workers": num_workers,
+        "shuffle": True,
+        "num_workers": workers,
         "collate_fn": options.collate,
-        "multiprocessing_context": options.start_method if num_workers else None,
-        "persistent_workers": num_workers > 0,
-        "prefetch_factor": options.prefetch_factor if num_workers else None,
+        "multiprocessing_context": options.start_method if workers else None,
+        "persistent_workers": workers > 0,
+        "prefetch_factor": options.prefetch_factor if workers else None,
     }
 
 
+def shm_loader(dataset: Any, **arguments: Any) -> DataLoader[Any]:
+    made: DataLoader[Any] = resolve("shmload:ShmLoader", what="loader shmload")(dataset, **arguments)
+    return made
+
+
 def shmload(dataset: Any, options: LoaderOptions) -> Loader:
-    loader: Loader = resolve("shmload:ShmLoader", what="loader shmload")(
-        dataset, **keywords(options, options.num_workers), generator=options.generator()
-    )
-    return loader
+    """ShmLoader in torch mode."""
+    return shm_loader(dataset, **keywords(options), generator=options.generator())
 
 
-def shmload_seed(dataset: Any, options: LoaderOptions) -> Loader:
-    loader: Loader = resolve("shmload:ShmLoader", what="loader shmload-seed")(
-        dataset, **keywords(options, options.num_workers), seed=options.seed
-    )
-    return loader
+class SeedMode:
+    """ShmLoader in seed mode, in its own order."""
+
+    keeps_order = False
+
+    def __call__(self, dataset: Any, options: LoaderOptions) -> Loader:
+        return shm_loader(dataset, **keywords(options), seed=options.seed)
 
 
-def torch_workers(dataset: Any, options: LoaderOptions) -> Loader:
-    return DataLoader(dataset, **keywords(options, options.num_workers), generator=options.generator())
+def torch_loader(dataset: Any, options: LoaderOptions) -> Loader:
+    """torch's DataLoader, a sample at a time: how most people use it."""
+    return DataLoader(dataset, **keywords(options), generator=options.generator())
 
 
-def torch_inline(dataset: Any, options: LoaderOptions) -> Loader:
-    return DataLoader(dataset, **keywords(options, 0), generator=options.generator())
-
-
-def torch_getitems(dataset: Any, options: LoaderOptions) -> Loader:
-    """DataLoader at its best: a batch is fetched at once into tensors that a worker hands over without a copy."""
-    if not (fills_batches(dataset) and options.collate is None):
-        raise BenchError("loader torch-getitems: needs a dataset with a schema and read_into or read_batch_into")
-    settings = {**keywords(options, options.num_workers), "collate_fn": unchanged}
-    loader: DataLoader[Any] = DataLoader(WholeBatches(dataset), **settings, generator=options.generator())
-    return loader
-
-
-class WholeBatches(Dataset[Any]):
-    """A dataset's `read_into` or `read_batch_into` behind torch's `__getitems__`."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitems__(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
-        return filled_batch(self.dataset, indices)
-
-
-def unchanged(batch: Any) -> Any:
-    return batch
-
-
-class TorchOrder:
-    """The indices of torch's batches, epoch after epoch, for loaders that can be told what to read."""
-
-    def __init__(self, dataset: Any, options: LoaderOptions) -> None:
-        self.loader: DataLoader[Any] = DataLoader(dataset, **keywords(options, 0), generator=options.generator())
-        self.keeps_workers, self.has_begun = options.num_workers > 0, False
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def epoch(self) -> Iterator[list[int]]:
-        # DataLoader draws a base seed from its generator before an epoch's order, once only if its workers persist. So must
-        # we for the same order.
-        if not (self.keeps_workers and self.has_begun):
-            torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
-        self.has_begun = True
-        yield from self.loader.batch_sampler or ()
-
-    def endless(self) -> Iterator[list[int]]:
-        while True:
-            yield from self.epoch()
-
-
-class Threads:
-    """A thread pool in the trainer, each task filling one batch: what can be had with no library at all."""
-
-    def __init__(self, dataset: Any, options: LoaderOptions) -> None:
-        self.dataset, self.options = dataset, options
-        self.pool = ThreadPoolExecutor(max(1, options.num_workers))
-        self.orders = TorchOrder(dataset, options)
-
-    def batch(self, indices: Sequence[int]) -> Any:
-        return read_batch(self.dataset, indices, self.options.collate)
-
-    def __iter__(self) -> Iterator[Any]:
-        ahead: deque[Future[Any]] = deque()
-        for indices in self.orders.epoch():
-            ahead.append(self.pool.submit(self.batch, indices))
-            if len(ahead) > (self.options.prefetch_factor or 2) * max(1, self.options.num_workers):
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-
-    def close(self) -> None:
-        self.pool.shutdown(cancel_futures=True)
-
-
-def fills_batches(dataset: Any) -> bool:
-    names = ("read_batch_into", "read_into")
-    return getattr(dataset, "schema", None) is not None and any(getattr(dataset, name, None) for name in names)
-
-
-def read_batch(dataset: Any, indices: Sequence[int], collate: Callable[[list[Any]], Any] | None = None) -> Any:
-    """A batch read in this thread in the best way the dataset has."""
-    if fills_batches(dataset) and collate is None:
-        return filled_batch(dataset, indices)
-    return (collate or default_collate)([dataset[index] for index in indices])
-
-
-def filled_batch(dataset: Any, indices: Sequence[int]) -> dict[str, torch.Tensor]:
-    """A batch of the dataset's schema, filled in place by its own protocol."""
-    batch = {name: empty((len(indices), *shape), np.dtype(dtype)) for name, (dtype, shape) in dataset.schema.items()}
-    fill(dataset, indices, {name: tensor.numpy() for name, tensor in batch.items()})
-    return batch
-
-
-def fill(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> None:
-    """Fills rows 0..len(indices) of the arrays in `out`."""
-    if getattr(dataset, "read_batch_into", None):
-        dataset.read_batch_into(indices, out)
-        return
-    for row, index in enumerate(indices):
-        dataset.read_into(index, RowView(out, row))
-
-
-class RowView(dict[str, Any]):
-    """Row `row` of every array: reading gives a writable view, assigning writes through."""
-
-    def __init__(self, out: dict[str, Any], row: int) -> None:
-        super().__init__((name, array[row, ...]) for name, array in out.items())
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self[name][...] = value
-
-
-def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """An uninitialised tensor; within a torch worker in shared memory, as its own collate makes them."""
-    kind = torch.from_numpy(np.empty(0, dtype)).dtype
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=kind)
-    torch_storage: Any = torch.UntypedStorage  # its shared memory is untyped in torch
-    storage = torch_storage._new_shared(int(np.prod(shape)) * dtype.itemsize)
-    flat: torch.Tensor = torch.empty(0, dtype=kind).set_(storage)
-    return flat.view(shape)
-
-
-def open_peer(name: str) -> Factory:
-    found: Factory = importlib.import_module(PEERS[name].module).open_loader
-    return found
-
-
-CONTESTANTS: dict[str, Factory] = {
-    "shmload": shmload,
-    "torch": torch_workers,
-    "torch-getitems": torch_getitems,
-    "torch-0": torch_inline,
-    "threads": Threads,
-    "shmload-seed": shmload_seed,
-}
+CONTESTANTS: dict[str, Factory] = {"shmload": shmload, "torch": torch_loader, "shmload-seed": SeedMode()}
 
 
 def factory(name: str) -> Factory:
-    """The factory of a contestant's name.
+    """The factory of a contestant's name: in the table, or `module:factory`."""
+    found: Factory = resolve(name, what="--loader") if ":" in name else CONTESTANTS[name]
+    return found
+
+
+TAKEN = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
+    *("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
+)
+
+
+def users_loader(spec: str, seed: int) -> DataLoader[Any]:
+    """The DataLoader that `spec` names or returns. The global seed is set first, so that every process has the same order.
 
     Raises:
-        BenchError: the name is neither in the table nor a `module:factory` that can be imported.
+        BenchError: it raised, or it is no DataLoader.
     """
-    if ":" in name:
-        return resolve(name, what="--loader")  # type: ignore[no-any-return]  # the user's own
-    if name in PEERS:
-        return open_peer(name)
-    if name not in CONTESTANTS:
-        raise BenchError(f"--loader: needs one of {', '.join(CONTESTANTS)} or module:factory, given {name!r}")
-    return CONTESTANTS[name]
+    torch.manual_seed(seed)
+    made = resolve(spec, what="--torch-loader")
+    wanted = "a torch DataLoader or a function that returns one"
+    if not isinstance(made, DataLoader) and callable(made):
+        wanted = "a function that returns a torch DataLoader"
+        try:
+            made = made()
+        except Exception as error:
+            raise BenchError(
+                f"--torch-loader {spec}: calling it without arguments raised {one_line(error)}; name a function that needs "
+                "none and returns the DataLoader"
+            ) from error
+    if not isinstance(made, DataLoader):
+        raise BenchError(f"--torch-loader {spec}: needs {wanted}, given {type(made).__name__}")
+    return made
+
+
+def arguments_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The keywords that make a loader with the same batches in the same order."""
+    found = {name: getattr(loader, name) for name in TAKEN if hasattr(loader, name)}
+    if isinstance(loader.dataset, IterableDataset):
+        return {**found, "batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.batch_sampler is None:  # each item of the sampler is read as it is
+        return {**found, "batch_size": None, "sampler": loader.sampler}
+    if type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None:
+        return {**found, "batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+    return {**found, "batch_sampler": loader.batch_sampler}
+
+
+def like_users(name: str, own: DataLoader[Any], num_workers: int | None, prefetch: int | None) -> DataLoader[Any]:
+    """`torch`: the user's loader as it is; `shmload`: a ShmLoader with its arguments. Both with another setting if one is given."""
+    if name == "torch" and num_workers is None and prefetch is None:
+        return own
+    arguments = arguments_of(own)
+    if num_workers is not None:
+        arguments["num_workers"] = num_workers
+    if prefetch is not None:
+        arguments["prefetch_factor"] = prefetch
+    if arguments["num_workers"] == 0:  # what torch refuses without workers
+        arguments |= {
+            "prefetch_factor": None,
+            "persistent_workers": False,
+            "multiprocessing_context": None,
+            "timeout": 0,
+        }
+    return shm_loader(own.dataset, **arguments) if name == "shmload" else DataLoader(own.dataset, **arguments)
+
+
+def num_samples(loader: DataLoader[Any]) -> int | None:
+    """Samples of an epoch, None where only reading tells."""
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+        return None
+    try:
+        count = len(loader.sampler)  # type: ignore[arg-type]  # one without a length raises TypeError
+    except TypeError:
+        return None
+    return count // loader.batch_size * loader.batch_size if loader.drop_last else count

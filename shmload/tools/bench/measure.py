@@ -1,18 +1,26 @@
-"""CPU time and memory of a process and everything below it, read from the kernel without a further package.
+"""The fresh process: reads jobs from stdin, measures them, writes one JSON line a job to the given file descriptor.
 
-CPU: a process' own clock has nanoseconds (clock_getcpuclockid(3) makes its id from the pid), /proc/PID/stat only 10
-ms ticks; the ticks serve for children that are dead and reaped. Memory: proportional set size (proc_pid_smaps(5)), in
-which a page shared by n processes counts 1/n in each, so that a sum over the tree counts it once.
+Its stdout stays free for what a user's dataset prints. From top to bottom: CPU, memory and page cache as the kernel tells them;
+batches touched and digested; the stop-watch over a stream of batches; what one core can do with no loader at all; the jobs.
+
+CPU: a process' own clock has nanoseconds (clock_getcpuclockid(3) makes its id from the pid), /proc/PID/stat only 10 ms ticks; the
+ticks serve for children that are dead and reaped. Memory: proportional set size (proc_pid_smaps(5)), in which a page shared by n
+processes counts 1/n in each, so that a sum over the tree counts it once.
 """
 
 import ctypes
+import gc
 import hashlib
+import itertools
+import json
 import math
 import mmap
 import os
 import resource
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +28,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmload.tools.bench.contestants import Loader
+from shmload.batch.collate import RowOut
+from shmload.tools.bench.contestants import Loader, LoaderOptions, factory, like_users, num_samples, users_loader
 from shmload.tools.bench.report import WAIT_SHARES, quantile
+from shmload.tools.bench.rounds import Job
+from shmload.tools.named import BenchError, is_map_style, make_dataset, one_line, resolve
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+GIB = 1 << 30
 
 
 def stat(pid: int) -> list[str]:
@@ -94,104 +106,8 @@ def tree_pss_bytes(root: int) -> int:
     return total
 
 
-def first_difference(reference: Sequence[str], other: Sequence[str]) -> int | None:
-    """Number of the first batch whose digests differ or that only one of them has; None if all are equal."""
-    for number, (expected, got) in enumerate(zip(reference, other, strict=False)):
-        if expected != got:
-            return number
-    return None if len(reference) == len(other) else min(len(reference), len(other))
-
-
-TOUCHED_EVERY = 4096
-
-
-def leaves(batch: Any) -> Iterator[Any]:
-    """Everything in a batch that is not a container, in order; mappings by their own order."""
-    if isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from leaves(value)
-    elif isinstance(batch, (list, tuple)):
-        for value in batch:
-            yield from leaves(value)
-    else:
-        yield batch
-
-
-def flat_bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The tensor's bytes in row-major order, of a nested one its values'; a view if it is contiguous."""
-    if tensor.is_nested:
-        tensor = tensor.values()
-    flat: np.ndarray[Any, np.dtype[np.uint8]] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return flat
-
-
-def touch(batch: Any) -> int:
-    """Reads one byte of every page of every tensor and array; returns the bytes delivered."""
-    nbytes = 0
-    for leaf in leaves(batch):
-        if isinstance(leaf, torch.Tensor):
-            flat = flat_bytes(leaf)
-        elif isinstance(leaf, np.ndarray) and leaf.flags.c_contiguous and not leaf.dtype.hasobject:
-            flat = leaf.reshape(-1).view(np.uint8)
-        else:
-            continue
-        flat[::TOUCHED_EVERY].max(initial=0)
-        nbytes += flat.nbytes
-    return nbytes
-
-
-def num_rows(batch: Any) -> int:
-    """Samples in a batch of unknown make: the length of its first tensor or array, else of its first list of strings."""
-    for leaf in leaves(batch):
-        if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim:
-            return len(leaf)
-    return len(batch) if isinstance(batch, (list, tuple)) else 1
-
-
-def rows_digest(batch: Any) -> int:
-    """The sum of the digests of a batch's rows: summed over an epoch it tells which samples came, whatever their order."""
-    found = list(leaves(batch))
-    total = 0
-    for row in range(num_rows(batch)):
-        state = hashlib.blake2b(digest_size=16)
-        for leaf in found:
-            values = np.ascontiguousarray(
-                leaf[row].numpy() if isinstance(leaf, torch.Tensor) else np.asarray(leaf[row])
-            )
-            state.update(f"{values.dtype} {values.shape}".encode())
-            state.update(values.tobytes())
-        total += int.from_bytes(state.digest(), "little")
-    return total % (1 << 128)
-
-
-def digest(batch: Any) -> str:
-    """A digest of structure, dtypes, shapes and every byte: two loaders are compared without keeping batches."""
-    state = hashlib.blake2b(digest_size=16)
-    for leaf in leaves(batch):
-        if isinstance(leaf, torch.Tensor):
-            state.update(f"tensor {leaf.dtype} {tuple(leaf.shape)}".encode())
-            state.update(np.ascontiguousarray(flat_bytes(leaf)).data)
-        elif isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
-            state.update(f"array {leaf.dtype} {leaf.shape}".encode())
-            state.update(np.ascontiguousarray(leaf).tobytes())
-        else:
-            state.update(f"{type(leaf).__name__} {leaf!r}".encode())
-    return state.hexdigest()
-
-
-PAGE = mmap.PAGESIZE
-
-
-def files_below(paths: Iterable[Path]) -> list[str]:
-    """The files that are named, and those in named folders, sorted; absolute, so that a folder may change."""
-    found: set[Path] = set()
-    for path in paths:
-        found.update([path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()])
-    return sorted(str(path.absolute()) for path in found)
-
-
 def drop(files: Sequence[str]) -> float:
-    """Asks the kernel to forget the files' pages; returns the share of their bytes that is still in memory."""
+    """Asks the kernel to forget the files' pages; returns the share of them that is still in memory."""
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         try:
@@ -212,30 +128,81 @@ def resident_share(files: Sequence[str]) -> float:
 
 
 def resident_pages(file: str) -> tuple[int, int]:
-    """Pages of a file, and how many of them are in memory."""
-    length = os.stat(file).st_size
-    if not length:
+    """Pages of a file, and how many of them are in memory: mincore(2) asked of a mapping."""
+    if not os.stat(file).st_size:
         return 0, 0
+    mapped = np.memmap(file, np.uint8, mode="r")
+    found = np.zeros(-(-mapped.size // mmap.PAGESIZE), np.uint8)
     libc = ctypes.CDLL(None, use_errno=True)
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        # Private and writable, because ctypes only tells the address of a writable buffer; nothing is written or read.
-        with mmap.mmap(descriptor, length, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
-            count = -(-length // PAGE)
-            found = (ctypes.c_ubyte * count)()
-            first = ctypes.c_char.from_buffer(mapped)
-            try:
-                if libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(length), found):
-                    number = ctypes.get_errno()
-                    raise OSError(number, os.strerror(number), file)
-            finally:
-                del first  # a mapping with a pointer into it cannot be closed
-            return count, sum(byte & 1 for byte in found)
-    finally:
-        os.close(descriptor)
+    if libc.mincore(
+        mapped.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(mapped.size), ctypes.c_void_p(found.ctypes.data)
+    ):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file)
+    return found.size, int((found & 1).sum())
 
 
-GIB = 1 << 30
+TOUCHED_EVERY = 4096
+
+
+def leaves(batch: Any) -> Iterator[Any]:
+    """Everything in a batch that is not a container, in order; mappings by their own order."""
+    if isinstance(batch, Mapping):
+        batch = batch.values()
+    elif not isinstance(batch, (list, tuple)):
+        yield batch
+        return
+    for value in batch:
+        yield from leaves(value)
+
+
+def flat_bytes(leaf: Any) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+    """The bytes of a tensor (of a nested one its values') or an array in row-major order; None: it is neither."""
+    if isinstance(leaf, torch.Tensor):
+        flat = (leaf.values() if leaf.is_nested else leaf).detach().reshape(-1).view(torch.uint8).numpy()
+        return np.ascontiguousarray(flat)
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+        return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+    return None
+
+
+def touch(batch: Any) -> int:
+    """Reads one byte of every page of every tensor and array; returns the bytes delivered."""
+    nbytes = 0
+    for leaf in leaves(batch):
+        flat = flat_bytes(leaf)
+        if flat is not None:
+            flat[::TOUCHED_EVERY].max(initial=0)
+            nbytes += flat.nbytes
+    return nbytes
+
+
+def num_rows(batch: Any) -> int:
+    """Samples in a batch of unknown make: the length of its first tensor or array, else of its first list of strings."""
+    for leaf in leaves(batch):
+        if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim:
+            return len(leaf)
+    return len(batch) if isinstance(batch, (list, tuple)) else 1
+
+
+def digest(batch: Any) -> str:
+    """A digest of structure, dtypes, shapes and every byte: two loaders are compared without keeping batches."""
+    state = hashlib.blake2b(digest_size=16)
+    for leaf in leaves(batch):
+        flat = flat_bytes(leaf)
+        if flat is None:
+            state.update(f"{type(leaf).__name__} {leaf!r}".encode())
+        else:
+            kind = "tensor" if isinstance(leaf, torch.Tensor) else "array"
+            state.update(f"{kind} {leaf.dtype} {tuple(leaf.shape)}".encode())
+            state.update(flat.data)
+    return state.hexdigest()
+
+
+def rows_digest(batch: Any) -> int:
+    """The sum of the digests of a batch's rows: summed over an epoch it tells which samples came, whatever their order."""
+    found = list(leaves(batch))
+    rows = (digest([leaf[row] for leaf in found]) for row in range(num_rows(batch)))
+    return sum(int(each, 16) for each in rows) % (1 << 128)
 
 
 class Stream:
@@ -243,11 +210,11 @@ class Stream:
 
     Args:
         num_samples, batch_size: of an epoch; without them rows are counted in the batches.
+        once: StopIteration ends the first epoch.
     """
 
-    def __init__(self, loader: Loader, num_samples: int | None, batch_size: int | None) -> None:
-        self.loader, self.num_samples, self.batch_size = loader, num_samples, batch_size
-        self.num_batches = -(-num_samples // batch_size) if num_samples and batch_size else known_length(loader)
+    def __init__(self, loader: Loader, num_samples: int | None, batch_size: int | None, *, once: bool = False) -> None:
+        self.loader, self.num_samples, self.batch_size, self.once = loader, num_samples, batch_size, once
         self.batches: Iterator[Any] | None = None
         self.position = 0  # batches delivered of the running epoch
         self.num_epochs = 0  # epochs begun
@@ -262,33 +229,20 @@ class Stream:
         except StopIteration:
             if self.position == 0:
                 raise RuntimeError("the loader delivered no batch in a whole epoch") from None
-            self.batches, self.num_batches = None, self.position
+            if self.once:
+                raise
+            self.batches = None
             return self.next()
         self.position += 1
-        return batch, self._rows(batch)
-
-    def _rows(self, batch: Any) -> int:
         if self.num_samples is None or self.batch_size is None:
-            return num_rows(batch)
-        return max(1, min(self.batch_size, self.num_samples - (self.position - 1) * self.batch_size))
-
-    @property
-    def is_at_end(self) -> bool:
-        """Whether the running epoch has delivered all that it is known to hold."""
-        return self.num_batches is not None and self.position >= self.num_batches
+            return batch, num_rows(batch)
+        return batch, max(1, min(self.batch_size, self.num_samples - (self.position - 1) * self.batch_size))
 
     def close(self) -> None:
         self.batches = None
         close = getattr(self.loader, "close", None)
         if close is not None:
             close()
-
-
-def known_length(loader: Loader) -> int | None:
-    try:
-        return len(loader)  # type: ignore[arg-type]  # asked for, not assumed
-    except TypeError:
-        return None
 
 
 @dataclass
@@ -356,21 +310,21 @@ def worker_busy_s(loader: Any) -> tuple[float, int] | None:
 
 
 def record(stream: Stream, is_over: Callable[[Segment, float], bool], step_s: float = 0.0) -> Segment:
-    """Consumes batches until `is_over(segment, seconds)`, at least one; sleeps `step_s` after each."""
-    segment = Segment()
+    """Consumes batches until `is_over(segment, seconds)`, at least one, or to the end; sleeps `step_s` after each."""
+    segment = Segment(step_s=step_s)
     busy0 = worker_busy_s(stream.loader)
     tree0_s, host0_s = tree_cpu_s(), host_cpu_s()
-    cpu0_s = time.process_time()
-    start_s = time.perf_counter()
+    cpu0_s, start_s = time.process_time(), time.perf_counter()
     while True:
-        epoch = stream.num_epochs
-        before_s = time.perf_counter()
-        batch, rows = stream.next()
-        now_s = time.perf_counter()
+        epoch, before_s = stream.num_epochs, time.perf_counter()
+        try:
+            batch, rows = stream.next()
+        except StopIteration:
+            break
+        now_s, touch0_s = time.perf_counter(), time.thread_time()
         segment.waits_s.append(now_s - before_s)
         if stream.num_epochs != epoch:
             segment.boundary_waits_s.append(now_s - before_s)
-        touch0_s = time.thread_time()
         segment.nbytes += touch(batch)
         segment.touch_cpu_s += time.thread_time() - touch0_s
         segment.num_samples += rows
@@ -378,7 +332,6 @@ def record(stream: Stream, is_over: Callable[[Segment, float], bool], step_s: fl
         segment.touch_s += touched_s - now_s
         if step_s:
             time.sleep(step_s)
-            segment.step_s = step_s
             segment.slept_s += time.perf_counter() - touched_s
         if is_over(segment, time.perf_counter() - start_s):
             break
@@ -397,13 +350,270 @@ def after(seconds: float, num_batches: int = 1) -> Callable[[Segment, float], bo
     return lambda segment, elapsed_s: elapsed_s >= seconds and len(segment.waits_s) >= num_batches
 
 
-def whole_epochs(stream: Stream, count: int) -> Callable[[Segment, float], bool]:
-    """Over when the stream, which must stand at an epoch's end, has delivered `count` more epochs."""
-    last = stream.num_epochs + count
-    return lambda segment, elapsed_s: stream.num_epochs > last or (stream.num_epochs == last and stream.is_at_end)
+def peak_pss_bytes(stream: Stream, seconds: float) -> int:
+    """The most memory that all processes have while batches are consumed, looked at every 50 ms."""
+    seen = [tree_pss_bytes(os.getpid())]
+    due_s = 0.0
+
+    def is_over(segment: Segment, elapsed_s: float) -> bool:
+        nonlocal due_s
+        if elapsed_s >= due_s:
+            seen.append(tree_pss_bytes(os.getpid()))
+            due_s = elapsed_s + 0.05
+        return elapsed_s >= seconds
+
+    record(stream, is_over)
+    return max(seen)
 
 
-def rest_of_epoch(stream: Stream, seconds: float = math.inf) -> Callable[[Segment, float], bool]:
-    """Over at the end of the running epoch, or after so many seconds."""
-    epoch = stream.num_epochs
-    return lambda segment, elapsed_s: elapsed_s >= seconds or stream.num_epochs > epoch or stream.is_at_end
+SOURCE_NBYTES = 64 << 20  # larger than most caches
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One core that reads batches and hands them to nobody."""
+
+    samples_per_s: float  # the least time of a copy included, where samples are only read
+    cpu_s: float  # per sample, the copy not included
+    blocked_s: float  # per sample: asleep, waiting for what the sample is read from
+
+
+def sample_nbytes(dataset: Any) -> int:
+    """Bytes of the arrays and tensors in a sample like the first."""
+    sample = dataset[0] if is_map_style(dataset) else next(iter(dataset))
+    return sum(leaf.nbytes for leaf in leaves(sample) if isinstance(leaf, (np.ndarray, torch.Tensor)))
+
+
+def memcpy_bytes_per_s(target_nbytes: int) -> float:
+    """Bytes a core copies per second out of a large buffer into one resident batch; the best of some passes."""
+    target = np.ones(min(max(target_nbytes, 1 << 16), SOURCE_NBYTES), np.uint8)
+    parts = np.ones(SOURCE_NBYTES // target.nbytes * target.nbytes, np.uint8).reshape(-1, target.nbytes)
+    best_s = float("inf")
+    for _ in range(12):
+        start_s = time.perf_counter()
+        for part in parts:
+            np.copyto(target, part)
+        best_s = min(best_s, time.perf_counter() - start_s)
+    return parts.nbytes / best_s
+
+
+def protocol(dataset: Any) -> str:
+    """How a sample gets into a batch: the dataset's own protocol, or plain `__getitem__` or `__iter__`."""
+    if getattr(dataset, "schema", None) is not None:
+        for name in ("read_batch_into", "read_into"):
+            if getattr(dataset, name, None):
+                return name
+    return "__getitem__" if is_map_style(dataset) else "__iter__"
+
+
+def fill(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> None:
+    """Fills rows 0..len(indices) of the arrays in `out` by the dataset's own protocol."""
+    if getattr(dataset, "read_batch_into", None):
+        dataset.read_batch_into(indices, out)
+        return
+    for row, index in enumerate(indices):
+        dataset.read_into(index, RowOut(out, row))
+
+
+def read(
+    dataset: Any,
+    *,
+    batch_size: int,
+    seconds: float,
+    copy_bytes_per_s: float,
+    once: bool = False,
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> Reading:
+    """What one core reads into a resident batch, in random order, with no hand-over at all.
+
+    A dataset with a protocol fills the batch itself. From any other the samples are only read, and the least time that
+    a copy of their bytes takes is added: the limit must not be slower than a good loader's own way to place them. A
+    collate function of the user's is run, for its work is theirs as well.
+
+    Args:
+        once: no sample twice, and so at most one pass: the second reading of a cold file is a warm one.
+    """
+    draws = orders(dataset, batch_size, once=once)
+    read_batch = reader(dataset, batch_size, collate)
+    read_batch(next(draws))  # imports, page faults
+    count = nbytes = 0
+    elapsed_s = 0.0
+    cpu0_s, runnable0_s, start_s = time.process_time(), runnable_s(), time.perf_counter()
+    for indices in draws:
+        before_s = time.perf_counter()
+        nbytes += read_batch(indices)
+        elapsed_s += time.perf_counter() - before_s
+        count += len(indices)
+        if elapsed_s >= seconds:
+            break
+    wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - cpu0_s
+    # threads of the dataset's own may compute while this one sleeps
+    blocked_s = max(0.0, wall_s - max(runnable_s() - runnable0_s, cpu_s))
+    if not count:  # a single batch is the whole dataset
+        return read(dataset, batch_size=max(1, batch_size // 2), seconds=0.0, copy_bytes_per_s=copy_bytes_per_s)
+    return Reading(count / (elapsed_s + nbytes / copy_bytes_per_s), cpu_s / count, blocked_s / count)
+
+
+def runnable_s() -> float:
+    """Seconds in which this thread ran or could have run."""
+    return time.thread_time() + run_delay_s()
+
+
+def orders(dataset: Any, rows: int, *, once: bool) -> Iterator[list[int]]:
+    """Indices of batches: drawn at random without end, or each once. An iterable dataset is read as it comes."""
+    if not is_map_style(dataset):
+        yield from itertools.repeat(list(range(rows)))
+    draw, length = np.random.default_rng(0), len(dataset)
+    rows = min(rows, length)
+    if once:
+        order = draw.permutation(length)
+        yield from (order[start : start + rows].tolist() for start in range(0, length, rows))
+        return
+    while True:
+        yield draw.integers(0, length, rows).tolist()
+
+
+def reader(dataset: Any, rows: int, collate: Callable[[list[Any]], Any] | None) -> Callable[[list[int]], int]:
+    """Reads the samples of some indices; returns the bytes that still would have to be copied into a batch."""
+    if collate is None and protocol(dataset) in ("read_batch_into", "read_into"):
+        rows = min(rows, len(dataset))
+        out = {name: np.empty((rows, *shape), dtype) for name, (dtype, shape) in dataset.schema.items()}
+
+        def fill_resident(indices: list[int]) -> int:
+            fill(dataset, indices, {name: array[: len(indices)] for name, array in out.items()})
+            return 0
+
+        return fill_resident
+    nbytes = sample_nbytes(dataset)
+    stream = itertools.chain.from_iterable(itertools.repeat(dataset))  # an iterable dataset, pass after pass
+    take = dataset.__getitem__ if is_map_style(dataset) else lambda index: next(stream)
+
+    def read_only(indices: list[int]) -> int:
+        if collate is not None:
+            collate([take(index) for index in indices])
+            return 0
+        for index in indices:
+            take(index)
+        return len(indices) * nbytes
+
+    return read_only
+
+
+def main() -> None:
+    """Entry of the process: the descriptor's number is the last argument."""
+    torch.set_num_threads(1)
+    with os.fdopen(int(sys.argv[-1]), "w", buffering=1) as answers:
+        for fields in json.load(sys.stdin):
+            try:
+                answer = run(Job(**fields))
+            except BenchError as error:
+                answer = {"error": str(error), "bad_usage": True}
+            except Exception as error:
+                answer = {"error": one_line(error), "details": traceback.format_exc()}
+            answers.write(json.dumps(answer) + "\n")
+
+
+def run(job: Job) -> dict[str, Any]:
+    """What is answered to a job: fields of an Outcome."""
+    dropped = {"resident_share": drop(job.cold_files)} if job.cold_files else {}
+    if not job.loader:
+        values, way = probe(job)
+        return {"values": values | dropped, "digests": [way]}
+    dataset = None if job.torch_loader else make_dataset(job.dataset, job.arguments)
+    found: dict[str, Any] = {}
+    if job.seconds:
+        found = time_loader(dataset, job)
+        found["values"] |= dropped
+    keeps_order = bool(job.torch_loader) or getattr(factory(job.loader), "keeps_order", True)
+    if job.num_digests and keeps_order and not job.digest_rows:
+        stream = open_stream(dataset, job)
+        found["digests"] = [digest(stream.next()[0]) for _ in range(job.num_digests)]
+        stream.close()
+    elif job.num_digests or job.digest_rows:
+        stream = open_stream(dataset, job)
+        found["rows_digest"] = f"{sum(map(rows_digest, stream.loader)) % (1 << 128):032x}"
+        stream.close()
+    return found
+
+
+def probe(job: Job) -> tuple[dict[str, float], str]:
+    """The limit on one core; fails early and clearly where the dataset itself does."""
+    batch_size, num_workers = job.batch_size, job.num_workers
+    collate = resolve(job.collate, what="--collate") if job.collate else None
+    if job.torch_loader:
+        own = users_loader(job.torch_loader, job.seed)
+        dataset: Any = own.dataset
+        batch_size = own.batch_size or 1
+        num_workers = own.num_workers if num_workers is None else num_workers
+        is_plain = own.collate_fn is torch.utils.data.default_collate or own.batch_size is None
+        collate = None if is_plain else own.collate_fn
+    else:
+        dataset = make_dataset(job.dataset, job.arguments)
+    length = len(dataset) if is_map_style(dataset) else 0
+    rows = min(batch_size or 1, length or sys.maxsize)
+    try:
+        nbytes = rows * sample_nbytes(dataset)
+        drop(job.cold_files)
+        copy_rate = memcpy_bytes_per_s(nbytes)
+        once = bool(job.cold_files)
+        reading = read(
+            dataset, batch_size=rows, seconds=job.seconds, copy_bytes_per_s=copy_rate, once=once, collate=collate
+        )
+    except Exception as error:
+        raise BenchError(f"{job.workload}: reading samples of the dataset raised {one_line(error)}") from error
+    values = {
+        "num_samples": float(length),
+        "batch_size": float(batch_size or 1),
+        "num_workers": float(num_workers or 0),
+        "batch_nbytes": float(nbytes),
+        "fill_samples_per_s": reading.samples_per_s,
+        "read_cpu_us_per_sample": reading.cpu_s * 1e6,
+        "read_blocked_us_per_sample": reading.blocked_s * 1e6,
+        "memcpy_mb_per_s": copy_rate / 1e6,
+    }
+    return values, protocol(dataset)
+
+
+def open_stream(dataset: Any, job: Job) -> Stream:
+    once = bool(job.cold_files)
+    if job.torch_loader:
+        own = users_loader(job.torch_loader, job.seed)
+        beside = like_users(job.loader, own, job.num_workers, job.prefetch_factor)
+        return Stream(beside, num_samples(own), own.batch_size, once=once)
+    torch.manual_seed(job.seed)  # a dataset that draws from the global generator then does so repeatably
+    options = LoaderOptions(
+        batch_size=min(job.batch_size or 1, len(dataset)),
+        num_workers=job.num_workers or 0,
+        prefetch_factor=job.prefetch_factor,
+        seed=job.seed,
+        start_method=job.start_method,
+        collate=resolve(job.collate, what="--collate") if job.collate else None,
+        scratch=Path(job.scratch) if job.scratch else None,
+    )
+    make = factory(job.loader)
+    if options.scratch:
+        options.scratch.mkdir(parents=True, exist_ok=True)
+    # a loader with an order of its own may also cut batches where it likes
+    known = len(dataset) if getattr(make, "keeps_order", True) else None
+    return Stream(make(dataset, options), known, options.batch_size, once=once)
+
+
+def time_loader(dataset: Any, job: Job) -> dict[str, Any]:
+    """The timed part; of a cold job one pass from the first batch on: what had been read ahead by then is not counted."""
+    start_s = time.perf_counter()
+    stream = open_stream(dataset, job)
+    first = record(stream, after(0.0))
+    first_batch_s = time.perf_counter() - start_s
+    if job.cold_files:
+        segment = record(stream, after(4 * job.seconds), job.step_s)
+        segment = segment if segment.waits_s else first  # there was but one batch
+    else:
+        record(stream, after(job.warmup_s, num_batches=4 * (job.num_workers or 2) + 1), job.step_s)
+        segment = record(stream, after(job.seconds, num_batches=3), job.step_s)
+    values = {"first_batch_ms": first_batch_s * 1e3, **segment.values()}
+    if job.memory_s:
+        values["peak_pss_mb"] = peak_pss_bytes(stream, job.memory_s) / 1e6
+    stream.close()
+    del stream
+    gc.collect()
+    return {"values": values, "wait_quantiles_ms": segment.wait_quantiles_ms()}

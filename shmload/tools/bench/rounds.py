@@ -1,183 +1,356 @@
-"""Runs jobs in a fresh process, watches its memory from outside, and brings the answers back."""
+"""A whole benchmark: its options, jobs in fresh processes round after round, and the comparison of their bytes.
+
+A task is a workload at one setting, warm or cold. Every loader has its turn at it in a process of its own (`measure.py`), round
+after round; jobs and answers travel as JSON.
+"""
 
 import json
 import multiprocessing
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
-from shmload.tools.bench.measure import descendants, files_below, first_difference, tree_pss_bytes
-from shmload.tools.bench.peers import PEERS
 from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport, machine
-from shmload.tools.bench.settings import (
-    ALL_PEERS,
-    NEEDS_PROTOCOL,
-    OTHER_STREAMS,
-    OWN_ORDER,
-    Job,
-    Options,
-    Outcome,
-    Point,
-)
 from shmload.tools.bench.verdict import judge_all
-from shmload.tools.bench.workloads import WORKLOADS
-from shmload.tools.bench.workloads.photos import photo_files
-from shmload.tools.bench.workloads.workload import Workload
+from shmload.tools.bench.workloads import WORKLOADS, Prepared, Workload
 from shmload.tools.named import BenchError
 
+LOADERS = ("shmload", "torch", "shmload-seed")
+AS_BUILT = ("shmload", "torch")  # what can be made of a DataLoader that the user built
+START_METHODS = ("fork", "spawn", "forkserver")
+NUM_DIGESTS = 32
+MEMORY_S = 0.6
+STILL_WARM = 0.05  # a share of files in the page cache from which a cold pass is not called one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one fresh process is asked to measure: one loader on one dataset.
+
+    Args:
+        workload: name used in reports.
+        dataset: `module:name` of the dataset or its factory; called with `arguments`.
+        loader: a name of the contestants' table or `module:factory`; empty means the limit without any loader.
+        batch_size, num_workers: None where the user's own DataLoader says it.
+        prefetch_factor: None is torch's default.
+        torch_loader: `module:name` of a torch DataLoader or of the function that makes it; then there is no `dataset`.
+        seconds: the timed part ends after so many; 0 skips it.
+        step_s: how long the trainer sleeps after each batch, in place of a training step.
+        cold_files: dropped from the page cache first; then the one pass from there on is timed, without a warm-up.
+        num_digests: batches of the untimed pass whose bytes are digested; of a loader with an order of its own a whole epoch.
+        digest_rows: digest a whole epoch row by row.
+        memory_s: seconds of delivery during which memory is looked at.
+        scratch: a folder for files of the loader's own.
+    """
+
+    workload: str
+    dataset: str
+    loader: str
+    batch_size: int | None
+    num_workers: int | None
+    prefetch_factor: int | None = None
+    torch_loader: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 2.0
+    warmup_s: float = 1.0
+    step_s: float = 0.0
+    cold_files: tuple[str, ...] = ()
+    seed: int = 0
+    start_method: str | None = None
+    collate: str | None = None
+    num_digests: int = 0
+    digest_rows: bool = False
+    memory_s: float = 0.0
+    scratch: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer to one job: `values` by metric and batch `digests`, or an `error` line.
+
+    `wait_quantiles_ms` are the waits at the shares of `report.WAIT_SHARES`; `rows_digest` is that of a whole epoch.
+    `bad_usage` says that the user's dataset or options are at fault, not a loader.
+    """
+
+    job: Job
+    values: dict[str, float] = field(default_factory=dict)
+    digests: list[str] = field(default_factory=list)
+    wait_quantiles_ms: list[float] = field(default_factory=list)
+    rows_digest: str | None = None
+    error: str | None = None
+    bad_usage: bool = False
+    details: str = ""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of every loader; None is what the workload, the user's DataLoader or torch says."""
+
+    num_workers: int | None = None
+    prefetch_factor: int | None = None
+    batch_size: int | None = None
+
+    def label(self) -> str:
+        """The parts that were asked for, as a reader of the table knows them."""
+        workers = f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'}"
+        parts = [workers] if self.num_workers is not None else []
+        parts += [f"{self.prefetch_factor} ahead"] if self.prefetch_factor is not None else []
+        return ", ".join([*parts, *([f"batch {self.batch_size}"] if self.batch_size else [])])
+
+
+def points(
+    num_workers: Sequence[int | None], prefetch_factors: Sequence[int | None], batch_sizes: Sequence[int | None]
+) -> list[Point]:
+    """The cross product, the batch size outermost. Without workers nothing is prefetched, so there those are one point."""
+    found = product(batch_sizes or [None], num_workers or [None], prefetch_factors or [None])
+    return list(dict.fromkeys(Point(workers, ahead if workers != 0 else None, size) for size, workers, ahead in found))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Arguments of a whole benchmark.
+
+    Args:
+        workloads: built-in ones by name; empty means all, or none if `dataset` or `torch_loader` is given.
+        dataset, torch_loader: the user's own, as `module:name`.
+        loaders: the first is the subject of every ratio, `torch` (else the last) its reference.
+        num_workers, prefetch_factor, batch_size: with more than one value each, every combination is measured.
+        step_ms: length of the simulated training step after each batch.
+        cold: each loader also reads once with the workload's files dropped from the page cache.
+        cold_files: files and folders that `dataset` or `torch_loader` read.
+        seconds: length of each timed part.
+        rounds: None is 3, or 1 where several settings are measured.
+        quick: small data, one process a loader, fractions of a second: to see that it works, not how fast.
+
+    Raises:
+        BenchError: a value that cannot be measured, named with what was needed.
+    """
+
+    workloads: tuple[str, ...] = ()
+    dataset: str | None = None
+    torch_loader: str | None = None
+    loaders: tuple[str, ...] = ("shmload", "torch")
+    num_workers: tuple[int, ...] = ()
+    prefetch_factor: tuple[int, ...] = ()
+    batch_size: tuple[int, ...] = ()
+    step_ms: float = 0.0
+    cold: bool = False
+    cold_files: tuple[Path, ...] = ()
+    seconds: float = 1.5
+    rounds: int | None = None
+    seed: int = 0
+    start_method: str | None = None
+    collate: str | None = None
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        for option, values, least in (
+            ("--batch-size", self.batch_size, 1),
+            ("--workers", self.num_workers, 0),
+            ("--prefetch", self.prefetch_factor, 1),
+            ("--rounds", (1 if self.rounds is None else self.rounds,), 1),
+        ):
+            for value in values:
+                if value < least:
+                    raise BenchError(f"{option}: needs at least {least}, given {value}")
+        if not self.seconds > 0:
+            raise BenchError(f"--seconds: needs more than 0, given {self.seconds:g}")
+        if not 0 <= self.step_ms < 60_000:
+            raise BenchError(f"--step-ms: needs 0 to 60000, given {self.step_ms:g}")
+        if self.start_method not in (None, *START_METHODS):
+            raise BenchError(f"--start-method: needs one of {', '.join(START_METHODS)}, given {self.start_method!r}")
+        if self.cold_files and not self.cold:
+            raise BenchError("--cold-files: needs --cold, which measures a pass with them dropped from the page cache")
+        if self.cold and (self.dataset or self.torch_loader) and not self.cold_files:
+            raise BenchError(
+                "--cold: needs --cold-files with your own data: the files and folders it reads, which are to be dropped "
+                "from the page cache"
+            )
+
+    def _check_names(self) -> None:
+        for name in self.workloads:
+            if name not in WORKLOADS:
+                raise BenchError(f"--workload: needs one of {', '.join(WORKLOADS)}, given {name!r}")
+        known = f"{', '.join(LOADERS)} or module:factory"
+        for name in self.loaders:
+            if name not in LOADERS and ":" not in name:
+                raise BenchError(f"--loader: needs one of {known}, given {name!r}")
+        if not self.loaders:
+            raise BenchError(f"--loader: needs at least one of {known}, given none")
+        if not self.torch_loader:
+            return
+        for option, given in (
+            ("--dataset", self.dataset),
+            ("--workload", self.workloads),
+            ("--collate", self.collate),
+            ("--batch-size", self.batch_size),
+            ("--start-method", self.start_method),
+        ):
+            if given:
+                raise BenchError(
+                    f"{option}: needs no --torch-loader, whose DataLoader says that itself; give one of the two"
+                )
+        for name in self.loaders:
+            if name not in AS_BUILT:
+                raise BenchError(
+                    f"--loader: needs {' or '.join(AS_BUILT)} with --torch-loader, given {name!r}: others cannot take its "
+                    "arguments"
+                )
+
+    @property
+    def selected(self) -> tuple[str, ...]:
+        """The built-in workloads to run."""
+        return self.workloads or (() if self.dataset or self.torch_loader else tuple(WORKLOADS))
+
+    @property
+    def subject(self) -> str:
+        return self.loaders[0]
+
+    @property
+    def reference(self) -> str:
+        """What ratios and bytes are compared with."""
+        return "torch" if "torch" in self.loaders else self.loaders[-1]
+
+    @property
+    def num_rounds(self) -> int:
+        if self.quick:
+            return 1
+        return self.rounds or (1 if len(self.points()) > 1 else 3)
+
+    def points(self) -> list[Point]:
+        """The settings to measure. Two workers, unless the user's own DataLoader says how many."""
+        default = (None,) if self.torch_loader else (2,)
+        return points(self.num_workers or default, self.prefetch_factor, self.batch_size)
+
+
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
-BOOT = "import sys; sys.path.append(sys.argv[1]); from shmload.tools.bench.child import main; main()"
-SAMPLE_EVERY_S = 0.05
-INTERRUPTED_S = 2.0  # ^C reaches the process too; this long it may tidy up
+BOOT = "import sys; sys.path.append(sys.argv[1]); from shmload.tools.bench.measure import main; main()"
+INTERRUPTED_S = 2.0  # ^C is handed on; this long the process may tidy up
 EXIT_S = 10.0  # some loaders hang in their own shutdown; the figures are in by then
 
 
-def run_jobs(jobs: Sequence[Job], done: Callable[[Outcome], None] = lambda outcome: None) -> list[Outcome]:
+def run_jobs(jobs: Sequence[Job]) -> list[Outcome]:
     """Measures `jobs` one after another in one fresh interpreter; one outcome a job, also if the process dies."""
     read_fd, write_fd = os.pipe()
-    outcomes: list[Outcome] = []
-    with tempfile.TemporaryFile("w+") as output, os.fdopen(read_fd, "rb", buffering=0) as events:
+    # -P: a source tree in the current folder is not the package that is measured
+    command = [sys.executable, "-P", "-c", BOOT, PACKAGE_PARENT, str(write_fd)]
+    with tempfile.TemporaryFile("w+") as output, os.fdopen(read_fd, "rb", buffering=0):
+        # a session of its own: whatever a loader leaves behind is ended with it
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-c",
-                BOOT,
-                PACKAGE_PARENT,
-                str(write_fd),
-            ],  # -P: a source tree here is not the package
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            pass_fds=[write_fd],
+            command, stdin=subprocess.PIPE, stdout=output, stderr=output, pass_fds=[write_fd], start_new_session=True
         )
         os.close(write_fd)
+        patience_s = INTERRUPTED_S
         try:
             assert process.stdin is not None
             with process.stdin as stdin:
-                stdin.write(json.dumps([job.as_dict() for job in jobs]).encode())
-            for outcome in follow(process, events.fileno(), jobs):
-                outcomes.append(outcome)
-                done(outcome)
-            end(process, EXIT_S)
+                stdin.write(json.dumps([asdict(job) for job in jobs]).encode())
+            answers = read_answers(process, read_fd, len(jobs))
+            patience_s = EXIT_S
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            raise
         finally:
-            end(process, INTERRUPTED_S)
+            end(process, patience_s)
         output.seek(0)
         tail = output.read()[-4000:]
-    for job in jobs[len(outcomes) :]:
-        why = f"its process ended with {ending(process.returncode)} before it answered"
-        outcomes.append(Outcome(job, error=why, details=tail))
-        done(outcomes[-1])
-    return outcomes
+    outcomes = [Outcome(job, **answer) for job, answer in zip(jobs, answers, strict=False)]
+    status = process.returncode
+    ending = f"signal {signal.Signals(-status).name}" if status < 0 else f"code {status}"
+    why = f"its process ended with {ending} before it answered"
+    return outcomes + [Outcome(job, error=why, details=tail) for job in jobs[len(outcomes) :]]
 
 
-def follow(process: "subprocess.Popen[bytes]", fd: int, jobs: Sequence[Job]) -> Any:
-    """Yields an outcome per answered job; samples memory while the process asks for it."""
-    sampling, peak, pending = False, 0, b""
-    answered = 0
-    while answered < len(jobs):
-        if not select.select([fd], [], [], SAMPLE_EVERY_S if sampling else 0.25)[0]:
-            if sampling:
-                peak = max(peak, tree_pss_bytes(process.pid))
-            elif process.poll() is not None:
-                return
-            continue
-        data = os.read(fd, 1 << 16)
-        if not data:
-            return
-        *lines, pending = (pending + data).split(b"\n")
-        for event in map(json.loads, lines):
-            if event["event"] == "memory":
-                sampling, peak = True, tree_pss_bytes(process.pid)
-                continue
-            values = event.get("values", {}) | ({"peak_pss_mb": peak / 1e6} if sampling else {})
-            sampling = False
-            answered += 1
-            yield Outcome(
-                jobs[event["job"]],
-                values,
-                event.get("digests", []),
-                event.get("wait_quantiles_ms", []),
-                event.get("rows_digest"),
-                event.get("error"),
-                event.get("bad_usage", False),
-                event.get("details", ""),
-            )
+def read_answers(process: "subprocess.Popen[bytes]", fd: int, count: int) -> list[dict[str, Any]]:
+    """The answers, at most `count`: fewer if the process ends before. Processes that outlive it may hold the pipe open."""
+    data = b""
+    while data.count(b"\n") < count:
+        if select.select([fd], [], [], 0.25)[0]:
+            more = os.read(fd, 1 << 16)
+            if not more:
+                break
+            data += more
+        elif process.poll() is not None:
+            break
+    return [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
-def end(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
-    """Waits for the process; past the deadline it and all below it are killed."""
+def end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
+    """Waits for the process; then it, if need be, and all of its session are killed."""
     try:
-        process.wait(timeout_s)
+        process.wait(patience_s)
     except subprocess.TimeoutExpired:
-        for pid in [*descendants(process.pid), process.pid]:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        process.wait()
-
-
-def ending(returncode: int) -> str:
-    return f"signal {signal.Signals(-returncode).name}" if returncode < 0 else f"code {returncode}"
-
-
-OWN = "dataset"  # name of the user's own dataset among the workloads
-OWN_LOADER = "loader"  # and of their own DataLoader
-QUICK_SHARE = 16  # of the samples that peers write
+        pass
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
 
 
 @dataclass(frozen=True)
 class Task:
-    """A workload ready to run: its job without a loader, and what the report says about it."""
+    """A workload ready to run at one setting: its job without a loader."""
 
-    name: str
-    title: str
-    unit: str
-    meaning: str
+    workload: Workload
     job: Job
     point: Point = field(default_factory=Point)
-    cold: bool = False
+    is_own: bool = False
 
     @property
-    def is_own(self) -> bool:
-        return self.name in (OWN, OWN_LOADER)
+    def label(self) -> str:
+        return f"{self.workload.name}{' cold' if self.job.cold_files else ''} {self.point.label()}".strip()
 
     @property
     def probe_key(self) -> tuple[str, int | None, bool]:
         """Tasks that are alike in this have the same limit."""
-        return self.name, self.job.batch_size, self.cold
+        return self.workload.name, self.job.batch_size, bool(self.job.cold_files)
 
 
-def contestants(options: Options, notes: list[str]) -> tuple[str, ...]:
-    """The loaders to run, `peers` replaced by those that are installed.
+def own_workload(options: Options) -> Workload | None:
+    """The user's own dataset or DataLoader, in the form of a built-in workload."""
+    if options.dataset:
+        name, dataset, batch_size = "dataset", options.dataset, 64
+        meaning = "this is your own dataset, with your own cost of a sample"
+    elif options.torch_loader:
+        name, dataset, batch_size = "loader", "", None
+        meaning = "this is your own DataLoader, with its own arguments"
+    else:
+        return None
+    return Workload(
+        name=name,
+        title=options.dataset or options.torch_loader or "",
+        dataset=dataset,
+        batch_size=batch_size,
+        unit="samples",
+        meaning=meaning,
+        prepare=lambda folder, small, cold: ({}, files_below(options.cold_files) if cold else []),
+    )
+
+
+def files_below(paths: Iterable[Path]) -> list[str]:
+    """The files that are named, and those in named folders, sorted; absolute, so that a folder may change.
 
     Raises:
-        BenchError: a peer was asked for by name and is not installed.
+        BenchError: there are none.
     """
-    found = []
-    for name in options.loaders:
-        absent = PEERS[name].missing() if name in PEERS else None
-        if absent:
-            raise BenchError(f"--loader {name}: {absent}")
-        if name != ALL_PEERS:
-            found.append(name)
-            continue
-        for peer in PEERS.values():
-            absent = peer.missing()
-            if absent:
-                notes.append(f"{peer.name} left out: {absent}")
-            else:
-                found.append(peer.name)
-    return tuple(dict.fromkeys(found))
+    found: set[Path] = set()
+    for path in paths:
+        if not path.exists():
+            raise BenchError(f"--cold-files: needs files or folders that exist, given {str(path)!r}")
+        found.update([path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()])
+    if not found:
+        raise BenchError(f"--cold-files: needs at least one file, found none in {', '.join(map(str, paths))}")
+    return sorted(str(path.absolute()) for path in found)
 
 
 def prepare(options: Options, folder: Path, notes: list[str]) -> list[Task]:
@@ -187,167 +360,50 @@ def prepare(options: Options, folder: Path, notes: list[str]) -> list[Task]:
         BenchError: there is no room, or the user's files are not there.
     """
     tasks: list[Task] = []
-    has_peers = any(name in PEERS or name == ALL_PEERS for name in options.loaders)
-    for name in options.selected:
-        workload = WORKLOADS[name]
+    own = own_workload(options)
+    for workload in [*(WORKLOADS[name] for name in options.selected), *([own] if own else [])]:
         absent = workload.missing()
         if absent:
-            notes.append(f"{name} left out: {absent}")
+            notes.append(f"{workload.name} left out: {absent}")
             continue
         try:
-            job, files = built_in(workload, options, folder, has_peers)
+            prepared = workload.prepare(folder, options.quick, options.cold)
         except OSError as error:
-            raise BenchError(f"{name}: cannot write its data to the temporary folder: {error}; set TMPDIR") from error
-        if options.cold and not files:
-            notes.append(f"{name}: its data lie in memory, so there is no cold pass")
-        tasks += at_points(
-            Task(name, workload.title, workload.unit, workload.meaning, job), options, files if options.cold else []
-        )
-    if options.dataset or options.torch_loader:
-        tasks += at_points(own_task(options), options, own_files(options))
+            raise BenchError(
+                f"{workload.name}: cannot write its data to the temporary folder: {error}; set TMPDIR"
+            ) from error
+        if options.cold and not prepared[1]:
+            notes.append(f"{workload.name}: its data lie in memory, so there is no cold pass")
+        tasks += tasks_of(workload, prepared, options, is_own=workload is own)
     return tasks
 
 
-def built_in(workload: Workload, options: Options, folder: Path, has_peers: bool) -> tuple[Job, list[str]]:
-    """The job of a built-in workload, and the files it reads."""
-    arguments = workload.prepare(folder, options.quick)
-    if workload.name == "photos" and options.images:
-        arguments["files"] = photo_files(options.images)
-    files: list[str] = []
-    if has_peers:
-        arguments["num_samples"] = workload.num_with_peers // (QUICK_SHARE if options.quick else 1)
-    if options.cold and workload.on_disk:
-        arguments, files = workload.on_disk(arguments, folder)
-    job = template(options, workload.name, workload.dataset, workload.batch_size)
-    return replace(job, arguments=arguments, collate=None), files
-
-
-def own_task(options: Options) -> Task:
-    if options.torch_loader:
-        meaning = "this is your own DataLoader, with its own arguments"
-        job = template(options, OWN_LOADER, "", None)
-        return Task(
-            OWN_LOADER, options.torch_loader, "samples", meaning, replace(job, torch_loader=options.torch_loader)
-        )
-    assert options.dataset
-    meaning = "this is your own dataset, with your own cost of a sample"
-    return Task(OWN, options.dataset, "samples", meaning, template(options, OWN, options.dataset, 64))
-
-
-def own_files(options: Options) -> list[str]:
-    if not options.cold:
-        return []
-    for path in options.cold_files:
-        if not path.exists():
-            raise BenchError(f"--cold-files: needs files or folders that exist, given {str(path)!r}")
-    files = files_below(options.cold_files)
-    if not files:
-        raise BenchError(
-            f"--cold-files: needs at least one file, found none in {', '.join(map(str, options.cold_files))}"
-        )
-    return files
-
-
-def at_points(task: Task, options: Options, cold_files: Sequence[str]) -> list[Task]:
-    """The task at every setting that is asked for, warm, and cold if there are files to drop."""
-    found = []
-    for point in options.points():
-        job = replace(
-            task.job,
-            num_workers=point.num_workers,
-            prefetch_factor=point.prefetch_factor,
-            batch_size=point.batch_size or task.job.batch_size,
-        )
-        found.append(replace(task, job=job, point=point))
-        if cold_files:
-            found.append(replace(task, job=replace(job, cold_files=tuple(cold_files)), point=point, cold=True))
-    return found
-
-
-def template(options: Options, name: str, dataset: str, batch_size: int | None) -> Job:
-    return Job(
-        workload=name,
-        dataset=dataset,
+def tasks_of(workload: Workload, prepared: Prepared, options: Options, *, is_own: bool) -> list[Task]:
+    """The workload at every setting that is asked for, warm, and cold if there are files to drop."""
+    arguments, files = prepared
+    job = Job(
+        workload=workload.name,
+        dataset=workload.dataset,
         loader="",
-        batch_size=batch_size,
+        batch_size=workload.batch_size,
         num_workers=None,
+        torch_loader=options.torch_loader if is_own else None,
+        arguments=arguments,
         seconds=0.2 if options.quick else options.seconds,
-        epochs=options.epochs,
         warmup_s=0.1 if options.quick else min(0.75, options.seconds),
         step_s=options.step_ms / 1e3,
         seed=options.seed,
         start_method=options.start_method,
-        collate=options.collate,
+        collate=options.collate if is_own else None,
     )
-
-
-Run = Callable[[Sequence[Job]], list[Outcome]]
-
-
-def in_any_order(loader: str) -> bool:
-    """Whether a loader's order cannot be told, so that the rows of an epoch are compared as a set."""
-    return loader in PEERS and not PEERS[loader].keeps_order
-
-
-def compare(task: Task, report: WorkloadReport, reference: str, run: Run = run_jobs) -> None:
-    """Compares every loader's bytes with the reference's and writes down what differs."""
-    expected = report.loaders.get(reference, LoaderReport())
-    for name, loader in report.loaders.items():
-        if name == reference or loader.error:
-            continue
-        if in_any_order(name):
-            compare_rows(report, name, loader, reference, expected)
-        elif expected.digests:
-            compare_batches(task, report, name, loader, reference, expected.digests, run)
-
-
-def compare_rows(
-    report: WorkloadReport, name: str, loader: LoaderReport, reference: str, expected: LoaderReport
-) -> None:
-    if not (expected.rows_digest and loader.rows_digest):
-        return
-    loader.compared = "rows of an epoch in any order"
-    loader.same_bytes = loader.rows_digest == expected.rows_digest
-    if not loader.same_bytes:
-        report.mismatches.append(f"{report.name}: {name} and {reference} delivered different samples in an epoch")
-
-
-def compare_batches(
-    task: Task,
-    report: WorkloadReport,
-    name: str,
-    loader: LoaderReport,
-    reference: str,
-    expected: list[str],
-    run: Run,
-) -> None:
-    if name in OWN_ORDER:
-        report.notes.append(f"{name} delivers in an order of its own: its bytes were not compared")
-        return
-    number = first_difference(expected, loader.digests)
-    loader.compared, loader.same_bytes = "batches in order", number is None
-    if number is None:
-        return
-    text = f"{report.name}: {name} and {reference} delivered different bytes in batch {number}"
-    if task.is_own and name in OTHER_STREAMS:
-        report.notes.append(f"{text}: a dataset that draws random numbers draws others without workers")
-    elif not task.is_own or repeats(task.job, reference, expected, run):
-        report.mismatches.append(text)
-    else:
-        report.notes.append(
-            f"{text}, but {reference} does not repeat itself either: the dataset draws random numbers of its own; "
-            "key them by the index to have the bytes compared"
-        )
-
-
-def repeats(job: Job, reference: str, expected: list[str], run: Run = run_jobs) -> bool:
-    """Whether the reference delivers the same bytes when it is asked again."""
-    again = replace(job, loader=reference, seconds=0.0, epochs=0, num_digests=len(expected))
-    return first_difference(expected, run([again])[0].digests) is None
-
-
-MEMORY_S = 0.6
-STILL_WARM = 0.05  # a share of files in the page cache from which a cold pass is not called one
+    tasks = []
+    for point in options.points():
+        size = point.batch_size or workload.batch_size
+        warm = replace(job, num_workers=point.num_workers, prefetch_factor=point.prefetch_factor, batch_size=size)
+        tasks.append(Task(workload, warm, point, is_own))
+        if options.cold and files:
+            tasks.append(Task(workload, replace(warm, cold_files=tuple(files)), point, is_own))
+    return tasks
 
 
 class Progress(Protocol):
@@ -370,17 +426,16 @@ def benchmark(options: Options, progress: Progress) -> Report:
     num_workers = options.points()[0].num_workers
     report = Report(options.subject, options.reference, num_workers, options.quick, method, machine())
     report.step_ms, report.is_sweep = options.step_ms, len(options.points()) > 1
-    loaders = contestants(options, report.notes)
     with tempfile.TemporaryDirectory(prefix="shmload-bench-") as folder:
         progress.doing("preparing data")
         tasks = prepare(options, Path(folder), report.notes)
         if not tasks:
             raise BenchError(f"nothing can run: {'; '.join(report.notes)}")
-        turns = Turns(options, loaders, progress, Path(folder))
-        progress.start(len({task.probe_key for task in tasks}) + len(tasks) * len(loaders) * options.num_rounds)
+        turns = Turns(options, progress, Path(folder))
+        num_probes = len({task.probe_key for task in tasks})
+        progress.start(num_probes + len(tasks) * len(options.loaders) * options.num_rounds)
         for group in grouped(tasks, options.quick):
-            report.workloads += turns.run_group(group)
-            turns.forget_files({task.name for task in tasks[tasks.index(group[-1]) + 1 :]})
+            report.workloads += turns.run(group)
     judge_all(report)
     return report
 
@@ -389,144 +444,130 @@ def grouped(tasks: Sequence[Task], quick: bool) -> list[list[Task]]:
     """Tasks whose jobs share processes: warm and cold ones never do, for a file that is mapped cannot be dropped."""
     if not quick:
         return [[task] for task in tasks]
-    return [group for cold in (False, True) if (group := [task for task in tasks if task.cold == cold])]
+    return [group for cold in (False, True) if (group := [t for t in tasks if bool(t.job.cold_files) == cold])]
 
 
 class Turns:
-    """Runs groups of tasks; keeps what they share: the limits that were measured, and the peers' files."""
+    """Runs groups of tasks; keeps the limits that were measured, which several tasks share."""
 
-    def __init__(self, options: Options, loaders: Sequence[str], progress: Progress, folder: Path) -> None:
-        self.options, self.loaders, self.progress, self.folder = options, tuple(loaders), progress, folder
+    def __init__(self, options: Options, progress: Progress, folder: Path) -> None:
+        self.options, self.progress, self.folder = options, progress, folder
         self.limits: dict[tuple[str, int | None, bool], Outcome] = {}
-        self.written: dict[tuple[str, str], str | None] = {}  # (workload, peer): the error, None if all went well
 
-    def run_group(self, tasks: Sequence[Task]) -> list[WorkloadReport]:
+    def run(self, tasks: Sequence[Task]) -> list[WorkloadReport]:
         """All rounds of a few tasks whose jobs share processes; one report a task."""
-        reports = [self.section(task, limit) for task, limit in zip(tasks, self.probe(tasks), strict=True)]
+        self.probe(tasks)
+        reports = [self.section(task, self.limits[task.probe_key]) for task in tasks]
         for number in range(self.options.num_rounds):
-            turn = self.loaders if number % 2 == 0 else self.loaders[::-1]
-            for loader in turn:
-                self.run_turn(loader, tasks, reports, first=number == 0)
+            for loader in self.options.loaders[:: 1 if number % 2 == 0 else -1]:
+                jobs = [self.job(task, loader, first=number == 0) for task in tasks]
+                for report, outcome in zip(reports, self.measured(jobs, tasks, loader), strict=True):
+                    if outcome.bad_usage:
+                        raise BenchError(outcome.error)
+                    report.loaders[loader].add(outcome)
         for task, report in zip(tasks, reports, strict=True):
-            compare(task, report, self.options.reference)
-            reference = report.loaders.get(self.options.reference, LoaderReport())
+            jobs_by_name = {name: self.job(task, name, first=False) for name in report.loaders}
+            compare(task, report, self.options.reference, jobs_by_name)
             for loader_report in report.loaders.values():
-                loader_report.summarise(reference)
+                loader_report.summarise(report.loaders[self.options.reference])
             report.note_residence(STILL_WARM)
         return reports
 
-    def probe(self, tasks: Sequence[Task]) -> list[Outcome]:
-        """The limit of each task, measured once for those that have the same."""
+    def measured(self, jobs: Sequence[Job], tasks: Sequence[Task], what: str) -> list[Outcome]:
+        self.progress.doing(f"{', '.join(dict.fromkeys(task.label for task in tasks))}: {what}")
+        outcomes = run_jobs(jobs)
+        for _ in jobs:
+            self.progress.advance()
+        return outcomes
+
+    def probe(self, tasks: Sequence[Task]) -> None:
+        """Measures the limit of each task, once for those that have the same."""
         new = {task.probe_key: task for task in tasks if task.probe_key not in self.limits}
-        if new:
-            self.progress.doing(f"{listed(list(new.values()))}: what one core can do")
-            seconds = 0.1 if self.options.quick else 0.7
-            jobs = [replace(task.job, seconds=seconds, epochs=0) for task in new.values()]
-            for task, outcome in zip(
-                new.values(), run_jobs(jobs, lambda outcome: self.progress.advance()), strict=True
-            ):
-                if outcome.error:
-                    raise BenchError(
-                        outcome.error if outcome.bad_usage else f"{task.name}: reading its samples: {outcome.error}"
-                    )
-                self.limits[task.probe_key] = outcome
-        return [self.limits[task.probe_key] for task in tasks]
+        if not new:
+            return
+        jobs = [replace(task.job, seconds=0.1 if self.options.quick else 0.7) for task in new.values()]
+        outcomes = self.measured(jobs, list(new.values()), "what one core can do")
+        for key, outcome in zip(new, outcomes, strict=True):
+            if outcome.error:
+                where = "" if outcome.bad_usage else f"{key[0]}: reading its samples: "
+                raise BenchError(where + outcome.error)
+            self.limits[key] = outcome
 
     def section(self, task: Task, limit: Outcome) -> WorkloadReport:
-        protocol = limit.digests[0]
-        notes: list[str] = []
-        fit = []
-        for name in self.loaders:
-            if name in NEEDS_PROTOCOL and protocol not in ("read_into", "read_batch_into"):
-                continue
-            if name in PEERS and task.is_own:
-                notes.append(
-                    f"{name} left out: peers run on the built-in workloads, whose samples they store in their format"
-                )
-                continue
-            if name in PEERS and task.name in PEERS[name].unable:
-                notes.append(f"{name} left out: {PEERS[name].unable[task.name]}")
-                continue
-            fit.append(name)
-        for _ in range((len(self.loaders) - len(fit)) * self.options.num_rounds):
-            self.progress.advance()
+        workload, workers = task.workload, task.point.num_workers
         return WorkloadReport(
-            task.name,
-            task.title,
-            task.unit,
-            task.meaning,
+            workload.name,
+            workload.title,
+            workload.unit,
+            workload.meaning,
             int(limit.values["batch_size"]),
             limit.values,
-            protocol,
-            {name: LoaderReport() for name in fit},
-            notes,
-            cache="cold" if task.cold else "warm",
+            limit.digests[0],
+            {name: LoaderReport() for name in self.options.loaders},
+            cache="cold" if task.job.cold_files else "warm",
             setting=task.point.label(),
-            num_workers=int(limit.values["num_workers"] if task.point.num_workers is None else task.point.num_workers),
+            num_workers=int(limit.values["num_workers"] if workers is None else workers),
             prefetch_factor=task.point.prefetch_factor,
         )
 
-    def run_turn(self, loader: str, tasks: Sequence[Task], reports: Sequence[WorkloadReport], *, first: bool) -> None:
-        """One loader's turn in a round: a fresh process."""
-        chosen = [(task, report) for task, report in zip(tasks, reports, strict=True) if loader in report.loaders]
-        ready = []
-        for task, report in chosen:
-            error = self.write_files(loader, task)
-            if error:
-                report.loaders[loader].error = error
-                self.progress.advance()
-            else:
-                ready.append((task, report))
-        if not ready:
-            return
-        self.progress.doing(f"{listed([task for task, _ in ready])}: {loader}")
-        jobs = [self.job(loader, task, report, first) for task, report in ready]
-        for (_, report), outcome in zip(ready, run_jobs(jobs, lambda outcome: self.progress.advance()), strict=True):
-            if outcome.bad_usage:
-                raise BenchError(outcome.error)
-            report.loaders[loader].add(outcome)
-
-    def job(self, loader: str, task: Task, report: WorkloadReport, first: bool) -> Job:
-        quick = self.options.quick
-        job = replace(task.job, loader=loader, peer_folder=str(self.peer_folder(loader, task.name)))
-        if task.cold:
-            own = loader in PEERS and PEERS[loader].has_files
-            return replace(job, cold_files=tuple(files_below([self.peer_folder(loader, task.name)]))) if own else job
-        if not first:
+    def job(self, task: Task, loader: str, *, first: bool) -> Job:
+        """A loader's turn. Only in the first round are bytes digested and memory looked at; never in a cold pass."""
+        scratch = self.folder / "scratch" / task.workload.name / str(self.options.loaders.index(loader))
+        job = replace(task.job, loader=loader, scratch=str(scratch))
+        if not first or task.job.cold_files:
             return job
-        as_rows = any(map(in_any_order, report.loaders)) and (loader == self.options.reference or in_any_order(loader))
-        return replace(
-            job,
-            num_digests=0 if in_any_order(loader) else 4 if quick else self.options.num_digests,
-            digest_epoch=as_rows,
-            memory_s=0.1 if quick else MEMORY_S,
-        )
-
-    def peer_folder(self, loader: str, workload: str) -> Path:
-        return self.folder / "peers" / workload / loader
-
-    def write_files(self, loader: str, task: Task) -> str | None:
-        """Writes a peer's files of a workload, once; returns what went wrong."""
-        if loader not in PEERS or not PEERS[loader].has_files:
-            return None
-        key = task.name, loader
-        if key not in self.written:
-            folder = self.peer_folder(loader, task.name)
-            folder.mkdir(parents=True)
-            self.progress.doing(f"{task.name}: writing it in the format of {loader}")
-            job = replace(task.job, loader=loader, write_peer=True, peer_folder=str(folder), cold_files=())
-            outcome = run_jobs([job])[0]
-            self.written[key] = f"writing its files: {outcome.error}" if outcome.error else None
-        return self.written[key]
-
-    def forget_files(self, still_needed: set[str]) -> None:
-        """Removes the peers' files of workloads that are done."""
-        for workload in {workload for workload, _ in self.written} - still_needed:
-            shutil.rmtree(self.folder / "peers" / workload, ignore_errors=True)
+        quick = self.options.quick
+        return replace(job, num_digests=4 if quick else NUM_DIGESTS, memory_s=0.1 if quick else MEMORY_S)
 
 
-def listed(tasks: Sequence[Task]) -> str:
-    """The tasks' names for the progress line."""
-    return ", ".join(
-        dict.fromkeys(f"{task.name}{' cold' if task.cold else ''} {task.point.label()}".strip() for task in tasks)
-    )
+Run = Callable[[Sequence[Job]], list[Outcome]]
+
+
+def compare(task: Task, report: WorkloadReport, reference: str, jobs: dict[str, Job], run: Run = run_jobs) -> None:
+    """Compares every loader's bytes with the reference's and writes down what differs.
+
+    Args:
+        jobs: by name, to ask a loader once more, without timing it.
+    """
+
+    def again(name: str, **what: Any) -> Outcome:
+        return run([replace(jobs[name], seconds=0.0, **what)])[0]
+
+    expected = report.loaders[reference]
+    for name, loader in report.loaders.items():
+        if name == reference or loader.error or expected.error or not (loader.digests or loader.rows_digest):
+            continue
+        if loader.rows_digest or not expected.digests:  # one of them has an order of its own
+            for each, of in ((reference, expected), (name, loader)):
+                of.rows_digest = of.rows_digest or again(each, digest_rows=True).rows_digest
+            loader.compared, loader.same_bytes = (
+                "rows of an epoch in any order",
+                loader.rows_digest == expected.rows_digest,
+            )
+            text = f"{report.name}: {name} and {reference} delivered different samples in an epoch"
+            excuse = "a dataset that draws random numbers draws others in another order"
+        else:
+            number = first_difference(expected.digests, loader.digests)
+            loader.compared, loader.same_bytes = "batches in order", number is None
+            text = f"{report.name}: {name} and {reference} delivered different bytes in batch {number}"
+            excuse = ""
+            if number is not None and task.is_own:
+                repeated = again(reference, num_digests=len(expected.digests)).digests
+                if first_difference(expected.digests, repeated) is not None:
+                    excuse = (
+                        f"but {reference} does not repeat itself either: the dataset draws random numbers of its own; "
+                        "key them by the index to have the bytes compared"
+                    )
+        if not loader.same_bytes:
+            if task.is_own and excuse:
+                report.notes.append(f"{text}, {excuse}")
+            else:
+                report.mismatches.append(text)
+
+
+def first_difference(reference: Sequence[str], other: Sequence[str]) -> int | None:
+    """Number of the first batch whose digests differ or that only one of them has; None if all are equal."""
+    for number, (expected, got) in enumerate(zip(reference, other, strict=False)):
+        if expected != got:
+            return number
+    return None if len(reference) == len(other) else min(len(reference), len(other))

@@ -1,9 +1,9 @@
 """What bounds a loader on a workload, worked out from measured figures. How, in words: docs/bench.md.
 
-A batch is made in two places that work side by side: the crew (all workers) and the trainer. Each has a demand, in seconds a
+A batch is made in two places that work side by side: the workers and the trainer. Each has a demand, in seconds a
 batch, and the longer one sets the pace:
 
-    crew    = source (asleep until data comes) + decode (computing) + workers' hand-off (copying, coordination)
+    workers = source (asleep until data comes) + decode (computing) + workers' hand-off (copying, coordination)
     trainer = consumer (touching the batch, the training step) + trainer's hand-off (what the loader computes there)
 
 Demands are CPU time and sleep, not wall time: other work on the machine makes a run longer, but does not change what bounds it.
@@ -12,7 +12,6 @@ Demands are CPU time and sleep, not wall time: other work on the machine makes a
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from shmload.tools.bench.report import Report, WorkloadReport
 
@@ -78,9 +77,9 @@ class Demands:
         source_s = 0.0 if without == SOURCE else self.source_s
         decode_s = 0.0 if without == DECODE else self.decode_s
         hand_off = 0.0 if without == HAND_OFF else 1.0
-        crew_s = source_s + decode_s + hand_off * self.worker_hand_off_s
+        workers_s = source_s + decode_s + hand_off * self.worker_hand_off_s
         trainer_s = (0.0 if without == CONSUMER else self.consumer_s) + hand_off * self.trainer_hand_off_s
-        return max(max(crew_s, trainer_s) if self.in_parallel else crew_s + trainer_s, INSTANT_S)
+        return max(max(workers_s, trainer_s) if self.in_parallel else workers_s + trainer_s, INSTANT_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +104,6 @@ class Verdict:
     batch_wall_ms: float
     explained_share: float
     doubts: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def sentence(self) -> str:
         """The verdict in words, the doubts not included."""
@@ -164,10 +160,7 @@ def judge(figures: Figures) -> Verdict:
         bound=bound,
         headroom_ratio=pace_s / found.pace_s(without=bound),
         wait_share=figures.wait_share,
-        source_ms=found.source_s * 1e3,
-        decode_ms=found.decode_s * 1e3,
-        hand_off_ms=found.hand_off_s * 1e3,
-        consumer_ms=found.consumer_s * 1e3,
+        **{f"{name}_ms": getattr(found, f"{name}_s") * 1e3 for name in ("source", "decode", "hand_off", "consumer")},
         batch_wall_ms=figures.wall_s * 1e3,
         explained_share=explained,
         doubts=tuple(doubts(figures, found, bound, explained)),
@@ -187,8 +180,8 @@ def doubts(figures: Figures, found: Demands, bound: str, explained: float) -> li
             f"reading alone took {ms(figures.read_cpu_s * 1e3)} ms of CPU a batch, more than the {ms(total_cpu_s(figures) * 1e3)} "
             "ms of the whole loader: the machine or its caches were in another state"
         )
-    crew_s = found.source_s + found.decode_s + found.worker_hand_off_s
-    if bound == CONSUMER and crew_s > 1.5 * found.consumer_s and crew_s > INSTANT_S:
+    workers_s = found.source_s + found.decode_s + found.worker_hand_off_s
+    if bound == CONSUMER and workers_s > 1.5 * found.consumer_s and workers_s > INSTANT_S:
         said.append(
             "reading alone took longer than the trainer gives it, yet the trainer hardly waited: the data were colder, or the "
             "machine busier, when reading was measured"
@@ -237,9 +230,6 @@ class Recommendation:
     origin: str
     reason: str
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def sentence(self) -> str:
         batch = f", batch_size={self.batch_size}" if self.batch_size else ""
         return f"num_workers={self.num_workers}, prefetch_factor={self.prefetch_factor}{batch} ({self.reason})"
@@ -274,7 +264,7 @@ def from_sweep(tried: Sequence[Tried], step_ms: float) -> Recommendation:
 
 
 def from_model(figures: Figures, *, wait_p50_ms: float, wait_p99_ms: float, step_ms: float) -> Recommendation:
-    """ceil(what the crew must do for a batch / what the trainer takes for one, with a margin), bounded by the cores.
+    """ceil(what the workers must do for a batch / what the trainer takes for one, with a margin), bounded by the cores.
 
     What workers sleep is not bounded by the cores: two sleeping workers need no second one.
     """
@@ -310,12 +300,12 @@ def judge_all(report: Report) -> None:
         if figures is None:
             continue
         verdict = judge(figures)
-        section.verdict, section.verdict_text = verdict.as_dict(), verdict.sentence()
+        section.verdict, section.verdict_text = asdict(verdict), verdict.sentence()
         section.notes += verdict.doubts
     for name in dict.fromkeys(section.name for section in report.workloads):
         found = recommend([section for section in report.workloads if section.name == name], report, num_cpus)
         if found is not None:
-            report.recommendations[name] = found.as_dict() | {"sentence": found.sentence()}
+            report.recommendations[name] = asdict(found) | {"sentence": found.sentence()}
 
 
 def figures_of(section: WorkloadReport, subject: str, num_cpus: int) -> Figures | None:
@@ -345,32 +335,25 @@ def figures_of(section: WorkloadReport, subject: str, num_cpus: int) -> Figures 
 def recommend(sections: list[WorkloadReport], report: Report, num_cpus: int) -> Recommendation | None:
     """One workload's setting: out of the warm sections of a sweep, else by the model from the only one."""
     warm = [section for section in sections if section.cache == "warm"]
-    figures = {
-        number: found
-        for number, section in enumerate(warm)
-        if (found := figures_of(section, report.subject, num_cpus)) is not None
-    }
-    if not figures:
+    ran = [(section, found) for section in warm if (found := figures_of(section, report.subject, num_cpus))]
+    if not ran:
         return None
+
+    def median(section: WorkloadReport, metric: str) -> float:
+        return section.loaders[report.subject].metrics[metric].median
+
     if len(warm) == 1:
-        metrics = warm[0].loaders[report.subject].metrics
-        return from_model(
-            figures[0],
-            wait_p50_ms=metrics["wait_p50_ms"].median,
-            wait_p99_ms=metrics["wait_p99_ms"].median,
-            step_ms=report.step_ms,
+        section, figures = ran[0]
+        p50, p99 = median(section, "wait_p50_ms"), median(section, "wait_p99_ms")
+        return from_model(figures, wait_p50_ms=p50, wait_p99_ms=p99, step_ms=report.step_ms)
+    tried = [
+        Tried(
+            num_workers=section.num_workers,
+            prefetch_factor=section.prefetch_factor,
+            batch_size=section.batch_size,
+            samples_per_s=median(section, "samples_per_s"),
+            wait_ms=median(section, "wait_mean_ms"),
         )
-    tried = []
-    for number in figures:
-        section = warm[number]
-        metrics = section.loaders[report.subject].metrics
-        tried.append(
-            Tried(
-                num_workers=section.num_workers,
-                prefetch_factor=section.prefetch_factor,
-                batch_size=section.batch_size,
-                samples_per_s=metrics["samples_per_s"].median,
-                wait_ms=metrics["wait_mean_ms"].median,
-            )
-        )
+        for section, _ in ran
+    ]
     return from_sweep(tried, report.step_ms)

@@ -1,12 +1,13 @@
 """mosaicml-streaming: a StreamingDataset over local MDS shards, shuffled by itself, in its own DataLoader."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import streaming
 
+from benchmarks.contestants.common import decoder, packed, unpacked, worker_settings, written
 from shmload.tools.bench.contestants import Loader, LoaderOptions
-from shmload.tools.bench.peers.stored import packed, unpacked, worker_settings
 
 
 def write(dataset: Any, folder: Path) -> None:
@@ -28,9 +29,9 @@ class Decoded(streaming.StreamingDataset):
 
 def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
     samples = Decoded(
-        dataset.decoded,
-        local=options.peer_folder,
-        shuffle=options.shuffle,
+        decoder(dataset),
+        local=str(written(options, functools.partial(write, dataset))),
+        shuffle=True,
         shuffle_seed=options.seed,
         batch_size=options.batch_size,
         num_canonical_nodes=1,  # more of them pad an epoch with samples that come twice
@@ -41,3 +42,6 @@ def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
         **worker_settings(options),
     )
     return loader
+
+
+open_loader.keeps_order = False  # its samples are compared as a set

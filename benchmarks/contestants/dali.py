@@ -11,8 +11,8 @@ import torch
 from nvidia.dali import fn, pipeline_def
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shmload.tools.bench.contestants import Loader, LoaderOptions, TorchOrder, read_batch
-from shmload.tools.bench.peers.continued import Continued
+from benchmarks.contestants.common import Continued, TorchOrder, read_batch
+from shmload.tools.bench.contestants import Loader, LoaderOptions
 
 NUM_EPOCHS = 16  # whose order one pipeline is told
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import litdata
 
+from benchmarks.contestants.common import decoder, packed, unpacked, worker_settings, written
 from shmload.tools.bench.contestants import Loader, LoaderOptions
-from shmload.tools.bench.peers.stored import packed, unpacked, worker_settings
 
 
 def write(dataset: Any, folder: Path) -> None:
@@ -33,12 +33,14 @@ class Decoded(litdata.StreamingDataset):
 
 
 def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
-    samples = Decoded(
-        dataset.decoded, input_dir=options.peer_folder, shuffle=options.shuffle, drop_last=False, seed=options.seed
-    )
+    folder = written(options, functools.partial(write, dataset))
+    samples = Decoded(decoder(dataset), input_dir=str(folder), shuffle=True, drop_last=False, seed=options.seed)
     loader: Loader = litdata.StreamingDataLoader(
         samples,
         batch_size=options.batch_size,
         **worker_settings(options),
     )
     return loader
+
+
+open_loader.keeps_order = False  # its samples are compared as a set

@@ -7,8 +7,8 @@ from typing import Any
 import webdataset
 from torch.utils.data import default_collate
 
+from benchmarks.contestants.common import decoder, packed, unpacked, worker_settings, written
 from shmload.tools.bench.contestants import Loader, LoaderOptions
-from shmload.tools.bench.peers.stored import packed, unpacked, worker_settings
 
 NUM_SHARDS = 16  # so that as many workers have some; a worker without a shard delivers nothing
 
@@ -33,9 +33,10 @@ def collate(samples: list[Any]) -> Any:
 
 
 def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
-    shards = sorted(str(path) for path in Path(options.peer_folder or "").glob("*.tar"))
+    folder = written(options, functools.partial(write, dataset))
+    shards = sorted(str(path) for path in folder.glob("*.tar"))
     samples = webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
-    batches = samples.map(functools.partial(decode, decoded=dataset.decoded)).batched(
+    batches = samples.map(functools.partial(decode, decoded=decoder(dataset))).batched(
         options.batch_size, collation_fn=collate, partial=True
     )
     loader: Loader = webdataset.WebLoader(
@@ -44,3 +45,6 @@ def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
         **worker_settings(options),
     )
     return loader
+
+
+open_loader.keeps_order = False  # its samples are compared as a set

@@ -5,8 +5,8 @@ from typing import Any
 
 from spdl.pipeline import PipelineBuilder
 
-from shmload.tools.bench.contestants import Loader, LoaderOptions, TorchOrder, read_batch
-from shmload.tools.bench.peers.continued import Continued
+from benchmarks.contestants.common import Continued, TorchOrder, read_batch
+from shmload.tools.bench.contestants import Loader, LoaderOptions
 
 
 def open_loader(dataset: Any, options: LoaderOptions) -> Loader:

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from shmload.testing.device import Event, StandIn, Stream
-from shmload.testing.device_log import Entry
+from tests.stand_in.device import Event, StandIn, Stream
+from tests.stand_in.device_log import Entry
 
 
 def replay(entries: Iterable[Entry]) -> list[str]:

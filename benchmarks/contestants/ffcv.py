@@ -3,6 +3,7 @@
 What it does to samples is compiled by numba, so it cannot run a workload's own decoder: arrays are stored as they are delivered.
 """
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ffcv.transforms import ToTensor
 from ffcv.writer import DatasetWriter
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from benchmarks.contestants.common import written
 from shmload.tools.bench.contestants import Loader, LoaderOptions
 
 FILE = "samples.beton"
@@ -31,7 +33,7 @@ class Arrays:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        leaves, _ = tree_flatten(self.dataset.decoded(*self.dataset.stored(index)))
+        leaves, _ = tree_flatten(self.dataset[index])
         return tuple(np.atleast_1d(np.asarray(leaf)) for leaf in leaves)
 
 
@@ -42,17 +44,25 @@ def write(dataset: Any, folder: Path) -> None:
 
 
 def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
+    if type(dataset).__name__ == "Photos":
+        raise ValueError(
+            "FFCV decodes and crops by functions of its own, which numba compiles: the bytes would be others"
+        )
     return Batches(dataset, options)
+
+
+open_loader.keeps_order = False  # its samples are compared as a set
 
 
 class Batches:
     """FFCV's loader, its batches in the form of everyone's."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
-        leaves, self.tree = tree_flatten(dataset.decoded(*dataset.stored(0)))
+        folder = written(options, functools.partial(write, dataset))
+        leaves, self.tree = tree_flatten(dataset[0])
         self.are_numbers = [np.ndim(leaf) == 0 for leaf in leaves]
         self.loader = FFCVLoader(
-            str(Path(options.peer_folder or "") / FILE),
+            str(folder / FILE),
             batch_size=options.batch_size,
             num_workers=max(1, options.num_workers),
             order=OrderOption.RANDOM,

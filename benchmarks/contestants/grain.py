@@ -11,8 +11,8 @@ import grain
 import numpy as np
 import torch
 
-from shmload.tools.bench.contestants import Loader, LoaderOptions, TorchOrder, read_batch
-from shmload.tools.bench.peers.continued import Continued
+from benchmarks.contestants.common import Continued, TorchOrder, read_batch
+from shmload.tools.bench.contestants import Loader, LoaderOptions
 
 NUM_EPOCHS = 16  # of one pipeline
 

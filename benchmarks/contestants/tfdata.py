@@ -3,6 +3,7 @@
 It has no shuffle buffer, which is in its favour. Batches reach torch without a copy, through DLPack.
 """
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import tensorflow as tf
 import torch.utils.dlpack
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from benchmarks.contestants.common import decoder, packed, unpacked, written
 from shmload.formats import TFRecordWriter
 from shmload.tools.bench.contestants import Loader, LoaderOptions
-from shmload.tools.bench.peers.stored import packed, unpacked
 
 FILE = "samples.tfrecord"
 
@@ -29,15 +30,19 @@ def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
     return Batches(dataset, options)
 
 
+open_loader.keeps_order = False  # its samples are compared as a set
+
+
 class Batches:
     """One epoch after another of the same files."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
-        self.decoded = dataset.decoded
-        leaves, self.tree = tree_flatten(self.decoded(*dataset.stored(0)))
+        folder = written(options, functools.partial(write, dataset))
+        self.decoded = decoder(dataset)
+        leaves, self.tree = tree_flatten(dataset[0])
         self.kinds = [np.asarray(leaf) for leaf in leaves]
         threads = max(1, options.num_workers)
-        records = tf.data.TFRecordDataset(str(Path(options.peer_folder or "") / FILE))
+        records = tf.data.TFRecordDataset(str(folder / FILE))
         samples = records.map(self.sample, num_parallel_calls=threads, deterministic=True)
         settings = tf.data.Options()
         settings.threading.private_threadpool_size = threads

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from shmload.testing.device import StandIn
+from tests.stand_in.device import StandIn
 
 
 class _Copies(TorchFunctionMode):

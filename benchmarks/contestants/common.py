@@ -1,0 +1,159 @@
+"""What contestants share: torch's order, a stream cut into epochs, files of their own, and samples as runs of bytes and back."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from shmload.tools.bench.contestants import LoaderOptions, keywords
+from shmload.tools.bench.measure import fill, protocol
+from shmload.tools.bench.workloads import NUM_LABELS as NUM_PHOTO_LABELS
+from shmload.tools.bench.workloads import ROW_LENGTH, SHAPE, SIDE, STRIDE, WINDOW, crop_into
+
+NUMBER_NBYTES = 8
+
+
+class TorchOrder:
+    """The indices of torch's batches, epoch after epoch, for loaders that can be told what to read."""
+
+    def __init__(self, dataset: Any, options: LoaderOptions) -> None:
+        inline = keywords(replace(options, num_workers=0))
+        self.loader: DataLoader[Any] = DataLoader(dataset, **inline, generator=options.generator())
+        self.keeps_workers, self.has_begun = options.num_workers > 0, False
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def epoch(self) -> Iterator[list[int]]:
+        # DataLoader draws a base seed from its generator before an epoch's order, once only if its workers persist. So must
+        # we for the same order.
+        if not (self.keeps_workers and self.has_begun):
+            torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+        self.has_begun = True
+        yield from self.loader.batch_sampler or ()
+
+    def endless(self) -> Iterator[list[int]]:
+        while True:
+            yield from self.epoch()
+
+
+class Continued:
+    """Batches of one stream that runs on from epoch to epoch, `num_batches` each; a subclass says how it is opened."""
+
+    def __init__(self, num_batches: int) -> None:
+        self.num_batches = num_batches
+        self.stream: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.stream is None:
+            self.stream = self.open()
+        for _ in range(self.num_batches):
+            yield next(self.stream)
+
+    def open(self) -> Iterator[Any]:
+        """The endless stream of batches."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends the stream."""
+        if self.stream is not None:
+            close = getattr(self.stream, "close", None)
+            if close is not None:
+                close()
+            self.stream = None
+
+
+def fills_batches(dataset: Any) -> bool:
+    return protocol(dataset) in ("read_batch_into", "read_into")
+
+
+def read_batch(dataset: Any, indices: Sequence[int], collate: Callable[[list[Any]], Any] | None = None) -> Any:
+    """A batch read in this thread in the best way the dataset has."""
+    if not fills_batches(dataset) or collate is not None:
+        return (collate or default_collate)([dataset[index] for index in indices])
+    arrays = {name: np.empty((len(indices), *shape), dtype) for name, (dtype, shape) in dataset.schema.items()}
+    fill(dataset, indices, arrays)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def written(options: LoaderOptions, write: Callable[[Path], None]) -> Path:
+    """The folder of a loader's own files, written by the first call of all; writing that was broken off begins anew."""
+    if options.scratch is None:
+        raise ValueError("a loader with files of its own needs a scratch folder, given none; run it by `shmload bench`")
+    folder, part = options.scratch / "files", options.scratch / "part"
+    if not folder.exists():
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        write(part)
+        part.rename(folder)
+    return folder
+
+
+def photo(payload: bytes, number: int) -> dict[str, Any]:
+    image = np.empty((3, SIDE, SIDE), np.uint8)
+    crop_into(image, payload, number)
+    return {"image": image, "label": number % NUM_PHOTO_LABELS}
+
+
+def record(payload: bytes, number: int) -> dict[str, Any]:
+    return {"x": np.frombuffer(payload, np.float32)}
+
+
+def row(payload: bytes, number: int) -> dict[str, Any]:
+    return {"x": np.frombuffer(payload, np.float32, ROW_LENGTH), "label": np.int64(number)}
+
+
+def window(payload: bytes, number: int) -> dict[str, Any]:
+    return {"tokens": np.frombuffer(payload, np.uint16).astype(np.int64)}
+
+
+def plain(payload: bytes, number: int) -> tuple[Any, int]:
+    return np.frombuffer(payload, np.uint8).reshape(SHAPE), number
+
+
+Stored = tuple[bytes, int]
+# by the class of a built-in workload's dataset: what is kept of a sample, and the sample of what was kept
+FORMS: dict[str, tuple[Callable[[Any, int], Stored], Callable[[bytes, int], Any]]] = {
+    "Photos": (lambda of, index: (Path(of.files[index % len(of.files)]).read_bytes(), index), photo),
+    "Records": (lambda of, index: (of.records[index % len(of.records)].tobytes(), index), record),
+    "Rows": (lambda of, index: (of.x[index].tobytes(), int(of.labels[index])), row),
+    "Tokens": (lambda of, index: (of.tokens[index * STRIDE : index * STRIDE + WINDOW].tobytes(), index), window),
+    "Plain": (lambda of, index: (of.images[index % len(of.images)].tobytes(), index), plain),
+}
+
+
+def form(dataset: Any) -> tuple[Callable[[Any, int], Stored], Callable[[bytes, int], Any]]:
+    name = type(dataset).__name__
+    if name not in FORMS:
+        raise ValueError(
+            f"peers store the samples of built-in workloads: needs one of {', '.join(FORMS)}, given {name}"
+        )
+    return FORMS[name]
+
+
+def packed(dataset: Any, index: int) -> bytes:
+    """The stored form of a sample: its payload, then its number as a little-endian int64."""
+    payload, number = form(dataset)[0](dataset, index)
+    return payload + int(number).to_bytes(NUMBER_NBYTES, "little", signed=True)
+
+
+def decoder(dataset: Any) -> Callable[[bytes, int], Any]:
+    """Makes a sample of its payload and number; what crosses to a peer's workers."""
+    return form(dataset)[1]
+
+
+def unpacked(data: bytes, decoded: Callable[[bytes, int], Any]) -> Any:
+    """The sample of what `packed` made."""
+    number = int.from_bytes(data[-NUMBER_NBYTES:], "little", signed=True)
+    return decoded(data[:-NUMBER_NBYTES], number)
+
+
+def worker_settings(options: LoaderOptions) -> dict[str, Any]:
+    """What torch's DataLoader, or one derived from it, is told of its workers."""
+    names = ("num_workers", "persistent_workers", "prefetch_factor", "multiprocessing_context")
+    return {name: keywords(options)[name] for name in names}

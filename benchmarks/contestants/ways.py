@@ -1,0 +1,81 @@
+"""What torch and a thread pool can do beyond a plain DataLoader with workers. All keep torch's order."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from benchmarks.contestants.common import TorchOrder, fills_batches, read_batch
+from shmload.tools.bench.contestants import Loader, LoaderOptions, keywords, torch_loader
+from shmload.tools.bench.measure import fill
+
+
+def torch_inline(dataset: Any, options: LoaderOptions) -> Loader:
+    """DataLoader without workers."""
+    return torch_loader(dataset, replace(options, num_workers=0))
+
+
+def torch_getitems(dataset: Any, options: LoaderOptions) -> Loader:
+    """DataLoader at its best: a batch is fetched at once into tensors that a worker hands over without a copy."""
+    if not (fills_batches(dataset) and options.collate is None):
+        raise ValueError("loader torch_getitems: needs a dataset with a schema and read_into or read_batch_into")
+    settings = {**keywords(options), "collate_fn": unchanged}
+    loader: DataLoader[Any] = DataLoader(WholeBatches(dataset), **settings, generator=options.generator())
+    return loader
+
+
+class WholeBatches(Dataset[Any]):
+    """A dataset's `read_into` or `read_batch_into` behind torch's `__getitems__`."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
+        schema = self.dataset.schema
+        batch = {name: empty((len(indices), *shape), np.dtype(dtype)) for name, (dtype, shape) in schema.items()}
+        fill(self.dataset, indices, {name: tensor.numpy() for name, tensor in batch.items()})
+        return batch
+
+
+def unchanged(batch: Any) -> Any:
+    return batch
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
+    """An uninitialised tensor; within a torch worker in shared memory, as its own collate makes them."""
+    kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=kind)
+    torch_storage: Any = torch.UntypedStorage  # its shared memory is untyped in torch
+    storage = torch_storage._new_shared(int(np.prod(shape)) * dtype.itemsize)
+    flat: torch.Tensor = torch.empty(0, dtype=kind).set_(storage)
+    return flat.view(shape)
+
+
+class Threads:
+    """A thread pool in the trainer, each task filling one batch: what can be had with no library at all."""
+
+    def __init__(self, dataset: Any, options: LoaderOptions) -> None:
+        self.dataset, self.options = dataset, options
+        self.pool = ThreadPoolExecutor(max(1, options.num_workers))
+        self.orders = TorchOrder(dataset, options)
+
+    def __iter__(self) -> Iterator[Any]:
+        ahead: deque[Future[Any]] = deque()
+        for indices in self.orders.epoch():
+            ahead.append(self.pool.submit(read_batch, self.dataset, indices, self.options.collate))
+            if len(ahead) > (self.options.prefetch_factor or 2) * max(1, self.options.num_workers):
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shmload.cli.terminal import readable
+
 if TYPE_CHECKING:
     from shmload.shm.janitor import Leftover
 
@@ -46,8 +48,6 @@ def _as_dict(leftover: "Leftover", *, removed: bool) -> dict[str, object]:
 
 
 def _show(found: "list[Leftover]", *, removed: bool) -> None:
-    from shmload.cli.inspect import readable
-
     for leftover in found:
         typer.echo(
             f"{leftover.stem}: of {_name(leftover.uid)}, process {leftover.pid or 'unknown'}, {_age(leftover.age_s)} old, "

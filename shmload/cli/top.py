@@ -43,7 +43,7 @@ def top(
     if svg is not None and not once:
         raise typer.BadParameter("a picture is of one look: give --once, too", param_hint="--svg")
     if cache:
-        from shmload.tools.inspect.formats.growing_cache import is_cache
+        from shmload.tools.inspect.formats import is_cache
 
         if others := [str(folder) for folder in cache if not is_cache(folder)]:
             raise typer.BadParameter(f"not a growing cache: {', '.join(others)}", param_hint="--cache")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shmload.cli.terminal import check_folder, refuse
+
 if TYPE_CHECKING:
     from shmload.engine.timeline import Timeline
     from shmload.tools.trace.attach import Watch
@@ -23,16 +25,13 @@ def trace(
     plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a stretch of it.")] = None,
 ) -> None:
     """Record what trainer and workers of running loaders do, from outside and without disturbing them."""
-    from shmload.cli.inspect import refuse
     from shmload.engine.trace import write
     from shmload.tools.trace import plot
     from shmload.tools.trace.attach import Watch
 
     if out is None and plot_file is None:
         refuse("trace", "needs --out FILE.json or --plot FILE.png: where the trace is to be written")
-    for path in (out, plot_file):
-        if path is not None and not path.absolute().parent.is_dir():
-            refuse("trace", f"{path}: needs an existing folder to write to")
+    check_folder("trace", out, plot_file)
     if plot_file is not None and (absent := plot.missing()):
         refuse("trace", absent)
     watch = Watch(pid)

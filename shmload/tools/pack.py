@@ -23,8 +23,7 @@ from shmload.formats.images.folder import EXTENSIONS, ImageFolder
 from shmload.formats.paths import expanded, shard_paths
 from shmload.formats.tar.dataset import TarDataset
 from shmload.formats.tfrecord.dataset import TFRecordDataset
-from shmload.tools.inspect.describe import recognise
-from shmload.tools.inspect.formats.example import features_of
+from shmload.tools.inspect.formats import features_of, recognise
 from shmload.tools.named import call, is_map_style, resolve
 
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -42,7 +41,7 @@ def dataset_of(source: str) -> Any:
         made = resolve(source, what="SOURCE")
         return call(made, {}, source) if isinstance(made, type) or not is_map_style(made) else made
     paths = shard_paths(source) if "{" in source else expanded(source, "sample", beside=(".index", ".shmload-index"))
-    kind = recognise(Path(paths[0]))[0].NAME
+    kind = recognise(Path(paths[0]))[0].name
     if kind == "tar":
         return TarDataset(paths, decode=False, cache=False)
     if kind == "TFRecord":

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shmload.tools.inspect.formats.images import kind_of
+from shmload.tools.inspect.formats import picture_format
 from shmload.tools.inspect.summary import Summary
 
 GRID = 16  # pictures
@@ -36,7 +36,7 @@ def picture_of(sample: Mapping[str, Any]) -> Any:
 
 
 def _of_bytes(data: bytes) -> Any:
-    if kind_of(data) is None:
+    if picture_format(data) is None:
         return None
     from PIL import Image
 

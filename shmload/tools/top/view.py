@@ -17,7 +17,7 @@ from rich.text import Text
 
 from shmload.engine.stats import Report
 from shmload.growing.library import CacheStatistics
-from shmload.tools.inspect.formats.growing_cache import lines_of
+from shmload.tools.inspect.formats import cache_lines
 
 WORKERS_MAX = 16  # rows of a loader's table; of more workers those that have been at it for longest
 BAR, WIDE = 24, 100  # cells of a bar; half as many in a terminal with fewer columns
@@ -285,5 +285,5 @@ def cache_panel(path: Any, stats: CacheStatistics, width: int) -> Panel:
     """
     full = Text("budget  ", no_wrap=True, overflow="ellipsis")
     append_bar(full, [(min(stats.nbytes / stats.capacity_bytes, 1.0), "green")], width)
-    lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in lines_of(stats)]
+    lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in cache_lines(stats)]
     return Panel(Group(full, *lines), title=f"growing cache {path}", title_align="left")

@@ -13,7 +13,7 @@ from shmload.cli.terminal import console
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shmload.tools.doctor.checks import Finding
+    from shmload.tools.doctor import Finding
 
 COLOURS = {"good": "green", "advice": "yellow", "problem": "bold red"}
 
@@ -23,7 +23,7 @@ def doctor(
 ) -> None:
     """Check this host: shared memory, cgroups, limits, kernel, processors, software; say what to change."""
     from shmload.shm.host import Host
-    from shmload.tools.doctor.examine import examine
+    from shmload.tools.doctor import examine
 
     findings = examine(Host())
     if as_json:

@@ -139,7 +139,7 @@ def batch_record(batch: Batch) -> bytes:
     """The record of a batch. Keys that JSON has no word for are written as their repr."""
     keys: Any = batch.keys
     if isinstance(keys, np.ndarray):
-        keys = b64encode(keys.astype("<i8", copy=False)).decode()
+        keys = b64encode(keys.astype("<i8", copy=False).tobytes()).decode()
     record = {"kind": "batch", **{name: getattr(batch, name) for name in _NUMBERS}}
     record |= {"is_partial": batch.is_partial, "keys": keys, "changes": batch.changes}
     try:
@@ -243,7 +243,7 @@ def read_header(found: dict[str, Any]) -> Header:
     Raises:
         ValueError: a field is missing or of another type.
     """
-    values = {name: found.get(name) for name in _KINDS}
+    values: dict[str, Any] = {name: found.get(name) for name in _KINDS}
     faults = [f"{name} is {values[name]!r}" for name, kind in _KINDS.items() if not isinstance(values[name], kind)]
     if values["mode"] == PIPELINE and not _is_stream(values["stream"], values["n"]):
         faults.append(f"stream is {values['stream']!r:.200}")

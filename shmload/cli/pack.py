@@ -42,7 +42,7 @@ def pack(
     from shmload.remote.packing.pack import Options, Packing
     from shmload.storage.client import make_client
     from shmload.storage.urls import open_store
-    from shmload.tools.pack import dataset_of
+    from shmload.tools.named import dataset_of
 
     begin = perf_counter()
     try:

@@ -32,7 +32,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
         open = classmethod(lambda cls, path: cls(path))
 
         @staticmethod
-        def find(folder: str) -> Found:
+        def find() -> Found:
             return Found([Block(p, p, 0, os.getpid(), "shm") for p in there], [])
 
         def snapshot(self) -> Any:
@@ -106,8 +106,8 @@ def test_pids_of_another_namespace_are_not_looked_up_in_this_one(
 
 def test_finding_is_not_done_more_often_than_it_may_cost(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    find: Callable[[str], Found] = watch.RingReader.find
-    monkeypatch.setattr(watch.RingReader, "find", lambda folder: calls.append(folder) or find(folder))
+    find: Callable[[], Found] = watch.RingReader.find
+    monkeypatch.setattr(watch.RingReader, "find", lambda: calls.append(None) or find())
     watched = Watch()
     monkeypatch.setattr(watch, "FINDING_S", 1e9)
     for _ in range(3):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
 
 from shmload.engine.reader import Block, Found, Process, RingReader, add_memory, command_of, look
 from shmload.engine.stats import Report, Snapshot, describe
-from shmload.shm.names import SHM_DIR
 
 HISTORY = 60  # looks of which the samples per second are kept
 FINDING_SHARE = 20  # finding takes at most one part in so many of the time
@@ -20,12 +20,12 @@ class Watch:
 
     Args:
         pids: trainers, or the processes that have started them; none: all loaders.
-        folder: where named segments lie.
+        caches: folders of growing caches, to look at, too.
     """
 
-    def __init__(self, pids: Iterable[int] = (), *, folder: str = SHM_DIR) -> None:
+    def __init__(self, pids: Iterable[int] = (), caches: Iterable[Path] = ()) -> None:
         self._pids = frozenset(pids)
-        self._folder = folder
+        self._caches = list(caches)
         self._found = Found([], [])
         self._found_at, self._finding_s = -float("inf"), 0.0
         self._last: dict[str, Snapshot] = {}
@@ -36,7 +36,8 @@ class Watch:
         """What has happened since the last look; of a loader that was not there then, since it began.
 
         Returns:
-            loaders, one report each (docs/top.md); totals over them; what dead ones have left; blocks that could not be read.
+            loaders, one report each (docs/top.md); totals over them; what dead ones have left; blocks that could not be read;
+            caches, if some were named.
         """
         found = self._find()
         reports, unreadable = [], []
@@ -54,7 +55,7 @@ class Watch:
             reports.append(self._report(block, seen, process))
         self._forget({report["stem"] for report in reports})
         reports.sort(key=lambda report: (report["parent_pid"] or 0, report["rank"], -report["age_s"]))
-        return {
+        told = {
             "time_s": time.time(),
             "loaders": reports,
             "totals": totals(reports),
@@ -65,11 +66,16 @@ class Watch:
             },
             "unreadable": unreadable,
         }
+        if self._caches:
+            from shmload.growing.cache import SampleCache
+
+            told["caches"] = {str(path): SampleCache.look(path) for path in self._caches}
+        return told
 
     def _find(self) -> Found:
         began = time.monotonic()
         if began - self._found_at >= max(FINDING_S, FINDING_SHARE * self._finding_s):
-            self._found = RingReader.find(self._folder)
+            self._found = RingReader.find()
             self._found_at, self._finding_s = began, time.monotonic() - began
         return self._found
 

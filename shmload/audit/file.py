@@ -19,6 +19,7 @@ import json
 import zlib
 from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -27,9 +28,18 @@ import numpy as np
 FORMAT_VERSION = 1
 SUFFIX = ".shmaudit"
 EVENTS = ("pass", "end", "resume", "lost")
-SEED, SAMPLED, PIPELINE, TORCH = "seed", "seed, with a sampler", "pipeline", "torch"  # Header.mode
 DISTRIBUTED, ITERABLE = "DistributedSampler", "iterable dataset"  # Header.order
 _MAGIC = b"shmaudit "
+
+
+class Mode(StrEnum):
+    """What ordered the batches."""
+
+    SEED = "seed"
+    SAMPLED = "seed, with a sampler"
+    PIPELINE = "pipeline"
+    TORCH = "torch"
+
 
 Change = tuple[int, Any, Any, int]
 """A row as it was ordered, its index, what came in its place (None: nothing, it was skipped), and how many were tried."""
@@ -63,9 +73,9 @@ class Header:
     def identity(self) -> dict[str, Any]:
         """What must be alike for two files to tell of one run of one loader, whatever the ranks."""
         size: dict[str, Any] = {"batch_size": self.batch_size}
-        if self.mode == PIPELINE:
+        if self.mode == Mode.PIPELINE:
             size = {}  # any rank goes on from any position, whatever batches it makes
-        elif self.mode == SEED and self.batch_size is not None:
+        elif self.mode == Mode.SEED and self.batch_size is not None:
             size = {"global_batch": self.batch_size * self.world_size}
         names = ("mode", "dataset", "n", "seed", "shuffle", "uneven", "schedule", "order")
         return {**{name: getattr(self, name) for name in names}, **size}
@@ -245,7 +255,7 @@ def read_header(found: dict[str, Any]) -> Header:
     """
     values: dict[str, Any] = {name: found.get(name) for name in _KINDS}
     faults = [f"{name} is {values[name]!r}" for name, kind in _KINDS.items() if not isinstance(values[name], kind)]
-    if values["mode"] == PIPELINE and not _is_stream(values["stream"], values["n"]):
+    if values["mode"] == Mode.PIPELINE and not _is_stream(values["stream"], values["n"]):
         faults.append(f"stream is {values['stream']!r:.200}")
     if not faults and not 0 <= found["rank"] < found["world_size"]:
         faults.append(f"rank is {found['rank']} of {found['world_size']}")

@@ -31,14 +31,11 @@ from shmload.audit.digest import digest_of
 from shmload.audit.file import (
     DISTRIBUTED,
     ITERABLE,
-    PIPELINE,
-    SAMPLED,
-    SEED,
     SUFFIX,
-    TORCH,
     Batch,
     Change,
     Header,
+    Mode,
     batch_record,
     event_record,
     header_line,
@@ -283,9 +280,9 @@ def header_of(config: LoaderConfig, schedule: Schedule | BatchSchedule | None, r
             "in_order": True,
         }
         if isinstance(schedule, Schedule):
-            return Header(**common, mode=SEED, batch_size=schedule.batch_size)
+            return Header(**common, mode=Mode.SEED, batch_size=schedule.batch_size)
         common["dataset"] = "pipeline"
-        return Header(**common, mode=PIPELINE, batch_size=schedule.rows_per_rank, stream=schedule.stream)
+        return Header(**common, mode=Mode.PIPELINE, batch_size=schedule.rows_per_rank, stream=schedule.stream)
     batches = config.index_sampler
     sampler = getattr(batches, "sampler", batches)
     is_distributed = isinstance(sampler, DistributedSampler)
@@ -293,7 +290,7 @@ def header_of(config: LoaderConfig, schedule: Schedule | BatchSchedule | None, r
         (sampler.rank, sampler.num_replicas) if is_distributed else rank_and_world_size(config.rank, config.world_size)
     )
     return Header(
-        mode=TORCH if config.seed is None else SAMPLED,
+        mode=Mode.TORCH if config.seed is None else Mode.SAMPLED,
         n=config.num_samples,
         batch_size=getattr(batches, "batch_size", config.batch_size),
         rank=ranks[0],

@@ -152,7 +152,8 @@ def _rate(count: int, interval_s: float) -> float:
 
 
 def _seconds_since(since_ns: int, seen: Snapshot) -> float:
-    return max(seen["time_ns"] - since_ns, 0) / 1e9
+    now_ns: int = seen["time_ns"]
+    return max(now_ns - since_ns, 0) / 1e9
 
 
 def _epoch(seen: Snapshot, epoch: int) -> int:

@@ -433,8 +433,8 @@ def _events_of(timeline: Timeline, number: int, zero: int) -> Iterator[Event]:
     for process, thread, spans in tracks:
         for span in spans:
             begin, end = _us(span.begin_ns, zero), _us(span.end_ns, zero)
-            at = {"pid": process, "tid": thread, "ts": begin, "dur": round(end - begin, 3)}
-            yield {"ph": "X", "name": span.name, "cat": span.kind, **at, "args": span.args}
+            placed = {"pid": process, "tid": thread, "ts": begin, "dur": round(end - begin, 3)}
+            yield {"ph": "X", "name": span.name, "cat": span.kind, **placed, "args": span.args}
     place = {"pid": doers, "tid": threads[TRAINER]}
     for moment in timeline.moments:
         at = _us(moment.begin_ns, zero)

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from math import ceil
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
@@ -105,24 +106,19 @@ def check_processes(host: Host) -> Iterator[Finding]:
     for _, folder in segment.folders("pids", host.root):
         most, used = segment.number(folder / "pids.max"), segment.number(folder / "pids.current")
         if most is not None and used is not None:
-            rests.append(most - used)
-    rest = min(rests, default=None)
-    if rest is not None and rest < FEW_PROCESSES:
-        yield advice(
-            "processes",
-            f"the cgroup lets {max(rest, 0)} more processes and threads start: workers beyond that fail to start",
-            "Raise it (docker run --pids-limit), or lower num_workers and OMP_NUM_THREADS",
-        )
-        return
+            rests.append(max(most - used, 0))
+    rest = min(rests, default=FEW_PROCESSES)
     limit = host.limit("Max processes")
-    if limit is not None and limit.soft is not None and limit.soft < FEW_PROCESSES:
-        yield advice(
-            "processes",
-            f"this user may run {limit.soft} processes and threads in all: workers beyond that fail to start",
-            "ulimit -u 4096, or lower num_workers and OMP_NUM_THREADS",
-        )
+    if rest < FEW_PROCESSES:
+        text = f"the cgroup lets {rest} more processes and threads start"
+        remedy = "Raise it (docker run --pids-limit)"
+    elif limit is not None and limit.soft is not None and limit.soft < FEW_PROCESSES:
+        text, remedy = f"this user may run {limit.soft} processes and threads in all", "ulimit -u 4096"
+    else:
+        yield good("processes", "enough may be started")
         return
-    yield good("processes", "enough may be started")
+    workers = "workers beyond that fail to start"
+    yield advice("processes", f"{text}: {workers}", f"{remedy}, or lower num_workers and OMP_NUM_THREADS")
 
 
 LITTLE_NBYTES = 1 << 30
@@ -258,18 +254,13 @@ def check_compiled(folder: Path, load: Callable[[str], ModuleType] = importlib.i
             continue
         if any(not _has(module, name) for name in _declared(stub)):
             stale.append(stub.stem)
-    if missing:
-        yield problem(
-            "compiled modules",
-            f"{', '.join(missing)}: missing, or built for another Python or C library",
-            "Install shmload anew (pip install --force-reinstall), or build the source tree: pip install -e .",
-        )
-    if stale:
-        yield problem(
-            "compiled modules",
-            f"{', '.join(stale)}: of another version than the Python around",
-            "Install shmload anew (pip install --force-reinstall), or build the source tree: pip install -e .",
-        )
+    remedy = "Install shmload anew (pip install --force-reinstall), or build the source tree: pip install -e ."
+    for names, what in (
+        (missing, "missing, or built for another Python or C library"),
+        (stale, "of another version than the Python around"),
+    ):
+        if names:
+            yield problem("compiled modules", f"{', '.join(names)}: {what}", remedy)
     if not missing and not stale:
         yield good("compiled modules", f"all {len(stubs)} are there and match")
 
@@ -286,11 +277,10 @@ def _declared(stub: Path) -> Iterator[str]:
 
 
 def _has(module: ModuleType, name: str) -> bool:
-    value: object = module
-    for part in name.split("."):
-        if not hasattr(value, part):
-            return False
-        value = getattr(value, part)
+    try:
+        attrgetter(name)(module)
+    except AttributeError:
+        return False
     return True
 
 

@@ -75,28 +75,18 @@ class Recording:
 # ------------------------------------------------------------ a picture
 
 BATCHES = 24  # that a picture shows
-COLOURS = {
-    "fill": "#1b7f79",
-    "idle": "#d9dde3",
-    "start": "#8a8f98",
-    "room": "#7a4e8a",
-    "layout": "#7a4e8a",
-    "wait": "#c8553d",
-    "deliver": "#e0a526",
-    "program": "#5b6c9d",
-    "filling": "#9fcfcb",
-    "ready": "#e8cf7a",
-    "held": "#5b6c9d",
-}
-MEANINGS = {
-    "fill": "worker fills rows",
-    "idle": "worker waits for orders",
-    "start": "worker starts",
-    "wait": "trainer waits for a batch",
-    "deliver": "batch is delivered",
-    "program": "the program has a batch",
-    "filling": "slot is being filled",
-    "ready": "slot is ready",
+KINDS = {  # of spans: colour, and what the legend says of it
+    "fill": ("#1b7f79", "worker fills rows"),
+    "idle": ("#d9dde3", "worker waits for orders"),
+    "start": ("#8a8f98", "worker starts"),
+    "wait": ("#c8553d", "trainer waits for a batch"),
+    "deliver": ("#e0a526", "batch is delivered"),
+    "program": ("#5b6c9d", "the program has a batch"),
+    "filling": ("#9fcfcb", "slot is being filled"),
+    "ready": ("#e8cf7a", "slot is ready"),
+    "held": ("#5b6c9d", ""),
+    "room": ("#7a4e8a", ""),
+    "layout": ("#7a4e8a", ""),
 }
 
 
@@ -140,7 +130,7 @@ def save(timelines: Sequence[Timeline], path: Path) -> None:
         pane.spines[["top", "right"]].set_visible(False)
         pane.tick_params(labelsize=9)
     kinds = {span.kind for spans in rows.values() for span in _shown(spans, begin, end)}
-    patches = [Patch(color=COLOURS[kind], label=text) for kind, text in MEANINGS.items() if kind in kinds]
+    patches = [Patch(color=colour, label=text) for kind, (colour, text) in KINDS.items() if text and kind in kinds]
     figure.legend(handles=patches, loc="outside upper right", ncols=4, frameon=False, fontsize=8.5)
     figure.suptitle(f"shmload trace: process {timeline.owner_pid}", x=0.01, ha="left", fontsize=12)
     figure.savefig(path, format="png")
@@ -175,4 +165,4 @@ def _draw_row(axes: Any, row: int, spans: Sequence[Span], begin: int) -> None:
         bars = [
             ((span.begin_ns - begin) / 1e6, (span.end_ns - span.begin_ns) / 1e6) for span in spans if span.kind == kind
         ]
-        axes.broken_barh(bars, (row - 0.38, 0.76), facecolors=COLOURS[kind], edgecolor="white", linewidth=0.4)
+        axes.broken_barh(bars, (row - 0.38, 0.76), facecolors=KINDS[kind][0], edgecolor="white", linewidth=0.4)

@@ -22,19 +22,7 @@ import numpy as np
 
 from shmload._core.trainer import Order
 from shmload.audit.digest import digest_of
-from shmload.audit.file import (
-    DISTRIBUTED,
-    ITERABLE,
-    PIPELINE,
-    SEED,
-    SUFFIX,
-    TORCH,
-    AuditLog,
-    Batch,
-    Header,
-    read_header,
-    read_log,
-)
+from shmload.audit.file import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Batch, Header, Mode, read_header, read_log
 from shmload.loader import ShmLoader
 from shmload.modes.inline import InlineReader
 from shmload.tools.audit.orders import Judged, item_numbers, judge_epoch, judge_items, judge_pass, judge_stream
@@ -173,9 +161,9 @@ def _judge(timeline: Timeline, report: Report) -> LoaderReport:
         _count(epoch, counted[number], report)
         is_last, is_ended = number == last, ended.get(number, set())
         num_found = report.num_found.total()
-        if newest.mode == SEED:
+        if newest.mode == Mode.SEED:
             judge_epoch(epoch, counted[number], bool(is_ended), ranks, is_last=is_last, report=report)
-        elif newest.mode == PIPELINE:
+        elif newest.mode == Mode.PIPELINE:
             streamed.append(judge_stream(epoch, counted[number], timeline.parts, is_last=is_last, report=report))
         else:
             alone = {rank for rank, _ in ranks}
@@ -210,7 +198,7 @@ def _count(epoch: EpochReport, deliveries: list[Delivery], report: Report) -> No
 
 def _say_what_is_unjudged(header: Header, told: LoaderReport, report: Report) -> None:
     if not any(epoch.state == "consistent" for epoch in told.epochs):
-        if header.mode == TORCH and header.order is None and header.world_size > 1:
+        if header.mode == Mode.TORCH and header.order is None and header.world_size > 1:
             report.notes.append(
                 f"{told.title}: each of the {header.world_size} ranks is delivered the whole dataset, as torch does without a "
                 "DistributedSampler"
@@ -218,7 +206,7 @@ def _say_what_is_unjudged(header: Header, told: LoaderReport, report: Report) ->
         return
     if header.order == ITERABLE:
         what = "an iterable dataset has no indices: only steps and replays were checked"
-    elif header.mode == SEED:
+    elif header.mode == Mode.SEED:
         what = (
             f"the order {header.order} decides which samples come: positions and replays were checked, indices were not"
         )
@@ -265,7 +253,7 @@ def check_replays(deliveries: Sequence[Delivery], report: Report) -> None:
         other = first.setdefault((one.epoch, one.step, header.rank, header.world_size, header.batch_size), one)
         if header.stream is not None and batch.num_rows != other.batch.num_rows:
             continue  # single items: how many are fetched together is a matter of time; `judge_stream` judges them
-        is_keyed = header.mode == SEED or (header.mode == PIPELINE and header.batch_size is not None)
+        is_keyed = header.mode == Mode.SEED or (header.mode == Mode.PIPELINE and header.batch_size is not None)
         repeats = is_keyed and header.seed_samples
         if not same_keys(batch, other.batch):
             report.found("replay", f"{one.where}: delivered again with other samples than {other.where}")
@@ -281,7 +269,7 @@ def stale_suspects(deliveries: Sequence[Delivery]) -> tuple[list[tuple[Delivery,
     num_batches = 0
     for one in deliveries:
         header = one.part.header
-        if not can_be_compared(one) or (header.mode == PIPELINE and header.batch_size is None):
+        if not can_be_compared(one) or (header.mode == Mode.PIPELINE and header.batch_size is None):
             continue  # a few small items are often alike
         num_batches += 1
         others = alike.setdefault(one.batch.digest, [])
@@ -341,7 +329,7 @@ def reread(
         others = [one for one in loader.timeline.batches if can_be_compared(one) and one not in suspected]
         chosen = random.Random(0).sample(others, min(num_samples, len(others)))
         differing = {id(one) for one in over((*suspected, *chosen)) if not _is_same(one, reader, report)}
-        if loader.header.mode == TORCH and differing:
+        if loader.header.mode == Mode.TORCH and differing:
             report.unjudged.append(
                 f"{len(differing)} of {len(suspected) + len(chosen)} batches read again differ: torch mode's augmentations cannot "
                 "be repeated, so this says nothing if there are any"

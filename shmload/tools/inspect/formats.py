@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,13 +167,12 @@ def _of_schema(name: str, matches: Callable[[Head], bool], open: Callable[[Path]
             raise ValueError(str(error) if str(head.path) in str(error) else f"{head.path}: {error}") from error
         count, schema = len(dataset), dataset.schema
         is_fixed = all(isinstance(spec, tuple) and None not in spec[1] for spec in schema.values())
-        samples = [dataset[i] for i in range(min(count, max(num_samples, 1)))]
-        if is_fixed and count:
-            sizes = Sizes(*[nbytes_of(samples[0])] * 3, count)
-        else:
-            sizes = Sizes.of(nbytes_of(dataset[i]) for i in range(min(count, SIZED)))
+        samples = [dataset[i] for i in range(min(count, num_samples))]
+        sizes = Sizes.of(nbytes_of(dataset[i]) for i in range(min(count, 1 if is_fixed else SIZED)))
+        if sizes is not None and is_fixed:
+            sizes = replace(sizes, num_samples=count)
         fields = {field: described(spec) for field, spec in schema.items()}
-        found = Summary(str(head.path), name, _nbytes_at(head), count, fields, sizes, samples[:num_samples])
+        found = Summary(str(head.path), name, _nbytes_at(head), count, fields, sizes, samples)
         if isinstance(dataset, ParquetDataset):
             found.notes.append(f"{len(dataset.block_starts) - 1} row groups of up to {dataset.block_size:,} rows")
         return found

@@ -134,33 +134,43 @@ class AuditLog:
 
 def header_line(header: dict[str, Any]) -> bytes:
     """The first line of a file."""
-    return b"%b%d %b" % (_MAGIC, FORMAT_VERSION, _line(header))
+    return b"%b%d %b" % (_MAGIC, FORMAT_VERSION, _line(_json_of(header)))
 
 
 def event_record(kind: str, details: dict[str, Any]) -> bytes:
     """The record of an event."""
-    return _line({"kind": kind, **details})
+    return _line(_json_of({"kind": kind, **details}))
 
 
 _NUMBERS = ("time_ns", "epoch", "step", "valid", "digest")
+_BATCH = (  # formatted and not dumped: it is made within next()
+    b'{"kind": "batch", "time_ns": %d, "epoch": %d, "step": %d, "valid": %d, "digest": %d, "is_partial": %b, '
+    b'"keys": %b, "changes": %b}'
+)
 
 
 def batch_record(batch: Batch) -> bytes:
     """The record of a batch. Keys that JSON has no word for are written as their repr."""
-    keys: Any = batch.keys
+    keys, changes = batch.keys, b"[]"
     if isinstance(keys, np.ndarray):
-        keys = b64encode(keys.astype("<i8", copy=False).tobytes()).decode()
-    record = {"kind": "batch", **{name: getattr(batch, name) for name in _NUMBERS}}
-    record |= {"is_partial": batch.is_partial, "keys": keys, "changes": batch.changes}
+        written = b'"%b"' % b64encode(keys.astype("<i8", copy=False).tobytes())
+    else:
+        written = _json_of(keys)
+    if batch.changes:
+        changes = b"[%b]" % b", ".join(_json_of(change) for change in batch.changes)
+    numbers = (batch.time_ns, batch.epoch, batch.step, batch.valid, batch.digest)
+    return _line(_BATCH % (*numbers, b"true" if batch.is_partial else b"false", written, changes))
+
+
+def _json_of(value: Any) -> bytes:
+    """JSON; what it has no word for as its repr."""
     try:
-        return _line(record)
+        return json.dumps(value, default=lambda key: int(key) if isinstance(key, np.integer) else repr(key)).encode()
     except (TypeError, ValueError):  # keys of dicts, what holds itself
-        changes = [(row, repr(key), new if new is None else repr(new), n) for row, key, new, n in batch.changes]
-        return _line(record | {"keys": [repr(key) for key in keys], "changes": changes})
+        return json.dumps([each if each is None or type(each) is int else repr(each) for each in value]).encode()
 
 
-def _line(content: dict[str, Any]) -> bytes:
-    text = json.dumps(content, default=lambda key: int(key) if isinstance(key, np.integer) else repr(key)).encode()
+def _line(text: bytes) -> bytes:
     return b"%08x %b\n" % (zlib.crc32(text), text)
 
 

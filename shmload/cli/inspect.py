@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shmload.cli.terminal import check_folder, console, readable, refuse, refusing, shown
+from shmload.cli.terminal import check_folder, check_installed, console, readable, refusing, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,8 +34,8 @@ def inspect(
     from shmload.tools.inspect.formats import describe
 
     check_folder("inspect", plot_file)
-    if plot_file is not None and (absent := pictures.missing()):
-        refuse("inspect", absent)
+    if plot_file is not None:
+        check_installed("inspect", matplotlib="plot", PIL="images")
     wanted = max(samples, pictures.GRID) if plot_file is not None else samples
     with refusing("inspect", OSError, ValueError, RuntimeError, ModuleNotFoundError):
         with shown(sys.stderr.isatty()) as progress:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shmload.cli.terminal import check_folder, refuse
+from shmload.cli.terminal import check_folder, check_installed, refuse
 
 if TYPE_CHECKING:
     from shmload.engine.trace import Timeline
@@ -31,8 +31,8 @@ def trace(
     if out is None and plot_file is None:
         refuse("trace", "needs --out FILE.json or --plot FILE.png: where the trace is to be written")
     check_folder("trace", out, plot_file)
-    if plot_file is not None and (absent := tool.missing()):
-        refuse("trace", absent)
+    if plot_file is not None:
+        check_installed("trace", matplotlib="plot")
     recording = tool.Recording(pid)
     recording.search()
     if recording.tapes:

@@ -12,15 +12,17 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shmload._core.mapping import Mapping
 from shmload._core.onlooker import Onlooker
 from shmload.engine.stats import Report, Snapshot, describe
-from shmload.engine.trace import Tape
 from shmload.shm import janitor
 from shmload.shm.janitor import Leftover
 from shmload.shm.names import SHM_DIR, STEM_PATTERN
+
+if TYPE_CHECKING:
+    from shmload.engine.trace import Tape
 
 _CONTROL = "-control"
 _FLOCK = re.compile(r"\d+: FLOCK +\w+ +WRITE (\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ")
@@ -103,6 +105,8 @@ class RingReader:
 
     def tape(self, *, with_history: bool) -> Tape:
         """What its recorders tell, from now on or from what they hold already."""
+        from shmload.engine.trace import Tape  # here: a loader that is not traced need not import it
+
         return Tape(self.control, with_history=with_history)
 
 

@@ -6,7 +6,6 @@ for the trainer and each worker, one for each slot, and the ready slots below.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -88,13 +87,6 @@ KINDS = {  # of spans: colour, and what the legend says of it
     "room": ("#7a4e8a", ""),
     "layout": ("#7a4e8a", ""),
 }
-
-
-def missing() -> str | None:
-    """The pip command for what is not installed, None if all is there."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return "--plot needs matplotlib: pip install 'shmload[plot]'"
-    return None
 
 
 def save(timelines: Sequence[Timeline], path: Path) -> None:

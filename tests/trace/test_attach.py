@@ -240,7 +240,7 @@ def test_a_file_that_cannot_be_written_is_told(loader: ShmLoader[Any], command: 
 def test_without_matplotlib_a_plot_is_refused_before_recording(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace, "missing", lambda: "--plot needs matplotlib: pip install 'shmload[plot]'")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     done = command("trace", "--plot", tmp_path / "t.png")
     assert (done.exit_code, done.stderr) == (2, "shmload trace: --plot needs matplotlib: pip install 'shmload[plot]'\n")
 

@@ -72,17 +72,12 @@ class Format:
     index: Callable[[Head], Indexed] | None = None
 
 
-class Unknown(ValueError):
-    """A path is of no format that is known here."""
-
-
 def recognise(path: Path, dtype: str | None = None) -> tuple[Format, Head]:
     """The format of a path.
 
     Raises:
         OSError: it cannot be read.
-        Unknown: it is none of the formats.
-        ValueError: it is empty.
+        ValueError: it is empty, or none of the formats.
     """
     head = head_of(path, dtype)
     for format in FORMATS:
@@ -90,7 +85,7 @@ def recognise(path: Path, dtype: str | None = None) -> tuple[Format, Head]:
             return format, head
     known = ", ".join(format.name for format in FORMATS)
     inside = f"what is compressed by {head.compression} in it" if head.compression else "it"
-    raise Unknown(f"{path}: {inside} is of no known format ({known}); raw tokens need --dtype")
+    raise ValueError(f"{path}: {inside} is of no known format ({known}); raw tokens need --dtype")
 
 
 def describe(path: Path, *, num_samples: int = 3, dtype: str | None = None) -> Summary:

@@ -16,16 +16,6 @@ from shmload.tools.inspect.summary import Summary
 GRID = 16  # pictures
 
 
-def missing() -> str | None:
-    """What is not installed, and how to get it; None if all is there."""
-    import importlib.util
-
-    for module, extra in (("matplotlib", "plot"), ("PIL", "images")):
-        if importlib.util.find_spec(module) is None:
-            return f"--plot needs {module}: pip install 'shmload[{extra}]'"
-    return None
-
-
 def picture_of(sample: Mapping[str, Any]) -> Any:
     """The first value of a sample that is a picture, as an array of height, width and perhaps colours; None if there is none."""
     for value in sample.values():

@@ -56,13 +56,13 @@ def _show(found: "list[Leftover]", *, removed: bool) -> None:
         if leftover.error:
             typer.echo(f"shmload clean: {leftover.error}", err=True)
     gone = [leftover for leftover in found if not leftover.error]
-    told = readable(sum(leftover.nbytes for leftover in gone))
+    nbytes = readable(sum(leftover.nbytes for leftover in gone))
     if not found:
         typer.echo("dead loaders have left nothing")
     elif removed:
-        typer.echo(f"removed {len(gone)} of {len(found)}, {told}")
+        typer.echo(f"removed {len(gone)} of {len(found)}, {nbytes}")
     else:
-        typer.echo(f"{told} to be had back: shmload clean --yes")
+        typer.echo(f"{nbytes} to be had back: shmload clean --yes")
 
 
 def _name(uid: int) -> str:

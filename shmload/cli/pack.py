@@ -50,12 +50,12 @@ def pack(
         dataset = dataset_of(source)
         store = open_store(dest, make_client(endpoint) if endpoint else None)
         with shown(sys.stderr.isatty()) as bar:
-            packing = Packing(dataset, store, options, told_on(bar))
+            packing = Packing(dataset, store, options, progress_on(bar))
             manifest = packing.run()
     except StoreError as error:
         refuse("pack", str(error), 1)
     except (OSError, ValueError, TypeError, IndexError, RuntimeError, ImportError) as error:
-        refuse("pack", _told(error))
+        refuse("pack", _in_a_line(error))
     except KeyboardInterrupt:
         refuse("pack", "interrupted; the same command goes on from here", 130)
     found = f", {packing.num_found:,} of which were there" if packing.num_found else ""
@@ -66,7 +66,7 @@ def pack(
     typer.echo(f"read it by shmload.remote.RemoteDataset.from_urls({dest!r})")
 
 
-def _told(error: BaseException) -> object:
+def _in_a_line(error: BaseException) -> object:
     """An error in a line: of a worker's, which brings its traceback, the type, the text and which sample it was."""
     lines = str(error).splitlines()
     if not (lines and lines[0].startswith("Caught ")):
@@ -76,7 +76,7 @@ def _told(error: BaseException) -> object:
     return "; ".join(line for line in lines[last + 1 :] if line and not line.startswith((" ", "shmload: ")))
 
 
-def told_on(bar: Bar) -> "Callable[[Progress], None]":
+def progress_on(bar: Bar) -> "Callable[[Progress], None]":
     """Reports how far the packing is: samples on the bar, bytes and shards in the store beside it."""
 
     def report(progress: "Progress") -> None:

@@ -50,7 +50,7 @@ def trace(
     try:
         if out is not None:
             write(timelines, out)
-            _tell(timelines, out)
+            _report(timelines, out)
         if plot_file is not None:
             tool.save(timelines, plot_file)
             typer.echo(f"{plot_file}: drawn")
@@ -68,7 +68,7 @@ def _record(recording: "Recording", seconds: float) -> None:
         recording.record(seconds)
 
 
-def _tell(timelines: "list[Timeline]", out: Path) -> None:
+def _report(timelines: "list[Timeline]", out: Path) -> None:
     num_batches = sum(timeline.num_batches for timeline in timelines)
     num_lost = sum(timeline.num_lost for timeline in timelines)
     pids = ", ".join(map(str, dict.fromkeys(timeline.owner_pid for timeline in timelines)))

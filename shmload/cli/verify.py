@@ -39,7 +39,7 @@ def verify(
 ) -> None:
     """Judge the records of a run: each epoch must hold each sample once, over ranks, resumes and world sizes."""
     from shmload.audit.file import read_log
-    from shmload.tools.audit.verify import audit_files, reread, tell_suspects
+    from shmload.tools.audit.verify import audit_files, report_suspects, reread
     from shmload.tools.audit.verify import verify as judge
     from shmload.tools.named import resolve
 
@@ -51,7 +51,7 @@ def verify(
             if isinstance(made, type) or not hasattr(made, "__len__"):
                 made = made()
             reread(loaders, made, samples, report, over=lambda items: progress.over(items, lambda one: one.where))
-    tell_suspects(loaders, report)
+    report_suspects(loaders, report)
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=1))
     else:

@@ -45,7 +45,7 @@ FULL_SHARE = 4  # a recorder is read when one in so many of its places is taken
 
 
 class Tape:
-    """What one ring's recorders have told since a moment.
+    """What one ring's recorders have recorded since a moment.
 
     Args:
         control: mapping of its control block.
@@ -185,26 +185,26 @@ def timelines_of(tapes: Iterable[Tape]) -> list[Timeline]:
 
 def timeline_of(tape: Tape) -> Timeline:
     """Makes sense of a tape."""
-    told = Timeline(tape.owner_pid, tape.num_lost)
-    told.tracks[TRAINER] = []
+    timeline = Timeline(tape.owner_pid, tape.num_lost)
+    timeline.tracks[TRAINER] = []
     leases: list[Span] = []
     for span in _spans(tape, tape.num_workers):
         if span.kind == "lease":
             leases.append(span)
         elif span.kind in ("publish", "abandon"):
-            told.moments.append(span)
+            timeline.moments.append(span)
         else:
-            told.tracks[TRAINER].append(span)
+            timeline.tracks[TRAINER].append(span)
     for worker, pid in enumerate(tape.pids()):
         track = f"worker {worker}"
-        told.tracks[track] = _worker_track(_spans(tape, worker))
-        told.pids[track] = pid
-    lives = _lives(told, leases)
-    if told.has_content:
-        _tell_slots(told, lives.values())
-        _tell_rate(told)
-        _tell_links(told)
-    return told
+        timeline.tracks[track] = _worker_track(_spans(tape, worker))
+        timeline.pids[track] = pid
+    lives = _lives(timeline, leases)
+    if timeline.has_content:
+        _add_slots(timeline, lives.values())
+        _add_rate(timeline)
+        _add_links(timeline)
+    return timeline
 
 
 def _spans(tape: Tape, owner: int) -> list[Span]:
@@ -227,7 +227,7 @@ def _spans(tape: Tape, owner: int) -> list[Span]:
 
 
 def _worker_track(spans: list[Span]) -> list[Span]:
-    """One wait for orders is one span, though it was told in pieces; and no process begins before the one it replaces has ended."""
+    """One wait for orders is one span, though it was written in pieces; a process begins when the one it replaces has ended."""
     track: list[Span] = []
     end = 0
     for span in spans:
@@ -241,10 +241,10 @@ def _worker_track(spans: list[Span]) -> list[Span]:
     return track
 
 
-def _lives(told: Timeline, leases: Iterable[Span]) -> dict[int, _Life]:
+def _lives(timeline: Timeline, leases: Iterable[Span]) -> dict[int, _Life]:
     lives: dict[int, _Life] = {}
     in_slot: dict[int, _Life] = {}
-    for moment in told.moments:
+    for moment in timeline.moments:
         if moment.kind == "abandon":
             for life in in_slot.values():
                 life.end_ns = life.end_ns or moment.begin_ns
@@ -255,7 +255,7 @@ def _lives(told: Timeline, leases: Iterable[Span]) -> dict[int, _Life]:
             in_slot[slot].end_ns = in_slot[slot].end_ns or moment.begin_ns
         about = {name: args[name] for name in ("epoch", "step", "order", "rows")}
         lives[args["order"]] = in_slot[slot] = _Life(about, slot, args["rows"], moment.begin_ns)
-    for name, track in told.tracks.items():
+    for name, track in timeline.tracks.items():
         for span in track:
             life_of = lives.get(span.args.get("order", 0))
             if life_of is None:
@@ -270,11 +270,11 @@ def _lives(told: Timeline, leases: Iterable[Span]) -> dict[int, _Life]:
     return lives
 
 
-def _tell_slots(told: Timeline, lives: Iterable[_Life]) -> None:
-    last = max(span.end_ns for span in (*told.spans, *told.moments))
+def _add_slots(timeline: Timeline, lives: Iterable[_Life]) -> None:
+    last = max(span.end_ns for span in (*timeline.spans, *timeline.moments))
     changes: list[tuple[int, int]] = []
     for life in lives:
-        track = told.slots.setdefault(life.slot, [])
+        track = timeline.slots.setdefault(life.slot, [])
         end = life.delivered_ns or life.end_ns or last
         ready = min(life.ready_ns or end, end)
         track.append(Span("filling", life.published_ns, max(ready, life.published_ns), life.about))
@@ -288,11 +288,11 @@ def _tell_slots(told: Timeline, lives: Iterable[_Life]) -> None:
     count = 0
     for at, change in sorted(changes):
         count += change
-        told.ready.append((at, count))
+        timeline.ready.append((at, count))
 
 
-def _tell_rate(told: Timeline) -> None:
-    deliveries = [span for span in told.tracks[TRAINER] if span.kind == "deliver"]
+def _add_rate(timeline: Timeline) -> None:
+    deliveries = [span for span in timeline.tracks[TRAINER] if span.kind == "deliver"]
     if not deliveries:
         return
     first, last = deliveries[0].begin_ns, max(span.end_ns for span in deliveries)
@@ -300,15 +300,15 @@ def _tell_rate(told: Timeline) -> None:
     rows = [0] * ((last - first) // width + 1)
     for span in deliveries:
         rows[(span.end_ns - first) // width] += span.args["rows"]
-    told.rate = [(first + i * width, count * 1e9 / width) for i, count in enumerate(rows)]
+    timeline.rate = [(first + i * width, count * 1e9 / width) for i, count in enumerate(rows)]
 
 
-def _tell_links(told: Timeline) -> None:
-    begins = {span.args["order"]: span.begin_ns for span in told.tracks[TRAINER] if span.kind == "deliver"}
-    for name, track in told.tracks.items():
+def _add_links(timeline: Timeline) -> None:
+    begins = {span.args["order"]: span.begin_ns for span in timeline.tracks[TRAINER] if span.kind == "deliver"}
+    for name, track in timeline.tracks.items():
         for span in track:
             if span.kind == "fill" and span.args["result"] == "done" and span.args["order"] in begins:
-                told.links.append((name, span.end_ns, begins[span.args["order"]]))
+                timeline.links.append((name, span.end_ns, begins[span.args["order"]]))
 
 
 # ------------------------------------------------------------ a block of the program that is traced

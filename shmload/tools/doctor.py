@@ -94,10 +94,10 @@ def check_open_files(host: Host) -> Iterator[Finding]:
 
 
 def check_locked_memory(host: Host) -> Iterator[Finding]:
-    """RLIMIT_MEMLOCK: shmload locks nothing, so it is only told."""
+    """RLIMIT_MEMLOCK: shmload locks nothing, so it is only shown."""
     limit = host.limit("Max locked memory")
-    told = "not limited" if limit is None or limit.soft is None else f"{mib(limit.soft)} may be locked"
-    yield good("locked memory", f"{told}; a loader locks none")
+    allowed = "not limited" if limit is None or limit.soft is None else f"{mib(limit.soft)} may be locked"
+    yield good("locked memory", f"{allowed}; a loader locks none")
 
 
 def check_processes(host: Host) -> Iterator[Finding]:
@@ -150,19 +150,19 @@ def check_cgroup_memory(host: Host) -> Iterator[Finding]:
         yield good("cgroup memory", "no cgroup limits it")
         return
     tightest = min(found, key=lambda cgroup: cgroup.rest)
-    told = (
+    use = (
         f"{mib(tightest.used)} of {mib(tightest.limit)} are used (cgroup v{tightest.version}), shared memory counts; "
         f"{mib(tightest.rest)} are left"
     )
     if tightest.rest < min(LITTLE_NBYTES, tightest.limit / 4):
         yield advice(
             "cgroup memory",
-            f"{told}: a larger ring is refused, and beyond it the kernel kills a process of the container",
+            f"{use}: a larger ring is refused, and beyond it the kernel kills a process of the container",
             "Raise the container's limit (docker run --memory, resources.limits.memory), or lower prefetch_factor, "
             "num_workers or batch_size",
         )
     else:
-        yield good("cgroup memory", told)
+        yield good("cgroup memory", use)
 
 
 def check_processors(host: Host) -> Iterator[Finding]:
@@ -196,15 +196,16 @@ def check_threads(host: Host) -> Iterator[Finding]:
         yield advice("threads", f"OMP_NUM_THREADS={setting!r} is no number and is ignored", "Set a number")
         return
     threads = int(setting.split(",")[0]) if setting else allowed
-    told = f"OMP_NUM_THREADS={threads}" if setting else "OMP_NUM_THREADS is not set"
+    setting_text = f"OMP_NUM_THREADS={threads}" if setting else "OMP_NUM_THREADS is not set"
     if threads > usable:
         yield advice(
             "threads",
-            f"{told}: the trainer's libraries start {threads} threads for {usable} processors' time, and take them from workers",
+            f"{setting_text}: the trainer's libraries start {threads} threads for {usable} processors' time, and take them "
+            "from workers",
             f"OMP_NUM_THREADS={usable}",
         )
     else:
-        yield good("threads", f"{told}; workers run with one each")
+        yield good("threads", f"{setting_text}; workers run with one each")
 
 
 def _counts(host: Host) -> tuple[int, int]:
@@ -222,20 +223,20 @@ def check_versions(
     find: Callable[[str], str] = version, python: tuple[int, ...] = sys.version_info[:3]
 ) -> Iterator[Finding]:
     """Python and what shmload stands on."""
-    told = [f"Python {'.'.join(map(str, python))}"]
+    versions = [f"Python {'.'.join(map(str, python))}"]
     if python < (3, 11):
-        yield problem("versions", f"{told[0]} is too old", "Python 3.11 or newer")
+        yield problem("versions", f"{versions[0]} is too old", "Python 3.11 or newer")
     for name, oldest in OLDEST_VERSIONS.items():
         try:
             found = find(name)
         except PackageNotFoundError:
             yield problem("versions", f"{name} is not installed", f"pip install {name}")
             continue
-        told.append(f"{name} {found}")
+        versions.append(f"{name} {found}")
         if _numbers(found) < oldest:
             needed = ".".join(map(str, oldest))
             yield problem("versions", f"{name} {found} is too old", f"pip install '{name}>={needed}'")
-    yield good("versions", ", ".join(told))
+    yield good("versions", ", ".join(versions))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

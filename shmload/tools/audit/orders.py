@@ -115,7 +115,7 @@ def judge_epoch(
         if gone := [rank for step, rank in remaining if step == first]:
             epoch.remaining += f", of step {first} only those of rank {ranges(sorted(gone))}"
         tail = range(0)
-    _tell_missing(epoch.epoch, missing, tail, header, ranks, report)
+    _report_missing(epoch.epoch, missing, tail, header, ranks, report)
     if header.order is not None and epoch.state == "proven":
         epoch.state = "consistent"
 
@@ -217,7 +217,7 @@ def _remaining_steps(
     return [(step, rank) for step, rank in missing if rank in present and step > last[rank] and step >= first]
 
 
-def _tell_missing(
+def _report_missing(
     number: int,
     missing: list[tuple[int, int]],
     tail: range,

@@ -63,14 +63,14 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[R
     Args:
         allow_restarts: a start that loaded no state throws away what was delivered before.
     Returns:
-        the report, without what suspicion of stale batches says: `tell_suspects` adds that, `reread` settles it first.
+        the report, without what suspicion of stale batches says: `report_suspects` adds that, `reread` settles it first.
     """
     report = Report()
     loaders = []
     for parts in _by_loader(logs, report):
         timeline = Timeline(parts, allow_restarts)
-        told = _judge(timeline, report)
-        report.loaders.append(told)
+        summary = _judge(timeline, report)
+        report.loaders.append(summary)
         batches = timeline.batches
         check_replays(batches, report)
         suspects, is_alike = stale_suspects(batches)
@@ -78,7 +78,8 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[R
         num_partial = sum(one.batch.is_partial for one in batches)
         if num_partial:
             report.notes.append(
-                f"{told.title}: {num_partial} batches hold objects that a digest leaves out; they are not compared by their bytes"
+                f"{summary.title}: {num_partial} batches hold objects that a digest leaves out; they are not compared by "
+                "their bytes"
             )
     if len(loaders) > 1:
         report.notes.append(
@@ -89,7 +90,7 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[R
     return report, loaders
 
 
-def tell_suspects(loaders: Sequence[Loader], report: Report) -> None:
+def report_suspects(loaders: Sequence[Loader], report: Report) -> None:
     """Adds what is still suspected of being stale."""
     for loader in loaders:
         if loader.is_alike and loader.suspects:
@@ -126,7 +127,7 @@ def _by_loader(logs: Iterable[AuditLog], report: Report) -> list[list[Part]]:
 
 def _judge(timeline: Timeline, report: Report) -> LoaderReport:
     newest = timeline.parts[-1].header
-    told = LoaderReport(_title(newest), [], newest.world_size, len(timeline.parts))
+    summary = LoaderReport(_title(newest), [], newest.world_size, len(timeline.parts))
     for one, before in timeline.out_of_order:
         how = "before its epoch began" if before is None else f"behind step {before}"
         report.found("swapped", f"{one.where}: delivered {how}")
@@ -153,7 +154,7 @@ def _judge(timeline: Timeline, report: Report) -> LoaderReport:
     streamed: list[Judged] = []
     for number in range(min(known, default=0), last + 1):
         epoch = EpochReport(number, num_superseded=superseded[number])
-        told.epochs.append(epoch)
+        summary.epochs.append(epoch)
         if number not in counted:
             epoch.state = "defect"
             report.found("missing", f"epoch {number}: no batch is recorded")
@@ -174,10 +175,10 @@ def _judge(timeline: Timeline, report: Report) -> LoaderReport:
         num_found = report.num_found.total()
         judge_items(streamed, report)
         if report.num_found.total() > num_found:
-            for epoch in told.epochs:
+            for epoch in summary.epochs:
                 epoch.state = "defect"
-    _say_what_is_unjudged(newest, told, report)
-    return told
+    _say_what_is_unjudged(newest, summary, report)
+    return summary
 
 
 def _count(epoch: EpochReport, deliveries: list[Delivery], report: Report) -> None:
@@ -196,11 +197,11 @@ def _count(epoch: EpochReport, deliveries: list[Delivery], report: Report) -> No
             report.accounted.append(f"{one.where}: {text}")
 
 
-def _say_what_is_unjudged(header: Header, told: LoaderReport, report: Report) -> None:
-    if not any(epoch.state == "consistent" for epoch in told.epochs):
+def _say_what_is_unjudged(header: Header, summary: LoaderReport, report: Report) -> None:
+    if not any(epoch.state == "consistent" for epoch in summary.epochs):
         if header.mode == Mode.TORCH and header.order is None and header.world_size > 1:
             report.notes.append(
-                f"{told.title}: each of the {header.world_size} ranks is delivered the whole dataset, as torch does without a "
+                f"{summary.title}: each of the {header.world_size} ranks is delivered the whole dataset, as torch does without a "
                 "DistributedSampler"
             )
         return
@@ -214,7 +215,7 @@ def _say_what_is_unjudged(header: Header, told: LoaderReport, report: Report) ->
         what = "keys are no indices, or the dataset has no length: only steps and replays were checked"
     else:
         what = f"{header.order} decides which samples come: only steps and replays were checked"
-    report.unjudged.append(f"{told.title}: {what}")
+    report.unjudged.append(f"{summary.title}: {what}")
 
 
 def _title(header: Header) -> str:

@@ -55,7 +55,7 @@ class Watch:
             reports.append(self._report(block, seen, process))
         self._forget({report["stem"] for report in reports})
         reports.sort(key=lambda report: (report["parent_pid"] or 0, report["rank"], -report["age_s"]))
-        told = {
+        seen_now = {
             "time_s": time.time(),
             "loaders": reports,
             "totals": totals(reports),
@@ -69,8 +69,8 @@ class Watch:
         if self._caches:
             from shmload.growing.cache import SampleCache
 
-            told["caches"] = {str(path): SampleCache.look(path) for path in self._caches}
-        return told
+            seen_now["caches"] = {str(path): SampleCache.look(path) for path in self._caches}
+        return seen_now
 
     def _find(self) -> Found:
         began = time.monotonic()

@@ -21,7 +21,6 @@ import torch
 
 from shmload._core.digest import hash_at, hash_bytes
 
-_PLAIN = (torch.strided,)
 _NAMES_ONLY = (type, FunctionType, ModuleType)  # their attributes are no data
 
 
@@ -42,12 +41,10 @@ class _Walk:
 
     def value(self, value: Any) -> None:
         kind = type(value)
-        if kind is torch.Tensor:
+        if isinstance(value, torch.Tensor):
             self.tensor(value)
-        elif kind is dict:
-            self.mapping(value)
-        elif kind is list or kind is tuple:
-            self.sequence(kind.__name__, value)
+        elif isinstance(value, (np.ndarray, np.generic)):
+            self.array(np.asarray(value))
         elif value is None or kind is bool:
             self.parts.append(b"N" if value is None else b"1" if value else b"0")
         elif kind is int:
@@ -60,37 +57,33 @@ class _Walk:
             self.text(b"s", value.encode("utf-8", "surrogatepass"))
         elif isinstance(value, (bytes, bytearray, memoryview)):
             self.text(b"b", bytes(value))
-        else:
-            self.unusual(value)
-
-    def unusual(self, value: Any) -> None:
-        if id(value) in self._open:
+        elif id(value) in self._open:
             self.named(b"^", value)
-            return
-        self._open.add(id(value))
-        try:
-            if isinstance(value, torch.Tensor):
-                self.tensor(value)
-            elif isinstance(value, (np.ndarray, np.generic)):
-                self.array(np.asarray(value))
-            elif isinstance(value, Mapping):
-                self.mapping(value)
-            elif isinstance(value, (list, tuple)):
-                self.sequence(type(value).__name__, value)
-            elif isinstance(value, Set):
-                self.named(b"{", value)
-                digests = [digest_of(each) for each in value]
-                self.is_partial = self.is_partial or any(is_partial for _, is_partial in digests)
-                self.parts += sorted(struct.pack("<Q", digest) for digest, _ in digests)
-            elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-                self.attributes(value, [(f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)])
-            elif hasattr(value, "__dict__") and not isinstance(value, _NAMES_ONLY):
-                self.attributes(value, sorted(vars(value).items()))
-            else:
-                self.is_partial = True
-                self.named(b"?", value)
-        finally:
-            self._open.discard(id(value))
+        else:
+            self._open.add(id(value))
+            try:
+                self.holder(value)
+            finally:
+                self._open.discard(id(value))
+
+    def holder(self, value: Any) -> None:
+        """What holds other values, or is nothing that is known."""
+        if isinstance(value, Mapping):
+            self.mapping(value)
+        elif isinstance(value, (list, tuple)):
+            self.sequence(type(value).__name__, value)
+        elif isinstance(value, Set):
+            self.named(b"{", value)
+            digests = [digest_of(each) for each in value]
+            self.is_partial = self.is_partial or any(is_partial for _, is_partial in digests)
+            self.parts += sorted(struct.pack("<Q", digest) for digest, _ in digests)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            self.attributes(value, [(f.name, getattr(value, f.name, None)) for f in dataclasses.fields(value)])
+        elif hasattr(value, "__dict__") and not isinstance(value, _NAMES_ONLY):
+            self.attributes(value, sorted(vars(value).items()))
+        else:
+            self.is_partial = True
+            self.named(b"?", value)
 
     # ------------------------------------------------------------ parts
 
@@ -139,7 +132,7 @@ class _Walk:
             value = value.coalesce()
             self.sequence("sparse", (list(value.shape), value.indices(), value.values()))
             return
-        if value.layout not in _PLAIN or value.is_quantized or value.device.type == "meta":
+        if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
             self.is_partial = True
             self.named(b"?", value)
             return

@@ -1,45 +1,89 @@
 """The audit file: what one process start of one rank was delivered, in the order it was delivered.
 
     shmaudit 1 <crc32 of the JSON, 8 hex digits> {JSON: which loader, which rank}
+    <crc32 of the JSON> {"kind": ..., ...}
+    ...
 
-    record, record, ...      each: length u32 | kind u8, 3 zero bytes | crc32 of these 8 bytes u32 | payload | crc32 of it u32
+A line is a record; its JSON has a kind. A "batch" has time_ns, epoch, step, valid (rows that are no padding), digest,
+is_partial, the keys (a base64 text of int64, or a list where a key is no such number) and the changes. "pass" begins one, "end": it
+came to its end, "resume": a state was loaded, "lost": records that could not be written.
 
-    BATCH    time_ns, epoch, step, digest u64; rows, valid rows, bytes of keys, bytes of changes u32; flags u8; then
-             the keys (int64, or JSON where a key is no such number) and the changes (JSON)
-    others   JSON: PASS begins one, END: it came to its end, RESUME: a state was loaded, LOST: records that could not be written
-
-Little-endian throughout. Every record is written by one write(), so what kill -9 leaves is a whole number of records or a tail
-that is cut (*torn*), which is no damage. The head has a checksum of its own: a damaged length cannot pass for a torn tail.
-Anything else that does not fit is reported with its offset; nothing here is ever executed or unpickled.
+Every line is written by one write(), so what kill -9 leaves is a whole number of lines or one that is cut (*torn*), which is no
+damage. Anything else that does not fit is reported with its offset; nothing here is ever executed or unpickled.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import struct
 import zlib
-from collections.abc import Sequence
+from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
-from mmap import ACCESS_READ, mmap
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
 FORMAT_VERSION = 1
 SUFFIX = ".shmaudit"
-BATCH, PASS, END, RESUME, LOST = range(1, 6)
-EVENTS = {"pass": PASS, "end": END, "resume": RESUME, "lost": LOST}
-_NAMES = {code: name for name, code in EVENTS.items()}
-_HEAD = struct.Struct("<IB3x")
-_CRC = struct.Struct("<I")
-_BATCH = struct.Struct("<QQQQIIIIB")
-_JSON_KEYS, _PARTIAL = 1, 2
+EVENTS = ("pass", "end", "resume", "lost")
+DISTRIBUTED, ITERABLE = "DistributedSampler", "iterable dataset"  # Header.order
 _MAGIC = b"shmaudit "
-_HEADER_MAX = 65536
+
+
+class Mode(StrEnum):
+    """What ordered the batches."""
+
+    SEED = "seed"
+    SAMPLED = "seed, with a sampler"
+    PIPELINE = "pipeline"
+    TORCH = "torch"
+
 
 Change = tuple[int, Any, Any, int]
 """A row as it was ordered, its index, what came in its place (None: nothing, it was skipped), and how many were tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """Which loader a file tells of: one loader, seen from one rank, for as long as none of this changes."""
+
+    mode: str
+    n: int | None  # samples of an epoch; None: unknown
+    batch_size: int | None
+    rank: int
+    world_size: int
+    seed: int | None
+    shuffle: bool
+    uneven: str  # what happens to the rest: "pad", "drop" or "exact"
+    schedule: int  # version of the order
+    order: str | None  # which order it is, where it is not the plain one
+    in_order: bool
+    on_error: str
+    seed_samples: bool
+    dataset: str  # name of its type
+    shmload: str
+    host: str
+    pid: int
+    started_ns: int = 0
+    stream: dict[str, Any] | None = None  # of a pipeline: what its keys are made of, and whether it has an end
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What must be alike for two files to tell of one run of one loader, whatever the ranks."""
+        size: dict[str, Any] = {"batch_size": self.batch_size}
+        if self.mode == Mode.PIPELINE:
+            size = {}  # any rank goes on from any position, whatever batches it makes
+        elif self.mode == Mode.SEED and self.batch_size is not None:
+            size = {"global_batch": self.batch_size * self.world_size}
+        names = ("mode", "dataset", "n", "seed", "shuffle", "uneven", "schedule", "order")
+        return {**{name: getattr(self, name) for name in names}, **size}
+
+    @property
+    def place(self) -> str:
+        """Which process it was, for people."""
+        return f"rank {self.rank} of {self.world_size}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,55 +134,44 @@ class AuditLog:
 
 def header_line(header: dict[str, Any]) -> bytes:
     """The first line of a file."""
-    text = json.dumps(header).encode()
-    return b"%b%d %08x %b\n" % (_MAGIC, FORMAT_VERSION, zlib.crc32(text), text)
+    return b"%b%d %b" % (_MAGIC, FORMAT_VERSION, _line(_json_of(header)))
 
 
 def event_record(kind: str, details: dict[str, Any]) -> bytes:
     """The record of an event."""
-    return _framed(EVENTS[kind], json.dumps(details).encode())
+    return _line(_json_of({"kind": kind, **details}))
+
+
+_NUMBERS = ("time_ns", "epoch", "step", "valid", "digest")
+_BATCH = (  # formatted and not dumped: it is made within next()
+    b'{"kind": "batch", "time_ns": %d, "epoch": %d, "step": %d, "valid": %d, "digest": %d, "is_partial": %b, '
+    b'"keys": %b, "changes": %b}'
+)
 
 
 def batch_record(batch: Batch) -> bytes:
-    """The record of a batch."""
-    flags = _PARTIAL if batch.is_partial else 0
-    keys = b"null"
-    if isinstance(batch.keys, np.ndarray):
-        keys = batch.keys.astype("<i8", copy=False).tobytes()
+    """The record of a batch. Keys that JSON has no word for are written as their repr."""
+    keys, changes = batch.keys, b"[]"
+    if isinstance(keys, np.ndarray):
+        written = b'"%b"' % b64encode(keys.astype("<i8", copy=False).tobytes())
     else:
-        flags |= _JSON_KEYS
-        if batch.keys is not None:
-            keys = _json_of(batch.keys)
-    changes = _json_of(batch.changes) if batch.changes else b""
-    head = _BATCH.pack(
-        batch.time_ns,
-        batch.epoch,
-        batch.step,
-        batch.digest,
-        batch.num_rows,
-        batch.valid,
-        len(keys),
-        len(changes),
-        flags,
-    )
-    return _framed(BATCH, head + keys + changes)
+        written = _json_of(keys)
+    if batch.changes:
+        changes = b"[%b]" % b", ".join(_json_of(change) for change in batch.changes)
+    numbers = (batch.time_ns, batch.epoch, batch.step, batch.valid, batch.digest)
+    return _line(_BATCH % (*numbers, b"true" if batch.is_partial else b"false", written, changes))
 
 
-def _framed(kind: int, payload: bytes) -> bytes:
-    head = _HEAD.pack(len(payload), kind)
-    return b"".join((head, _CRC.pack(zlib.crc32(head)), payload, _CRC.pack(zlib.crc32(payload))))
-
-
-def _json_of(keys: Sequence[Any]) -> bytes:
-    """Keys or changes as JSON; what JSON has no word for as its repr."""
+def _json_of(value: Any) -> bytes:
+    """JSON; what it has no word for as its repr."""
     try:
-        return json.dumps(keys, default=_json_word).encode()
+        return json.dumps(value, default=lambda key: int(key) if isinstance(key, np.integer) else repr(key)).encode()
     except (TypeError, ValueError):  # keys of dicts, what holds itself
-        return json.dumps([repr(key) for key in keys]).encode()
+        return json.dumps([each if each is None or type(each) is int else repr(each) for each in value]).encode()
 
 
-def _json_word(key: Any) -> Any:
-    return int(key) if isinstance(key, np.integer) else repr(key)
+def _line(text: bytes) -> bytes:
+    return b"%08x %b\n" % (zlib.crc32(text), text)
 
 
 # ------------------------------------------------------------ reading
@@ -147,125 +180,104 @@ def _json_word(key: Any) -> Any:
 def read_log(path: Path) -> AuditLog:
     """Everything that can be read of a file; never raises for what is in it.
 
-    Keys are views of the mapped file, so a long record takes no memory.
-
     Raises:
-        OSError: the file cannot be opened or mapped.
+        OSError: the file cannot be opened or read.
     """
+    log, at = AuditLog(path.name, {}), 0
     with path.open("rb") as file:
-        content = memoryview(b"" if file.seek(0, 2) == 0 else mmap(file.fileno(), 0, access=ACCESS_READ))
-    log = AuditLog(path.name, {})
-    start = _read_header(log, content)
-    if start:
-        _read_records(log, content, start)
+        for line in file:
+            is_cut = not line.endswith(b"\n")
+            if at == 0:
+                if is_cut and (line.startswith(_MAGIC) or _MAGIC.startswith(line)):
+                    break  # killed while it began
+                if why := _read_header(log, line):
+                    log.damage.append(f"offset 0: {why}")
+                    return log
+            elif not is_cut:
+                record = _record_of(line, at)
+                if isinstance(record, str):
+                    log.damage.append(f"offset {at}: {record}")
+                else:
+                    log.records.append(record)
+            at += len(line)
+            log.is_torn = is_cut
+    log.is_torn = log.is_torn or at == 0
     return log
 
 
-def _read_header(log: AuditLog, content: memoryview) -> int:
-    """Where the records begin; 0 if there is no header."""
-    line = bytes(content[:_HEADER_MAX])
-    end = line.find(b"\n")
-    if end < 0 and (line.startswith(_MAGIC) or _MAGIC.startswith(line)) and len(line) < _HEADER_MAX:
-        log.is_torn = True  # killed while it began
-        return 0
-    magic, version, crc, text = (*line[: max(end, 0)].split(b" ", 3), b"", b"", b"", b"")[:4]
+def _read_header(log: AuditLog, line: bytes) -> str:
+    """Why the first line cannot be used."""
+    magic, version, rest = (*line.split(b" ", 2), b"", b"")[:3]
     if magic + b" " != _MAGIC or not (version.isdigit() and len(version) < 10 and int(version)):
-        log.damage.append("offset 0: this is no audit file: it begins with no 'shmaudit' line")
-    elif int(version) > FORMAT_VERSION:
-        log.damage.append(
-            f"offset 0: this file has format version {int(version)}, this shmload reads up to {FORMAT_VERSION}: install a newer one"
-        )
-    elif crc != b"%08x" % zlib.crc32(text):
-        log.damage.append("offset 0: the header line is damaged: its checksum differs")
-    else:
-        header = _json_dict(text)
-        if header is not None:
-            log.header = header
-            return end + 1
-        log.damage.append("offset 0: the header line holds no JSON object")
-    return 0
+        return "this is no audit file: it begins with no 'shmaudit' line"
+    if int(version) > FORMAT_VERSION:
+        return f"this file has format version {int(version)}, this shmload reads up to {FORMAT_VERSION}: install a newer one"
+    header = _content(rest)
+    if isinstance(header, str):
+        return f"the header line {header}"
+    log.header = header
+    return ""
 
 
-def _read_records(log: AuditLog, content: memoryview, at: int) -> None:
-    size = len(content)
-    while at < size:
-        if size - at < 12:
-            log.is_torn = True
-            return
-        head = content[at : at + 8]
-        length, kind = _HEAD.unpack(head)
-        if _CRC.unpack_from(content, at + 8)[0] != zlib.crc32(head):
-            log.damage.append(
-                f"offset {at}: the head of a record is damaged: its checksum differs; the {size - at} bytes from there on "
-                "are not read"
-            )
-            return
-        begin, end = at + 12, at + 12 + length
-        if end + 4 > size:
-            log.is_torn = True
-            return
-        payload = content[begin:end]
-        record: Record | str
-        if _CRC.unpack_from(content, end)[0] != zlib.crc32(payload):
-            record = "a record is damaged: its checksum differs"
-        elif kind == BATCH:
-            record = _batch_of(payload, at)
-        elif kind in _NAMES:
-            details = _json_dict(bytes(payload))
-            record = "an event holds no JSON object" if details is None else Event(_NAMES[kind], details, at)
-        else:
-            record = f"a record has the unknown kind {kind}: a newer shmload has written it"
-        if isinstance(record, str):
-            log.damage.append(f"offset {at}: {record}")
-        else:
-            log.records.append(record)
-        at = end + 4
-
-
-def _batch_of(payload: memoryview, offset: int) -> Batch | str:
-    if len(payload) < _BATCH.size:
-        return "a batch's record is too short"
-    time_ns, epoch, step, digest, num_rows, valid, keys_nbytes, changes_nbytes, flags = _BATCH.unpack_from(payload)
-    if _BATCH.size + keys_nbytes + changes_nbytes != len(payload):
-        return "a batch's record has another length than its parts"
-    keys_at, changes_at = _BATCH.size, _BATCH.size + keys_nbytes
-    keys: np.ndarray[Any, Any] | list[Any] | None
-    if flags & _JSON_KEYS:
-        keys = _json_list(bytes(payload[keys_at:changes_at]))
-    elif keys_nbytes % 8:
-        return "a batch's indices are no whole number of int64"
-    else:
-        keys = np.frombuffer(payload, "<i8", keys_nbytes // 8, keys_at)
-    if num_rows != (0 if keys is None else len(keys)):
-        return "a batch's record has another number of keys than of rows"
-    changes = _json_list(bytes(payload[changes_at:])) or []
-    if not all(type(c) is list and len(c) == 4 and type(c[0]) is type(c[3]) is int for c in changes):
-        return "a batch's changed rows cannot be read"
-    return Batch(
-        time_ns,
-        epoch,
-        step,
-        valid,
-        keys,
-        digest,
-        bool(flags & _PARTIAL),
-        tuple((c[0], c[1], c[2], c[3]) for c in changes),
-        offset,
-    )
-
-
-def _json_dict(text: bytes) -> dict[str, Any] | None:
-    found = _json(text)
-    return found if type(found) is dict else None
-
-
-def _json_list(text: bytes) -> list[Any] | None:
-    found = _json(text)
-    return found if type(found) is list else None
-
-
-def _json(text: bytes) -> Any:
+def _record_of(line: bytes, offset: int) -> Record | str:
+    fields = _content(line)
+    if isinstance(fields, str):
+        return f"a record {fields}"
+    kind = fields.pop("kind", None)
+    if kind in EVENTS:
+        return Event(kind, fields, offset)
+    if kind != "batch":
+        return f"a record has the unknown kind {kind}: a newer shmload has written it"
     try:
-        return json.loads(text)
+        numbers = {name: fields[name] for name in _NUMBERS}
+        keys = fields["keys"]
+        if isinstance(keys, str):
+            keys = np.frombuffer(b64decode(keys, validate=True), "<i8")
+        changes = tuple((row, key, new, tries) for row, key, new, tries in fields["changes"])
+        whole = (*numbers.values(), *(number for row, _, _, tries in changes for number in (row, tries)))
+        if all(type(number) is int for number in whole) and (keys is None or isinstance(keys, (list, np.ndarray))):
+            return Batch(**numbers, keys=keys, is_partial=bool(fields["is_partial"]), changes=changes, offset=offset)
+    except (KeyError, TypeError, ValueError):
+        pass
+    return "a batch's record lacks a part, or has one of another type"
+
+
+def _content(line: bytes) -> dict[str, Any] | str:
+    """The JSON object of a line behind its checksum, or what is wrong with it."""
+    crc, _, text = line.rstrip(b"\n").partition(b" ")
+    if crc != b"%08x" % zlib.crc32(text):
+        return "is damaged: its checksum differs"
+    try:
+        found = json.loads(text)
     except (ValueError, RecursionError):
-        return None
+        found = None
+    return found if type(found) is dict else "holds no JSON object"
+
+
+_KINDS = {**get_type_hints(Header), "stream": dict | None}
+
+
+def read_header(found: dict[str, Any]) -> Header:
+    """The header that a file holds; what a newer version added is left out.
+
+    Raises:
+        ValueError: a field is missing or of another type.
+    """
+    values: dict[str, Any] = {name: found.get(name) for name in _KINDS}
+    faults = [f"{name} is {values[name]!r}" for name, kind in _KINDS.items() if not isinstance(values[name], kind)]
+    if values["mode"] == Mode.PIPELINE and not _is_stream(values["stream"], values["n"]):
+        faults.append(f"stream is {values['stream']!r:.200}")
+    if not faults and not 0 <= found["rank"] < found["world_size"]:
+        faults.append(f"rank is {found['rank']} of {found['world_size']}")
+    if faults:
+        raise ValueError(f"the header cannot be used: {', '.join(faults)}")
+    return Header(**{field.name: values[field.name] for field in dataclasses.fields(Header)})
+
+
+def _is_stream(stream: Any, n: Any) -> bool:
+    def are_members(members: Any) -> bool:
+        is_join = isinstance(members, list) and members
+        return all(map(are_members, members)) if is_join else type(members) is int and members > 0
+
+    is_dict = isinstance(stream, dict) and type(stream.get("is_endless")) is bool and type(n) is int and n > 0
+    return is_dict and are_members(stream.get("members"))

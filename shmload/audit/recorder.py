@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import platform
 import secrets
 import sys
 import warnings
@@ -22,14 +23,27 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
+import shmload
 from shmload._core.trainer import Order
 from shmload.audit.digest import digest_of
-from shmload.audit.file import SUFFIX, Batch, Change, batch_record, event_record, header_line
-from shmload.audit.header import Header, header_of
+from shmload.audit.file import (
+    DISTRIBUTED,
+    ITERABLE,
+    SUFFIX,
+    Batch,
+    Change,
+    Header,
+    Mode,
+    batch_record,
+    event_record,
+    header_line,
+)
 from shmload.engine.builder import LoaderConfig
 from shmload.engine.orders import NOTHING
-from shmload.schedule.schedule import BatchSchedule, Schedule
+from shmload.schedule.schedule import SCHEDULE_VERSION, BatchSchedule, Schedule
+from shmload.world import ability_of, rank_and_world_size
 
 log = logging.getLogger("shmload")
 
@@ -208,9 +222,6 @@ class Recorder:
         """A copy, in whatever process, records in a file of its own."""
         return {**self.__dict__, "_file": -1, "_header": None, "_pending": [], "_num_lost": 0, "last": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     def __del__(self) -> None:
         if getattr(self, "_file", -1) >= 0 and sys is not None and not sys.is_finalizing():
             self.close()
@@ -231,16 +242,81 @@ def _changes_of(order: Order) -> tuple[Change, ...]:
     """What was done about the order's bad samples."""
     if order.ordered is None:
         return ()
-    ordered = _keys_of(order.ordered)
-    ordered = ordered.tolist() if isinstance(ordered, np.ndarray) else ordered
     came = {row: (order.indices[i], tries) for i, (row, tries) in enumerate(order.origins or ())}
     changes: list[Change] = []
-    for row, key in enumerate(ordered):
-        if row not in came:
-            changes.append((row, key, None, 0))
-        elif came[row][1]:
-            substitute = came[row][0]
-            changes.append(
-                (row, key, int(substitute) if isinstance(substitute, np.integer) else substitute, came[row][1])
-            )
+    for row, key in enumerate(order.ordered):
+        new, tries = came.get(row, (None, 0))
+        if row not in came or tries:
+            changes.append((row, key, new, tries))
     return tuple(changes)
+
+
+def header_of(config: LoaderConfig, schedule: Schedule | BatchSchedule | None, rank: int | None = None) -> Header:
+    """The header for a loader as it is now.
+
+    Args:
+        schedule, rank: seed mode's; None where a sampler orders, or an order the batches.
+    Raises:
+        ValueError: the environment names a world size, and neither it nor the loader's arguments say which rank this is.
+    """
+    common: dict[str, Any] = {
+        "seed": config.seed,
+        "on_error": config.on_error,
+        "seed_samples": config.seed_samples,
+        "dataset": type(config.dataset).__qualname__,
+        "shmload": shmload.__version__,
+        "host": platform.node(),
+        "pid": os.getpid(),
+    }
+    if schedule is not None:
+        common |= {
+            "n": schedule.n,
+            "rank": rank or 0,
+            "world_size": schedule.world_size,
+            "shuffle": schedule.shuffle,
+            "uneven": schedule.rest_rule,
+            "schedule": schedule.version,
+            "order": None if schedule.order is None else schedule.order.identity,
+            "in_order": True,
+        }
+        if isinstance(schedule, Schedule):
+            return Header(**common, mode=Mode.SEED, batch_size=schedule.batch_size)
+        common["dataset"] = "pipeline"
+        return Header(**common, mode=Mode.PIPELINE, batch_size=schedule.rows_per_rank, stream=schedule.stream)
+    batches = config.index_sampler
+    sampler = getattr(batches, "sampler", batches)
+    is_distributed = isinstance(sampler, DistributedSampler)
+    ranks = (
+        (sampler.rank, sampler.num_replicas) if is_distributed else rank_and_world_size(config.rank, config.world_size)
+    )
+    return Header(
+        mode=Mode.TORCH if config.seed is None else Mode.SAMPLED,
+        n=config.num_samples,
+        batch_size=getattr(batches, "batch_size", config.batch_size),
+        rank=ranks[0],
+        world_size=ranks[1],
+        shuffle=not isinstance(sampler, SequentialSampler),
+        uneven="drop" if any(getattr(one, "drop_last", False) for one in (config, batches, sampler)) else "exact",
+        schedule=SCHEDULE_VERSION,
+        order=_order_name(config, batches, sampler),
+        in_order=bool(config.in_order) or config.seed is not None,
+        **common,
+    )
+
+
+def _order_name(config: LoaderConfig, batches: Any, sampler: Any) -> str | None:
+    """None for torch's own orders that deliver each sample once."""
+    if config.is_iterable:
+        return ITERABLE
+    if ability_of(config.dataset, "epoch_schedule"):  # whose epochs differ
+        return type(config.dataset).__qualname__
+    if batches is not sampler and type(batches) is not BatchSampler:
+        return type(batches).__qualname__
+    if isinstance(sampler, DistributedSampler):
+        return DISTRIBUTED
+    is_random = type(sampler) is RandomSampler and not sampler.replacement
+    if is_random and sampler.num_samples == len(sampler.data_source) == config.num_samples:
+        return None
+    if type(sampler) is SequentialSampler and len(sampler.data_source) == config.num_samples:
+        return None
+    return type(sampler).__qualname__

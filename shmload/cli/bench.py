@@ -122,7 +122,7 @@ def bench(
         for path in (json_file, plot_file):
             if path is not None and not to_stdout and not path.absolute().parent.is_dir():
                 raise BenchError(f"{path}: needs an existing folder to write to, given {str(path.parent)!r}")
-        from shmload.cli.progress import shown
+        from shmload.cli.terminal import shown
 
         with shown(sys.stderr.isatty() and not to_stdout) as progress:
             report = benchmark(options, progress)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shmload.cli.terminal import readable
+
 if TYPE_CHECKING:
     from shmload.shm.janitor import Leftover
 
@@ -46,8 +48,6 @@ def _as_dict(leftover: "Leftover", *, removed: bool) -> dict[str, object]:
 
 
 def _show(found: "list[Leftover]", *, removed: bool) -> None:
-    from shmload.cli.inspect import readable
-
     for leftover in found:
         typer.echo(
             f"{leftover.stem}: of {_name(leftover.uid)}, process {leftover.pid or 'unknown'}, {_age(leftover.age_s)} old, "
@@ -56,13 +56,13 @@ def _show(found: "list[Leftover]", *, removed: bool) -> None:
         if leftover.error:
             typer.echo(f"shmload clean: {leftover.error}", err=True)
     gone = [leftover for leftover in found if not leftover.error]
-    told = readable(sum(leftover.nbytes for leftover in gone))
+    nbytes = readable(sum(leftover.nbytes for leftover in gone))
     if not found:
         typer.echo("dead loaders have left nothing")
     elif removed:
-        typer.echo(f"removed {len(gone)} of {len(found)}, {told}")
+        typer.echo(f"removed {len(gone)} of {len(found)}, {nbytes}")
     else:
-        typer.echo(f"{told} to be had back: shmload clean --yes")
+        typer.echo(f"{nbytes} to be had back: shmload clean --yes")
 
 
 def _name(uid: int) -> str:

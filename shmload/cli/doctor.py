@@ -4,17 +4,17 @@ Exit code 0: nothing fails (advice may be given); 1: something does.
 """
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shmload.cli.terminal import console
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shmload.tools.doctor.checks import Finding
+    from shmload.tools.doctor import Finding
 
-WIDE = 128  # columns where nobody looks
 COLOURS = {"good": "green", "advice": "yellow", "problem": "bold red"}
 
 
@@ -23,15 +23,13 @@ def doctor(
 ) -> None:
     """Check this host: shared memory, cgroups, limits, kernel, processors, software; say what to change."""
     from shmload.shm.host import Host
-    from shmload.tools.doctor.examine import examine
+    from shmload.tools.doctor import examine
 
     findings = examine(Host())
     if as_json:
         typer.echo(json.dumps([finding.as_dict() for finding in findings], indent=1))
     else:
-        from rich.console import Console
-
-        show(findings, Console() if sys.stdout.isatty() else Console(width=WIDE))
+        show(findings, console())
     raise typer.Exit(any(finding.level == "problem" for finding in findings))
 
 

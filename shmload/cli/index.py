@@ -10,33 +10,29 @@ from typing import Annotated
 
 import typer
 
-from shmload.cli.inspect import readable, refuse
+from shmload.cli.terminal import readable, refusing, shown
 
 
 def index(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="TFRecord files and tar shards.")],
 ) -> None:
     """Build the index beside each file, and say what was written, how large it is and how long it took."""
-    from shmload.cli.progress import shown
-    from shmload.tools.inspect.describe import index as build
+    from shmload.tools.inspect.formats import index as build
 
     lines, num_refused = [], 0
-    try:
-        with shown(sys.stderr.isatty()) as progress:
-            for path in progress.over(paths, lambda path: path.name):
-                begin = perf_counter()
-                made = build(path)
-                num_refused += made.is_refused
-                if made.path is None:
-                    lines.append(f"{made.source}: no index was written: {made.why}")
-                    continue
-                told = f"{made.num_samples:,} samples, {readable(made.nbytes)}, {perf_counter() - begin:.2f} s"
-                lines.append(f"{made.path}: {told}" + (f" ({made.why})" if made.why else ""))
-    except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
-        refuse("index", error)
-    except KeyboardInterrupt:
-        typer.echo("shmload index: interrupted", err=True)
-        raise typer.Exit(130) from None
+    with (
+        refusing("index", OSError, ValueError, RuntimeError, ModuleNotFoundError),
+        shown(sys.stderr.isatty()) as progress,
+    ):
+        for path in progress.over(paths, lambda path: path.name):
+            begin = perf_counter()
+            made = build(path)
+            num_refused += made.is_refused
+            if made.path is None:
+                lines.append(f"{made.source}: no index was written: {made.why}")
+                continue
+            size = f"{made.num_samples:,} samples, {readable(made.nbytes)}, {perf_counter() - begin:.2f} s"
+            lines.append(f"{made.path}: {size}" + (f" ({made.why})" if made.why else ""))
     for line in lines:
         typer.echo(line)
     if num_refused:

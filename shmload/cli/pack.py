@@ -4,14 +4,13 @@ Exit code 0: fine; 1: the store failed, or another packing was begun; 2: bad usa
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shmload.cli.inspect import readable, refuse
+from shmload.cli.terminal import Bar, readable, refuse, shown
 
 if TYPE_CHECKING:
     from shmload.remote.packing.pack import Progress
@@ -43,24 +42,22 @@ def pack(
     from shmload.remote.packing.pack import Options, Packing
     from shmload.storage.client import make_client
     from shmload.storage.urls import open_store
-    from shmload.tools.pack import dataset_of
+    from shmload.tools.named import dataset_of
 
     begin = perf_counter()
     try:
         options = Options(int(maxsize), maxcount, workers, seed, quality, restart_markers)
         dataset = dataset_of(source)
         store = open_store(dest, make_client(endpoint) if endpoint else None)
-        with _shown(sys.stderr.isatty()) as progress:
-            packing = Packing(dataset, store, options, progress)
+        with shown(sys.stderr.isatty()) as bar:
+            packing = Packing(dataset, store, options, progress_on(bar))
             manifest = packing.run()
     except StoreError as error:
-        typer.echo(f"shmload pack: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(1) from None
+        refuse("pack", str(error), 1)
     except (OSError, ValueError, TypeError, IndexError, RuntimeError, ImportError) as error:
-        refuse("pack", _told(error))
+        refuse("pack", _in_a_line(error))
     except KeyboardInterrupt:
-        typer.echo("shmload pack: interrupted; the same command goes on from here", err=True)
-        raise typer.Exit(130) from None
+        refuse("pack", "interrupted; the same command goes on from here", 130)
     found = f", {packing.num_found:,} of which were there" if packing.num_found else ""
     typer.echo(
         f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards{found}, {readable(manifest.nbytes)}, "
@@ -69,7 +66,7 @@ def pack(
     typer.echo(f"read it by shmload.remote.RemoteDataset.from_urls({dest!r})")
 
 
-def _told(error: BaseException) -> object:
+def _in_a_line(error: BaseException) -> object:
     """An error in a line: of a worker's, which brings its traceback, the type, the text and which sample it was."""
     lines = str(error).splitlines()
     if not (lines and lines[0].startswith("Caught ")):
@@ -79,25 +76,11 @@ def _told(error: BaseException) -> object:
     return "; ".join(line for line in lines[last + 1 :] if line and not line.startswith((" ", "shmload: ")))
 
 
-@contextmanager
-def _shown(visible: bool) -> "Iterator[Callable[[Progress], None]]":
-    """A bar of samples, with bytes and shards in the store and the time left; gone at the end."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+def progress_on(bar: Bar) -> "Callable[[Progress], None]":
+    """Reports how far the packing is: samples on the bar, bytes and shards in the store beside it."""
 
-    columns = (
-        BarColumn(24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Bar(*columns, console=Console(stderr=True), transient=True, disable=not visible) as bar:
-        task = bar.add_task("looking at the dataset", total=None)
+    def report(progress: "Progress") -> None:
+        stored = f"{progress.num_shards:,} shards, {readable(progress.nbytes)} in the store"
+        bar.progress.update(bar.task, total=progress.total, completed=progress.num_samples, description=stored)
 
-        def tell(progress: "Progress") -> None:
-            told = f"{progress.num_shards:,} shards, {readable(progress.nbytes)} in the store"
-            bar.update(task, total=progress.total, completed=progress.num_samples, description=told)
-
-        yield tell
+    return report

@@ -8,18 +8,16 @@ import json
 import os
 import select
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
-    from shmload.tools.top.watch import Watch
+    from rich.console import Console
 
 WIDE = 120  # columns where nobody looks
 QUIT = "qQ\x03"
@@ -36,26 +34,39 @@ def top(
     svg: Annotated[Path | None, typer.Option(help="With --once: also write the view as a picture.")] = None,
 ) -> None:
     """Show the running loaders of this host, from their control blocks, without touching them. q or ^C ends it."""
-    from rich.console import Console
+    from contextlib import nullcontext
 
+    from rich.console import Console
+    from rich.live import Live
+
+    from shmload.tools.inspect.formats import is_cache
+    from shmload.tools.top.view import picture
     from shmload.tools.top.watch import Watch
 
     if svg is not None and not once:
         raise typer.BadParameter("a picture is of one look: give --once, too", param_hint="--svg")
-    if cache:
-        from shmload.tools.inspect.formats.growing_cache import is_cache
-
-        if others := [str(folder) for folder in cache if not is_cache(folder)]:
-            raise typer.BadParameter(f"not a growing cache: {', '.join(others)}", param_hint="--cache")
-    view = View(Watch(pid or ()), cache or ())
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
-    console = Console(record=svg is not None, width=width)
+    if others := [str(folder) for folder in cache or () if not is_cache(folder)]:
+        raise typer.BadParameter(f"not a growing cache: {', '.join(others)}", param_hint="--cache")
+    watch = Watch(pid or (), cache or ())
+    console = Console(record=svg is not None, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)
+    live = None
+    if console.is_terminal and not (once or as_json):
+        live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
     try:
-        with _keys() as wait:
-            if once:
-                _look_once(view, console, wait, interval, as_json=as_json)
-            else:
-                _look_on(view, console, wait, interval, as_json=as_json)
+        with _keys() as wait, live or nullcontext():
+            if once and watch.look()["loaders"]:
+                wait(interval)
+            while True:
+                look = watch.look()
+                if as_json:
+                    typer.echo(json.dumps(look, default=dataclasses.asdict))
+                elif live is not None:
+                    live.update(picture(look, console.width), refresh=True)
+                else:
+                    console.print(picture(look, console.width))
+                sys.stdout.flush()
+                if once or wait(interval):
+                    break
     except KeyboardInterrupt:
         pass
     if svg is not None:
@@ -70,106 +81,31 @@ def picture_of(console: "Console") -> str:
     return re.sub(r"\s*@font-face \{.*?\}", "", drawn, flags=re.DOTALL).replace("Fira Code, ", "")
 
 
-class View:
-    """What there is to look at: loaders, and the growing caches that were named.
-
-    Args:
-        watch: of the loaders.
-        caches: folders of growing caches.
-    """
-
-    def __init__(self, watch: "Watch", caches: Sequence[Path]) -> None:
-        self._watch = watch
-        self._caches = caches
-
-    def look(self) -> dict[str, Any]:
-        """Everything now; `caches` only if some were named."""
-        found = self._watch.look()
-        if self._caches:
-            from shmload.growing.cache import SampleCache
-
-            found["caches"] = {str(path): SampleCache.look(path) for path in self._caches}
-        return found
-
-    def picture(self, look: dict[str, Any], width: int) -> "RenderableType":
-        """For a terminal with so many columns."""
-        from rich.console import Group
-
-        from shmload.tools.top.view import cache_panel, picture
-
-        return Group(
-            picture(look, width), *(cache_panel(path, stats, width) for path, stats in look.get("caches", {}).items())
-        )
-
-
-def _look_once(view: "View", console: "Console", wait: "Waiting", interval: float, *, as_json: bool) -> None:
-    if view.look()["loaders"]:
-        wait(interval)
-    look = view.look()
-    if as_json:
-        typer.echo(json.dumps(look, default=dataclasses.asdict))
-    else:
-        console.print(view.picture(look, console.width))
-
-
-def _look_on(view: "View", console: "Console", wait: "Waiting", interval: float, *, as_json: bool) -> None:
-    from rich.live import Live
-
-    if as_json or not console.is_terminal:
-        while True:
-            look = view.look()
-            if as_json:
-                typer.echo(json.dumps(look, default=dataclasses.asdict))
-            else:
-                console.print(view.picture(look, console.width))
-            sys.stdout.flush()
-            if wait(interval):
-                return
-    with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
-        while True:
-            live.update(view.picture(view.look(), console.width), refresh=True)
-            if wait(interval):
-                return
-
-
-class Waiting:
-    """Waits for the next look, or for a key that ends it.
-
-    Args:
-        keys: descriptor of a terminal that tells each key at once; None: there is none.
-    """
-
-    def __init__(self, keys: int | None) -> None:
-        self._keys = keys
-
-    def __call__(self, timeout_s: float) -> bool:
-        """Whether to end now."""
-        until = monotonic() + timeout_s
-        while (left := until - monotonic()) > 0:
-            if self._keys is None:
-                select.select([], [], [], left)
-            elif select.select([self._keys], [], [], left)[0]:
-                pressed = os.read(self._keys, 64).decode(errors="replace")
-                if not pressed:  # the terminal has gone
-                    return True
-                if set(pressed) & set(QUIT):
-                    return True
-        return False
-
-
 @contextmanager
-def _keys() -> "Iterator[Waiting]":
-    """Keys come without the return key, and unseen; the terminal is as before afterwards."""
+def _keys() -> "Iterator[Callable[[float], bool]]":
+    """Gives what waits for the next look, or for a key that ends it, and says whether to end now.
+
+    Keys come without the return key, and unseen; the terminal is as before afterwards.
+    """
     import termios
     import tty
 
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        yield Waiting(None)
-        return
-    fd = sys.stdin.fileno()
-    before: list[Any] = termios.tcgetattr(fd)
+    keys = [sys.stdin.fileno()] if sys.stdin.isatty() and sys.stdout.isatty() else []
+
+    def wait(timeout_s: float) -> bool:
+        until = monotonic() + timeout_s
+        while (left := until - monotonic()) > 0:
+            if select.select(keys, [], [], left)[0]:
+                pressed = os.read(keys[0], 64).decode(errors="replace")
+                if not pressed or set(pressed) & set(QUIT):  # nothing: the terminal has gone
+                    return True
+        return False
+
+    before = [(fd, termios.tcgetattr(fd)) for fd in keys]
     try:
-        tty.setcbreak(fd)
-        yield Waiting(fd)
+        for fd in keys:
+            tty.setcbreak(fd)
+        yield wait
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        for fd, attributes in before:
+            termios.tcsetattr(fd, termios.TCSADRAIN, attributes)

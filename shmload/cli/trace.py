@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shmload.cli.terminal import check_folder, check_installed, refuse
+
 if TYPE_CHECKING:
-    from shmload.engine.timeline import Timeline
-    from shmload.tools.trace.attach import Watch
+    from shmload.engine.trace import Timeline
+    from shmload.tools.trace import Recording
 
 
 def trace(
@@ -23,54 +25,50 @@ def trace(
     plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a stretch of it.")] = None,
 ) -> None:
     """Record what trainer and workers of running loaders do, from outside and without disturbing them."""
-    from shmload.cli.inspect import refuse
     from shmload.engine.trace import write
-    from shmload.tools.trace import plot
-    from shmload.tools.trace.attach import Watch
+    from shmload.tools import trace as tool
 
     if out is None and plot_file is None:
         refuse("trace", "needs --out FILE.json or --plot FILE.png: where the trace is to be written")
-    for path in (out, plot_file):
-        if path is not None and not path.absolute().parent.is_dir():
-            refuse("trace", f"{path}: needs an existing folder to write to")
-    if plot_file is not None and (absent := plot.missing()):
-        refuse("trace", absent)
-    watch = Watch(pid)
-    watch.search()
-    if watch.tapes:
+    check_folder("trace", out, plot_file)
+    if plot_file is not None:
+        check_installed("trace", matplotlib="plot")
+    recording = tool.Recording(pid)
+    recording.search()
+    if recording.tapes:
         try:
-            _record(watch, seconds)
+            _record(recording, seconds)
         except KeyboardInterrupt:
             typer.echo("shmload trace: interrupted; what was recorded is written", err=True)
-    timelines = watch.timelines()
+    timelines = recording.timelines()
     if not timelines:
         whose = "no loader with workers runs here" if pid is None else f"process {pid} has no loader with workers"
         typer.echo(f"shmload trace: {whose}, or it has done nothing", err=True)
-        for why in watch.refused.values():
+        for why in recording.refused.values():
             typer.echo(f"shmload trace: left out {why}", err=True)
         raise typer.Exit(1)
     try:
         if out is not None:
             write(timelines, out)
-            _tell(timelines, out)
+            _report(timelines, out)
         if plot_file is not None:
-            plot.save(timelines, plot_file)
+            tool.save(timelines, plot_file)
             typer.echo(f"{plot_file}: drawn")
     except OSError as error:
         refuse("trace", error)
 
 
-def _record(watch: "Watch", seconds: float) -> None:
+def _record(recording: "Recording", seconds: float) -> None:
     from rich.console import Console
 
     if not sys.stderr.isatty():
-        watch.record(seconds)
+        recording.record(seconds)
         return
     with Console(stderr=True).status(f"recording for {seconds:g} s"):
-        watch.record(seconds)
+        recording.record(seconds)
 
 
-def _tell(timelines: "list[Timeline]", out: Path) -> None:
+def _report(timelines: "list[Timeline]", out: Path) -> None:
     num_batches = sum(timeline.num_batches for timeline in timelines)
     num_lost = sum(timeline.num_lost for timeline in timelines)
     pids = ", ".join(map(str, dict.fromkeys(timeline.owner_pid for timeline in timelines)))

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shmload.cli.terminal import console, refusing, shown
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from shmload.tools.audit.timeline import Report
 
-WIDE = 128  # columns where nobody looks
 COLOURS = {"proven": "green", "unfinished": "cyan", "consistent": "yellow", "defect": "bold red"}
 LISTED_MAX = 20  # skipped and substituted samples in the table; --json has all
 
@@ -38,31 +39,23 @@ def verify(
 ) -> None:
     """Judge the records of a run: each epoch must hold each sample once, over ranks, resumes and world sizes."""
     from shmload.audit.file import read_log
-    from shmload.cli.progress import shown
-    from shmload.tools.audit.reread import reread
-    from shmload.tools.audit.verify import audit_files, tell_suspects
+    from shmload.tools.audit.verify import audit_files, report_suspects, reread
     from shmload.tools.audit.verify import verify as judge
-    from shmload.tools.named import BenchError, resolve
+    from shmload.tools.named import resolve
 
-    try:
-        with shown(sys.stderr.isatty()) as progress:
-            each = progress.over(audit_files(folder), lambda path: path.name)
-            report, loaders = judge([read_log(path) for path in each], allow_restarts=allow_restarts)
-            if dataset is not None:
-                made = resolve(dataset, what="--dataset")
-                if isinstance(made, type) or not hasattr(made, "__len__"):
-                    made = made()
-                reread(loaders, made, samples, report, over=lambda items: progress.over(items, lambda one: one.where))
-    except (OSError, BenchError, ValueError) as error:
-        typer.echo(f"shmload verify: {error}", err=True)
-        raise typer.Exit(2) from None
-    tell_suspects(loaders, report)
+    with refusing("verify", OSError, ValueError), shown(sys.stderr.isatty()) as progress:
+        each = progress.over(audit_files(folder), lambda path: path.name)
+        report, loaders = judge([read_log(path) for path in each], allow_restarts=allow_restarts)
+        if dataset is not None:
+            made = resolve(dataset, what="--dataset")
+            if isinstance(made, type) or not hasattr(made, "__len__"):
+                made = made()
+            reread(loaders, made, samples, report, over=lambda items: progress.over(items, lambda one: one.where))
+    report_suspects(loaders, report)
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=1))
     else:
-        from rich.console import Console
-
-        show(report, Console() if sys.stdout.isatty() else Console(width=WIDE))
+        show(report, console())
     raise typer.Exit(report.status)
 
 
@@ -83,21 +76,16 @@ def show(report: "Report", console: "Console") -> None:
             counts = (e.num_batches, e.num_samples, e.num_padding, e.num_skipped, e.num_substituted, e.num_superseded)
             table.add_row(str(e.epoch), *(f"{count:,}" if count else "" for count in counts), verdict)
         console.print(table)
-    for finding in report.findings:
-        console.print(f"[bold red]{finding.kind.upper()}[/] {escape(finding.text)}", highlight=False)
+    lines = [f"[bold red]{finding.kind.upper()}[/] {escape(finding.text)}" for finding in report.findings]
     for kind, count in report.num_found.items():
         if (left := count - sum(finding.kind == kind for finding in report.findings)) > 0:
-            console.print(f"[bold red]{kind.upper()}[/] and {left:,} more", highlight=False)
-    for text in report.accounted[:LISTED_MAX]:
-        console.print(f"accounted: {escape(text)}", highlight=False)
+            lines.append(f"[bold red]{kind.upper()}[/] and {left:,} more")
+    lines += [f"accounted: {escape(text)}" for text in report.accounted[:LISTED_MAX]]
     if len(report.accounted) > LISTED_MAX:
-        console.print(
-            f"accounted: and {len(report.accounted) - LISTED_MAX:,} more; --json has them all", highlight=False
-        )
-    for text in report.unjudged:
-        console.print(f"[yellow]not judged:[/] {escape(text)}", highlight=False)
-    for text in report.notes:
-        console.print(f"note: {escape(text)}", highlight=False)
+        lines.append(f"accounted: and {len(report.accounted) - LISTED_MAX:,} more; --json has them all")
+    lines += [f"[yellow]not judged:[/] {escape(text)}" for text in report.unjudged]
+    lines += [f"note: {escape(text)}" for text in report.notes]
     if report.num_reread:
-        console.print(f"{report.num_reread} batches were read again", highlight=False)
-    console.print(f"[bold]{report.verdict}[/]", highlight=False)
+        lines.append(f"{report.num_reread} batches were read again")
+    for line in (*lines, f"[bold]{report.verdict}[/]"):
+        console.print(line, highlight=False)

@@ -38,7 +38,7 @@ from shmload.device.pins import Releases
 from shmload.engine.feed import DeviceFeed
 from shmload.engine.orders import NOTHING, BadSamples, Delivery, Turns
 from shmload.engine.parts import EngineOptions, Hook, Parts
-from shmload.engine.stats import add_memory, describe
+from shmload.engine.reader import add_memory
 from shmload.engine.supervision import Verdict
 from shmload.engine.watching import Holders
 from shmload.shm import forks
@@ -507,7 +507,7 @@ class Engine:
     def counters(self) -> dict[str, Any]:
         """What `shmload top` shows of this ring (docs/top.md), over its whole life, and what only the trainer knows."""
         self._ring.state(0)  # takes in what leases have given back, and refuses a forked child
-        report = describe(self._parts.onlooker.snapshot())
+        report = self._parts.reader.report()
         pids = self.crew.pids
         for worker, pid in zip(report["workers"], pids, strict=False):  # none is left when it is closed
             worker["pid"] = worker["pid"] or pid

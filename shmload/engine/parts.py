@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from shmload._core.mapping import Mapping
-from shmload._core.onlooker import Onlooker
 from shmload._core.trainer import FollowerRing, Order, TrainerRing, control_nbytes
 from shmload.device.calls import Calls
 from shmload.device.pins import Cooling
 from shmload.device.sending import Sender
+from shmload.engine.reader import RingReader
 from shmload.engine.ring import OrderWriter, RingMemory
 from shmload.engine.stats import introduce
 from shmload.engine.supervision import Roster, Size, Supervisor, num_slots
@@ -225,7 +225,7 @@ class Parts:
             **sizes,
         )
         introduce(self.ring, job, options.rank, options.world_size)
-        self.onlooker = Onlooker(self.control)
+        self.reader = RingReader(self.control)
         self.hoarding = Hoarding(self.ring, is_shared=options.num_ranks > 1)
         self.cooling = None if options.calls is None else Cooling(self.ring, options.calls)
         self.memory = RingMemory(

@@ -1,11 +1,13 @@
-"""What a ring says of itself to onlookers, once, before its first order: whose it is and how its dataset is read."""
+"""What a control block's words mean: rates, waits, who waits for whom, what each worker is at, from one snapshot or between two.
+
+A snapshot (`reader.RingReader.snapshot`) is the block's words at one moment; `describe` makes a report of it, whose keys
+docs/top.md names. `introduce` writes, once, what a ring says of itself: whose it is and how its dataset is read.
+"""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from shmload._core.trainer import TrainerRing
 from shmload.worker.spec import Job
@@ -49,34 +51,10 @@ def busy_ns(worker: dict[str, Any], time_ns: int) -> int:
 
 
 def beginning(seen: Snapshot) -> Snapshot:
-    """The snapshot that the trainer could have taken when it made the ring: nothing had been counted."""
-    counted = (
-        "busy_ns",
-        "claimed_ns",
-        "started_ns",
-        "num_samples",
-        "num_chunks",
-        "num_foreign",
-        "nbytes_fetched",
-        "nbytes_remote",
-    )
-    nothing = dict.fromkeys(counted, 0)
-    counters = (
-        "batches",
-        "samples",
-        "nbytes",
-        "wait_ns",
-        "waiting_since_ns",
-        "num_waits",
-        "num_copied_out",
-        "num_restarts",
-    )
-    return {
-        **seen,
-        **dict.fromkeys(counters, 0),
-        "time_ns": seen["owner_start_ns"],
-        "workers": [{**worker, **nothing} for worker in seen["workers"]],
-    }
+    """What of a snapshot is compared, as the trainer could have taken it when it made the ring: nothing had been counted."""
+    compared = ("batches", "samples", "nbytes", "wait_ns", "waiting_since_ns")
+    workers = [dict.fromkeys(worker, 0) for worker in seen["workers"]]
+    return {"time_ns": seen["owner_start_ns"], "workers": workers, **dict.fromkeys(compared, 0)}
 
 
 def shares(before: Snapshot, seen: Snapshot) -> dict[str, float]:
@@ -96,15 +74,12 @@ def shares(before: Snapshot, seen: Snapshot) -> dict[str, float]:
             busy += _between(0, busy_ns(worker, end) - busy_ns(last, begin), there)
             present += there
     idle = 1 - busy / present if present else 0.0
-    tenths, left = {}, 1000
-    for name, part in (
-        ("start_up", start_up),
-        ("trainer_waits", waits),
-        ("workers_wait", idle * (interval - start_up - waits)),
-    ):
-        tenths[name] = min(round(1000 * part / interval), left)
-        left -= tenths[name]
-    return {name: share / 10 for name, share in (*tenths.items(), ("free", left))}
+    parts = {"start_up": start_up, "trainer_waits": waits, "workers_wait": idle * (interval - start_up - waits)}
+    found, left = {}, 1000  # tenths of a per cent
+    for name, part in parts.items():
+        share = min(round(1000 * part / interval), left)
+        found[name], left = share / 10, left - share
+    return {**found, "free": left / 10}
 
 
 def limit_of(time: dict[str, float]) -> Limit:
@@ -124,6 +99,14 @@ Report = dict[str, Any]
 
 HUNG_S = 5.0  # a trainer that has waited for one batch this long is pointed out
 FREE, HELD, ORDERED, LEASED, DRAINING, PARKED = range(6)  # slot.state
+COPIED = (
+    *("is_packed", "batches", "samples", "nbytes", "num_waits", "num_copied_out", "num_grown", "num_restarts"),
+    *("num_bad_samples", "generation", "num_slots"),
+)  # words that a report holds as they are
+COPIED_OF_WORKER = (
+    *("index", "num_chunks", "num_samples", "num_foreign", "num_actors", "nbytes_fetched", "nbytes_remote"),
+    *("num_restarts", "is_waiting", "started_ns", "since_ns"),
+)
 STATES = {"free": FREE, "held": HELD, "ordered": ORDERED, "leased": LEASED, "draining": DRAINING, "parked": PARKED}
 
 
@@ -138,19 +121,20 @@ def describe(seen: Snapshot, before: Snapshot | None = None) -> Report:
     interval_s = max(seen["time_ns"] - before["time_ns"], 0) / 1e9
     time = shares(before, seen)
     workers = _workers(before, seen)
+    has_begun = seen["batches"] > 0
     return {
         "interval_s": interval_s,
-        "age_s": max(seen["time_ns"] - seen["owner_start_ns"], 0) / 1e9,
+        "age_s": _seconds_since(seen["owner_start_ns"], seen),
         "dataset": seen["dataset_name"],
         "read_by": seen["read_path"],
         "mode": "torch" if seen["is_static"] else "seed",
-        "is_packed": seen["is_packed"],
-        **_counted(seen),
-        "samples_per_s": _rate(seen["samples"] - before["samples"], interval_s),
-        "batches_per_s": _rate(seen["batches"] - before["batches"], interval_s),
-        "nbytes_per_s": _rate(seen["nbytes"] - before["nbytes"], interval_s),
-        **_position(seen),
-        "num_slots": seen["num_slots"],
+        **{name: seen[name] for name in COPIED},
+        "wait_s": seen["wait_ns"] / 1e9,
+        "num_foreign": sum(worker["num_foreign"] for worker in seen["workers"]),
+        **{f"{name}_per_s": _rate(seen[name] - before[name], interval_s) for name in ("samples", "batches", "nbytes")},
+        "epoch": _epoch(seen, seen["epoch"]) if has_begun else None,
+        "step": _step(seen, seen["step"]) if has_begun else None,
+        "num_steps": seen["num_steps"] or None,
         "slots": _slots(seen),
         "orders": _orders(seen),
         "time": time,
@@ -167,31 +151,9 @@ def _rate(count: int, interval_s: float) -> float:
     return max(count, 0) / interval_s if interval_s > 0 else 0.0
 
 
-def _counted(seen: Snapshot) -> Report:
-    names = (
-        "batches",
-        "samples",
-        "nbytes",
-        "num_waits",
-        "num_copied_out",
-        "num_grown",
-        "num_restarts",
-        "num_bad_samples",
-    )
-    return {
-        **{name: seen[name] for name in names},
-        "generation": seen["generation"],
-        "wait_s": seen["wait_ns"] / 1e9,
-        "num_foreign": sum(worker["num_foreign"] for worker in seen["workers"]),
-    }
-
-
-def _position(seen: Snapshot) -> Report:
-    """Where the newest delivered batch stands; None before there is one, and for a length that is not known."""
-    num_steps = seen["num_steps"] or None
-    if seen["batches"] == 0:
-        return {"epoch": None, "step": None, "num_steps": num_steps}
-    return {"epoch": _epoch(seen, seen["epoch"]), "step": _step(seen, seen["step"]), "num_steps": num_steps}
+def _seconds_since(since_ns: int, seen: Snapshot) -> float:
+    now_ns: int = seen["time_ns"]
+    return max(now_ns - since_ns, 0) / 1e9
 
 
 def _epoch(seen: Snapshot, epoch: int) -> int:
@@ -230,7 +192,7 @@ def _orders(seen: Snapshot) -> list[Report]:
             "num_rows": slot["nrows"],
             "num_chunks": slot["num_chunks"],
             "num_chunks_done": slot["num_final"],
-            "age_s": max(seen["time_ns"] - slot["ordered_ns"], 0) / 1e9,
+            "age_s": _seconds_since(slot["ordered_ns"], seen),
             "workers": sorted({worker for worker, _, _ in slot["claims"]}),
         }
         for slot in ordered
@@ -259,31 +221,22 @@ def _workers(before: Snapshot, seen: Snapshot) -> list[Report]:
     }
     found = []
     for number, (last, worker) in enumerate(zip(before["workers"], seen["workers"], strict=True)):
-        state, since_ns = _doing(seen, number, claims.get(number))
-        busy = max(busy_ns(worker, seen["time_ns"]) - busy_ns(last, before["time_ns"]), 0)
-        slot = claims[number][0] if number in claims else None
+        claim = claims.get(number)
+        state, since_ns = _doing(seen, number, claim)
+        busy = busy_ns(worker, seen["time_ns"])
+        new = max(busy - busy_ns(last, before["time_ns"]), 0)
         found.append(
             {
                 "pid": worker["pid"] or None,
                 "state": state,
-                "index": worker["index"],
-                "epoch": None if slot is None else _epoch(seen, slot["epoch"]),
-                "step": None if slot is None else _step(seen, slot["step"]),
-                "for_s": max(seen["time_ns"] - since_ns, 0) / 1e9 if since_ns else None,
-                "busy_share": min(round(100 * busy / interval_ns, 1), 100.0) if interval_ns > 0 else 0.0,
+                "epoch": None if claim is None else _epoch(seen, claim[0]["epoch"]),
+                "step": None if claim is None else _step(seen, claim[0]["step"]),
+                "for_s": _seconds_since(since_ns, seen) if since_ns else None,
+                "busy_share": min(round(100 * new / interval_ns, 1), 100.0) if interval_ns > 0 else 0.0,
+                "busy_s": busy / 1e9,
                 "samples_per_s": _rate(worker["num_samples"] - last["num_samples"], interval_ns / 1e9),
-                "busy_s": busy_ns(worker, seen["time_ns"]) / 1e9,
-                "num_chunks": worker["num_chunks"],
-                "num_samples": worker["num_samples"],
-                "num_foreign": worker["num_foreign"],
                 "node": worker["node"] or None,
-                "num_actors": worker["num_actors"],
-                "nbytes_fetched": worker["nbytes_fetched"],
-                "nbytes_remote": worker["nbytes_remote"],
-                "num_restarts": worker["num_restarts"],
-                "is_waiting": worker["is_waiting"],
-                "started_ns": worker["started_ns"],
-                "since_ns": worker["since_ns"],
+                **{name: worker[name] for name in COPIED_OF_WORKER},
             }
         )
     return found
@@ -327,7 +280,7 @@ def _waits_for(seen: Snapshot, workers: list[Report]) -> Report | None:
     """What the trainer sleeps for: the batch, and the worker that has been at it for longest; None if it does not sleep."""
     if not seen["waiting_since_ns"]:
         return None
-    found: Report = {"for_s": max(seen["time_ns"] - seen["waiting_since_ns"], 0) / 1e9, "epoch": None, "step": None}
+    found: Report = {"for_s": _seconds_since(seen["waiting_since_ns"], seen), "epoch": None, "step": None}
     slot = _awaited(seen)
     if slot is None:
         return {**found, "worker": None}
@@ -351,65 +304,3 @@ def _is_hung(seen: Snapshot) -> bool:
     since = seen["waiting_since_ns"]
     ready = min((worker["started_ns"] for worker in seen["workers"] if worker["started_ns"]), default=None)
     return bool(since) and ready is not None and seen["time_ns"] - max(since, ready) >= HUNG_S * 1e9
-
-
-PAGE = os.sysconf("SC_PAGE_SIZE")
-_HELPERS = ("multiprocessing.spawn", "multiprocessing.forkserver")  # the command is their parent's
-
-
-class Process(NamedTuple):
-    """One process of this PID namespace.
-
-    Attributes:
-        rss_bytes: what it has in memory, the ring it maps included.
-        private_bytes: of that, what it shares with no file and no segment.
-        is_stopped: by a signal or a debugger.
-    """
-
-    parent: int
-    is_stopped: bool
-    rss_bytes: int
-    private_bytes: int
-
-
-def look(pid: int | None, proc: str = "/proc") -> Process | None:
-    """What is known of a process; None if it has gone, or nothing of it may be read."""
-    if not pid:
-        return None
-    try:
-        words = Path(f"{proc}/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        pages = [int(word) for word in Path(f"{proc}/{pid}/statm").read_bytes().split()]
-        return Process(int(words[1]), words[0] in (b"T", b"t"), pages[1] * PAGE, (pages[1] - pages[2]) * PAGE)
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def command_of(pid: int | None, proc: str = "/proc") -> str:
-    """Its command line; its parent's if multiprocessing has started it; empty if that cannot be read."""
-    if not pid:
-        return ""
-    try:
-        words = Path(f"{proc}/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
-    except OSError:
-        return ""
-    if any(helper in word for word in words for helper in _HELPERS):
-        found = look(pid, proc)
-        return command_of(None if found is None else found.parent, proc) or " ".join(words)
-    return " ".join(words)
-
-
-def add_memory(report: dict[str, Any], proc: str = "/proc", *, is_known: bool = True) -> None:
-    """Adds to a report (meaning.describe) what its workers' processes take and whether one is stopped; None where unknown.
-
-    Args:
-        is_known: their pids are those of this PID namespace.
-    """
-    rss = private = 0
-    for worker in report["workers"]:
-        found = look(worker["pid"], proc) if is_known else None
-        worker["is_stopped"] = None if found is None else found.is_stopped
-        worker["rss_bytes"] = None if found is None else found.rss_bytes
-        worker["private_bytes"] = None if found is None else found.private_bytes
-        rss += 0 if found is None else found.rss_bytes
-        private += 0 if found is None else found.private_bytes
-    report["memory"].update(workers_rss_bytes=rss or None, workers_private_bytes=private or None)

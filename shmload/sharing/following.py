@@ -12,13 +12,12 @@ from time import monotonic
 from typing import Any
 
 from shmload._core.mapping import Mapping
-from shmload._core.onlooker import Onlooker
 from shmload._core.trainer import FAILED, FILLING, FollowerRing, Lease, Order, Share
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
 from shmload.engine.orders import Delivery, Turns
 from shmload.engine.parts import EngineOptions, Hoarding
-from shmload.engine.stats import describe
+from shmload.engine.reader import RingReader
 from shmload.errors import RankLeft, WorkerDied
 from shmload.sharing.company import Company
 from shmload.sharing.gathering import Party
@@ -58,7 +57,7 @@ class FollowingEngine:
         except BaseException:
             party.close()
             raise
-        self._onlooker = Onlooker(self.control)
+        self._reader = RingReader(self.control)
         self._hoarding = Hoarding(self._ring, is_shared=True)
         self.num_slots, self.shared_by = self._ring.num_slots, len(party.seats)
         self._company = Company(party, share, self._sleep, self._ring_others, options.timeout_s)
@@ -222,7 +221,7 @@ class FollowingEngine:
     def counters(self) -> dict[str, Any]:
         """What `shmload top` shows of the leader's ring; `num_copied_out` is this rank's own."""
         return {
-            **describe(self._onlooker.snapshot()),
+            **self._reader.report(),
             "num_copied_out": self._ring.num_copied_out,
             "shared_by": len(self._party.seats),
         }

@@ -1,13 +1,24 @@
-"""From `package.module:name` to an object, with one clear line for everything that can be wrong with it.
+"""What a command line names: objects as `package.module:name`, and the source of `shmload pack`.
 
-The built-in workloads, the user's own dataset, a collate function and a foreign loader are all named this way, so
-that a job is plain text: it crosses to a fresh process as JSON and nothing is pickled.
+There is one clear line for everything that can be wrong with a name. The built-in workloads, the user's own dataset, a collate
+function and a foreign loader are all named this way, so that a job is plain text: it crosses to a fresh process as JSON and nothing
+is pickled. What `shmload pack` is given may also be data as they lie:
+
+| source | what a sample becomes |
+|---|---|
+| a folder with a folder for each class | its image and the number of its class |
+| a folder of images alone | its image |
+| TFRecord files | features by name; a feature of one value is that value. Records that are no Example: `bin` |
+| tar shards | its members as they are; its key gets the sample's number, as keys of several shards may be alike |
+| `package.module:name` | see `remote/packing/members.py` |
 """
 
 import importlib
 import os
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from shmload.errors import ShmloadError
@@ -107,3 +118,70 @@ def numbers(option: str, values: Iterable[str]) -> tuple[int, ...]:
         if not text.removeprefix("-").isdecimal():
             raise BenchError(f"{option}: needs whole numbers, one or several with commas between, given {text!r}")
     return tuple(map(int, found))
+
+
+# ------------------------------------------------------------ the source of `shmload pack`
+
+_OBJECT = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
+
+
+def dataset_of(source: str) -> Any:
+    """The dataset that `source` names.
+
+    Raises:
+        OSError, ValueError: there is none, or it is of no kind that can be packed.
+    """
+    from shmload.formats.paths import expanded, shard_paths
+    from shmload.formats.tar.dataset import TarDataset
+    from shmload.tools.inspect.formats import recognise
+
+    if os.path.isdir(source):
+        return _of_folder(source)
+    if not os.path.exists(source) and re.fullmatch(_OBJECT, source):
+        made = resolve(source, what="SOURCE")
+        return call(made, {}, source) if isinstance(made, type) or not is_map_style(made) else made
+    paths = shard_paths(source) if "{" in source else expanded(source, "sample", beside=(".index", ".shmload-index"))
+    kind = recognise(Path(paths[0]))[0].name
+    if kind == "tar":
+        return TarDataset(paths, decode=False, cache=False)
+    if kind == "TFRecord":
+        return Examples(paths)
+    raise ValueError(
+        f"{paths[0]} is {kind}: folders of images, TFRecord files and tar shards are packed as they are. Write a function that "
+        "returns a dataset of it, and name that: package.module:function"
+    )
+
+
+def _of_folder(folder: str) -> Any:
+    from shmload.formats.images.folder import EXTENSIONS, ImageFolder
+
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir()) for entry in entries]
+    if any(is_folder for _, is_folder in found):
+        return ImageFolder(folder)
+    names = sorted(name for name, _ in found if name.lower().endswith(EXTENSIONS))
+    if not names:
+        raise ValueError(f"{folder}: no image ({', '.join(EXTENSIONS)}) is in it, and no folder of a class")
+    return ImageFolder([os.path.join(folder, name) for name in names])
+
+
+class Examples:
+    """Records of TFRecord files, as dicts of their features."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        from shmload.formats.tfrecord.dataset import TFRecordDataset
+
+        self._records = TFRecordDataset(paths)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        from shmload.tools.inspect.formats import features_of
+
+        record = self._records[index]["bytes"]
+        features = features_of(record)
+        if features is None:
+            return {"bin": record}
+        # the one value; else all: of bytes a list, which nothing keeps
+        return {name: values[0] if len(values) == 1 else values for name, values in features.items()}

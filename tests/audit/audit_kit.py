@@ -12,7 +12,7 @@ import numpy as np
 from shmload import ShmLoader
 from shmload.audit.file import AuditLog, Batch, Record, batch_record, event_record, header_line
 from shmload.tools.audit.timeline import Report
-from shmload.tools.audit.verify import read_folder, tell_suspects, verify
+from shmload.tools.audit.verify import read_folder, report_suspects, verify
 
 N, BATCH, SEED = 45, 4, 7
 
@@ -69,7 +69,7 @@ def story(folder: Path, **more: Any) -> None:
 
 def judged(folder: Path, **options: Any) -> Report:
     report, loaders = verify(read_folder(folder), **options)
-    tell_suspects(loaders, report)
+    report_suspects(loaders, report)
     return report
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shmload.audit.file import AuditLog, Batch
 from shmload.tools.audit.timeline import Report
-from shmload.tools.audit.verify import read_folder, tell_suspects, verify
+from shmload.tools.audit.verify import read_folder, report_suspects, verify
 from tests.audit.audit_kit import make, run
 
 RUNS = st.fixed_dictionaries(
@@ -59,7 +59,7 @@ def recorded(story: dict[str, Any]) -> list[AuditLog]:
 
 def judged(logs: list[AuditLog]) -> tuple[Report, Any]:
     report, loaders = verify(logs)
-    tell_suspects(loaders, report)
+    report_suspects(loaders, report)
     return report, loaders
 
 

@@ -66,7 +66,7 @@ def test_json_has_everything(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], "No such file or directory: 'nowhere'"),
+        (["nowhere"], "nowhere: No such file or directory"),
         ([".", "--dataset", "nothing"], "--dataset: needs package.module:name, given 'nothing'"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shmload import ShmLoader
-from shmload.cli.progress import shown
+from shmload.cli.terminal import shown
 
 Written = Callable[[str], Path]
 

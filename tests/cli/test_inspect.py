@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmload.tools.inspect.formats.example import features_of
+from shmload.tools.inspect.formats import features_of
 from shmload.tools.inspect.summary import shortened
 
 Written = Callable[[str], Path]

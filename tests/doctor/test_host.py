@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from shmload.shm.host import Host, listed
-from shmload.tools.doctor import checks
-from shmload.tools.doctor.checks import Finding
+from shmload.tools import doctor
+from shmload.tools.doctor import Finding
 
 Hosts = Callable[..., Host]
 GIB = 1 << 30
@@ -59,44 +59,44 @@ FULL_PIDS = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/pids.max": "100", "sys
 
 CASES = [
     # check, files, other arguments, level, words of the text, words of the remedy
-    (checks.check_free_memory, meminfo(8 * GIB), {}, "good", "8.0 GiB are free", ""),
-    (checks.check_free_memory, meminfo(100 * MIB), {}, "advice", "only 100 MiB are free", "lower prefetch_factor"),
-    (checks.check_free_memory, {}, {}, "advice", "/proc/meminfo cannot be read", "Mount /proc"),
-    (checks.check_cgroup_memory, {}, {}, "good", "no cgroup limits it", ""),
-    (checks.check_cgroup_memory, v1(8 * GIB, GIB), {}, "good", "1.0 GiB of 8.0 GiB are used (cgroup v1)", ""),
-    (checks.check_cgroup_memory, v2(8 * GIB, GIB), {}, "good", "(cgroup v2), shared memory counts; 7.0 GiB are left", ""),
-    (checks.check_cgroup_memory, v1(GIB, 900 * MIB), {}, "advice", "124 MiB are left: a larger ring is refused", "docker run --memory"),
-    (checks.check_cgroup_memory, v2(GIB, 2 * GIB), {}, "advice", "(cgroup v2), shared memory counts; 0 MiB are left", "limits.memory"),
-    (checks.check_open_files, {}, {}, "good", "not limited", ""),
-    (checks.check_open_files, rlimits("Max open files", 1024), {}, "good", "1,024 descriptors", ""),
-    (checks.check_open_files, rlimits("Max open files", "unlimited"), {}, "good", "not limited", ""),
-    (checks.check_open_files, rlimits("Max open files", 64), {}, "advice", "64 descriptors: a loader of few workers", "ulimit -n 4096"),
-    (checks.check_locked_memory, rlimits("Max locked memory", 65536), {}, "good", "0 MiB may be locked; a loader locks none", ""),
-    (checks.check_locked_memory, rlimits("Max locked memory", "unlimited"), {}, "good", "not limited; a loader", ""),
-    (checks.check_processes, rlimits("Max processes", "unlimited"), {}, "good", "enough may be started", ""),
-    (checks.check_processes, rlimits("Max processes", 20), {}, "advice", "20 processes and threads in all", "ulimit -u"),
-    (checks.check_processes, FULL_PIDS, {}, "advice", "lets 10 more processes and threads start", "--pids-limit"),
-    (checks.check_processors, cpus("0-3", "0-3"), {}, "good", "all 4 may be used", ""),
-    (checks.check_processors, cpus("0-3", "1,3"), {}, "advice", "may run on 2 of 4", "taskset"),
-    (checks.check_processors, {}, {}, "good", "all 1 may be used", ""),
-    (checks.check_processors, cpus("0-3", "0-3") | CPU_V2, {}, "advice", "gives 1.5 processors' time, while 4", "num_workers=2 or fewer"),
-    (checks.check_processors, cpus("0-3", "0-3") | CPU_V1, {}, "advice", "gives 1.5 processors' time, while 4", "num_workers=2 or fewer"),
-    (checks.check_threads, cpus("0-3", "0-3"), {}, "good", "OMP_NUM_THREADS is not set; workers run with one", ""),
-    (checks.check_threads, cpus("0-3", "0-3") | CPU_V2, {}, "advice", "start 4 threads for 2 processors' time", "OMP_NUM_THREADS=2"),
-    (checks.check_threads, cpus("0-3", "0"), {"environ": {"OMP_NUM_THREADS": "8"}}, "advice", "OMP_NUM_THREADS=8: the trainer's", "OMP_NUM_THREADS=1"),
-    (checks.check_threads, cpus("0-3", "0-3"), {"environ": {"OMP_NUM_THREADS": "4,2"}}, "good", "OMP_NUM_THREADS=4; workers", ""),
-    (checks.check_threads, cpus("0", "0"), {"environ": {"OMP_NUM_THREADS": "many"}}, "advice", "'many' is no number", "Set a number"),
-    (checks.check_kernel, {"proc/sys/kernel/osrelease": "6.1.0-x\n"}, {}, "good", "Linux 6.1.0-x", ""),
-    (checks.check_kernel, {"proc/sys/kernel/osrelease": "5.2.9\n"}, {}, "problem", "Linux 5.2.9 has no pidfd_open", "5.3 or newer"),
-    (checks.check_kernel, {}, {}, "advice", "cannot be read", "Mount /proc"),
-    (checks.check_proc, cpus("0", "0"), {}, "good", "it is this PID namespace's", ""),
-    (checks.check_proc, cpus("0", "0"), {"pid": 1}, "advice", "(there this is process 7, here 1)", "unshare --mount-proc"),
-    (checks.check_proc, {}, {}, "problem", "it is not mounted", "mount -t proc"),
-    (checks.check_pid_1, {"proc/1/comm": "systemd\n"}, {}, "good", "it is no Python program", ""),
-    (checks.check_pid_1, {"proc/1/comm": "sh\n"}, {"pid": 1}, "advice", "SIGTERM does nothing to it", "docker run --init"),
-    (checks.check_pid_1, {"proc/1/comm": "python3\n"}, {}, "advice", "Python is this container's first process", "tini"),
-    (checks.check_reaper, {}, {}, "advice", "there is no /bin/sh", "shmload clean --yes"),
-    (checks.check_reaper, {"bin/sh": ""}, {}, "advice", "there is no flock command", "util-linux"),
+    (doctor.check_free_memory, meminfo(8 * GIB), {}, "good", "8.0 GiB are free", ""),
+    (doctor.check_free_memory, meminfo(100 * MIB), {}, "advice", "only 100 MiB are free", "lower prefetch_factor"),
+    (doctor.check_free_memory, {}, {}, "advice", "/proc/meminfo cannot be read", "Mount /proc"),
+    (doctor.check_cgroup_memory, {}, {}, "good", "no cgroup limits it", ""),
+    (doctor.check_cgroup_memory, v1(8 * GIB, GIB), {}, "good", "1.0 GiB of 8.0 GiB are used (cgroup v1)", ""),
+    (doctor.check_cgroup_memory, v2(8 * GIB, GIB), {}, "good", "(cgroup v2), shared memory counts; 7.0 GiB are left", ""),
+    (doctor.check_cgroup_memory, v1(GIB, 900 * MIB), {}, "advice", "124 MiB are left: a larger ring is refused", "docker run --memory"),
+    (doctor.check_cgroup_memory, v2(GIB, 2 * GIB), {}, "advice", "(cgroup v2), shared memory counts; 0 MiB are left", "limits.memory"),
+    (doctor.check_open_files, {}, {}, "good", "not limited", ""),
+    (doctor.check_open_files, rlimits("Max open files", 1024), {}, "good", "1,024 descriptors", ""),
+    (doctor.check_open_files, rlimits("Max open files", "unlimited"), {}, "good", "not limited", ""),
+    (doctor.check_open_files, rlimits("Max open files", 64), {}, "advice", "64 descriptors: a loader of few workers", "ulimit -n 4096"),
+    (doctor.check_locked_memory, rlimits("Max locked memory", 65536), {}, "good", "0 MiB may be locked; a loader locks none", ""),
+    (doctor.check_locked_memory, rlimits("Max locked memory", "unlimited"), {}, "good", "not limited; a loader", ""),
+    (doctor.check_processes, rlimits("Max processes", "unlimited"), {}, "good", "enough may be started", ""),
+    (doctor.check_processes, rlimits("Max processes", 20), {}, "advice", "20 processes and threads in all", "ulimit -u"),
+    (doctor.check_processes, FULL_PIDS, {}, "advice", "lets 10 more processes and threads start", "--pids-limit"),
+    (doctor.check_processors, cpus("0-3", "0-3"), {}, "good", "all 4 may be used", ""),
+    (doctor.check_processors, cpus("0-3", "1,3"), {}, "advice", "may run on 2 of 4", "taskset"),
+    (doctor.check_processors, {}, {}, "good", "all 1 may be used", ""),
+    (doctor.check_processors, cpus("0-3", "0-3") | CPU_V2, {}, "advice", "gives 1.5 processors' time, while 4", "num_workers=2 or fewer"),
+    (doctor.check_processors, cpus("0-3", "0-3") | CPU_V1, {}, "advice", "gives 1.5 processors' time, while 4", "num_workers=2 or fewer"),
+    (doctor.check_threads, cpus("0-3", "0-3"), {}, "good", "OMP_NUM_THREADS is not set; workers run with one", ""),
+    (doctor.check_threads, cpus("0-3", "0-3") | CPU_V2, {}, "advice", "start 4 threads for 2 processors' time", "OMP_NUM_THREADS=2"),
+    (doctor.check_threads, cpus("0-3", "0"), {"environ": {"OMP_NUM_THREADS": "8"}}, "advice", "OMP_NUM_THREADS=8: the trainer's", "OMP_NUM_THREADS=1"),
+    (doctor.check_threads, cpus("0-3", "0-3"), {"environ": {"OMP_NUM_THREADS": "4,2"}}, "good", "OMP_NUM_THREADS=4; workers", ""),
+    (doctor.check_threads, cpus("0", "0"), {"environ": {"OMP_NUM_THREADS": "many"}}, "advice", "'many' is no number", "Set a number"),
+    (doctor.check_kernel, {"proc/sys/kernel/osrelease": "6.1.0-x\n"}, {}, "good", "Linux 6.1.0-x", ""),
+    (doctor.check_kernel, {"proc/sys/kernel/osrelease": "5.2.9\n"}, {}, "problem", "Linux 5.2.9 has no pidfd_open", "5.3 or newer"),
+    (doctor.check_kernel, {}, {}, "advice", "cannot be read", "Mount /proc"),
+    (doctor.check_proc, cpus("0", "0"), {}, "good", "it is this PID namespace's", ""),
+    (doctor.check_proc, cpus("0", "0"), {"pid": 1}, "advice", "(there this is process 7, here 1)", "unshare --mount-proc"),
+    (doctor.check_proc, {}, {}, "problem", "it is not mounted", "mount -t proc"),
+    (doctor.check_pid_1, {"proc/1/comm": "systemd\n"}, {}, "good", "it is no Python program", ""),
+    (doctor.check_pid_1, {"proc/1/comm": "sh\n"}, {"pid": 1}, "advice", "SIGTERM does nothing to it", "docker run --init"),
+    (doctor.check_pid_1, {"proc/1/comm": "python3\n"}, {}, "advice", "Python is this container's first process", "tini"),
+    (doctor.check_reaper, {}, {}, "advice", "there is no /bin/sh", "shmload clean --yes"),
+    (doctor.check_reaper, {"bin/sh": ""}, {}, "advice", "there is no flock command", "util-linux"),
 ]  # fmt: skip
 
 
@@ -126,26 +126,26 @@ def test_a_check_says_what_is_wrong_and_what_to_change(
 def test_a_reaper_with_its_tools_is_good(host: Hosts) -> None:
     made = host({"bin/sh": "", "bin/flock": ""}, environ={"PATH": "/usr/bin:/bin"})
     (made.root / "bin/flock").chmod(0o700)
-    (found,) = checks.check_reaper(made)
+    (found,) = doctor.check_reaper(made)
     assert (found.level, found.text) == ("good", "a killed trainer's memory is removed at once")
 
 
 def test_an_nvidia_gpu_needs_a_torch_with_cuda(host: Hosts) -> None:
     made = host({"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidiactl": ""})
-    (without,) = checks.check_gpu(made, None)
+    (without,) = doctor.check_gpu(made, None)
     assert (without.level, without.remedy) == ("advice", "Install a torch with CUDA")
     assert "2 from NVIDIA, and this torch was built without CUDA" in without.text
-    (found,) = checks.check_gpu(made, "13.0")
+    (found,) = doctor.check_gpu(made, "13.0")
     assert (found.level, found.text) == ("good", "2 from NVIDIA")
 
 
 def test_an_amd_gpu_is_seen(host: Hosts) -> None:
-    (found,) = checks.check_gpu(host({"dev/kfd": ""}), None)
+    (found,) = doctor.check_gpu(host({"dev/kfd": ""}), None)
     assert (found.level, found.text) == ("good", "one or more from AMD")
 
 
 def test_no_gpu_is_no_fault(host: Hosts) -> None:
-    (found,) = checks.check_gpu(host(), None)
+    (found,) = doctor.check_gpu(host(), None)
     assert (found.level, found.text) == ("good", "there is none; loaders work without")
 
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from shmload.shm.host import Host
-from shmload.tools.doctor import shared_memory
+from shmload.tools import doctor
 
 Hosts = Callable[..., Host]
 GIB = 1 << 30
@@ -28,21 +28,21 @@ def test_room(
     host: Hosts, monkeypatch: pytest.MonkeyPatch, size: int, free: int, level: str, text: str, remedy: str
 ) -> None:
     monkeypatch.setattr(Host, "room", lambda self, path: (size, free))
-    (found,) = shared_memory.check_shm(host({"dev/shm/x": ""}))
+    (found,) = doctor.check_shm(host({"dev/shm/x": ""}))
     assert level == found.level
     assert text in found.text
     assert remedy in found.remedy
 
 
 def test_no_dev_shm(host: Hosts) -> None:
-    (found,) = shared_memory.check_shm(host())
+    (found,) = doctor.check_shm(host())
     assert (found.level, found.remedy) == ("advice", "Mount a tmpfs at /dev/shm")
     assert "there is none: rings and bells lie in memfds" in found.text
 
 
 def test_a_read_only_dev_shm(host: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "_is_read_only", lambda path: True)
-    (found,) = shared_memory.check_shm(host({"dev/shm/x": ""}))
+    monkeypatch.setattr(doctor, "_is_read_only", lambda path: True)
+    (found,) = doctor.check_shm(host({"dev/shm/x": ""}))
     assert (found.level, found.remedy) == ("advice", "Mount it writable, mode 1777")
     assert "it cannot be written to: rings and bells lie in memfds" in found.text
 
@@ -80,7 +80,7 @@ def broken() -> NoReturn:
 def test_a_ring_needs_one_kind_of_segment_and_bells(
     segment: Callable[[], None], memfd: Callable[[], None], semaphore: Callable[[], None], levels: list[str], text: str
 ) -> None:
-    found = list(shared_memory.check_kinds(segment, memfd, semaphore))
+    found = list(doctor.check_kinds(segment, memfd, semaphore))
     assert levels == [one.level for one in found]
     assert text in found[0].text
     assert (semaphore is broken) == ("a semaphore cannot be made (not permitted)" in found[1].text)
@@ -88,22 +88,22 @@ def test_a_ring_needs_one_kind_of_segment_and_bells(
 
 
 def test_here_everything_works_and_nothing_stays() -> None:
-    list(shared_memory.check_kinds())  # multiprocessing's resource tracker stays from the first time on
+    list(doctor.check_kinds())  # multiprocessing's resource tracker stays from the first time on
     before = set(os.listdir("/proc/self/fd"))
-    assert [one.level for one in shared_memory.check_kinds()] == ["good", "good"]
+    assert [one.level for one in doctor.check_kinds()] == ["good", "good"]
     assert before == set(os.listdir("/proc/self/fd"))
 
 
 def test_leftovers_are_counted(host: Hosts) -> None:
     stem = f"shmload-{os.getuid()}-0123456789ab-0"
     made = host({f"dev/shm/{stem}-control": "", f"dev/shm/{stem}-payload-0": "x" * (2 << 20)})
-    (found,) = shared_memory.check_leftovers(made)
+    (found,) = doctor.check_leftovers(made)
     assert (found.level, found.text) == ("advice", "1 dead loader left 2 MiB in /dev/shm")
     assert "shmload clean --yes" in found.remedy
 
 
 def test_nothing_left_is_good(host: Hosts) -> None:
-    (found,) = shared_memory.check_leftovers(host())
+    (found,) = doctor.check_leftovers(host())
     assert (found.level, found.text) == ("good", "dead loaders have left nothing")
 
 
@@ -112,26 +112,7 @@ def test_other_users_loaders_are_told_and_no_more(host: Hosts) -> None:
     name = "dev/shm/shmload-65534-0123456789ab-0-control"
     made = host({name: "x" * (2 << 20)})
     os.chown(made.root / name, 65534, 65534)
-    own, foreign = shared_memory.check_leftovers(made)
+    own, foreign = doctor.check_leftovers(made)
     assert own.level == "good"
     assert foreign.level == "advice"
     assert "other users' loaders, living or dead, hold 2 MiB" in foreign.text
-
-
-@pytest.mark.parametrize(
-    ("setting", "level", "text"),
-    [
-        (None, "good", "this kernel has none for shared memory"),
-        ("always within_size advise [never] deny force", "good", "shmem_enabled is never"),
-        (
-            "[always] within_size advise never deny force",
-            "advice",
-            "shmem_enabled is always: small segments may take 2 MiB",
-        ),
-    ],
-)
-def test_huge_pages(host: Hosts, setting: str | None, level: str, text: str) -> None:
-    path = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
-    (found,) = shared_memory.check_huge_pages(host({path: setting} if setting else {}))
-    assert level == found.level
-    assert text in found.text

@@ -1,4 +1,4 @@
-"""Versions, compiled modules, start methods; and the command around all checks."""
+"""Versions, compiled modules, start methods; and the command around all doctor."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 from shmload.cli import app
 from shmload.shm.host import Host
-from shmload.tools.doctor import checks, examine
-from shmload.tools.doctor.checks import Finding
+from shmload.tools import doctor
+from shmload.tools.doctor import Finding
 
 FOUND = {"torch": "2.13.0+cpu", "numpy": "2.4.6", "posix_ipc": "1.3.2"}
 
 
 def test_good_versions_are_told() -> None:
-    (found,) = checks.check_versions(FOUND.__getitem__, (3, 12, 1))
+    (found,) = doctor.check_versions(FOUND.__getitem__, (3, 12, 1))
     assert (found.level, found.text) == ("good", "Python 3.12.1, torch 2.13.0+cpu, numpy 2.4.6, posix_ipc 1.3.2")
 
 
@@ -32,7 +32,7 @@ def test_old_and_missing_packages_are_problems() -> None:
             raise PackageNotFoundError(name)
         return {"torch": "2.9.1", "numpy": "2.0rc1"}[name]
 
-    *problems, _ = checks.check_versions(find, (3, 10, 0))
+    *problems, _ = doctor.check_versions(find, (3, 10, 0))
     assert {"problem"} == {one.level for one in problems}
     assert [one.text for one in problems] == [
         "Python 3.10.0 is too old",
@@ -65,13 +65,13 @@ def loads(modules: dict[str, Any]) -> Callable[[str], ModuleType]:
 
 def test_compiled_modules_that_match_are_good(tmp_path: Path) -> None:
     modules = {"one": SimpleNamespace(f=1, C=SimpleNamespace(g=1)), "two": SimpleNamespace(h=1)}
-    (found,) = checks.check_compiled(stubs(tmp_path), loads(modules))
+    (found,) = doctor.check_compiled(stubs(tmp_path), loads(modules))
     assert (found.level, found.text) == ("good", "all 2 are there and match")
 
 
 def test_missing_and_stale_compiled_modules_are_problems(tmp_path: Path) -> None:
     modules = {"one": SimpleNamespace(f=1, C=SimpleNamespace())}
-    missing, stale = checks.check_compiled(stubs(tmp_path), loads(modules))
+    missing, stale = doctor.check_compiled(stubs(tmp_path), loads(modules))
     assert (missing.level, missing.text) == ("problem", "two: missing, or built for another Python or C library")
     assert (stale.level, stale.text) == ("problem", "one: of another version than the Python around")
     assert "pip install" in missing.remedy
@@ -79,7 +79,7 @@ def test_missing_and_stale_compiled_modules_are_problems(tmp_path: Path) -> None
 
 
 def test_here_all_compiled_modules_match() -> None:
-    assert [one.level for one in checks.check_compiled(examine.CORE)] == ["good"]
+    assert [one.level for one in doctor.check_compiled(doctor.CORE)] == ["good"]
 
 
 @pytest.mark.parametrize(
@@ -91,29 +91,29 @@ def test_here_all_compiled_modules_match() -> None:
     ],
 )
 def test_start_methods(method: str, has_gpu: bool, level: str, text: str) -> None:
-    (found,) = checks.check_start_method(has_gpu, method)
+    (found,) = doctor.check_start_method(has_gpu, method)
     assert level == found.level
     assert text in found.text
     assert (level == "good") == (found.remedy == "")
 
 
 def test_the_start_method_is_pythons_own_unless_given() -> None:
-    (found,) = checks.check_start_method(False)
+    (found,) = doctor.check_start_method(False)
     assert found.text.startswith(multiprocessing.get_start_method())
 
 
 def test_every_check_is_made() -> None:
-    made = {name for name, _ in examine._checks(Host())}
-    assert made == {one.check for one in examine.examine(Host())} - {"semaphores"}
-    assert len(made) + 1 == 20
+    made = {name for name, _ in doctor._checks(Host())}
+    assert made == {one.check for one in doctor.examine(Host())} - {"semaphores"}
+    assert len(made) + 1 == 19
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(host: Host) -> list[Finding]:
         raise ValueError("no such line")
 
-    monkeypatch.setattr("shmload.tools.doctor.checks.check_free_memory", breaks)
-    found = {one.check: one for one in examine.examine(Host())}
+    monkeypatch.setattr("shmload.tools.doctor.check_free_memory", breaks)
+    found = {one.check: one for one in doctor.examine(Host())}
     assert found["memory"].text == "could not be checked: ValueError: no such line"
     assert found["versions"].level == "good"
 
@@ -124,7 +124,7 @@ PROBLEM = Finding("kernel", "problem", "Linux 4 has no pidfd_open", "a newer one
 
 
 def run(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], *arguments: str) -> Any:
-    monkeypatch.setattr(examine, "examine", lambda host: findings)
+    monkeypatch.setattr(doctor, "examine", lambda host: findings)
     return CliRunner().invoke(app, ["doctor", *arguments])
 
 

@@ -16,9 +16,8 @@ from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.onlooker import ABI, Onlooker
 from shmload._core.trainer import TrainerRing, control_nbytes
+from shmload.engine.reader import RingReader
 from shmload.engine.stats import describe
-from shmload.tools.top import watch
-from shmload.tools.top.watch import read_block
 
 SIZES = {"order_capacity": 256, "text_capacity": 64, "layout_capacity": 64}
 NUM_SLOTS, NUM_WORKERS = 3, 2
@@ -179,26 +178,26 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
         found.append((fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE, not memoryview(mapping).readonly))
         return mapping
 
-    monkeypatch.setattr(watch, "Mapping", note)
+    monkeypatch.setattr("shmload.engine.reader.Mapping", note)
     return found
 
 
 def test_a_block_is_opened_and_mapped_for_reading_alone(tmp_path: Path, opened: list[tuple[int, bool]]) -> None:
     path = tmp_path / "block"
     path.write_bytes(BLOCK)
-    assert read_block(str(path))["num_slots"] == NUM_SLOTS
+    assert RingReader.open(str(path)).snapshot()["num_slots"] == NUM_SLOTS
     assert opened == [(os.O_RDONLY, False)]
 
 
 def test_what_is_no_file_with_content_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(ValueError, match="empty is no control block: it is empty"):
-        read_block(str(tmp_path / "empty"))
+        RingReader.open(str(tmp_path / "empty"))
     (tmp_path / "link").symlink_to("empty")
     with pytest.raises(OSError, match="symbolic links"):
-        read_block(str(tmp_path / "link"))
+        RingReader.open(str(tmp_path / "link"))
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="pipe is no control block: it is empty"):
-        read_block(str(tmp_path / "pipe"))
+        RingReader.open(str(tmp_path / "pipe"))
     with pytest.raises(FileNotFoundError):
-        read_block(str(tmp_path / "nothing"))
+        RingReader.open(str(tmp_path / "nothing"))

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from shmload.engine.reader import Block, Found
 from shmload.tools.top import watch
-from shmload.tools.top.watch import HISTORY, Block, Found, Watch
+from shmload.tools.top.watch import HISTORY, Watch
 from tests.live.live_kit import SECOND, made_up
 
 Blocks = dict[str, Any]
@@ -20,13 +21,24 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
     """The blocks of a host: path -> snapshot, or what reading it raises. Each is this process's."""
     there: Blocks = {}
 
-    def read(path: str) -> Any:
-        if isinstance(there[path], Exception):
-            raise there[path]
-        return there[path]
+    class Reader:
+        """Stands for a RingReader."""
 
-    monkeypatch.setattr(watch, "find", lambda folder: Found([Block(p, p, 0, os.getpid(), "shm") for p in there], []))
-    monkeypatch.setattr(watch, "read_block", read)
+        def __init__(self, path: str) -> None:
+            self.path = path
+            if isinstance(there[path], Exception):
+                raise there[path]
+
+        open = classmethod(lambda cls, path: cls(path))
+
+        @staticmethod
+        def find() -> Found:
+            return Found([Block(p, p, 0, os.getpid(), "shm") for p in there], [])
+
+        def snapshot(self) -> Any:
+            return there[self.path]
+
+    monkeypatch.setattr(watch, "RingReader", Reader)
     monkeypatch.setattr(watch, "FINDING_S", 0.0)
     monkeypatch.setattr(watch, "FINDING_SHARE", 0)
     return there
@@ -94,8 +106,8 @@ def test_pids_of_another_namespace_are_not_looked_up_in_this_one(
 
 def test_finding_is_not_done_more_often_than_it_may_cost(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    find: Callable[[str], Found] = watch.find
-    monkeypatch.setattr(watch, "find", lambda folder: calls.append(folder) or find(folder))
+    find: Callable[[], Found] = watch.RingReader.find
+    monkeypatch.setattr(watch.RingReader, "find", lambda: calls.append(None) or find())
     watched = Watch()
     monkeypatch.setattr(watch, "FINDING_S", 1e9)
     for _ in range(3):

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 import shmload
 from shmload.cli import app
-from shmload.cli import pack as command_file
+from shmload.cli.pack import progress_on
+from shmload.cli.terminal import shown
 from shmload.formats import TarWriter, TFRecordWriter
 from shmload.remote.packing.pack import Progress
 from shmload.remote.shards import Manifest
@@ -112,7 +113,7 @@ def test_an_object_of_a_module(command: Command, tmp_path: Path, monkeypatch: py
         ]
 
 
-def test_what_was_there_already_is_told(command: Command, tmp_path: Path) -> None:
+def test_what_was_there_already_is_in_a_line(command: Command, tmp_path: Path) -> None:
     command(PHOTOS[0].parent, "--maxcount", 3)
     assert command(PHOTOS[0].parent, "--maxcount", 3).stdout.startswith(
         "8 samples in 3 shards, 3 of which were there, "
@@ -206,11 +207,11 @@ def test_the_bar_shows_samples_shards_and_bytes(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    with command_file._shown(True) as tell:
-        tell(Progress(100, 40, 5 << 20, 3, 1))
-    shown = capsys.readouterr().err
-    assert "40/100" in shown
-    assert "3 shards, 5.0 MiB in the store" in shown
+    with shown(True) as bar:
+        progress_on(bar)(Progress(100, 40, 5 << 20, 3, 1))
+    drawn = capsys.readouterr().err
+    assert "40/100" in drawn
+    assert "3 shards, 5.0 MiB in the store" in drawn
 
 
 def test_inspect_says_what_a_manifest_says(command: Command, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from shmload.audit.file import AuditLog, Batch, Record, batch_record, event_record, header_line
 from shmload.pipeline import Collate, Conveyer, Join, Map, Partition, Permutation, Range
 from shmload.tools.audit.timeline import Report
-from shmload.tools.audit.verify import read_folder, tell_suspects, verify
+from shmload.tools.audit.verify import read_folder, report_suspects, verify
 from tests.pipeline.pipeline_kit import Add, Joined, Leaf, Spec, pulled, specs
 
 JOINED = Joined(
@@ -28,7 +28,7 @@ JOINED = Joined(
 
 def judged(folder: Path) -> Report:
     report, loaders = verify(read_folder(folder))
-    tell_suspects(loaders, report)
+    report_suspects(loaders, report)
     return report
 
 

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from shmload import ShmLoader
 from shmload.cli import app
+from shmload.engine.reader import Block, Found, RingReader
 from shmload.shm import segment
-from shmload.tools.top.watch import Block, Found, find
-from shmload.tools.trace import attach, plot
-from shmload.tools.trace.attach import Watch
+from shmload.tools import trace
+from shmload.tools.trace import Recording
 from tests.trace.trace_kit import Rows, check, loaded, of_kind, run
 
 Command = Callable[..., Any]
@@ -43,7 +43,7 @@ def loader() -> Iterator[ShmLoader[Any]]:
         yield made
 
 
-def mine(watch: Watch) -> int:
+def mine(watch: Recording) -> int:
     return sum(tape.owner_pid == os.getpid() for tape in watch.tapes.values())
 
 
@@ -54,18 +54,19 @@ def test_what_is_no_ring_is_left_out_with_a_reason(tmp_path: Path, monkeypatch: 
     (tmp_path / "x").write_bytes(b"x" * 4096)
     blocks = [Block(name, str(tmp_path / name), os.geteuid(), 7, "shm") for name in ("x", "gone")]
     another = Block("y", str(tmp_path / "x"), os.geteuid() + 1, 7, "shm")
-    monkeypatch.setattr(attach, "find", lambda: Found([*blocks, another], []))
-    watch = Watch()
+    monkeypatch.setattr(RingReader, "find", lambda: Found([*blocks, another], []))
+    watch = Recording()
     watch.search()
     assert watch.tapes == {}
-    assert watch.refused == {"x": f"{tmp_path}/x: this is no control block of a loader"}
+    assert list(watch.refused) == ["x"]
+    assert watch.refused["x"].startswith(f"{tmp_path}/x: this is no control block, or one that is being made")
 
 
 def test_a_pid_chooses(loader: ShmLoader[Any]) -> None:
-    watch = Watch(os.getpid())
+    watch = Recording(os.getpid())
     watch.search()
     assert mine(watch) == len(watch.tapes) == 1
-    other = Watch(1)
+    other = Recording(1)
     other.search()
     assert other.tapes == {}
     assert any(why.endswith(f"it is of process {os.getpid()}") for why in other.refused.values())
@@ -75,7 +76,7 @@ def test_a_ring_in_a_memfd_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "shm_free_bytes", lambda: 0)
     with ShmLoader(Rows(), 8, num_workers=1, seed=1) as made:
         run(made)
-        watch = Watch(os.getpid())
+        watch = Recording(os.getpid())
         watch.record(0)
     (timeline,) = watch.timelines()
     assert timeline.num_batches == 8
@@ -106,15 +107,15 @@ def test_a_recording_reads_as_often_as_recorders_fill_and_counts_what_it_missed(
             for _ in range(30):
                 run(loader)
 
-    monkeypatch.setattr(attach, "sleep", work)
-    monkeypatch.setattr(attach, "monotonic", lambda: clock[0])
-    watch = Watch(os.getpid())
+    monkeypatch.setattr(trace, "sleep", work)
+    monkeypatch.setattr(trace, "monotonic", lambda: clock[0])
+    watch = Recording(os.getpid())
     watch.record(8.0)
     assert len(pauses) == 8
     assert pauses[:4] == sorted(pauses[:4])  # nothing comes: ever longer
     assert pauses[5] < pauses[4]  # a recorder ran over
-    assert min(pauses) >= attach.SHORTEST_S
-    assert max(pauses) <= attach.LONGEST_S
+    assert min(pauses) >= trace.SHORTEST_S
+    assert max(pauses) <= trace.LONGEST_S
     (timeline,) = watch.timelines()
     assert timeline.num_lost > 0
     assert 8 < timeline.num_batches < 248
@@ -130,9 +131,9 @@ def test_a_ring_that_is_made_meanwhile_is_recorded_too(monkeypatch: pytest.Monke
             made.append(ShmLoader(Rows(), 8, num_workers=1, seed=1))
             run(made[0])
 
-    monkeypatch.setattr(attach, "sleep", work)
-    monkeypatch.setattr(attach, "monotonic", lambda: clock[0])
-    watch = Watch(os.getpid())
+    monkeypatch.setattr(trace, "sleep", work)
+    monkeypatch.setattr(trace, "monotonic", lambda: clock[0])
+    watch = Recording(os.getpid())
     watch.record(3.0)
     made[0].close()
     assert [timeline.num_batches for timeline in watch.timelines()] == [8]
@@ -144,7 +145,7 @@ def test_an_interrupted_recording_is_written(
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(attach, "sleep", interrupt)
+    monkeypatch.setattr(trace, "sleep", interrupt)
     done = command("trace", "--pid", os.getpid(), "--out", tmp_path / "t.json")
     assert done.exit_code == 0
     assert done.stderr == "shmload trace: interrupted; what was recorded is written\n"
@@ -154,7 +155,7 @@ def test_an_interrupted_recording_is_written(
 def test_lost_events_are_told_by_the_command(
     loader: ShmLoader[Any], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attach, "sleep", lambda seconds: [run(loader) for _ in range(30)])
+    monkeypatch.setattr(trace, "sleep", lambda seconds: [run(loader) for _ in range(30)])
     done = command("trace", "--pid", os.getpid(), "--seconds", 0.001, "--out", tmp_path / "t.json")
     assert "events were overwritten before they were read; open it" in done.stdout
 
@@ -182,9 +183,9 @@ def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-        (path,) = [block.path for block in find().blocks if block.pid == child.pid]
+        (path,) = [block.path for block in RingReader.find().blocks if block.pid == child.pid]
         before = Path(path).read_bytes()
-        watch = Watch(child.pid)
+        watch = Recording(child.pid)
         watch.record(0)
         assert [timeline.num_batches for timeline in watch.timelines()] == [8]
         assert Path(path).read_bytes() == before
@@ -200,7 +201,7 @@ def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
 def test_without_a_loader_the_command_says_so(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attach, "find", lambda: Found([], []))
+    monkeypatch.setattr(RingReader, "find", lambda: Found([], []))
     done = command("trace", "--out", tmp_path / "t.json")
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == "shmload trace: no loader with workers runs here, or it has done nothing\n"
@@ -239,7 +240,7 @@ def test_a_file_that_cannot_be_written_is_told(loader: ShmLoader[Any], command: 
 def test_without_matplotlib_a_plot_is_refused_before_recording(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plot, "missing", lambda: "--plot needs matplotlib: pip install 'shmload[plot]'")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     done = command("trace", "--plot", tmp_path / "t.png")
     assert (done.exit_code, done.stderr) == (2, "shmload trace: --plot needs matplotlib: pip install 'shmload[plot]'\n")
 
@@ -258,17 +259,17 @@ def test_a_plot_is_drawn(loader: ShmLoader[Any], command: Command, tmp_path: Pat
 def test_a_plot_shows_a_stretch_from_the_middle_and_the_programs_own_time(loader: ShmLoader[Any]) -> None:
     for _ in range(4):
         run(loader)
-    watch = Watch(os.getpid())
+    watch = Recording(os.getpid())
     watch.record(0)
     (timeline,) = watch.timelines()
-    begin, end = plot.stretch(timeline)
+    begin, end = trace.stretch(timeline)
     shown = [
         span
         for span in timeline.tracks["trainer"]
         if span.kind == "deliver" and begin <= span.begin_ns and span.end_ns <= end
     ]
-    assert len(shown) == plot.BATCHES
-    track = plot.with_program(timeline.tracks["trainer"])
+    assert len(shown) == trace.BATCHES
+    track = trace.with_program(timeline.tracks["trainer"])
     program = [span for span in track if span.kind == "program"]
     assert len(program) in (timeline.num_batches, timeline.num_batches - 1)
     assert all(one.end_ns <= other.begin_ns for one, other in itertools.pairwise(track))

@@ -15,7 +15,7 @@ from shmload._core.events import EVENT_NBYTES, Recorders
 from shmload._core.filler import DONE, ERROR, ROOM, VOID, WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import Order, TrainerRing, control_nbytes
-from shmload.engine.timeline import EVENT, KIND_OF, Tape
+from shmload.engine.trace import EVENT, KIND_OF, Tape
 
 SIZES = {"order_capacity": 64, "text_capacity": 64, "layout_capacity": 64}
 ABI_AT, WORKERS_AT, OFFSETS_AT, EVENTS_AT = 8, 16, 32, 112  # of shml_header

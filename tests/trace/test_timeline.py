@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.filler import DONE, VOID
-from shmload.engine.timeline import EVENT, KIND_OF, RATE_NS, TRAINER, Span, Timeline, timeline_of
-from shmload.engine.trace import events
+from shmload.engine.trace import EVENT, KIND_OF, RATE_NS, TRAINER, Span, Timeline, events, timeline_of
 
 
 class Written:

@@ -191,7 +191,7 @@ def test_a_copy_of_a_traced_loader_is_not_traced(tmp_path: Path) -> None:
 def test_lost_events_are_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shmload.engine.timeline.Tape.drain_if_due", lambda tape: None)
+    monkeypatch.setattr("shmload.engine.trace.Tape.drain_if_due", lambda tape: None)
     caplog.set_level(logging.WARNING, "shmload")
     with ShmLoader(Rows(600), 1, num_workers=1, seed=1) as loader, loader.trace(tmp_path / "t.json") as trace:
         run(loader)

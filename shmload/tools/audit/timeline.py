@@ -1,4 +1,4 @@
-"""What `verify` found, as plain data."""
+"""What the files of one loader say when they are put in order (`Timeline`), and what `verify` found in them (`Report`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from shmload.audit.file import AuditLog, Batch, Event
-from shmload.audit.header import Header
+from shmload.audit.file import AuditLog, Batch, Event, Header
 
 LISTED_MAX = 100  # findings of one kind that are told singly
 
@@ -112,13 +111,12 @@ class Part:
 
 
 @dataclass(eq=False)
-class Delivery:
-    """A batch (or an epoch's end, where `batch` is None), and whether it counts."""
+class End:
+    """Where an epoch came to its end for a rank, and whether that counts."""
 
     part: Part
     epoch: int
     step: int
-    batch: Batch | None
     is_superseded: bool = False
     until: int | None = None
     """Of a pipeline: rows from this position on came again after a resume within what had been fetched together."""
@@ -128,11 +126,19 @@ class Delivery:
         """Who got it."""
         return self.part.header.rank
 
+
+@dataclass(eq=False)
+class Delivery(End):
+    """A batch, and whether it counts."""
+
+    batch: Batch = field(kw_only=True)
+
     @property
     def where(self) -> str:
         """For people."""
-        offset = "" if self.batch is None else f", offset {self.batch.offset}"
-        return f"rank {self.rank}, epoch {self.epoch}, step {self.step} ({self.part.log.name}{offset})"
+        return (
+            f"rank {self.rank}, epoch {self.epoch}, step {self.step} ({self.part.log.name}, offset {self.batch.offset})"
+        )
 
 
 @dataclass
@@ -142,14 +148,14 @@ class Timeline:
     parts: list[Part]
     allow_restarts: bool = False
     batches: list[Delivery] = field(default_factory=list)
-    ends: list[Delivery] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
     restarts: list[Part] = field(default_factory=list)  # began without a state although there was something before
     out_of_order: list[tuple[Delivery, int | None]] = field(default_factory=list)
     """Batches in the wrong turn, and behind which step they came; None: before their epoch began."""
     lost: list[str] = field(default_factory=list)  # what ranks could not record, and said so
 
     def __post_init__(self) -> None:
-        self._active: dict[int, list[Delivery]] = {}
+        self._active: dict[int, list[End]] = {}
         self.parts = parts_in_order(self.parts)
         for part in self.parts:
             self._read(part)
@@ -160,7 +166,7 @@ class Timeline:
         for record in part.log.records:
             if isinstance(record, Batch):
                 has_begun = True
-                one = Delivery(part, record.epoch, record.step, record)
+                one = Delivery(part, record.epoch, record.step, batch=record)
                 if part.header.in_order and one.step < newest.get(one.epoch, one.step + 1):
                     self.out_of_order.append((one, newest.get(one.epoch)))  # a step left out is missing, or comes later
                 newest[one.epoch] = one.step
@@ -177,7 +183,7 @@ class Timeline:
                     self._restart(part)
                 has_begun = True
             elif record.kind == "end":
-                end = Delivery(part, epoch, step, None)
+                end = End(part, epoch, step)
                 self.ends.append(end)
                 self._active.setdefault(epoch, []).append(end)
             elif record.kind == "lost":

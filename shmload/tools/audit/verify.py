@@ -1,26 +1,31 @@
 """Does each epoch hold each sample exactly once? The files of a folder in, a report out.
 
-Files are read (`file.py`), divided into loaders by what their headers say, freed of what resumes rolled back (`timeline.py`) and
-judged: by the schedule (`epochs.py`) or by themselves (`passes.py`); batches that should be alike, or should not, in
-`verify.py`.
+Files are read (`shmload.audit.file`), divided into loaders by what their headers say, freed of what resumes rolled back
+(`timeline.py`) and judged (`orders.py`). Batches that should be alike, or should not, are compared by their digests.
+
+With the dataset at hand batches are read again, by the loader's own inline reader, with the seed, epoch and indices of the record,
+so that random augmentations repeat: what differs was other memory, other rows, or is other data by now. Torch mode's augmentations
+cannot be repeated batch by batch: a difference there says nothing.
 """
 
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shmload.audit.file import SUFFIX, AuditLog, Batch, read_log
-from shmload.audit.header import DISTRIBUTED, ITERABLE, PIPELINE, SEED, TORCH, Header, read_header
-from shmload.tools.audit.epochs import judge_epoch
-from shmload.tools.audit.passes import judge_pass
-from shmload.tools.audit.streams import Judged, item_numbers, judge_items, judge_stream
+from shmload._core.trainer import Order
+from shmload.audit.digest import digest_of
+from shmload.audit.file import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Batch, Header, Mode, read_header, read_log
+from shmload.loader import ShmLoader
+from shmload.modes.inline import InlineReader
+from shmload.tools.audit.orders import Judged, item_numbers, judge_epoch, judge_items, judge_pass, judge_stream
 from shmload.tools.audit.timeline import Delivery, EpochReport, LoaderReport, Part, Report, Timeline
 
 
@@ -58,22 +63,23 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[R
     Args:
         allow_restarts: a start that loaded no state throws away what was delivered before.
     Returns:
-        the report, without what suspicion of stale batches says: `tell_suspects` adds that, `reread` settles it first.
+        the report, without what suspicion of stale batches says: `report_suspects` adds that, `reread` settles it first.
     """
     report = Report()
     loaders = []
     for parts in _by_loader(logs, report):
         timeline = Timeline(parts, allow_restarts)
-        told = _judge(timeline, report)
-        report.loaders.append(told)
+        summary = _judge(timeline, report)
+        report.loaders.append(summary)
         batches = timeline.batches
         check_replays(batches, report)
         suspects, is_alike = stale_suspects(batches)
         loaders.append(Loader(parts[0].header, timeline, suspects, is_alike))
-        num_partial = sum(one.batch is not None and one.batch.is_partial for one in batches)
+        num_partial = sum(one.batch.is_partial for one in batches)
         if num_partial:
             report.notes.append(
-                f"{told.title}: {num_partial} batches hold objects that a digest leaves out; they are not compared by their bytes"
+                f"{summary.title}: {num_partial} batches hold objects that a digest leaves out; they are not compared by "
+                "their bytes"
             )
     if len(loaders) > 1:
         report.notes.append(
@@ -84,7 +90,7 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[R
     return report, loaders
 
 
-def tell_suspects(loaders: Sequence[Loader], report: Report) -> None:
+def report_suspects(loaders: Sequence[Loader], report: Report) -> None:
     """Adds what is still suspected of being stale."""
     for loader in loaders:
         if loader.is_alike and loader.suspects:
@@ -94,11 +100,8 @@ def tell_suspects(loaders: Sequence[Loader], report: Report) -> None:
             )
             continue
         for one, other in loader.suspects:
-            report.found(
-                "stale",
-                f"{one.where}: the bytes are those of {other.where}, whose samples are others; if these samples are truly alike, "
-                "--dataset will tell",
-            )
+            why = f"the bytes are those of {other.where}, whose samples are others"
+            report.found("stale", f"{one.where}: {why}; if these samples are truly alike, --dataset will tell")
 
 
 def _by_loader(logs: Iterable[AuditLog], report: Report) -> list[list[Part]]:
@@ -124,7 +127,7 @@ def _by_loader(logs: Iterable[AuditLog], report: Report) -> list[list[Part]]:
 
 def _judge(timeline: Timeline, report: Report) -> LoaderReport:
     newest = timeline.parts[-1].header
-    told = LoaderReport(_title(newest), [], newest.world_size, len(timeline.parts))
+    summary = LoaderReport(_title(newest), [], newest.world_size, len(timeline.parts))
     for one, before in timeline.out_of_order:
         how = "before its epoch began" if before is None else f"behind step {before}"
         report.found("swapped", f"{one.where}: delivered {how}")
@@ -151,29 +154,36 @@ def _judge(timeline: Timeline, report: Report) -> LoaderReport:
     streamed: list[Judged] = []
     for number in range(min(known, default=0), last + 1):
         epoch = EpochReport(number, num_superseded=superseded[number])
-        told.epochs.append(epoch)
+        summary.epochs.append(epoch)
         if number not in counted:
             epoch.state = "defect"
             report.found("missing", f"epoch {number}: no batch is recorded")
             continue
         _count(epoch, counted[number], report)
-        is_ended = ended.get(number, set())
-        if newest.mode == SEED:
-            judge_epoch(epoch, counted[number], bool(is_ended), ranks, is_last=number == last, report=report)
-        elif newest.mode == PIPELINE:
-            streamed.append(judge_stream(epoch, counted[number], timeline.parts, is_last=number == last, report=report))
+        is_last, is_ended = number == last, ended.get(number, set())
+        num_found = report.num_found.total()
+        if newest.mode == Mode.SEED:
+            judge_epoch(epoch, counted[number], bool(is_ended), ranks, is_last=is_last, report=report)
+        elif newest.mode == Mode.PIPELINE:
+            streamed.append(judge_stream(epoch, counted[number], timeline.parts, is_last=is_last, report=report))
         else:
             alone = {rank for rank, _ in ranks}
-            judge_pass(epoch, counted[number], is_ended, alone, is_last=number == last, report=report)
-    judge_items(streamed, told.epochs, report)
-    _say_what_is_unjudged(newest, told, report)
-    return told
+            judge_pass(epoch, counted[number], is_ended, alone, is_last=is_last, report=report)
+        if report.num_found.total() > num_found:
+            epoch.state = "defect"
+    if streamed:
+        num_found = report.num_found.total()
+        judge_items(streamed, report)
+        if report.num_found.total() > num_found:
+            for epoch in summary.epochs:
+                epoch.state = "defect"
+    _say_what_is_unjudged(newest, summary, report)
+    return summary
 
 
 def _count(epoch: EpochReport, deliveries: list[Delivery], report: Report) -> None:
     for one in deliveries:
         batch = one.batch
-        assert batch is not None
         epoch.num_batches += 1
         epoch.num_samples += batch.valid
         epoch.num_padding += batch.num_rows - batch.valid
@@ -187,17 +197,17 @@ def _count(epoch: EpochReport, deliveries: list[Delivery], report: Report) -> No
             report.accounted.append(f"{one.where}: {text}")
 
 
-def _say_what_is_unjudged(header: Header, told: LoaderReport, report: Report) -> None:
-    if not any(epoch.state == "consistent" for epoch in told.epochs):
-        if header.mode == TORCH and header.order is None and header.world_size > 1:
+def _say_what_is_unjudged(header: Header, summary: LoaderReport, report: Report) -> None:
+    if not any(epoch.state == "consistent" for epoch in summary.epochs):
+        if header.mode == Mode.TORCH and header.order is None and header.world_size > 1:
             report.notes.append(
-                f"{told.title}: each of the {header.world_size} ranks is delivered the whole dataset, as torch does without a "
+                f"{summary.title}: each of the {header.world_size} ranks is delivered the whole dataset, as torch does without a "
                 "DistributedSampler"
             )
         return
     if header.order == ITERABLE:
         what = "an iterable dataset has no indices: only steps and replays were checked"
-    elif header.mode == SEED:
+    elif header.mode == Mode.SEED:
         what = (
             f"the order {header.order} decides which samples come: positions and replays were checked, indices were not"
         )
@@ -205,7 +215,7 @@ def _say_what_is_unjudged(header: Header, told: LoaderReport, report: Report) ->
         what = "keys are no indices, or the dataset has no length: only steps and replays were checked"
     else:
         what = f"{header.order} decides which samples come: only steps and replays were checked"
-    report.unjudged.append(f"{told.title}: {what}")
+    report.unjudged.append(f"{summary.title}: {what}")
 
 
 def _title(header: Header) -> str:
@@ -215,14 +225,15 @@ def _title(header: Header) -> str:
 
 def _differences(loaders: Sequence[Loader]) -> str:
     identities = [loader.header.identity for loader in loaders]
-    names = dict.fromkeys(name for identity in identities for name in identity)
-    differing = [
-        f"{name} ({', '.join(dict.fromkeys(str(identity.get(name)) for identity in identities))})"
-        for name in names
-        if len({str(identity.get(name)) for identity in identities}) > 1
-    ]
+    differing = []
+    for name in dict.fromkeys(name for identity in identities for name in identity):
+        values = dict.fromkeys(str(identity.get(name)) for identity in identities)
+        if len(values) > 1:
+            differing.append(f"{name} ({', '.join(values)})")
     return ", ".join(differing)
 
+
+# ------------------------------------------------------------ batches that should be alike, or should not
 
 ALIKE_MAX = 10  # more batches alike than this and ...
 ALIKE_SHARE = 0.01  # ... than this share of all are how the data is
@@ -239,49 +250,51 @@ def check_replays(deliveries: Sequence[Delivery], report: Report) -> None:
     """Reports batches that differ from what the same place gave before."""
     first: dict[tuple[Any, ...], Delivery] = {}
     for one in deliveries:
-        header = one.part.header
+        header, batch = one.part.header, one.batch
         other = first.setdefault((one.epoch, one.step, header.rank, header.world_size, header.batch_size), one)
-        if other is one or one.batch is None or other.batch is None:
-            continue
-        if header.stream is not None and one.batch.num_rows != other.batch.num_rows:
-            continue  # single items: how many are fetched together is a matter of time; `streams.py` judges them
-        if not same_keys(one.batch, other.batch):
+        if header.stream is not None and batch.num_rows != other.batch.num_rows:
+            continue  # single items: how many are fetched together is a matter of time; `judge_stream` judges them
+        is_keyed = header.mode == Mode.SEED or (header.mode == Mode.PIPELINE and header.batch_size is not None)
+        repeats = is_keyed and header.seed_samples
+        if not same_keys(batch, other.batch):
             report.found("replay", f"{one.where}: delivered again with other samples than {other.where}")
-        elif (
-            (header.mode == SEED or (header.mode == PIPELINE and header.batch_size is not None))
-            and header.seed_samples
-            and not one.batch.is_partial
-            and not other.batch.is_partial
-            and one.batch.digest != other.batch.digest
-        ):
-            report.found(
-                "replay", f"{one.where}: delivered again with the same samples and other bytes than {other.where}"
-            )
+        elif batch.digest != other.batch.digest and repeats and not (batch.is_partial or other.batch.is_partial):
+            what = "delivered again with the same samples and other bytes than"
+            report.found("replay", f"{one.where}: {what} {other.where}")
 
 
 def stale_suspects(deliveries: Sequence[Delivery]) -> tuple[list[tuple[Delivery, Delivery]], bool]:
     """(batches with the bytes of another one before, that one), and whether there are so many that it must be the data."""
-    first: dict[int, Delivery] = {}
+    alike: dict[int, list[Delivery]] = {}
     pairs: list[tuple[Delivery, Delivery]] = []
     num_batches = 0
     for one in deliveries:
-        if one.batch is None or not one.batch.num_rows or one.batch.is_partial:
-            continue
-        if one.part.header.mode == PIPELINE and one.part.header.batch_size is None:
+        header = one.part.header
+        if not can_be_compared(one) or (header.mode == Mode.PIPELINE and header.batch_size is None):
             continue  # a few small items are often alike
         num_batches += 1
-        other = first.setdefault(one.batch.digest, one)
-        if other is not one and other.batch is not None and not _same_samples(one, other):
-            pairs.append((one, other))
+        others = alike.setdefault(one.batch.digest, [])
+        others.append(one)
+        if not _same_samples(one, others[0]):
+            pairs.append((one, others[0]))
     if len(pairs) > max(ALIKE_MAX, ALIKE_SHARE * num_batches):
         return pairs, True
-    return [pair for pair in pairs if not _came_again_alike(pair[0], deliveries)], False
+    # what came again, and was the same again, is no other batch's memory
+    came_once = [
+        (one, other)
+        for one, other in pairs
+        if not any(each is not one and same_keys(each.batch, one.batch) for each in alike[one.batch.digest])
+    ]
+    return came_once, False
+
+
+def can_be_compared(one: Delivery) -> bool:
+    """Whether its digest stands for all that it holds, and it holds something."""
+    return one.batch.num_rows > 0 and not one.batch.is_partial
 
 
 def _same_samples(one: Delivery, other: Delivery) -> bool:
     """Whether they hold the same samples, of whatever epochs: a pipeline's keys say the epoch, too."""
-    assert one.batch is not None
-    assert other.batch is not None
     stream = one.part.header.stream
     if stream is None or one.batch.num_rows != other.batch.num_rows:
         return same_keys(one.batch, other.batch)
@@ -289,13 +302,63 @@ def _same_samples(one: Delivery, other: Delivery) -> bool:
     return np.array_equal(mine, its)
 
 
-def _came_again_alike(suspect: Delivery, deliveries: Sequence[Delivery]) -> bool:
-    batch = suspect.batch
-    assert batch is not None
-    return any(
-        one is not suspect
-        and one.batch is not None
-        and one.batch.digest == batch.digest
-        and same_keys(one.batch, batch)
-        for one in deliveries
-    )
+# ------------------------------------------------------------ reading again
+
+
+def reread(
+    loaders: Sequence[Loader],
+    made: Any,
+    num_samples: int,
+    report: Report,
+    *,
+    over: Callable[[Sequence[Delivery]], Iterable[Delivery]] = iter,
+) -> None:
+    """Reads batches again, those that are suspected first, and reports whose content differs.
+
+    Args:
+        made: the dataset, or a ShmLoader that reads it, where a collate_fn or other arguments matter.
+        num_samples: batches to read of each loader besides those suspected.
+        over: goes over the batches of one loader: shows how far it is, say.
+    """
+    for loader in loaders:
+        length = _length(made)
+        if length != loader.header.n and loader.header.order is None:
+            report.notes.append(f"--dataset has {length} samples, the record is of {loader.header.n}: not read again")
+            continue
+        reader = _reader(made, loader.header)
+        suspected = [one for one, _ in loader.suspects] if not loader.is_alike else []
+        others = [one for one in loader.timeline.batches if can_be_compared(one) and one not in suspected]
+        chosen = random.Random(0).sample(others, min(num_samples, len(others)))
+        differing = {id(one) for one in over((*suspected, *chosen)) if not _is_same(one, reader, report)}
+        if loader.header.mode == Mode.TORCH and differing:
+            report.unjudged.append(
+                f"{len(differing)} of {len(suspected) + len(chosen)} batches read again differ: torch mode's augmentations cannot "
+                "be repeated, so this says nothing if there are any"
+            )
+            continue
+        for one in (*suspected, *chosen):
+            if id(one) in differing:
+                report.found("content", f"{one.where}: read again, its samples give other bytes than were delivered")
+        loader.suspects = [pair for pair in loader.suspects if loader.is_alike or id(pair[0]) in differing]
+        if loader.is_alike and not differing:
+            loader.suspects = []
+
+
+def _length(made: Any) -> int | None:
+    dataset = made.dataset if isinstance(made, ShmLoader) else made
+    return len(dataset) if hasattr(dataset, "__len__") else None
+
+
+def _reader(made: Any, header: Header) -> InlineReader:
+    if not isinstance(made, ShmLoader):
+        seed_samples = None if header.seed is None else header.seed_samples
+        made = ShmLoader(made, header.batch_size, seed=header.seed, seed_samples=seed_samples)
+    elif made.seed != header.seed:
+        raise ValueError(f"--dataset gave a loader with seed={made.seed!r}, the record is of seed={header.seed!r}")
+    return InlineReader(made._config().job(), made._builder.bad_samples)
+
+
+def _is_same(one: Delivery, reader: InlineReader, report: Report) -> bool:
+    report.num_reread += 1
+    keys = one.batch.keys if isinstance(one.batch.keys, np.ndarray) else list(one.batch.keys or ())
+    return digest_of(reader.read(Order(one.epoch, one.step, keys)))[0] == one.batch.digest

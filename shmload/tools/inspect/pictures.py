@@ -10,20 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from shmload.tools.inspect.formats.images import kind_of
+from shmload.tools.inspect.formats import picture_format
 from shmload.tools.inspect.summary import Summary
 
 GRID = 16  # pictures
-
-
-def missing() -> str | None:
-    """What is not installed, and how to get it; None if all is there."""
-    import importlib.util
-
-    for module, extra in (("matplotlib", "plot"), ("PIL", "images")):
-        if importlib.util.find_spec(module) is None:
-            return f"--plot needs {module}: pip install 'shmload[{extra}]'"
-    return None
 
 
 def picture_of(sample: Mapping[str, Any]) -> Any:
@@ -36,7 +26,7 @@ def picture_of(sample: Mapping[str, Any]) -> Any:
 
 
 def _of_bytes(data: bytes) -> Any:
-    if kind_of(data) is None:
+    if picture_format(data) is None:
         return None
     from PIL import Image
 

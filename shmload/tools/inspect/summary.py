@@ -1,4 +1,4 @@
-"""What became of an index."""
+"""What a path begins with (`Head`), what there is to say of it (`Summary`), and how values and types are put in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import bz2
 import gzip
 import lzma
 import os
-import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,61 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-
-@dataclass(frozen=True)
-class Indexed:
-    """The index of one path.
-
-    Attributes:
-        path: of the index; None if there is none.
-        why: there is none, or it is not new.
-        is_refused: it was wanted, and could not be kept.
-    """
-
-    source: str
-    path: str | None
-    nbytes: int = 0
-    num_samples: int = 0
-    why: str = ""
-    is_refused: bool = False
-
-
-def outcome(source: str, path: str, num_samples: int, before: tuple[int, int] | None) -> Indexed:
-    """What became of an index.
-
-    Args:
-        path: where it should be.
-        before: what `stamp` gave before it was made.
-    """
-    after = stamp(path)
-    if after is None or (before is not None and after == before and not _is_newer(path, source)):
-        return Indexed(source, None, num_samples=num_samples, why=refusal(os.path.dirname(path)), is_refused=True)
-    why = "it was there, and fits" if after == before else ""
-    return Indexed(source, path, os.path.getsize(path), num_samples, why)
-
-
-def stamp(path: str) -> tuple[int, int] | None:
-    """What tells one file at a path from the next; None if there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
-
-
-def refusal(folder: str) -> str:
-    """Why nothing can be written in a folder."""
-    try:
-        with tempfile.TemporaryFile(dir=folder or "."):
-            return f"{folder or '.'} did not take it; is the disk full?"
-    except OSError as error:
-        return f"{folder or '.'} cannot be written to: {error.strerror or error}"
-
-
-def _is_newer(path: str, source: str) -> bool:
-    return os.stat(path).st_mtime_ns >= os.stat(source).st_mtime_ns
-
 
 PEEK = 1536  # bytes: three blocks of a tar file
 _OPENERS: dict[str, tuple[bytes, Any]] = {
@@ -133,7 +77,6 @@ def head_of(path: Path, dtype: str | None = None) -> Head:
 
 SHOWN = 6  # values of an array
 SHOWN_CHARACTERS = 60  # of text
-SIZED = 1000  # samples whose size is looked at where that means to read them
 
 
 @dataclass(frozen=True)

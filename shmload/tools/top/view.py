@@ -17,7 +17,7 @@ from rich.text import Text
 
 from shmload.engine.stats import Report
 from shmload.growing.library import CacheStatistics
-from shmload.tools.inspect.formats.growing_cache import lines_of
+from shmload.tools.inspect.formats import cache_lines
 
 WORKERS_MAX = 16  # rows of a loader's table; of more workers those that have been at it for longest
 BAR, WIDE = 24, 100  # cells of a bar; half as many in a terminal with fewer columns
@@ -57,6 +57,7 @@ def picture(look: Report, width: int) -> RenderableType:
     if num := look["leftovers"]["num"]:
         left = f"{num} dead loader{'s have' if num > 1 else ' has'} left {nbytes_text(look['leftovers']['nbytes'])}: shmload clean"
         parts.append(Text(left, style="yellow"))
+    parts += [_cache(path, stats, width) for path, stats in look.get("caches", {}).items()]
     return Group(*parts)
 
 
@@ -67,14 +68,11 @@ def _job(loader: Report) -> tuple[Any, ...] | None:
 
 def _job_line(loaders: list[Report]) -> Text:
     ranks = sorted({loader["rank"] for loader in loaders})
-    speed = sum(loader["samples_per_s"] for loader in loaders)
-    nbytes = sum(loader["nbytes_per_s"] for loader in loaders)
+    speed, nbytes = (sum(loader[name] for loader in loaders) for name in ("samples_per_s", "nbytes_per_s"))
     slowest = max(loaders, key=lambda loader: float(loader["time"]["trainer_waits"]))
     text = _line().append(f"ranks {', '.join(map(str, ranks))} of {loaders[0]['world_size']}", style="bold")
-    return text.append(
-        f"  {number(speed)} samples/s  {nbytes_text(nbytes)}/s; rank {slowest['rank']} waits most: "
-        f"{slowest['time']['trainer_waits']:.0f} %",
-    )
+    text.append(f"  {number(speed)} samples/s  {nbytes_text(nbytes)}/s; ")
+    return text.append(f"rank {slowest['rank']} waits most: {slowest['time']['trainer_waits']:.0f} %")
 
 
 def _head(look: Report) -> Text:
@@ -92,14 +90,13 @@ def _head(look: Report) -> Text:
 
 
 def _panel(loader: Report, width: int) -> Panel:
-    parts: list[RenderableType] = [_speed(loader, width), _slots(loader, width), _time(loader, width)]
-    if loader["is_hung"]:
-        parts.append(_hung(loader))
-    if loader["cluster"] is not None:
-        parts.append(_cluster(loader["cluster"]))
-    parts.append(_workers(loader, width))
     return Panel(
-        Group(*parts),
+        Group(
+            *(_speed(loader, width), _slots(loader, width), _time(loader, width)),
+            *([_hung(loader)] if loader["is_hung"] else []),
+            *([_cluster(loader["cluster"])] if loader["cluster"] is not None else []),
+            _workers(loader, width),
+        ),
         title=_title(loader),
         title_align="left",
         border_style="red" if loader["is_hung"] else "bright_black",
@@ -128,12 +125,10 @@ def _line() -> Text:
 
 def _speed(loader: Report, width: int) -> Text:
     text = _line()
-    if loader["epoch"] is None:
-        text.append("no batch yet")
-    else:
-        text.append(f"epoch {loader['epoch']} batch {loader['step'] + 1}")
-    if loader["num_steps"]:
-        text.append(f"/{loader['num_steps']}" if loader["epoch"] is not None else f" of {loader['num_steps']}")
+    epoch, num_steps = loader["epoch"], loader["num_steps"]
+    text.append("no batch yet" if epoch is None else f"epoch {epoch} batch {loader['step'] + 1}")
+    if num_steps:
+        text.append(f" of {num_steps}" if epoch is None else f"/{num_steps}")
     text.append(f"  {number(loader['samples_per_s'])} samples/s", style="bold")
     text.append(f"  {nbytes_text(loader['nbytes_per_s'])}/s  {number(loader['batches_per_s'])} batches/s  ")
     history = loader["history"][-max(width - 70, 8) :]
@@ -151,13 +146,9 @@ def _slots(loader: Report, width: int) -> Text:
     if oldest is not None and oldest["num_chunks_done"] < oldest["num_chunks"]:
         text.append(f" (next: {oldest['num_chunks_done']}/{oldest['num_chunks']} chunks)", style="yellow")
     text.append(f"  {nbytes_text(loader['memory']['ring_nbytes'])}")
-    for name, words in (
-        ("num_bad_samples", "bad samples"),
-        ("num_restarts", "restarts"),
-        ("num_copied_out", "copied out"),
-    ):
-        if loader[name]:
-            text.append(f"  {loader[name]} {words}", style="bold red")
+    for name in ("bad_samples", "restarts", "copied_out"):
+        if count := loader[f"num_{name}"]:
+            text.append(f"  {count} {name.replace('_', ' ')}", style="bold red")
     return text
 
 
@@ -182,10 +173,9 @@ def _hung(loader: Report) -> Text:
     worker = loader["workers"][waits["worker"]]
     at = f"on sample {worker['index']}" if worker["state"] == "decoding" else "filling it"
     text.append(f": worker {waits['worker']} (pid {worker['pid']}) is {at}")
-    text.append(
-        " and stopped" if worker["is_stopped"] else f" for {seconds(worker['for_s'])}" if worker["for_s"] else ""
-    )
-    return text
+    if worker["is_stopped"]:
+        return text.append(" and stopped")
+    return text.append(f" for {seconds(worker['for_s'])}" if worker["for_s"] else "")
 
 
 def _cluster(cluster: Report) -> Text:
@@ -277,13 +267,9 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 100 else f"{value / 60:.0f} min"
 
 
-def cache_panel(path: Any, stats: CacheStatistics, width: int) -> Panel:
-    """One cache's panel.
-
-    Args:
-        width: columns of the terminal.
-    """
-    full = Text("budget  ", no_wrap=True, overflow="ellipsis")
+def _cache(path: str, stats: CacheStatistics, width: int) -> Panel:
+    """A growing cache."""
+    full = _line().append("budget  ")
     append_bar(full, [(min(stats.nbytes / stats.capacity_bytes, 1.0), "green")], width)
-    lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in lines_of(stats)]
+    lines = [_line().append(line) for line in cache_lines(stats)]
     return Panel(Group(full, *lines), title=f"growing cache {path}", title_align="left")

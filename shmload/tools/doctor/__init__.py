@@ -1,1 +1,0 @@
-"""What of this host would go wrong with a loader, in plain words: one small function a check."""

@@ -1,0 +1,619 @@
+"""The formats that `shmload inspect` and `shmload index` know: how each is recognised, what there is to say of it, its index.
+
+The table `FORMATS` stands at the end, in the order in which formats are asked. A new one is a `matches` function, a `describe`
+function and, if its index lies beside it, an `index` function; and a line there. A format whose reader gives a schema needs no
+more than `_of_schema`. Folders that programs of shmload write, packed datasets and growing caches, are known by the files in them
+and asked first.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmload._core.crc32c import crc32c, masked
+from shmload._core.records import record_starts
+from shmload.errors import ShardCorrupt
+from shmload.formats import tokens
+from shmload.formats.arrays import ArrayDataset
+from shmload.formats.readers.hdf5 import HDF5Dataset
+from shmload.formats.readers.parquet import ParquetDataset
+from shmload.formats.readers.safetensors import SafetensorsDataset
+from shmload.formats.readers.zarr import ZarrDataset
+from shmload.formats.tar import shard
+from shmload.formats.tar.dataset import KEY, TarDataset
+from shmload.formats.tfrecord.files import SUFFIX, RecordFile
+from shmload.tools.inspect.summary import Head, Sizes, Summary, described, head_of, nbytes_of
+
+if TYPE_CHECKING:
+    from shmload.growing.library import CacheStatistics
+
+SIZED = 1000  # samples whose size is looked at where that means to read them
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """The index of one path.
+
+    Attributes:
+        path: of the index; None if there is none.
+        why: there is none, or it is not new.
+        is_refused: it was wanted, and could not be kept.
+    """
+
+    source: str
+    path: str | None
+    nbytes: int = 0
+    num_samples: int = 0
+    why: str = ""
+    is_refused: bool = False
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format.
+
+    Attributes:
+        matches: whether a path begins as this format does.
+        describe: everything about it, with so many first samples.
+        index: makes the index beside a path; None: its samples are found without one.
+    """
+
+    name: str
+    matches: Callable[[Head], bool]
+    describe: Callable[[Head, int], Summary]
+    index: Callable[[Head], Indexed] | None = None
+
+
+def recognise(path: Path, dtype: str | None = None) -> tuple[Format, Head]:
+    """The format of a path.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is empty, or none of the formats.
+    """
+    head = head_of(path, dtype)
+    for format in FORMATS:
+        if format.matches(head):
+            return format, head
+    known = ", ".join(format.name for format in FORMATS)
+    inside = f"what is compressed by {head.compression} in it" if head.compression else "it"
+    raise ValueError(f"{path}: {inside} is of no known format ({known}); raw tokens need --dtype")
+
+
+def describe(path: Path, *, num_samples: int = 3, dtype: str | None = None) -> Summary:
+    """Everything about a path, with its first samples: a file, a folder of samples, a packed dataset or a growing cache.
+
+    Raises:
+        OSError, ValueError: it cannot be read, is of no known format, or damaged; the message names it.
+    """
+    if (manifest := _manifest_at(path)) is not None:
+        return _packed(manifest, num_samples)
+    if is_cache(path):
+        return _cache(path)
+    format, head = recognise(path, dtype)
+    return format.describe(head, num_samples)
+
+
+def index(path: Path) -> Indexed:
+    """Makes the index beside a path.
+
+    Raises:
+        OSError, ValueError: as `describe`.
+    """
+    format, head = recognise(path)
+    if format.index is None:
+        return Indexed(str(path), None, why=f"{format.name} needs no index: its samples are found without")
+    return format.index(head)
+
+
+def _index_beside(head: Head, suffix: str, build: Callable[[], int]) -> Indexed:
+    """What becomes of an index.
+
+    Args:
+        build: makes it if there is none that fits, and returns the number of samples.
+    """
+    source, path = str(head.path), f"{head.path}{suffix}"
+    before = _stamp(path)
+    num_samples = build()
+    after = _stamp(path)
+    is_new = after != before
+    if after is None or (not is_new and after[1] < os.stat(source).st_mtime_ns):
+        why = _refusal(os.path.dirname(path) or ".")
+        return Indexed(source, None, num_samples=num_samples, why=why, is_refused=True)
+    return Indexed(source, path, os.path.getsize(path), num_samples, "" if is_new else "it was there, and fits")
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    """What tells one file at a path from the next; None if there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _refusal(folder: str) -> str:
+    """Why nothing can be written in a folder."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return f"{folder} did not take it; is the disk full?"
+    except OSError as error:
+        return f"{folder} cannot be written to: {error.strerror or error}"
+
+
+# ------------------------------------------------------------ readers that give a schema
+
+
+def _of_schema(name: str, matches: Callable[[Head], bool], open: Callable[[Path], Any]) -> Format:
+    """A format of columns or arrays. Rows of one shape are all of one size; else those at the beginning are looked at."""
+
+    def describe(head: Head, num_samples: int) -> Summary:
+        try:
+            dataset = open(head.path)
+        except (TypeError, ValueError) as error:
+            raise ValueError(str(error) if str(head.path) in str(error) else f"{head.path}: {error}") from error
+        count, schema = len(dataset), dataset.schema
+        is_fixed = all(isinstance(spec, tuple) and None not in spec[1] for spec in schema.values())
+        samples = [dataset[i] for i in range(min(count, num_samples))]
+        sizes = Sizes.of(nbytes_of(dataset[i]) for i in range(min(count, 1 if is_fixed else SIZED)))
+        if sizes is not None and is_fixed:
+            sizes = replace(sizes, num_samples=count)
+        fields = {field: described(spec) for field, spec in schema.items()}
+        found = Summary(str(head.path), name, _nbytes_at(head), count, fields, sizes, samples)
+        if isinstance(dataset, ParquetDataset):
+            found.notes.append(f"{len(dataset.block_starts) - 1} row groups of up to {dataset.block_size:,} rows")
+        return found
+
+    return Format(name, matches, describe)
+
+
+def _begins(magic: bytes) -> Callable[[Head], bool]:
+    return lambda head: not head.compression and head.begin.startswith(magic)
+
+
+def _is_hdf5(head: Head) -> bool:
+    """Its magic stands at the beginning, or behind a user block, whose size is a power of two."""
+    if head.is_folder or head.compression:
+        return False
+    with open(head.path, "rb") as file:
+        for at in (0, *(1 << bits for bits in range(9, head.nbytes.bit_length()))):
+            file.seek(at)
+            if file.read(8) == b"\x89HDF\r\n\x1a\n":
+                return True
+    return False
+
+
+def _is_safetensors(head: Head) -> bool:
+    nbytes = int.from_bytes(head.begin[:8], "little")  # of its header: up to 100 MB, by the format's own rule
+    return not head.compression and head.begin[8:9] == b"{" and 2 <= nbytes <= 100_000_000
+
+
+def _is_zarr(head: Head) -> bool:
+    return head.is_folder and any((head.path / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup"))
+
+
+def _nbytes_at(head: Head) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    if not head.is_folder:
+        return head.nbytes
+    return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(head.path) for name in names)
+
+
+# ------------------------------------------------------------ WebDataset tar shards, plain or compressed
+
+_BLOCK = 512
+_VALUES_SEEN = 8  # samples whose values tell what an extension holds
+
+
+def _is_tar(head: Head) -> bool:
+    block = head.begin[:_BLOCK]
+    if len(block) < _BLOCK or head.compression == "zlib":
+        return False
+    if not any(block):  # an archive without members: its end marker
+        return not any(head.begin[: 2 * _BLOCK]) and len(head.begin) >= 2 * _BLOCK
+    try:
+        checksum = int(block[148:156].strip(b" \0") or b"x", 8)
+    except ValueError:
+        return False
+    return checksum == sum(block) - sum(block[148:156]) + 8 * 32
+
+
+def _describe_tar(head: Head, num_samples: int) -> Summary:
+    num_seen = max(num_samples, _VALUES_SEEN)
+    notes = []
+    if head.compression:
+        from shmload.formats.tar.stream import TarStream  # which brings torch
+
+        counts: Counter[str] = Counter()
+        nbytes = []
+        samples: list[Mapping[str, Any]] = []
+        for raw in TarStream(head.path, decode=False, rank=0, world_size=1):
+            members = {name: value for name, value in raw.items() if name != KEY}
+            counts.update(list(members))
+            nbytes.append(nbytes_of(members))
+        for sample, _ in zip(TarStream(head.path, rank=0, world_size=1), range(num_seen), strict=False):
+            samples.append(sample)
+        count, sizes = len(nbytes), Sizes.of(nbytes)
+        notes = [f"compressed by {head.compression}: it can only be read in order, by TarStream"]
+    else:
+        index = shard.load_index(str(head.path), cache=False)
+        dataset = TarDataset(head.path, cache=False)
+        count = index.num_samples
+        samples = [dataset[i] for i in range(min(num_seen, count))]
+        numbers = np.bincount(index.member_extensions, minlength=len(index.extensions)).tolist()
+        counts = Counter(dict(zip(index.extensions, numbers, strict=True)))
+        ends, first = np.concatenate([[0], np.cumsum(index.sizes, dtype=np.int64)]), index.first.astype(np.int64)
+        sizes = Sizes.of(ends[first[1:]] - ends[first[:-1]])
+    fields = {}
+    for name, num in counts.items():
+        kinds = dict.fromkeys(_kind(sample[name]) for sample in samples if name in sample)
+        fields[name] = (" or ".join(kinds) or "?") + (f", in {num:,} of {count:,}" if num < count else "")
+    return Summary(str(head.path), "tar", head.nbytes, count, fields, sizes, samples[:num_samples], notes)
+
+
+def _kind(value: Any) -> str:
+    return described((value.dtype, value.shape)) if isinstance(value, np.ndarray) else type(value).__name__
+
+
+def _index_tar(head: Head) -> Indexed:
+    return _index_beside(head, shard.SUFFIX, lambda: shard.load_index(str(head.path)).num_samples)
+
+
+# ------------------------------------------------------------ TFRecord files, plain or compressed
+
+_RECORDS_SEEN = 100  # records whose features are listed
+_INFLATED_MAX = 1 << 34
+
+
+def _is_tfrecord(head: Head) -> bool:
+    if head.compression not in ("", "gzip", "zlib") or len(head.begin) < 12:
+        return False
+    return masked(crc32c(head.begin[:8])) == int.from_bytes(head.begin[8:12], "little")
+
+
+def _describe_tfrecord(head: Head, num_samples: int) -> Summary:
+    data: Any = RecordFile(os.path.abspath(head.path), "auto", _INFLATED_MAX).data
+    text, problem, at = record_starts(data)
+    starts = np.frombuffer(text, np.int64)
+    count = len(starts) - 1
+    if problem:
+        raise ShardCorrupt(f"{head.path}: record {count}, which starts at byte {at}: truncated or damaged ({problem})")
+    records = []
+    for number in range(min(count, max(_RECORDS_SEEN, num_samples))):
+        start, end = int(starts[number]), int(starts[number + 1])
+        records.append(record := bytes(data[start + 12 : end - 4]))
+        if masked(crc32c(record)) != int.from_bytes(data[end - 4 : end], "little"):
+            place = f"{head.path}: record {number}, which starts at byte {start}"
+            raise ShardCorrupt(f"{place}: the checksum of its data differs")
+    found = Summary(str(head.path), "TFRecord", head.nbytes, count, {"bytes": "bytes"}, Sizes.of(np.diff(starts) - 16))
+    parsed = [features for record in records if (features := features_of(record)) is not None]
+    if parsed and len(parsed) == len(records):
+        found.fields = _features(parsed)
+        found.samples = [{n: v[0] if len(v) == 1 else v for n, v in one.items()} for one in parsed[:num_samples]]
+        found.notes.append(f"records are tf.train.Example: fields are those of the first {len(parsed)}")
+    else:
+        found.samples = [{"bytes": record} for record in records[:num_samples]]
+    if head.compression:
+        nbytes = f"{len(data):,} bytes, inflated by each process that opens it"
+        found.notes.append(f"compressed by {head.compression}: {nbytes}")
+    return found
+
+
+def _features(records: list[dict[str, Any]]) -> dict[str, str]:
+    """Each feature's kind and how many values it has."""
+    kinds: dict[str, set[str]] = defaultdict(set)
+    counts: dict[str, list[int]] = defaultdict(list)
+    for features in records:
+        for name, values in features.items():
+            kinds[name].add(str(values.dtype) if isinstance(values, np.ndarray) else "bytes" if values else "empty")
+            counts[name].append(len(values))
+    found = {}
+    for name, extents in sorted(counts.items()):
+        low, high, num = min(extents), max(extents), len(extents)
+        extent = "" if low == high == 1 else f" ({low},)" if low == high else f" ({low} to {high},)"
+        missing = f", in {num} of {len(records)}" if num < len(records) else ""
+        found[name] = " or ".join(sorted(kinds[name])) + extent + missing
+    return found
+
+
+def _index_tfrecord(head: Head) -> Indexed:
+    if head.compression:
+        why = f"{head.path} is compressed: it is inflated when it is opened, and needs no index beside it"
+        return Indexed(str(head.path), None, why=why)
+    file = RecordFile(os.path.abspath(head.path), "auto", _INFLATED_MAX)
+    return _index_beside(head, SUFFIX, lambda: len(file.offsets()) - 1)
+
+
+def features_of(record: bytes) -> dict[str, Any] | None:
+    """A tf.train.Example's values by name: a list of bytes, float32 or int64 numbers; None if the record is no Example.
+
+    Without a schema, so only as much of the wire format as tells names, kinds and values; with one it is `TFRecordDataset`'s work.
+
+        Example.features 0x0a; Features.feature 0x0a; key 0x0a, value 0x12; bytes_list 0x0a, float_list 0x12, int64_list 0x1a
+    """
+    try:
+        found: dict[str, Any] = {}
+        for number, features in _wire_fields(record):
+            if number != 1 or not isinstance(features, bytes):
+                return None
+            for _, entry in _wire_fields(features):
+                parts = dict(_wire_fields(entry))
+                lists = [(kind, body) for kind, body in _wire_fields(parts.get(2, b"")) if kind in (1, 2, 3)]
+                found[parts.get(1, b"").decode()] = _values(*lists[-1]) if lists else []
+        return found or None
+    except (ValueError, IndexError, TypeError, AttributeError):  # whatever a message is not made of
+        return None
+
+
+def _values(kind: int, body: bytes) -> Any:
+    values = [value for _, value in _wire_fields(body)]
+    if kind == 1:
+        return values
+    if kind == 2:
+        return np.frombuffer(b"".join(values), "<f4")
+    numbers: list[int] = []
+    for value in values:
+        at = 0
+        if isinstance(value, int):
+            numbers.append(value)
+            continue
+        while at < len(value):  # packed
+            number, at = _varint(value, at)
+            numbers.append(number)
+    return np.array(numbers, np.uint64).view(np.int64)
+
+
+def _wire_fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """(number, contents) of a message's fields."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        number, wire = tag >> 3, tag & 7
+        if wire == 0:
+            value, at = _varint(message, at)
+            yield number, value
+            continue
+        if wire == 2:
+            nbytes, at = _varint(message, at)
+        else:
+            nbytes = {1: 8, 5: 4}.get(wire, len(message))
+        if at + nbytes > len(message) or number == 0:
+            raise ValueError("no field of a message, or one that goes beyond it")
+        yield number, message[at : at + nbytes]
+        at += nbytes
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        value |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return value & ((1 << 64) - 1), at
+    raise ValueError("a number of more than ten bytes")
+
+
+# ------------------------------------------------------------ folders of pictures, a class a subfolder perhaps; and single pictures
+
+_PICTURES = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+}
+
+
+def picture_format(begin: bytes) -> str | None:
+    """What picture format some bytes begin as."""
+    if begin[:4] == b"RIFF" and begin[8:12] == b"WEBP":
+        return "WebP"
+    return next((kind for magic, kind in _PICTURES.items() if begin.startswith(magic)), None)
+
+
+def _has_pictures(head: Head) -> bool:
+    if head.compression:
+        return False
+    if head.is_folder:
+        return next(_pictures_below(head.path), None) is not None
+    return (
+        head.begin[:2] != b"BM" and picture_format(head.begin) is not None
+    )  # two bytes prove nothing outside a folder
+
+
+def _pictures_below(folder: Path) -> Iterator[tuple[Path, str]]:
+    """(path, format) of the pictures below a folder, in the order of their names."""
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(place, name)
+            with open(path, "rb") as file:
+                kind = picture_format(file.read(16))
+            if kind is not None:
+                yield path, kind
+
+
+def _describe_pictures(head: Head, num_samples: int) -> Summary:
+    root = head.path if head.is_folder else head.path.parent
+    found = list(_pictures_below(root)) if head.is_folder else [(head.path, picture_format(head.begin) or "")]
+    paths = [path for path, _ in found]
+    names = [path.relative_to(root) for path in paths]
+    fields = {"image": "uint8 (any, any, 3)"}
+    if classes := sorted({name.parts[0] for name in names if len(name.parts) > 1}):
+        fields["label"] = (
+            f"int64: {len(classes)} folders, {', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''}"
+        )
+    shapes = [_of_picture(path, lambda image: (*image.size, image.mode)) for path in paths[:SIZED]]
+    widths, heights, modes = zip(*shapes, strict=True)
+    notes = [
+        ", ".join(f"{count:,} {kind}" for kind, count in Counter(kind for _, kind in found).most_common()),
+        f"widths {min(widths)} to {max(widths)}, heights {min(heights)} to {max(heights)}, "
+        + ", ".join(f"{mode} ({count:,})" for mode, count in Counter(modes).most_common())
+        + (f", of the first {SIZED:,}" if len(paths) > SIZED else ""),
+    ]
+    nbytes = [path.stat().st_size for path in paths]
+    samples = [
+        {"name": str(name), "image": _of_picture(path, lambda image: np.asarray(image.convert("RGB")))}
+        for name, path in zip(names, paths[:num_samples], strict=False)
+    ]
+    return Summary(str(head.path), "images", sum(nbytes), len(paths), fields, Sizes.of(nbytes), samples, notes)
+
+
+def _of_picture(path: Path, what: Callable[[Any], Any]) -> Any:
+    """Something of a picture; its size and mode stand in the header, and nothing is decoded for them."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return what(image)
+    except Exception as error:  # Pillow's many decoders fail in ways of their own
+        raise ValueError(f"{path}: the picture is damaged: {error}") from error
+
+
+# ------------------------------------------------------------ tokens: a Megatron pair, or a raw file whose dtype the user knows
+
+_TOKENS_SEEN = 1_000_000  # whose range is told
+
+
+def _is_tokens(head: Head) -> bool:
+    if head.is_folder or head.compression:
+        return False
+    if head.begin.startswith(tokens.MAGIC) or head.dtype is not None:
+        return True
+    beside = head.path.with_suffix(".idx")
+    if head.path.suffix != ".bin" or not beside.is_file():
+        return False
+    with open(beside, "rb") as file:
+        return file.read(len(tokens.MAGIC)) == tokens.MAGIC
+
+
+def _describe_tokens(head: Head, num_samples: int) -> Summary:
+    if head.begin.startswith(tokens.MAGIC) or head.dtype is None:
+        return _describe_megatron(head, num_samples)
+    try:
+        dtype = np.dtype(head.dtype)
+    except TypeError as error:
+        raise ValueError(f"--dtype {head.dtype!r} is no type of numbers: {error}") from error
+    if dtype.kind not in "iu" or head.nbytes % dtype.itemsize:
+        raise ValueError(f"{head.path}: {head.nbytes:,} bytes are no whole number of {dtype} tokens")
+    found = np.memmap(head.path, dtype, "r")
+    seen = found[:_TOKENS_SEEN]
+    which = "tokens" if len(seen) == len(found) else f"the first {len(seen):,}"
+    notes = [
+        f"samples are tokens here; windows of them are made by TokenDataset(path, dtype={str(dtype)!r})",
+        f"{which} are {int(seen.min())} to {int(seen.max())}",
+    ]
+    samples = [{"tokens": np.array(found[:64])}] if num_samples else []
+    return Summary(str(head.path), "tokens", head.nbytes, len(found), {"token": str(dtype)}, None, samples, notes)
+
+
+def _describe_megatron(head: Head, num_samples: int) -> Summary:
+    """Its documents are the samples."""
+    idx, bin = head.path.with_suffix(".idx"), head.path.with_suffix(".bin")
+    if head.begin.startswith(tokens.MAGIC):
+        idx = head.path  # whatever it is called
+    name, offsets = tokens.read_index(idx)
+    dtype, nbytes, num = np.dtype(name), os.path.getsize(bin), int(offsets[-1])
+    if num * dtype.itemsize != nbytes:
+        raise ShardCorrupt(f"{idx}: its {num:,} tokens of {dtype} do not make the {nbytes:,} bytes of {bin}")
+    count = len(offsets) - 1
+    every = np.memmap(bin, dtype, "r") if nbytes else np.empty(0, dtype)
+    return Summary(
+        str(head.path),
+        "tokens, Megatron",
+        nbytes + os.path.getsize(idx),
+        count,
+        {"tokens": f"{dtype} (any,)"},
+        Sizes.of(np.diff(offsets) * dtype.itemsize),
+        [{"tokens": np.array(every[offsets[i] : offsets[i + 1]])} for i in range(min(num_samples, count))],
+        [f"{num:,} tokens in {count:,} documents, which are the samples here"],
+    )
+
+
+# ------------------------------------------------------------ what shmload's own programs write
+
+
+def _manifest_at(path: Path) -> Path | None:
+    """The manifest of a packed dataset that a path is, or has in it."""
+    from shmload.remote.shards import FORMAT, MANIFEST_NAME
+
+    if path.is_dir():
+        path = path / MANIFEST_NAME
+    if path.name != MANIFEST_NAME or not path.is_file():
+        return None
+    with open(path, "rb") as file:
+        return path if FORMAT.encode() in file.read(64) else None
+
+
+def _packed(path: Path, num_samples: int) -> Summary:
+    """All that a manifest says, and the first samples of its first shard."""
+    from shmload.remote.shards import Manifest
+
+    manifest = Manifest.parse(path.read_bytes(), name=str(path))
+    notes = [f"generation {manifest.generation}, packed in the order of seed {manifest.seed}"]
+    found = Summary(str(path), "packed shards", manifest.nbytes, manifest.num_samples, notes=notes)
+    if manifest.shards:
+        largest = max(shard.nbytes for shard in manifest.shards)
+        notes.insert(0, f"{len(manifest.shards):,} shards of at most {largest:,} bytes, each with its index beside it")
+        first = describe(path.parent / manifest.shards[0].name, num_samples=num_samples)
+        found.fields, found.sizes, found.samples = first.fields, first.sizes, first.samples
+    for name in manifest.extensions:
+        found.fields.setdefault(name, "in other shards")
+    return found
+
+
+def is_cache(path: Path) -> bool:
+    """Whether a folder is a growing cache's."""
+    from shmload.growing.files import CONTROL
+
+    return (path / CONTROL).is_dir()
+
+
+def _cache(path: Path) -> Summary:
+    from shmload.growing.cache import SampleCache
+
+    stats = SampleCache.look(path)
+    return Summary(str(path), "growing cache", stats.nbytes, stats.num_samples, notes=list(cache_lines(stats)))
+
+
+def cache_lines(stats: CacheStatistics) -> Iterator[str]:
+    """How full a growing cache is, how old, how fast, and what its writers do: one fact a line."""
+    share = stats.nbytes / stats.capacity_bytes
+    yield (
+        f"{share:.0%} of its budget of {stats.capacity_bytes:,} bytes: {stats.num_files} files, {stats.num_writing} being written, "
+        f"{stats.num_leased} read by epochs under way"
+    )
+    yield f"generation {stats.generation}: so many files were published, {stats.num_evicted} of them are gone"
+    yield f"in the last minute {stats.bytes_per_s / 1e6:.1f} MB/s, {stats.samples_per_s:.1f} samples/s were published"
+    for sampler in stats.samplers:
+        who = f"sampler {sampler['worker_id']} of process {sampler['trainer']}"
+        error = sampler["error"].strip().splitlines()
+        yield f"{who}: {sampler['state']}, {sampler['restarts']} restarts" + (f"; {error[-1]}" if error else "")
+    for writer in stats.writers:
+        does = "waits for room" if writer.is_waiting else "writes"
+        has = f"{writer.num_records:,} samples in {writer.num_files} files, {writer.waited_s:.1f} s waited"
+        yield f"process {writer.pid} ({writer.role}) {does}: {has}"
+    for name, why in stats.bad.items():
+        yield f"left out: {name}: {why}"
+
+
+FORMATS = (
+    _of_schema("npy", _begins(b"\x93NUMPY"), lambda path: ArrayDataset({"data": str(path)})),
+    _of_schema("Parquet", _begins(b"PAR1"), ParquetDataset),
+    _of_schema("HDF5", _is_hdf5, HDF5Dataset),
+    _of_schema("safetensors", _is_safetensors, SafetensorsDataset),
+    _of_schema("Zarr", _is_zarr, ZarrDataset),
+    Format("tar", _is_tar, _describe_tar, _index_tar),
+    Format("TFRecord", _is_tfrecord, _describe_tfrecord, _index_tfrecord),
+    Format("images", _has_pictures, _describe_pictures),
+    Format("tokens", _is_tokens, _describe_tokens),
+)

@@ -1,1 +1,0 @@
-"""One file a format: how it is recognised, what there is to say of it, and its index if that lies beside it."""

@@ -1,1 +1,0 @@
-"""What a loader's processes did when: recorders read (tape), made sense of (timeline), written (chrome), drawn (plot)."""

@@ -2,20 +2,22 @@
 
 Method: three workloads in seed mode, batch 8, prefetch "auto" against 2: samples that wait 10 ms under a training step of 10 ms
 (8 workers keep up), samples of 0.5 ms under a step of 20 ms (one is more than enough), and samples that compute for some
-milliseconds under no step. The step is slept. Fixed crews of 1, 2, 4 and 8 (where samples compute: 1 and 2) and auto take turns,
-each in a fresh process; auto may take 8 (SHMLOAD_MAX_WORKERS), or 2. Fixed crews are timed after a lead of 16 batches, auto once it
-has changed nothing for three times the timed part. Every batch of every run is hashed, those during changes too.
+milliseconds under no step. The step is slept. Fixed worker pools of 1, 2, 4 and 8 (where samples compute: 1 and 2) and auto take
+turns, each in a fresh process; auto may take 8 (SHMLOAD_MAX_WORKERS), or 2. Fixed worker pools are timed after a lead of 16
+batches, auto once it has changed nothing for three times the timed part. Every batch of every run is hashed, those during changes
+too.
 
-How to read: a share of 1 is the best fixed crew of the same round. Where the best crew is all that is allowed, auto can only lose
-by what it does in `next()`; the best of several is the luckiest, too, so equal crews give less than 1 on a loaded machine.
+How to read: a share of 1 is the best fixed worker pool of the same round. Where the best worker pool is all that is allowed, auto
+can only lose by what it does in `next()`; the best of several is the luckiest, too, so equal worker pools give less than 1 on a
+loaded machine.
 
 Predicted: 0.97 or more in all three: the controller stops growing when the trainer waits less than 4% of its time.
 
-Result (2 cores, loaded by other work, medians of 3 rounds): 0.984, 0.979 and 0.987 of the best fixed crew. Auto came to rest
-6.4 s after the first batch where it grew from 1 worker to 8 (83 batches/s; the worst fixed crew 10), 1.4 s after it from 1 to 2
-(34; 13), and changed nothing with one worker (47; 46). All batches were alike. With samples and steps of 5 ms, equal crews gave
-shares of 0.84 to 1.07 on the same machine. What auto does in `next()` takes 48 ns a batch and about 150 us a window of half a
-second, 130 of them to read how much memory is free.
+Result (2 cores, loaded by other work, medians of 3 rounds): 0.984, 0.979 and 0.987 of the best fixed worker pool. Auto came to rest
+6.4 s after the first batch where it grew from 1 worker to 8 (83 batches/s; the worst fixed worker pool 10), 1.4 s after it from 1
+to 2 (34; 13), and changed nothing with one worker (47; 46). All batches were alike. With samples and steps of 5 ms, equal worker
+pools gave shares of 0.84 to 1.07 on the same machine. What auto does in `next()` takes 48 ns a batch and about 150 us a window of
+half a second, 130 of them to read how much memory is free.
 """
 
 import multiprocessing
@@ -34,8 +36,8 @@ from benchmarks.common import Result, Row, Settings, main
 from shmload import ShmLoader
 
 BATCH = 8
-LEAD = 16  # batches before a fixed crew is timed
-PATIENCE = 15  # times the timed part: so long auto may take to come to rest
+LEAD = 16  # batches before a fixed worker pool is timed
+RETRY_POLICY = 15  # times the timed part: so long auto may take to come to rest
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Load:
     wait_s: float
     num_rounds: int
     step_s: float
-    crews: tuple[int, ...]
+    pools: tuple[int, ...]
 
 
 LOADS = {
@@ -108,23 +110,23 @@ class Trainer:
             time.sleep(self._step_s)
 
 
-def run(load: Load, crew: int | Literal["auto"], seconds: float) -> Run:
+def run(load: Load, pool: int | Literal["auto"], seconds: float) -> Run:
     """One configuration, in a process of its own."""
-    os.environ["SHMLOAD_MAX_WORKERS"] = str(max(load.crews))
+    os.environ["SHMLOAD_MAX_WORKERS"] = str(max(load.pools))
     with ShmLoader(
         Samples(load),
         batch_size=BATCH,
         shuffle=True,
         seed=5,
-        num_workers=crew,
-        prefetch_factor="auto" if crew == "auto" else 2,
+        num_workers=pool,
+        prefetch_factor="auto" if pool == "auto" else 2,
         multiprocessing_context="fork",
     ) as loader:
         trainer = Trainer(loader, load.step_s)
         settled_s = 0.0
         for _ in range(LEAD):
             trainer.step()
-        if crew == "auto":
+        if pool == "auto":
             settled_s = come_to_rest(trainer, loader, seconds)
         began, before = time.perf_counter(), len(trainer.digests)
         while time.perf_counter() - began < seconds:
@@ -139,30 +141,30 @@ def come_to_rest(trainer: Trainer, loader: ShmLoader[Any], seconds: float) -> fl
     """Trains until nothing has been changed for three times the timed part. Returns when the last change was."""
     began = changed = time.perf_counter()
     num_changes = 0
-    while (now := time.perf_counter()) - changed < 3 * seconds and now - began < PATIENCE * seconds:
+    while (now := time.perf_counter()) - changed < 3 * seconds and now - began < RETRY_POLICY * seconds:
         trainer.step()
         if (found := len(loader.stats()["autotune"]["decisions"])) != num_changes:
             num_changes, changed = found, time.perf_counter()
     return changed - began if num_changes else 0.0
 
 
-def alone(load: Load, crew: int | Literal["auto"], seconds: float) -> Run:
+def alone(load: Load, pool: int | Literal["auto"], seconds: float) -> Run:
     """`run` in a process of its own, forked from one that has no loader."""
     context = multiprocessing.get_context("fork")
     mine, its = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(its, load, crew, seconds))
+    process = context.Process(target=_send, args=(its, load, pool, seconds))
     process.start()
     its.close()
     try:
         found: Run = mine.recv()
     except EOFError:
-        raise SystemExit(f"the run with num_workers={crew!r} ended without a result") from None
+        raise SystemExit(f"the run with num_workers={pool!r} ended without a result") from None
     process.join()
     return found
 
 
-def _send(to: Connection, load: Load, crew: int | Literal["auto"], seconds: float) -> None:
-    to.send(run(load, crew, seconds))
+def _send(to: Connection, load: Load, pool: int | Literal["auto"], seconds: float) -> None:
+    to.send(run(load, pool, seconds))
 
 
 def measure(settings: Settings) -> Result:
@@ -170,21 +172,21 @@ def measure(settings: Settings) -> Result:
     rows, measured = [], {}
     for name, load in LOADS.items():
         rounds = [
-            {crew: alone(load, crew, settings.seconds) for crew in (*load.crews, "auto")}
+            {pool: alone(load, pool, settings.seconds) for pool in (*load.pools, "auto")}
             for _ in range(settings.rounds)
         ]
         check_alike(name, [each for found in rounds for each in found.values()])
-        shares = [found["auto"].rate / max(found[crew].rate for crew in load.crews) for found in rounds]
+        shares = [found["auto"].rate / max(found[pool].rate for pool in load.pools) for found in rounds]
         last = rounds[-1]
-        best = max(load.crews, key=lambda crew: last[crew].rate)
+        best = max(load.pools, key=lambda pool: last[pool].rate)
         auto = last["auto"]
         beside = (
             f"auto {auto.rate:.0f} batches/s with {auto.num_workers} x {auto.prefetch}, last change after {auto.settled_s:.1f} s; "
-            f"best fixed {last[best].rate:.0f} with {best}, worst {min(last[c].rate for c in load.crews):.0f}"
+            f"best fixed {last[best].rate:.0f} with {best}, worst {min(last[c].rate for c in load.pools):.0f}"
         )
         rows.append(
             Row(
-                f"autotune, {name}: share of the best crew",
+                f"autotune, {name}: share of the best worker pool",
                 median(shares),
                 "",
                 beside,
@@ -193,7 +195,7 @@ def measure(settings: Settings) -> Result:
             )
         )
         measured[name] = [
-            {str(crew): {k: v for k, v in asdict(each).items() if k != "digests"} for crew, each in found.items()}
+            {str(pool): {k: v for k, v in asdict(each).items() if k != "digests"} for pool, each in found.items()}
             for found in rounds
         ]
     return Result(rows, {"cases": measured})

@@ -1,4 +1,4 @@
-"""What does a crew of Ray actors bring, beside plain Ray, Ray Data, and workers of this machine?
+"""What does a worker pool of Ray actors bring, beside plain Ray, Ray Data, and workers of this machine?
 
 Method: batches of 8 records of 1 MiB; every case in a fresh process, cases in turn, forwards and backwards by rounds, over a real
 Ray cluster of this machine: of one node, and of two where all actors are on the node that is not the trainer's. `ray.get` is

@@ -66,7 +66,7 @@ def indices() -> Iterator[list[int]]:
 
 
 def on_the_cluster(dataset: Records, num_workers: int, address: str) -> Any:
-    return ShmLoader(dataset, BATCH_SIZE, shuffle=True, seed=1, num_workers=num_workers, crew="ray", address=address)
+    return ShmLoader(dataset, BATCH_SIZE, shuffle=True, seed=1, num_workers=num_workers, backend="ray", address=address)
 
 
 def locally(dataset: Records, num_workers: int, address: str) -> Any:

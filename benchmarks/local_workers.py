@@ -36,10 +36,10 @@ from shmload import ShmLoader
 HERE = "SHMLOAD_BENCHMARK_HERE"  # in the environment of the trainer and its children alone: Ray gives actors its own
 WAIT_S = 0.010
 SLOWNESSES = (1, 2, 4)
-CREWS: dict[str, dict[str, Any]] = {
+POOLS: dict[str, dict[str, Any]] = {
     "processes": {"num_workers": 2},
-    "actors": {"num_workers": 2, "crew": "ray"},
-    "both": {"num_workers": 2, "num_local_workers": 2, "crew": "ray"},
+    "actors": {"num_workers": 2, "backend": "ray"},
+    "both": {"num_workers": 2, "num_local_workers": 2, "backend": "ray"},
 }
 WARM_UP_S = 3.0
 
@@ -58,9 +58,9 @@ class Waiting:
         return np.full(64, index, np.float32)
 
 
-def rate(crew: str, slowness: int, seconds: float, address: str) -> float:
+def rate(pool: str, slowness: int, seconds: float, address: str) -> float:
     """Batches a second, of this process."""
-    given = {**CREWS[crew], "address": address} if "crew" in CREWS[crew] else CREWS[crew]
+    given = {**POOLS[pool], "address": address} if "backend" in POOLS[pool] else POOLS[pool]
     with ShmLoader(Waiting(slowness), 4, shuffle=True, seed=1, **given) as loader:
         batches = iter(loader)
         while not all(worker["num_samples"] for worker in (loader.stats().get("workers") or [{"num_samples": 0}])):
@@ -75,15 +75,15 @@ def rate(crew: str, slowness: int, seconds: float, address: str) -> float:
         return count / (now - begin)
 
 
-def run(crew: str, slowness: int, seconds: float, address: str) -> float:
+def run(pool: str, slowness: int, seconds: float, address: str) -> float:
     """The same in a fresh process."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.local_workers", "--case"]
-    command += [crew, str(slowness), str(seconds), address]
+    command += [pool, str(slowness), str(seconds), address]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, HERE: "yes"}, capture_output=True, text=True, timeout=300
     )
     if done.returncode:
-        raise SystemExit(f"{crew}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
+        raise SystemExit(f"{pool}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
     return float(json.loads(done.stdout.strip().rpartition("\n")[2]))
 
 
@@ -96,12 +96,12 @@ def measure(settings: Settings) -> Result:
     with cluster("one node") as (address, _):
         for number in range(settings.rounds):
             for slowness in SLOWNESSES:
-                for crew in list(CREWS)[:: 1 if number % 2 == 0 else -1]:
-                    found.setdefault(f"{crew}, {slowness}", []).append(run(crew, slowness, settings.seconds, address))
-                    print(f"{crew}, {slowness}: {found[f'{crew}, {slowness}'][-1]:.1f} batches/s", file=sys.stderr)
+                for pool in list(POOLS)[:: 1 if number % 2 == 0 else -1]:
+                    found.setdefault(f"{pool}, {slowness}", []).append(run(pool, slowness, settings.seconds, address))
+                    print(f"{pool}, {slowness}: {found[f'{pool}, {slowness}'][-1]:.1f} batches/s", file=sys.stderr)
     rows = []
     for slowness in SLOWNESSES:
-        processes, actors, both = (median(found[f"{crew}, {slowness}"]) for crew in CREWS)
+        processes, actors, both = (median(found[f"{pool}, {slowness}"]) for pool in POOLS)
         beside = f"batches/s: both {both:.1f}, processes {processes:.1f}, actors {actors:.1f}"
         share = both / (processes + actors)
         rows.append(Row(f"actors {slowness}x as slow: share of the sum", share, "", beside, ">= 0.75", share >= 0.75))
@@ -110,7 +110,7 @@ def measure(settings: Settings) -> Result:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--case"]:
-        crew, slowness, seconds, address = sys.argv[2:]
-        print(json.dumps(rate(crew, int(slowness), float(seconds), address)))
+        pool, slowness, seconds, address = sys.argv[2:]
+        print(json.dumps(rate(pool, int(slowness), float(seconds), address)))
     else:
         main("local_workers", __doc__, measure)

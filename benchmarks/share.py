@@ -22,7 +22,8 @@ Result (2 cores, a load of 7 from other work; the sums' ratio is the median of t
 | tiny rows, not sharing | 27 | 25 | 92 | |
 | tiny rows, sharing | 37 | 34 | 49 | 0.83 |
 
-Unequal ranks (a load of 8; medians of three rounds): 14.3 steps a second alone, 21.3 helped, 1.49x; 243 parts of batches by guests.
+Unequal ranks (a load of 8; medians of three rounds): 14.3 steps a second alone, 21.3 helped, 1.49x; 243 parts of batches by
+helpers.
 """
 
 from __future__ import annotations
@@ -150,13 +151,13 @@ def unequal_rank(number: int, run: str, share: str | None, all_have: Any, sender
         next(batches)
         all_have.wait()
     rate = (NUM_UNEQUAL - NUM_WARM) / (monotonic() - began)
-    sender.send((rate, loader.stats().get("num_chunks_by_guests", 0)))
+    sender.send((rate, loader.stats().get("num_chunks_by_helpers", 0)))
     all_have.wait()
     loader.close()
 
 
 def unequal(share: str | None) -> tuple[float, int]:
-    """Steps a second, and parts that guests filled."""
+    """Steps a second, and parts that helpers filled."""
     told = in_ranks(unequal_rank, share, multiprocessing.get_context("fork").Barrier(NUM_RANKS))
     return min(rate for rate, _ in told), sum(parts for _, parts in told)
 
@@ -165,7 +166,7 @@ def row_of_unequal(found: list[tuple[tuple[float, int], tuple[float, int]]]) -> 
     ratio = median(helped[0] / alone[0] for alone, helped in found)
     alone, helped = (median(pair[side][0] for pair in found) for side in range(2))
     parts = median(pair[1][1] for pair in found)
-    beside = f"alone {alone:.1f}, helped {helped:.1f} steps a second; {parts:.0f} parts of batches by guests"
+    beside = f"alone {alone:.1f}, helped {helped:.1f} steps a second; {parts:.0f} parts of batches by helpers"
     return Row("unequal ranks in lock-step: steps with help over without", ratio, "x", beside, ">= 1.3x", ratio >= 1.3)
 
 

@@ -60,7 +60,7 @@ class DpexDataLoader(ShmLoader[T]):
         if num_workers == 0 and prefetch_factor == 2:
             prefetch_factor = None  # torch refuses a number without workers, even Dpex's own default
         is_distributed = bool(distribute_mode) and num_workers > 0
-        crew, address = ("ray", head_address) if is_distributed else ("auto", None)
+        backend, address = ("ray", head_address) if is_distributed else ("process", None)
         given = dict(locals())
         for name in ("self", "__class__", "is_distributed"):
             del given[name]

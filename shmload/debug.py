@@ -55,8 +55,8 @@ def watch_copies(loader: Any) -> Iterator[None]:
 
     def watched() -> Iterator[Watched]:
         for engine in loader._builder.engines:
-            if engine._cooling is not None and engine.holders is not None:
-                yield Watched(engine._options.calls, engine._cooling, engine.holders.batch_in)
+            if engine._pending_copies is not None and engine.holders is not None:
+                yield Watched(engine._options.calls, engine._pending_copies, engine.holders.batch_in)
 
     was_enabled = is_enabled()
     enable()

@@ -28,7 +28,6 @@ from shmload.engine.builder import EngineBuilder, LoaderConfig, Make, as_keyed, 
 from shmload.engine.controller import Setting
 from shmload.engine.engine import Engine
 from shmload.engine.orders import BadSamples, OnError
-from shmload.engine.trace import Trace
 from shmload.engine.watching import Holder
 from shmload.metrics import EpochCallback
 from shmload.modes.epoch_watch import EpochWatches
@@ -41,6 +40,8 @@ from shmload.world import ability_of
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from shmload.engine.trace import Trace
 
 T = TypeVar("T", covariant=True, default=Any)  # of datasets that only decode into rows nothing is known
 
@@ -59,8 +60,8 @@ class ShmLoader(DataLoader[T]):
         sampler, batch_sampler: torch mode: as torch's. Seed mode: shmload's own (KeyedOrder, KeyedBatches) are sharded over ranks,
             and resumed in O(1); any other orders for this rank alone, and the seed only keys the randomness.
         num_workers: processes that read, of each rank. 0: the trainer reads, into private memory; there is no ring. "auto": in seed
-            mode the crew grows and shrinks while it runs, and batches are the same whatever it does; in torch mode, where what
-            workers draw depends on their number, that is taken from this host's processors once: give a number for the same
+            mode the worker pool grows and shrinks while it runs, and batches are the same whatever it does; in torch mode, where
+            what workers draw depends on their number, that is taken from this host's processors once: give a number for the same
             draws on other hosts. docs/autotune.md says more.
         collate_fn: makes a batch of a list of samples, in a worker; then nothing is decoded in place. None: torch's rules, straight
             into the batch.
@@ -103,19 +104,19 @@ class ShmLoader(DataLoader[T]):
         trust_state: a state may hold pickles, which can run any code when they are loaded. They are in it only where a dataset,
             iterator or sampler of yours tells a state of other things than numbers, text, bytes, arrays, tensors and containers of
             these. False: such a state is a StateMismatch.
-        crew: "auto": workers are processes of this machine. "ray": they are actors on the nodes of a Ray cluster that this machine
-            belongs to, which needs the extra `shmload[ray]`; batches are the same. An actor that dies is replaced in seed mode.
-            num_workers="auto" is then the number of CPUs of the cluster's other nodes; `sample_timeout_s` needs a seed.
-        num_local_workers: with crew="ray", processes of this machine that read beside the `num_workers` actors, into the same
+        backend: "process": workers are processes of this machine. "ray": they are actors on the nodes of a Ray cluster that this
+            machine belongs to, which needs the extra `shmload[ray]`; batches are the same. An actor that dies is replaced in seed
+            mode. num_workers="auto" is then the number of CPUs of the cluster's other nodes; `sample_timeout_s` needs a seed.
+        num_local_workers: with backend="ray", processes of this machine that read beside the `num_workers` actors, into the same
             ring. For torch mode and `get_worker_info()` all of them together are the workers, the actors first.
-        address: of the cluster's head, with crew="ray"; None: "auto", the cluster that runs on this machine.
-        connect_timeout_s: with crew="ray", seconds that the cluster may take to answer. What is sent there then takes as long as it
-            takes. Once it has answered, it is asked again before a break is an error.
+        address: of the cluster's head, with backend="ray"; None: "auto", the cluster that runs on this machine.
+        connect_timeout_s: with backend="ray", seconds that the cluster may take to answer. What is sent there then takes as long as
+            it takes. Once it has answered, it is asked again before a break is an error.
         share: "node": the ranks of this node that are given the same `rank` and `world_size`, as those of a tensor- or pipeline-
-            parallel group are, read one ring, filled by one crew of `num_workers`; each sample is decoded once. Where no two
-            ranks are given the same, as in data parallelism, each has ring and crew of its own, and idle workers help the ranks
-            whose batches are late. Seed mode only; batches are the same without it. docs/launch.md says when to use it, and what
-            it asks of a program.
+            parallel group are, read one ring, filled by one worker pool of `num_workers`; each sample is decoded once. Where no two
+            ranks are given the same, as in data parallelism, each has ring and worker pool of its own, and idle workers help the
+            ranks whose batches are late. Seed mode only; batches are the same without it. docs/launch.md says when to use it, and
+            what it asks of a program.
         device: "cuda", "cuda:1" or such a torch.device: batches' tensors arrive there, copied from the pinned ring on a stream of
             their own, two batches ahead; the stream that is current in `next()` waits for them. What is no tensor stays as it is. A
             `shmload.Device` says more: images normalised there, tensors at addresses that stay. Not with `audit`.
@@ -165,7 +166,7 @@ class ShmLoader(DataLoader[T]):
         max_bad: int | None = None,
         sample_timeout_s: float | None = None,
         ragged: str | Mapping[str, str] = AS_TORCH_OR_LIST,
-        crew: str = "auto",
+        backend: str = "process",
         num_local_workers: int = 0,
         address: str | None = None,
         connect_timeout_s: float = 60.0,
@@ -178,12 +179,12 @@ class ShmLoader(DataLoader[T]):
     ) -> None:
         dataset = as_keyed(dataset, seed)
         check_arguments(dict(locals()))
-        if crew == "ray" and is_auto(num_workers):
+        if backend == "ray" and is_auto(num_workers):
             from shmload.ray.cluster import num_actors  # few loaders have a cluster
 
             num_workers = num_actors(address or "auto")
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
-        self.crew, self.address, self.num_local_workers, self.share = crew, address, num_local_workers, share
+        self.backend, self.address, self.num_local_workers, self.share = backend, address, num_local_workers, share
         self.connect_timeout_s = connect_timeout_s
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch reads more than it names
@@ -451,8 +452,10 @@ class ShmLoader(DataLoader[T]):
         )
 
     def check_worker_number_rationality(self) -> None:
-        """Warns, as torch does, of more workers than there are cores; actors have the cluster's, a shared crew all ranks'."""
-        if self.crew != "ray" and self.share is None:
+        """Warns, as torch does, of more workers than there are cores; actors have the cluster's, a shared worker pool all
+        ranks'.
+        """
+        if self.backend != "ray" and self.share is None:
             super().check_worker_number_rationality()
 
     # ------------------------------------------------------------ copies
@@ -497,8 +500,8 @@ _ARGUMENTS = tuple(field.name for field in fields(LoaderConfig) if field.name no
 def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make, dict[str, Any]]:
     """What makes the engines that the arguments ask for, and options of theirs: where workers run."""
     options: dict[str, Any] = {}
-    if config.crew == "ray":
-        from shmload.ray.crew import OnCluster  # few loaders have a cluster
+    if config.backend == "ray":
+        from shmload.ray.pool import OnCluster  # few loaders have a cluster
 
         cluster = OnCluster(config.address or "auto", config.num_local_workers, config.connect_timeout_s)
         options = {"backend": cluster, "num_far": config.num_workers}

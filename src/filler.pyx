@@ -16,7 +16,7 @@ ERROR = SHML_ERROR
 ROOM = SHML_EVENT_ROOM
 LAYOUT = SHML_EVENT_LAYOUT
 
-cdef uint64_t IDLE_NS = 1_000_000_000  # a wait for orders is told in pieces of this length, so that an onlooker need not wait, too
+cdef uint64_t IDLE_NS = 1_000_000_000  # a wait for orders is told in pieces of this length, so that an stats reader need not wait, too
 
 
 cdef class WorkerRing:
@@ -53,7 +53,7 @@ cdef class WorkerRing:
         """Says that this process is up and ready for orders.
 
         Args:
-            begun_ns: CLOCK_MONOTONIC when it began, for onlookers; 0: not known. A process is no older than its ring.
+            begun_ns: CLOCK_MONOTONIC when it began, for stats readers; 0: not known. A process is no older than its ring.
         """
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
         cdef uint64_t now = shml_now_ns()
@@ -73,12 +73,12 @@ cdef class WorkerRing:
         """Whether the trainer wants this worker to go on."""
         return not self._ring.header.is_closing and <uint64_t>self.worker_id < self._ring.header.num_wanted
 
-    def knock(self, uint64_t ticket):
-        """As a guest: asks to be let in, also while it has asked already. Returns whether it is, and may claim (guests.h)."""
-        return shml_knock(&self._ring, self.worker_id, ticket) == 1
+    def request(self, uint64_t ticket):
+        """As a helper: asks to be let in, also while it has asked already. Returns whether it is, and may claim (helpers.h)."""
+        return shml_request(&self._ring, self.worker_id, ticket) == 1
 
     def waiting(self, bint on):
-        """Notes for onlookers whether this worker waits for orders."""
+        """Notes for stats readers whether this worker waits for orders."""
         self._ring.workers[self.worker_id].is_waiting = on
         cdef uint64_t now
         if self._idle_ns == 0:
@@ -94,7 +94,7 @@ cdef class WorkerRing:
         self._idle_ns = 0
 
     def waited(self, uint32_t kind, uint64_t begin_ns):
-        """Notes for onlookers that this worker, holding a claim, has waited from then until now.
+        """Notes for stats readers that this worker, holding a claim, has waited from then until now.
 
         Args:
             kind: ROOM or LAYOUT.
@@ -275,7 +275,7 @@ cdef class WorkerRing:
         return worker.num_chunks, worker.busy_ns
 
     def count_fetch(self, uint64_t nbytes, *, bint is_remote, bytes node, uint32_t num_actors):
-        """Tells onlookers of bytes that a Ray actor has sent: from another node or not, where it is, how many there
+        """Tells stats readers of bytes that a Ray actor has sent: from another node or not, where it is, how many there
         have been."""
         shml_count_fetch(&self._ring.workers[self.worker_id], nbytes, is_remote, node[:11], num_actors)
 

@@ -12,16 +12,16 @@ cdef extern from *:
         if (holder->num_forks == shml_num_forks) /* a forked child's copy says nothing about the slot */
             shml_share_let_go(&holder->share, holder->rank, slot);
     }
-    static void shml_tell_ends(shml_desk *desk, shml_holder *holder) {
-        desk->ended = shml_end_hold;
-        desk->context = holder;
+    static void shml_tell_ends(shml_local_ring *local_ring, shml_holder *holder) {
+        local_ring->ended = shml_end_hold;
+        local_ring->context = holder;
     }
     """
     ctypedef struct shml_holder:
         shml_share share
         uint32_t rank
         int num_forks
-    void shml_tell_ends(shml_desk *desk, shml_holder *holder)
+    void shml_tell_ends(shml_local_ring *local_ring, shml_holder *holder)
 
 
 cdef class _Holder:
@@ -40,7 +40,7 @@ cdef class FollowerRing:
     """
 
     cdef shml_ring _ring
-    cdef shml_desk *_desk
+    cdef shml_local_ring *_local_ring
     cdef object _control
     cdef Share _shared
     cdef int _num_forks
@@ -58,21 +58,21 @@ cdef class FollowerRing:
         self._shared = shared
         self._num_forks = shml_num_forks
         self.num_slots = shared.num_slots
-        self._desk = shml_desk_new(self.num_slots, self.num_slots)
-        if self._desk == NULL:
+        self._local_ring = shml_local_ring_new(self.num_slots, self.num_slots)
+        if self._local_ring == NULL:
             raise MemoryError
         cdef _Holder holder = _Holder.__new__(_Holder)
         holder._holder.share = shared._share
         holder._holder.rank = shared.me
         holder._holder.num_forks = shml_num_forks
         holder._memory = shared.memory
-        _enter(self._desk)._ended = holder
-        shml_tell_ends(self._desk, &holder._holder)
+        _enter(self._local_ring)._ended = holder
+        shml_tell_ends(self._local_ring, &holder._holder)
 
     def __dealloc__(self):
-        if self._desk != NULL:
-            shml_desk_close(self._desk)
-            shml_desk_drop(self._desk)
+        if self._local_ring != NULL:
+            shml_local_ring_close(self._local_ring)
+            shml_local_ring_drop(self._local_ring)
 
     cdef int _slot(self, int slot) except -1:
         if shml_num_forks != self._num_forks:
@@ -114,7 +114,7 @@ cdef class FollowerRing:
             raise ValueError(f"slot of {nbytes} bytes at {offset} ends beyond its segment of {memory.nbytes}")
         if not self.is_free(slot):
             raise ValueError(f"slot {slot} is leased: its payload cannot change")
-        cdef shml_place *place = &self._desk.places[slot]
+        cdef shml_place *place = &self._local_ring.places[slot]
         shml_map_drop(place.map)
         place.map = shml_map_keep(<shml_map *><uintptr_t>memory.handle)
         place.offset = offset
@@ -123,23 +123,23 @@ cdef class FollowerRing:
     def is_free(self, int slot):
         """Whether it can be leased. One that is READY may still have its last lease, not quite over in the thread that ends it."""
         self._slot(slot)
-        shml_desk_collect(self._desk)
-        return self._desk.places[slot].state == SHML_FREE
+        shml_local_ring_collect(self._local_ring)
+        return self._local_ring.places[slot].state == SHML_FREE
 
     def lease(self, int slot):
         """Leases a READY slot that is free, and passes its batch."""
         if not self.is_free(slot):
             raise ValueError(f"slot {slot} is leased already")
-        cdef shml_place *place = &self._desk.places[slot]
+        cdef shml_place *place = &self._local_ring.places[slot]
         if place.map == NULL:
             raise ValueError(f"slot {slot} has no payload")
         shml_renew(place)
-        shml_desk_pull_free(self._desk, slot)
+        shml_local_ring_pull_free(self._local_ring, slot)
         cdef Lease lease = Lease.__new__(Lease)
         lease.used_nbytes = self._ring.slots[slot].used_nbytes
         lease.has_note = False
         shml_share_take(&self._shared._share, self._shared.me, slot)
-        lease._lease = shml_lease_begin(self._desk, slot)
+        lease._lease = shml_lease_begin(self._local_ring, slot)
         return lease
 
     def skip(self, int slot):
@@ -181,8 +181,8 @@ cdef class FollowerRing:
     @property
     def num_leased(self):
         """Slots that this rank has leased."""
-        shml_desk_collect(self._desk)
-        return self._desk.num_leased
+        shml_local_ring_collect(self._local_ring)
+        return self._local_ring.num_leased
 
     @property
     def num_lendable(self):

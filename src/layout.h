@@ -1,4 +1,4 @@
-/* The control block: every word that trainer, workers and onlookers share.
+/* The control block: every word that trainer, workers and stats readers share.
  *
  *   header | worker records | slot records | orders | texts | layout text | events (events.h)
  *
@@ -51,7 +51,7 @@ typedef struct {
     uint64_t magic;             /* SHML_MAGIC, written last at creation; trainer */
     uint32_t abi;               /* SHML_ABI; trainer */
     uint32_t num_slots;         /* trainer */
-    uint32_t num_workers;       /* worker records, not processes alive: of the crew, behind them of guests; trainer */
+    uint32_t num_workers;       /* worker records, not processes alive: of the worker pool, behind them of helpers; trainer */
     uint32_t is_static;         /* 1: batch i belongs to worker i mod n and orders are taken oldest first; trainer */
     uint64_t total_nbytes;      /* size of the control block; trainer */
     uint64_t workers_offset;    /* bytes from the header's start, as all offsets here; trainer */
@@ -88,7 +88,7 @@ typedef struct {
     shml_u32 num_sleepers;      /* other ranks that sleep until a batch is ready (share.h); they themselves */
     shml_u32 num_rings;         /* counts what wakes them: a futex; whoever wakes */
     uint8_t reserved1[32];      /* to 424: room for pinning and the audit */
-    uint32_t rank;              /* what follows is for onlookers alone; trainer, before the first order */
+    uint32_t rank;              /* what follows is for stats readers alone; trainer, before the first order */
     uint32_t world_size;        /* trainer, before the first order */
     shml_u64 num_bad_samples;   /* that the loader could not read and has skipped or replaced; trainer */
     shml_u64 epoch;             /* of the newest batch delivered, int64 as bits; trainer */
@@ -117,9 +117,9 @@ typedef struct {
     char node[12];          /* begin of the id of the node where the last one is, NUL-terminated */
     shml_u64 num_restarts;  /* processes that have taken the place of a dead one here; trainer */
     shml_u64 claimed_ns;    /* CLOCK_MONOTONIC when it claimed what it fills now, 0: it holds no claim; that worker */
-    shml_u64 visitor;       /* ticket (guests.h) of the neighbour's worker that wants to fill chunks here, or does; 0: none; that
+    shml_u64 visitor;       /* ticket (helpers.h) of the neighbour's worker that wants to fill chunks here, or does; 0: none; that
                                worker when it was 0, trainer clears */
-    shml_u64 admitted;      /* ticket of the one that the trainer watches, and so may claim; trainer */
+    shml_u64 accepted;      /* ticket of the one that the trainer watches, and so may claim; trainer */
     uint8_t reserved[48];   /* to 192: whole cache lines, so workers do not share one */
 } shml_worker;
 
@@ -139,7 +139,7 @@ typedef struct {
     shml_u64 text_nbytes;     /* bytes of error text; winner of err */
     shml_u64 used_nbytes;     /* payload bytes of a packed batch; claimant, before finish */
     uint32_t form;            /* SHML_FORM_* the order asks for; trainer, while free */
-    uint32_t state;           /* copy of the private state, for onlookers; trainer */
+    uint32_t state;           /* copy of the private state, for stats readers; trainer */
     shml_u64 payload_version; /* grows when payload_* change; trainer, while free or while its claimant waits for need_nbytes */
     uint64_t payload_offset;  /* bytes from the segment's start */
     uint64_t payload_nbytes;  /* bytes this slot may use */

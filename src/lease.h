@@ -54,15 +54,15 @@ enum { /* private slot states, the truth about who owns a slot */
     SHML_LEASED = 3,
     SHML_DRAINING = 4, /* abandoned while a worker still writes into it */
     SHML_PARKED = 5,   /* out of use: a ring may be made for more batches than are under way now */
-    SHML_COOLING = 6,  /* its lease has ended, and copies from it to a device may still be under way */
+    SHML_PENDING_COPIES = 6,  /* its lease has ended, and copies from it to a device may still be under way */
 };
 
-struct shml_desk;
+struct shml_local_ring;
 
 typedef struct {
     _Atomic int refs;       /* the Lease objects and every tensor made from them; 0: nobody has the slot */
     uint32_t slot;
-    struct shml_desk *desk; /* counted while refs > 0 */
+    struct shml_local_ring *local_ring; /* counted while refs > 0 */
     shml_map *map;          /* counted while refs > 0 */
     uint8_t *base;          /* the slot's first byte */
     uint64_t nbytes;
@@ -82,8 +82,8 @@ typedef struct {
     shml_lease lease;     /* a slot has one at a time; it lies here, so that a fork can ask for it whoever else drops it */
 } shml_place;
 
-typedef struct shml_desk {
-    _Atomic int refs;         /* the ring object, the list of all desks, and every live lease */
+typedef struct shml_local_ring {
+    _Atomic int refs;         /* the ring object, the list of all local rings, and every live lease */
     _Atomic int32_t returned; /* head of the stack of slots whose last alias died, -1 empty */
     _Atomic int poison;       /* debugging, what befalls a slot the moment it comes back: 0 nothing, 1 it is overwritten,
                                  -n the process sends itself signal n and it is not back yet (once) */
@@ -91,129 +91,129 @@ typedef struct shml_desk {
     uint32_t num_usable;      /* not parked */
     uint32_t num_free;
     uint32_t num_leased;      /* as the trainer last saw it */
-    uint32_t num_cooling;
-    int32_t *cooling;         /* slots that came back and are not to be used yet, oldest first; NULL: a slot is free at once */
+    uint32_t num_pending_copies;
+    int32_t *pending_copies;         /* slots that came back and are not to be used yet, oldest first; NULL: a slot is free at once */
     void (*ended)(void *context, uint32_t slot); /* told of a lease's end, in its thread, before the slot is back; NULL: nobody */
-    void *context;            /* what it is given; lives as long as the desk has leases */
+    void *context;            /* what it is given; lives as long as the local ring has leases */
     int32_t *free_list;       /* last in, first out: the ring in use stays as small and as cache-hot as it can */
     shml_place *places;
-} shml_desk;
+} shml_local_ring;
 
 /* The first `num_usable` slots are free, the others parked. */
-static inline shml_desk *shml_desk_new(uint32_t num_slots, uint32_t num_usable) {
-    shml_desk *desk = (shml_desk *)calloc(1, sizeof(shml_desk));
-    if (!desk) return NULL;
-    desk->places = (shml_place *)calloc(num_slots, sizeof(shml_place));
-    desk->free_list = (int32_t *)calloc(num_slots, sizeof(int32_t));
-    if (!desk->places || !desk->free_list) {
-        free(desk->places);
-        free(desk->free_list);
-        free(desk);
+static inline shml_local_ring *shml_local_ring_new(uint32_t num_slots, uint32_t num_usable) {
+    shml_local_ring *local_ring = (shml_local_ring *)calloc(1, sizeof(shml_local_ring));
+    if (!local_ring) return NULL;
+    local_ring->places = (shml_place *)calloc(num_slots, sizeof(shml_place));
+    local_ring->free_list = (int32_t *)calloc(num_slots, sizeof(int32_t));
+    if (!local_ring->places || !local_ring->free_list) {
+        free(local_ring->places);
+        free(local_ring->free_list);
+        free(local_ring);
         return NULL;
     }
-    atomic_store(&desk->refs, 1);
-    atomic_store(&desk->returned, -1);
-    desk->num_slots = num_slots;
-    desk->num_usable = num_usable;
-    for (uint32_t s = 0; s < num_usable; s++) desk->free_list[desk->num_free++] = (int32_t)(num_usable - 1 - s);
-    for (uint32_t s = num_usable; s < num_slots; s++) desk->places[s].state = SHML_PARKED;
-    return desk;
+    atomic_store(&local_ring->refs, 1);
+    atomic_store(&local_ring->returned, -1);
+    local_ring->num_slots = num_slots;
+    local_ring->num_usable = num_usable;
+    for (uint32_t s = 0; s < num_usable; s++) local_ring->free_list[local_ring->num_free++] = (int32_t)(num_usable - 1 - s);
+    for (uint32_t s = num_usable; s < num_slots; s++) local_ring->places[s].state = SHML_PARKED;
+    return local_ring;
 }
 
-static inline void shml_desk_keep(shml_desk *desk) { atomic_fetch_add(&desk->refs, 1); }
+static inline void shml_local_ring_keep(shml_local_ring *local_ring) { atomic_fetch_add(&local_ring->refs, 1); }
 
-static inline void shml_desk_drop(shml_desk *desk) {
-    if (atomic_fetch_sub(&desk->refs, 1) != 1) return;
-    free(desk->places);
-    free(desk->free_list);
-    free(desk->cooling);
-    free(desk);
+static inline void shml_local_ring_drop(shml_local_ring *local_ring) {
+    if (atomic_fetch_sub(&local_ring->refs, 1) != 1) return;
+    free(local_ring->places);
+    free(local_ring->free_list);
+    free(local_ring->pending_copies);
+    free(local_ring);
 }
 
 /* The ring is gone: only leases hold its payloads from now on. */
-static inline void shml_desk_close(shml_desk *desk) {
-    for (uint32_t s = 0; s < desk->num_slots; s++) {
-        shml_map_drop(desk->places[s].map);
-        desk->places[s].map = NULL;
+static inline void shml_local_ring_close(shml_local_ring *local_ring) {
+    for (uint32_t s = 0; s < local_ring->num_slots; s++) {
+        shml_map_drop(local_ring->places[s].map);
+        local_ring->places[s].map = NULL;
     }
 }
 
-static inline void shml_desk_push_free(shml_desk *desk, uint32_t slot) {
-    desk->places[slot].state = SHML_FREE;
-    desk->free_list[desk->num_free++] = (int32_t)slot;
+static inline void shml_local_ring_push_free(shml_local_ring *local_ring, uint32_t slot) {
+    local_ring->places[slot].state = SHML_FREE;
+    local_ring->free_list[local_ring->num_free++] = (int32_t)slot;
 }
 
 /* Takes a free slot off the list. */
-static inline void shml_desk_pull_free(shml_desk *desk, uint32_t slot) {
+static inline void shml_local_ring_pull_free(shml_local_ring *local_ring, uint32_t slot) {
     uint32_t at = 0;
-    while (desk->free_list[at] != (int32_t)slot) at++;
-    desk->num_free--;
-    for (; at < desk->num_free; at++) desk->free_list[at] = desk->free_list[at + 1];
+    while (local_ring->free_list[at] != (int32_t)slot) at++;
+    local_ring->num_free--;
+    for (; at < local_ring->num_free; at++) local_ring->free_list[at] = local_ring->free_list[at + 1];
 }
 
 /* Takes in the slots that leases have given back since last time. Trainer only. Returns how many. */
-static inline uint32_t shml_desk_collect(shml_desk *desk) {
-    if (atomic_load_explicit(&desk->returned, memory_order_relaxed) < 0) return 0;
-    int32_t slot = atomic_exchange_explicit(&desk->returned, -1, memory_order_acquire);
+static inline uint32_t shml_local_ring_collect(shml_local_ring *local_ring) {
+    if (atomic_load_explicit(&local_ring->returned, memory_order_relaxed) < 0) return 0;
+    int32_t slot = atomic_exchange_explicit(&local_ring->returned, -1, memory_order_acquire);
     uint32_t n = 0;
     while (slot >= 0) {
-        int32_t next = desk->places[slot].next;
-        if (desk->cooling) {
-            desk->places[slot].state = SHML_COOLING;
-            desk->cooling[desk->num_cooling++] = slot;
+        int32_t next = local_ring->places[slot].next;
+        if (local_ring->pending_copies) {
+            local_ring->places[slot].state = SHML_PENDING_COPIES;
+            local_ring->pending_copies[local_ring->num_pending_copies++] = slot;
         } else {
-            shml_desk_push_free(desk, (uint32_t)slot);
+            shml_local_ring_push_free(local_ring, (uint32_t)slot);
         }
-        desk->num_leased--;
+        local_ring->num_leased--;
         slot = next;
         n++;
     }
     return n;
 }
 
-static inline void shml_desk_poison(uint8_t *base, uint64_t nbytes) { memset(base, 0xA5, nbytes); }
+static inline void shml_local_ring_poison(uint8_t *base, uint64_t nbytes) { memset(base, 0xA5, nbytes); }
 
 /* Has slots cool before they are free, and `ended` told of each lease's end. -1: no memory. Trainer only, before the first lease. */
-static inline int shml_desk_cool(shml_desk *desk, void (*ended)(void *, uint32_t), void *context) {
-    desk->cooling = (int32_t *)calloc(desk->num_slots, sizeof(int32_t));
-    if (!desk->cooling) return -1;
-    desk->ended = ended;
-    desk->context = context;
+static inline int shml_local_ring_cool(shml_local_ring *local_ring, void (*ended)(void *, uint32_t), void *context) {
+    local_ring->pending_copies = (int32_t *)calloc(local_ring->num_slots, sizeof(int32_t));
+    if (!local_ring->pending_copies) return -1;
+    local_ring->ended = ended;
+    local_ring->context = context;
     return 0;
 }
 
 /* Frees a slot that has cooled. -1: it does not cool. Trainer only. */
-static inline int shml_desk_cooled(shml_desk *desk, uint32_t slot) {
+static inline int shml_local_ring_cooled(shml_local_ring *local_ring, uint32_t slot) {
     uint32_t at = 0;
-    while (at < desk->num_cooling && desk->cooling[at] != (int32_t)slot) at++;
-    if (at == desk->num_cooling) return -1;
-    desk->num_cooling--;
-    for (; at < desk->num_cooling; at++) desk->cooling[at] = desk->cooling[at + 1];
-    shml_place *place = &desk->places[slot];
-    if (atomic_load_explicit(&desk->poison, memory_order_relaxed) > 0)
-        shml_desk_poison((uint8_t *)place->map->base + place->offset, place->nbytes);
-    shml_desk_push_free(desk, slot);
+    while (at < local_ring->num_pending_copies && local_ring->pending_copies[at] != (int32_t)slot) at++;
+    if (at == local_ring->num_pending_copies) return -1;
+    local_ring->num_pending_copies--;
+    for (; at < local_ring->num_pending_copies; at++) local_ring->pending_copies[at] = local_ring->pending_copies[at + 1];
+    shml_place *place = &local_ring->places[slot];
+    if (atomic_load_explicit(&local_ring->poison, memory_order_relaxed) > 0)
+        shml_local_ring_poison((uint8_t *)place->map->base + place->offset, place->nbytes);
+    shml_local_ring_push_free(local_ring, slot);
     return 0;
 }
 
 /* Leases a slot that has a payload and no lease. Trainer only. */
-static inline shml_lease *shml_lease_begin(shml_desk *desk, uint32_t slot) {
-    shml_place *place = &desk->places[slot];
+static inline shml_lease *shml_lease_begin(shml_local_ring *local_ring, uint32_t slot) {
+    shml_place *place = &local_ring->places[slot];
     shml_lease *lease = &place->lease;
-    atomic_fetch_add(&desk->refs, 1);
+    atomic_fetch_add(&local_ring->refs, 1);
     lease->slot = slot;
-    lease->desk = desk;
+    lease->local_ring = local_ring;
     lease->map = shml_map_keep(place->map);
     lease->base = (uint8_t *)place->map->base + place->offset;
     lease->nbytes = place->nbytes;
     lease->is_private = 0;
     atomic_store(&lease->refs, 1);
     place->state = SHML_LEASED;
-    desk->num_leased++;
+    local_ring->num_leased++;
     return lease;
 }
 
-/* One reference more, if there is one at all: 1 if so. Needs the desk, and that no slot is leased meanwhile. */
+/* One reference more, if there is one at all: 1 if so. Needs the local ring, and that no slot is leased meanwhile. */
 static inline int shml_lease_try_keep(shml_lease *lease) {
     int refs = atomic_load_explicit(&lease->refs, memory_order_relaxed);
     while (refs > 0)
@@ -224,24 +224,24 @@ static inline int shml_lease_try_keep(shml_lease *lease) {
 /* The end of one alias; with the last one the slot goes back. Any thread; the GIL is not needed, but `ended` may take it. */
 static inline void shml_lease_drop(shml_lease *lease) {
     if (atomic_fetch_sub_explicit(&lease->refs, 1, memory_order_acq_rel) != 1) return;
-    shml_desk *desk = lease->desk;
+    shml_local_ring *local_ring = lease->local_ring;
     shml_map *map = lease->map;
-    int poison = atomic_load_explicit(&desk->poison, memory_order_relaxed);
-    if (poison > 0 && !desk->cooling) shml_desk_poison(lease->base, lease->nbytes); /* else once it has cooled: a copy may run */
+    int poison = atomic_load_explicit(&local_ring->poison, memory_order_relaxed);
+    if (poison > 0 && !local_ring->pending_copies) shml_local_ring_poison(lease->base, lease->nbytes); /* else once it has cooled: a copy may run */
     if (poison < 0) {
-        atomic_store_explicit(&desk->poison, 0, memory_order_relaxed);
+        atomic_store_explicit(&local_ring->poison, 0, memory_order_relaxed);
         kill(getpid(), -poison);
     }
     int32_t slot = (int32_t)lease->slot;
-    if (desk->ended) desk->ended(desk->context, lease->slot);
-    desk->places[slot].released_ns = shml_now_ns();
-    int32_t head = atomic_load_explicit(&desk->returned, memory_order_relaxed);
+    if (local_ring->ended) local_ring->ended(local_ring->context, lease->slot);
+    local_ring->places[slot].released_ns = shml_now_ns();
+    int32_t head = atomic_load_explicit(&local_ring->returned, memory_order_relaxed);
     do {
-        desk->places[slot].next = head;
-    } while (!atomic_compare_exchange_weak_explicit(&desk->returned, &head, slot, memory_order_release, memory_order_relaxed));
+        local_ring->places[slot].next = head;
+    } while (!atomic_compare_exchange_weak_explicit(&local_ring->returned, &head, slot, memory_order_release, memory_order_relaxed));
     /* from here on the slot may be leased anew */
     shml_map_drop(map);
-    shml_desk_drop(desk);
+    shml_local_ring_drop(local_ring);
 }
 
 /* In a forked child: puts a private copy of the slot's bytes where they lie, in whole pages. 0, or -1 if there is no memory. */

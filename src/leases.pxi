@@ -22,16 +22,16 @@ cdef extern from *:
     void PyErr_SetInterrupt()
 
 
-cdef class _Desk:
-    """An entry in the list of all desks of this process, by which a fork finds every lease."""
+cdef class _LocalRing:
+    """An entry in the list of all local rings of this process, by which a fork finds every lease."""
 
-    cdef shml_desk *_desk
+    cdef shml_local_ring *_local_ring
     cdef object _ended  # told of the ends of leases, if slots cool; it must live as long as a lease
     cdef int _num_forks
 
     def __dealloc__(self):
-        if self._desk != NULL:
-            shml_desk_drop(self._desk)
+        if self._local_ring != NULL:
+            shml_local_ring_drop(self._local_ring)
 
 
 cdef void _tell_ended(void *context, uint32_t slot) noexcept nogil:
@@ -39,10 +39,10 @@ cdef void _tell_ended(void *context, uint32_t slot) noexcept nogil:
     if not shml_has_python():
         return
     with gil:
-        _call_ended(<_Desk>context, slot)
+        _call_ended(<_LocalRing>context, slot)
 
 
-cdef _call_ended(_Desk entry, uint32_t slot):
+cdef _call_ended(_LocalRing entry, uint32_t slot):
     cdef PyObject *kind
     cdef PyObject *value
     cdef PyObject *traceback
@@ -59,30 +59,30 @@ cdef _call_ended(_Desk entry, uint32_t slot):
         PyErr_Restore(kind, value, traceback)
 
 
-cdef list _desks = []
+cdef list _local_rings = []
 
 
-cdef _Desk _enter(shml_desk *desk):
-    cdef _Desk entry = _Desk.__new__(_Desk)
+cdef _LocalRing _enter(shml_local_ring *local_ring):
+    cdef _LocalRing entry = _LocalRing.__new__(_LocalRing)
     entry._num_forks = shml_num_forks
-    _desks[:] = [e for e in _desks if (<_Desk>e)._desk.refs > 1]
-    shml_desk_keep(desk)
-    entry._desk = desk
-    _desks.append(entry)
+    _local_rings[:] = [e for e in _local_rings if (<_LocalRing>e)._local_ring.refs > 1]
+    shml_local_ring_keep(local_ring)
+    entry._local_ring = local_ring
+    _local_rings.append(entry)
     return entry
 
 
 def live_leases():
     """A Lease more for every slot of this process that has one and lies in shared memory."""
     cdef Lease lease
-    cdef shml_desk *desk
+    cdef shml_local_ring *local_ring
     found = []
-    for entry in _desks:
-        desk = (<_Desk>entry)._desk
-        for slot in range(desk.num_slots):
-            if shml_lease_try_keep(&desk.places[slot].lease):
+    for entry in _local_rings:
+        local_ring = (<_LocalRing>entry)._local_ring
+        for slot in range(local_ring.num_slots):
+            if shml_lease_try_keep(&local_ring.places[slot].lease):
                 lease = Lease.__new__(Lease)
-                lease._lease = &desk.places[slot].lease
+                lease._lease = &local_ring.places[slot].lease
                 if not lease._lease.is_private:
                     found.append(lease)
     return found
@@ -90,14 +90,14 @@ def live_leases():
 
 def stop_poisoning():
     """In a forked child: what dies here must not write into the parent's slots."""
-    for entry in _desks:
-        (<_Desk>entry)._desk.poison = 0
+    for entry in _local_rings:
+        (<_LocalRing>entry)._local_ring.poison = 0
 
 
 def harm_at_release(int number):
     """For tests of faults: the next lease of this process that ends sends it a signal, before its slot is back."""
-    for entry in _desks:
-        (<_Desk>entry)._desk.poison = -number
+    for entry in _local_rings:
+        (<_LocalRing>entry)._local_ring.poison = -number
 
 
 cdef void _drop_capsule(object capsule) noexcept:

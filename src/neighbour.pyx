@@ -1,6 +1,6 @@
-"""Another rank's ring, as the node's other trainers and their workers see it: who of its crew is idle, whether its trainer waits.
+"""Another rank's ring, as the node's other trainers and their workers see it: who of its worker pool is idle, whether its trainer waits.
 
-Only words that are there for onlookers are read, and what they say may be over when it is heard: it decides who is rung for and who is
+Only words that are there for stats readers are read, and what they say may be over when it is heard: it decides who is rung for and who is
 helped first, and nothing else.
 """
 
@@ -30,7 +30,7 @@ cdef class Neighbour:
 
     @property
     def num_idle(self):
-        """Workers of its crew that sleep until there is something to do."""
+        """Workers of its worker pool that sleep until there is something to do."""
         return shml_num_idle(&self._ring)
 
     @property

@@ -34,7 +34,7 @@ cdef class Order:
         return len(self.indices)
 
 
-cdef class OrderDesk(SlotDesk):
+cdef class OrderRing(LocalRing):
     """The ring's way in: orders are written into free slots and opened to workers."""
 
     cdef uint64_t _order  # the newest
@@ -54,7 +54,7 @@ cdef class OrderDesk(SlotDesk):
         """
         self._slot(slot)
         cdef shml_slot *record = &self._ring.slots[slot]
-        cdef shml_place *place = &self._desk.places[slot]
+        cdef shml_place *place = &self._local_ring.places[slot]
         cdef Py_buffer view
         if place.state != SHML_HELD and place.state != SHML_ORDERED:
             raise ValueError(f"slot {slot} must be held before it is published; its state is {place.state}")
@@ -88,7 +88,7 @@ cdef class OrderDesk(SlotDesk):
     cdef uint64_t _open(self, int slot, uint32_t nrows, uint32_t nchunks, bint is_packed, int reserved):
         """Opens to workers an order that stands in its slot."""
         cdef shml_slot *record = &self._ring.slots[slot]
-        cdef shml_place *place = &self._desk.places[slot]
+        cdef shml_place *place = &self._local_ring.places[slot]
         record.nrows = nrows
         record.nchunks = nchunks
         record.form = SHML_FORM_PACKED if is_packed else SHML_FORM_ROWS
@@ -124,7 +124,7 @@ cdef class OrderDesk(SlotDesk):
         self._collect()
         if order.is_given or not self._has_free() or type(order.indices) is not ndarray:
             return 0
-        cdef int slot = self._desk.free_list[self._desk.num_free - 1]
+        cdef int slot = self._local_ring.free_list[self._local_ring.num_free - 1]
         cdef shml_slot *record = &self._ring.slots[slot]
         cdef Py_buffer view
         cdef uint32_t nrows
@@ -135,13 +135,13 @@ cdef class OrderDesk(SlotDesk):
             if <uint64_t>view.len > self._ring.header.order_capacity or record.order_path[0]:
                 return 0
             nrows = view.len // 8
-            if not is_packed and (nrows > self._expected_nrows or self._desk.places[slot].nbytes < self._expected_nbytes):
+            if not is_packed and (nrows > self._expected_nrows or self._local_ring.places[slot].nbytes < self._expected_nbytes):
                 return 0
             memcpy(shml_order_area(&self._ring, slot), view.buf, view.len)
             record.order_nbytes = view.len
         finally:
             PyBuffer_Release(&view)
-        self._desk.num_free -= 1
+        self._local_ring.num_free -= 1
         record.epoch = order.epoch
         record.step = record.seq = order.step
         record.order_kind = SHML_ORDER_INT64
@@ -153,11 +153,11 @@ cdef class OrderDesk(SlotDesk):
     def count_batch(self, Order order, uint64_t nbytes):
         """Adds to what was delivered. Returns whether all that may be leased are now: the next batch might find no slot."""
         if self._delivering >= 0:
-            self._note(SHML_EVENT_DELIVER, self._desk.places[self._delivering].leased_ns, shml_now_ns(), self._delivering, 0, nbytes)
+            self._note(SHML_EVENT_DELIVER, self._local_ring.places[self._delivering].leased_ns, shml_now_ns(), self._delivering, 0, nbytes)
             self._delivering = -1
         shml_count_batch(self._ring.header, len(order.indices), nbytes, order.epoch, order.step)
         self._collect()
-        return self._desk.num_leased >= self.num_lendable
+        return self._local_ring.num_leased >= self.num_lendable
 
     def num_chunks(self, uint32_t nrows):
         """Chunks for a batch of rows: enough that every worker has a part, none shorter than a claim is worth."""

@@ -279,7 +279,7 @@ static inline void shml_count(shml_u64 *counter, uint64_t more) {
 
 /* ---------------------------------------------------------------- worker's verbs */
 
-/* What onlookers are told of a claim. Relaxed: the exchange of shml_finish publishes it in any case. */
+/* What stats readers are told of a claim. Relaxed: the exchange of shml_finish publishes it in any case. */
 static inline void shml_count_claim(shml_worker *me, uint64_t now_ns) {
     atomic_store_explicit(&me->since_ns, now_ns, memory_order_relaxed);
     atomic_store_explicit(&me->claimed_ns, now_ns, memory_order_relaxed);
@@ -293,7 +293,7 @@ static inline void shml_count_finish(shml_worker *me, uint64_t busy_ns, uint64_t
     shml_count(&me->num_foreign, num_foreign);
 }
 
-/* What onlookers are told of bytes that the worker's Ray actor has sent; `node` has 11 characters at most. */
+/* What stats readers are told of bytes that the worker's Ray actor has sent; `node` has 11 characters at most. */
 static inline void shml_count_fetch(shml_worker *me, uint64_t nbytes, int is_remote, const char *node, uint32_t num_actors) {
     shml_count(&me->nbytes_fetched, nbytes);
     shml_count(&me->nbytes_remote, is_remote ? nbytes : 0);
@@ -302,8 +302,8 @@ static inline void shml_count_fetch(shml_worker *me, uint64_t nbytes, int is_rem
 }
 
 /* Finds the oldest chunk open to worker w whose order is later than `after`. Returns its word and fills `claim`, or UINT64_MAX.
- * Guests, whose numbers are beyond the crew's, leave alone what has ended a worker: its own crew finds out which sample it was, and no
- * sample ends one guest after the other.
+ * Helpers, whose numbers are beyond the worker pool's, leave alone what has ended a worker: its own worker pool finds out which sample it was, and no
+ * sample ends one helper after the other.
  * In a static ring orders newer than `last_order` are ignored: a scan overtaken by two publications would otherwise take the
  * later batch first and break per-worker random streams. */
 static inline uint64_t shml_find_open(const shml_ring *ring, uint32_t w, uint64_t after, shml_claim *claim) {

@@ -59,9 +59,9 @@ cdef extern from "lease.h" nogil:
         shml_map *map
         int32_t state, reserved
         shml_lease lease
-    ctypedef struct shml_desk:
-        uint32_t num_slots, num_usable, num_free, num_leased, num_cooling
-        int32_t *cooling
+    ctypedef struct shml_local_ring:
+        uint32_t num_slots, num_usable, num_free, num_leased, num_pending_copies
+        int32_t *pending_copies
         int32_t *free_list
         shml_place *places
         int refs, poison
@@ -74,7 +74,7 @@ cdef extern from "lease.h" nogil:
     enum:
         SHML_ABI, SHML_ANYONE, SHML_ANY_SLOT, SHML_MAX_CHUNKS, SHML_MAX_WORKERS, SHML_PATH_NBYTES, SHML_NAME_NBYTES
         SHML_OPEN, SHML_RESERVED, SHML_POISON, SHML_ERROR, SHML_VOID, SHML_DONE
-        SHML_FREE, SHML_HELD, SHML_ORDERED, SHML_LEASED, SHML_DRAINING, SHML_PARKED, SHML_COOLING
+        SHML_FREE, SHML_HELD, SHML_ORDERED, SHML_LEASED, SHML_DRAINING, SHML_PARKED, SHML_PENDING_COPIES
         SHML_LAYOUT_NONE, SHML_LAYOUT_PROPOSED, SHML_LAYOUT_READY, SHML_LAYOUT_ASKING
         SHML_ORDER_INT64, SHML_ORDER_PICKLED, SHML_FORM_ROWS, SHML_FORM_PACKED
     enum:
@@ -114,25 +114,25 @@ cdef extern from "lease.h" nogil:
 
     shml_map *shml_map_keep(shml_map *map)
     void shml_map_drop(shml_map *map)
-    shml_desk *shml_desk_new(uint32_t num_slots, uint32_t num_usable)
-    void shml_desk_keep(shml_desk *desk)
-    void shml_desk_drop(shml_desk *desk)
-    void shml_desk_close(shml_desk *desk)
-    void shml_desk_push_free(shml_desk *desk, uint32_t slot)
-    void shml_desk_pull_free(shml_desk *desk, uint32_t slot)
-    uint32_t shml_desk_collect(shml_desk *desk)
-    int shml_desk_cool(shml_desk *desk, void (*ended)(void *, uint32_t) noexcept nogil, void *context)
-    int shml_desk_cooled(shml_desk *desk, uint32_t slot)
-    shml_lease *shml_lease_begin(shml_desk *desk, uint32_t slot)
+    shml_local_ring *shml_local_ring_new(uint32_t num_slots, uint32_t num_usable)
+    void shml_local_ring_keep(shml_local_ring *local_ring)
+    void shml_local_ring_drop(shml_local_ring *local_ring)
+    void shml_local_ring_close(shml_local_ring *local_ring)
+    void shml_local_ring_push_free(shml_local_ring *local_ring, uint32_t slot)
+    void shml_local_ring_pull_free(shml_local_ring *local_ring, uint32_t slot)
+    uint32_t shml_local_ring_collect(shml_local_ring *local_ring)
+    int shml_local_ring_cool(shml_local_ring *local_ring, void (*ended)(void *, uint32_t) noexcept nogil, void *context)
+    int shml_local_ring_cooled(shml_local_ring *local_ring, uint32_t slot)
+    shml_lease *shml_lease_begin(shml_local_ring *local_ring, uint32_t slot)
     int shml_lease_try_keep(shml_lease *lease)
     int shml_lease_make_private(shml_lease *lease)
     void shml_lease_drop(shml_lease *lease)
     dl_managed *shml_dl_new(shml_lease *lease, uint64_t offset, uint8_t code, uint8_t bits, int32_t ndim)
 
-cdef extern from "guests.h" nogil:
-    int shml_knock(const shml_ring *ring, uint32_t w, uint64_t ticket)
-    uint64_t shml_knocking(const shml_ring *ring, uint32_t w)
-    void shml_admit(const shml_ring *ring, uint32_t w, uint64_t ticket)
-    void shml_dismiss(const shml_ring *ring, uint32_t w)
+cdef extern from "helpers.h" nogil:
+    int shml_request(const shml_ring *ring, uint32_t w, uint64_t ticket)
+    uint64_t shml_requests(const shml_ring *ring, uint32_t w)
+    void shml_accept(const shml_ring *ring, uint32_t w, uint64_t ticket)
+    void shml_release(const shml_ring *ring, uint32_t w)
     uint32_t shml_num_idle(const shml_ring *ring)
     uint32_t shml_num_open(const shml_ring *ring)

@@ -47,7 +47,7 @@ FREE = SHML_FREE
 HELD = SHML_HELD
 ORDERED = SHML_ORDERED
 PARKED = SHML_PARKED
-COOLING = SHML_COOLING
+PENDING_COPIES = SHML_PENDING_COPIES
 MAX_CHUNKS = SHML_MAX_CHUNKS
 MAX_WORKERS = SHML_MAX_WORKERS
 ANYONE = SHML_ANYONE
@@ -63,14 +63,14 @@ def control_nbytes(uint32_t num_slots, uint32_t num_workers, *, uint64_t order_c
 
 
 include "share.pxi"
-include "slot_desk.pxi"
+include "local_ring.pxi"
 include "orders.pxi"
 include "hosting.pxi"
 include "follower.pxi"
 
 
-cdef class TrainerRing(HostDesk):
-    """A ring with all of the trainer's verbs; the arguments are SlotDesk's."""
+cdef class TrainerRing(HostRing):
+    """A ring with all of the trainer's verbs; the arguments are LocalRing's."""
 
     cdef uint64_t _look_ns
     cdef int _awaited
@@ -81,14 +81,14 @@ cdef class TrainerRing(HostDesk):
     def look(self, int slot):
         """FILLING, READY, FAILED or REPACK, from the owner words. Cost: about 0.1 us."""
         self._slot(slot)
-        if self._desk.places[slot].state != SHML_ORDERED:
-            raise ValueError(f"slot {slot} is not ordered: its state is {self._desk.places[slot].state}")
+        if self._local_ring.places[slot].state != SHML_ORDERED:
+            raise ValueError(f"slot {slot} is not ordered: its state is {self._local_ring.places[slot].state}")
         cdef shml_status status = shml_inspect(&self._ring, slot)
         if status.num_open or status.num_claimed:
             return FILLING
         if status.first_bad >= 0 and status.bad_own == SHML_POISON:
             return FAILED
-        if self._ring.slots[slot].repack == self._desk.places[slot].order or status.num_void:
+        if self._ring.slots[slot].repack == self._local_ring.places[slot].order or status.num_void:
             return REPACK
         return FAILED if status.first_bad >= 0 else READY
 
@@ -101,7 +101,7 @@ cdef class TrainerRing(HostDesk):
         self._slot(slot)
         cdef shml_status status = shml_inspect(&self._ring, slot)
         cdef shml_slot *record = &self._ring.slots[slot]
-        cdef shml_place *place = &self._desk.places[slot]
+        cdef shml_place *place = &self._local_ring.places[slot]
         if place.state != SHML_ORDERED:
             raise ValueError(f"slot {slot} is not ordered: its state is {place.state}")
         if status.first_bad < 0 or status.num_open or status.num_claimed:
@@ -142,7 +142,7 @@ cdef class TrainerRing(HostDesk):
     cdef int _needy(self):
         cdef int slot
         for slot in range(self.num_slots):
-            if self._ring.slots[slot].need_nbytes != 0 and self._desk.places[slot].state in (SHML_ORDERED, SHML_DRAINING):
+            if self._ring.slots[slot].need_nbytes != 0 and self._local_ring.places[slot].state in (SHML_ORDERED, SHML_DRAINING):
                 return slot
         return -1
 
@@ -157,7 +157,7 @@ cdef class TrainerRing(HostDesk):
         self._slot(slot)
         if self.look(slot) != READY:
             raise ValueError(f"slot {slot} is not ready")
-        if self._desk.places[slot].map == NULL:
+        if self._local_ring.places[slot].map == NULL:
             raise ValueError(f"slot {slot} has no payload")
         return self._lease(slot, shml_now_ns())
 
@@ -175,7 +175,7 @@ cdef class TrainerRing(HostDesk):
         cdef shml_status status
         cdef shml_slot *record
         cdef uint64_t now = shml_now_ns()
-        if slot < 0 or self._desk.places[slot].state != SHML_ORDERED or (now >= self._look_ns and not has_looked):
+        if slot < 0 or self._local_ring.places[slot].state != SHML_ORDERED or (now >= self._look_ns and not has_looked):
             return None
         if self.is_draining or self._ring.header.layout_state == SHML_LAYOUT_PROPOSED or self._needy() >= 0:
             return None
@@ -185,7 +185,7 @@ cdef class TrainerRing(HostDesk):
             return None
         if record.note_nbytes > 1 or (record.note_nbytes == 1 and shml_text_area(&self._ring, slot)[0] != 0):
             return None
-        if record.repack == self._desk.places[slot].order or self._desk.places[slot].map == NULL:
+        if record.repack == self._local_ring.places[slot].order or self._local_ring.places[slot].map == NULL:
             return None
         return self._lease(slot, now)
 
@@ -199,7 +199,7 @@ cdef class TrainerRing(HostDesk):
         self._guard()
         cdef int slot = order.slot
         cdef shml_status status
-        if slot < 0 or self._desk.places[slot].state != SHML_ORDERED or self.is_draining:
+        if slot < 0 or self._local_ring.places[slot].state != SHML_ORDERED or self.is_draining:
             return False
         if self._ring.header.layout_state != SHML_LAYOUT_READY or self._needy() >= 0:
             return False
@@ -218,12 +218,12 @@ cdef class TrainerRing(HostDesk):
     cdef Lease _lease(self, int slot, uint64_t now):
         cdef Lease lease = Lease.__new__(Lease)
         if self._shared is not None:
-            shml_renew(&self._desk.places[slot])
-        self._desk.places[slot].leased_ns = now
+            shml_renew(&self._local_ring.places[slot])
+        self._local_ring.places[slot].leased_ns = now
         self._delivering = slot
         lease.used_nbytes = self._ring.slots[slot].used_nbytes
         lease.has_note = self._ring.slots[slot].note_nbytes != 0
-        lease._lease = shml_lease_begin(self._desk, slot)
+        lease._lease = shml_lease_begin(self._local_ring, slot)
         self._ring.slots[slot].state = SHML_LEASED
         return lease
 
@@ -236,7 +236,7 @@ cdef class TrainerRing(HostDesk):
         shml_record_of_none(&self._ring, self.num_workers, SHML_EVENT_ABANDON, now, now)
         self._ring.header.generation += 1
         for slot in range(self.num_slots):
-            if self._desk.places[slot].state == SHML_ORDERED:
+            if self._local_ring.places[slot].state == SHML_ORDERED:
                 shml_void(&self._ring, slot)
                 self._set_state(slot, SHML_DRAINING)
                 self.is_draining = True
@@ -247,13 +247,13 @@ cdef class TrainerRing(HostDesk):
         cdef shml_status status
         cdef int num_left = 0
         for slot in range(self.num_slots):
-            if self._desk.places[slot].state != SHML_DRAINING:
+            if self._local_ring.places[slot].state != SHML_DRAINING:
                 continue
             status = shml_inspect(&self._ring, slot)
             if status.num_open or status.num_claimed:
                 num_left += 1
             else:
-                shml_desk_push_free(self._desk, slot)
+                shml_local_ring_push_free(self._local_ring, slot)
                 self._ring.slots[slot].state = SHML_FREE
         self.is_draining = num_left > 0
         return num_left
@@ -290,7 +290,7 @@ cdef class TrainerRing(HostDesk):
         cdef int32_t found = -1
         cdef shml_place *place
         for slot in range(self.num_slots):
-            place = &self._desk.places[slot]
+            place = &self._local_ring.places[slot]
             if place.state == SHML_DRAINING:
                 own = SHML_VOID
             elif poison:

@@ -45,7 +45,7 @@ def launch(
     import secrets
 
     from shmload.errors import RankFailed
-    from shmload.launch.ranks import LOOPBACK, STATIC_PORT, Command, HeldPort, Place, number_of_ranks, seats
+    from shmload.launch.ranks import LOOPBACK, STATIC_PORT, Command, HeldPort, Place, number_of_ranks, rank_specs
     from shmload.launch.supervisor import Ranks, Stopped
     from shmload.shm.host import Host
 
@@ -70,7 +70,7 @@ def launch(
     host = Host()
     command = [sys.executable, *(["-m"] if module else []), script, *(args or [])]
     ranks = Ranks(
-        Command(command), seats(place, number_of_ranks(nprocs, host), host, pin=pin, logs=logs), grace_s=grace
+        Command(command), rank_specs(place, number_of_ranks(nprocs, host), host, pin=pin, logs=logs), grace_s=grace
     )
     try:
         ranks.run()

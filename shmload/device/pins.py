@@ -168,7 +168,7 @@ class Reports(Protocol):
         """Warnings."""
 
 
-class Cooling:
+class PendingCopies:
     """The slots of one ring that copies may still read.
 
     Attributes:
@@ -193,22 +193,22 @@ class Cooling:
         if pins.warning:
             text, pins.warning = pins.warning, ""
             self.warn(text, UserWarning)
-        for slot in self._ring.cooling:
+        for slot in self._ring.pending_copies:
             if self.releases.is_cool(slot):
                 self._free(slot)
 
     def wait(self) -> bool:
         """Waits until a slot has cooled, the one that came back first if that is known. False: none cools."""
-        cooling = self._ring.cooling
-        known = next((slot for slot in cooling if self.releases.has_events(slot)), -1)
+        pending_copies = self._ring.pending_copies
+        known = next((slot for slot in pending_copies if self.releases.has_events(slot)), -1)
         if known >= 0:
             self.releases.wait(known)
             self._free(known)
-        elif cooling:
+        elif pending_copies:
             self.releases.wait_for_all()
-            for slot in cooling:
+            for slot in pending_copies:
                 self._free(slot)
-        return bool(cooling)
+        return bool(pending_copies)
 
     def _free(self, slot: int) -> None:
         reports = () if self.late is None else self.late(slot)
@@ -232,15 +232,15 @@ class Cooling:
             return
         releases.is_closed = True
         failure: RuntimeError | None = None
-        cooling = ring.cooling
+        pending_copies = ring.pending_copies
         is_unknown = False
-        for slot in cooling:
+        for slot in pending_copies:
             is_unknown |= not releases.has_events(slot)
             failure = _tried(releases.wait, slot) or failure
         if is_unknown or failure is not None:
             failure = _tried(releases.wait_for_all) or failure
-        reports = [] if self.late is None else [text for slot in cooling for text in self.late(slot)]
-        for slot in cooling:
+        reports = [] if self.late is None else [text for slot in pending_copies for text in self.late(slot)]
+        for slot in pending_copies:
             ring.cooled(slot)
         for slot in range(ring.num_slots):
             if ring.state(slot) != LEASED or releases.has_events(slot):  # the latter has ended this moment

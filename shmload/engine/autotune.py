@@ -60,7 +60,7 @@ def num_cpus(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) ->
 
 
 def most_workers(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
-    """The largest crew that "auto" may take.
+    """The largest worker pool that "auto" may take.
 
     Raises:
         ValueError: SHMLOAD_MAX_WORKERS is no number from 1 up.
@@ -76,13 +76,13 @@ def most_workers(root: Path = Path("/"), environ: Mapping[str, str] = os.environ
 
 
 def fixed_workers(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
-    """The crew where it must be the same on every run: one processor is the trainer's, and no more than 16 workers."""
+    """The worker pool where it must be the same on every run: one processor is the trainer's, and no more than 16 workers."""
     given = most_workers(root, environ)
     return given if environ.get(LIMIT) else max(min(given - 1, FIXED_MAX), 1)
 
 
 def first_workers(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
-    """The crew to begin with where it may change: half of the processors, and 4 at most."""
+    """The worker pool to begin with where it may change: half of the processors, and 4 at most."""
     return max(min(num_cpus(root, environ) // 2, most_workers(root, environ), 4), 1)
 
 
@@ -128,8 +128,8 @@ def first_numbers(num_workers: Any, prefetch_factor: Any, *, is_torch_mode: bool
 
 def tuner_of(config: LoaderConfig, tell: Callable[[Setting], None]) -> Autotuner | None:
     """What tunes a loader while it runs; None if nothing of it may change."""
-    changes_crew = is_auto(config.num_workers) and config.seed is not None
-    may_change = config.num_workers and (changes_crew or is_auto(config.prefetch_factor))
+    changes_pool = is_auto(config.num_workers) and config.seed is not None
+    may_change = config.num_workers and (changes_pool or is_auto(config.prefetch_factor))
     return Autotuner(config, tell) if may_change else None
 
 
@@ -146,7 +146,7 @@ class Autotuner:
     def __init__(self, config: LoaderConfig, tell: Callable[[Setting], None]) -> None:
         self._tell = tell
         self._ring_bytes = config.ring_bytes
-        given = Setting(config.crew_size, int(config.prefetch_factor or 1))
+        given = Setting(config.total_workers, int(config.prefetch_factor or 1))
         least, most = given, given
         if is_auto(config.num_workers) and config.seed is not None:
             least, most = least._replace(num_workers=1), most._replace(num_workers=most_workers())
@@ -172,7 +172,7 @@ class Autotuner:
 
     def is_of(self, config: LoaderConfig) -> bool:
         """Whether the loader's numbers are still those that this has set."""
-        return self._setting == (config.crew_size, config.prefetch_factor)
+        return self._setting == (config.total_workers, config.prefetch_factor)
 
     def engine_options(self) -> dict[str, int]:
         """What a new engine is made for, and what it begins with."""
@@ -214,11 +214,11 @@ class Autotuner:
 
     def _end_window(self, engine: Engine, seconds: float) -> None:
         (wait_s, busy_s, num_restarts), before = engine.pace(), self._before
-        if engine.roster.is_complete() and num_restarts == before[2]:
+        if engine.worker_set.is_complete() and num_restarts == before[2]:
             window = Window(seconds, wait_s - before[0], busy_s - before[1], self._num_batches)
             allowed = ring_budget(self._ring_bytes, engine.size.payload_nbytes)
             room = min(max(engine.size.room(allowed), 1), self._most_ahead)
-            self._limits = Limits(self._least, self._most, self._most_ahead, room, engine.roster.start_s)
+            self._limits = Limits(self._least, self._most, self._most_ahead, room, engine.worker_set.start_s)
             last = self._memory.look
             self._memory, decision = decide(self._setting, self._memory, window, self._limits)
             if (look := self._memory.look) is not None and look is not last:

@@ -76,7 +76,7 @@ class LoaderConfig:
     snapshot_every_n_steps: int
     threads_per_worker: int
     trust_state: bool
-    crew: str
+    backend: str
     num_local_workers: int
     address: str | None
     connect_timeout_s: float
@@ -88,7 +88,7 @@ class LoaderConfig:
     has_own_order: bool
 
     @property
-    def crew_size(self) -> int:
+    def total_workers(self) -> int:
         """How many workers there are, of whatever kind."""
         return self.num_workers + self.num_local_workers
 
@@ -168,7 +168,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         # in torch mode torch says, in its own words, what else is no number
         if given["seed"] is not None and isinstance(given[name], str) and not is_auto(given[name]):
             raise ValueError(f'{name} is a number or "auto"; got {given[name]!r}')
-    _check_crew(given)
+    _check_backend(given)
     _check_seed(given)
     _check_threads(given)
     _check_policies(given)
@@ -199,34 +199,35 @@ def as_keyed(dataset: Any, seed: int | None) -> Any:
     return keyed_items()
 
 
-def _check_crew(given: Mapping[str, Any]) -> None:
-    crew, address, num_local = given["crew"], given["address"], given["num_local_workers"]
+def _check_backend(given: Mapping[str, Any]) -> None:
+    backend, address, num_local = given["backend"], given["address"], given["num_local_workers"]
     connect_s = given["connect_timeout_s"]
-    if crew not in ("auto", "ray"):
-        raise ValueError(f'crew is "auto" or "ray"; got {crew!r}')
+    if backend not in ("process", "ray"):
+        raise ValueError(f'backend is "process" or "ray"; got {backend!r}')
     if not isinstance(num_local, int) or num_local < 0:
         raise ValueError(
             f"num_local_workers is the number of this machine's processes beside the actors, at least 0; got {num_local!r}"
         )
     if not isinstance(connect_s, int | float) or not connect_s > 0:
         raise ValueError(f"connect_timeout_s is a number of seconds above 0; got {connect_s!r}")
-    if crew == "auto":
+    if backend == "process":
         if num_local:
             raise ValueError(
-                f'num_local_workers={num_local} goes with crew="ray": without actors, num_workers is the number of this machine\'s '
+                f'num_local_workers={num_local} goes with backend="ray": without actors, num_workers is the number of this '
+                f"machine's "
                 "processes"
             )
         if address is not None:
-            raise ValueError(f'address={address!r} is a Ray cluster\'s and needs crew="ray"')
+            raise ValueError(f'address={address!r} is a Ray cluster\'s and needs backend="ray"')
         return
     if given["num_workers"] == 0:
-        raise ValueError('crew="ray" needs num_workers, the number of its actors, above 0 or "auto"; got 0')
+        raise ValueError('backend="ray" needs num_workers, the number of its actors, above 0 or "auto"; got 0')
     if given["sample_timeout_s"] is not None and given["seed"] is None:
         raise ValueError(
-            'sample_timeout_s with crew="ray" needs a seed: in torch mode the random streams of an actor end with it'
+            'sample_timeout_s with backend="ray" needs a seed: in torch mode the random streams of an actor end with it'
         )
     if importlib.util.find_spec("ray") is None:
-        raise ImportError('crew="ray" needs Ray, which is not installed: pip install "shmload[ray]"')
+        raise ImportError('backend="ray" needs Ray, which is not installed: pip install "shmload[ray]"')
 
 
 def _check_seed(given: Mapping[str, Any]) -> None:
@@ -319,9 +320,9 @@ def _check_share(given: Mapping[str, Any]) -> None:
         (
             given["num_workers"] == 0 or is_auto(given["num_workers"]) or is_auto(given["prefetch_factor"]),
             "prefetch_factor" if is_auto(given["prefetch_factor"]) else "num_workers",
-            "a fixed size: num_workers as a number above 0, of the one crew, and prefetch_factor as a number or None",
+            "a fixed size: num_workers as a number above 0, of the one worker pool, and prefetch_factor as a number or None",
         ),
-        (given["crew"] != "auto", "crew", "workers of this machine: leave crew out"),
+        (given["backend"] != "process", "backend", "workers of this machine: leave backend out"),
         (
             given["device"] is not None,
             "device",
@@ -348,7 +349,7 @@ Make: TypeAlias = Callable[[Job, EngineOptions, BadSamples, Sequence[Hook]], Bat
 
 
 class EngineBuilder:
-    """Makes a ring and a crew for each time that a loader starts workers.
+    """Makes a ring and a worker pool for each time that a loader starts workers.
 
     Args:
         config: the loader's as it is made.
@@ -381,7 +382,7 @@ class EngineBuilder:
         self.trace: Trace | None = None
 
     def make(self, config: LoaderConfig, *, base_seed: int, resume: Sequence[bytes] = (), **of_job: Any) -> BatchSource:
-        """A ring and a crew.
+        """A ring and a worker pool.
 
         Args:
             resume: one pickled snapshot for each worker to go on from, or none at all.
@@ -411,7 +412,7 @@ class EngineBuilder:
                 rank=config.rank,
                 world_size=config.world_size,
                 calls=calls,
-                num_cooling=0 if calls is None else NUM_SENT,
+                num_pending_copies=0 if calls is None else NUM_SENT,
                 num_sent=None if config.device is None else NUM_SENT,
                 sender=sender,
                 **of_kind,
@@ -460,4 +461,4 @@ class EngineBuilder:
 
 
 def _fixed_size(config: LoaderConfig) -> dict[str, Any]:
-    return {"num_workers": config.crew_size, "num_ordered": (config.prefetch_factor or 0) * config.crew_size}
+    return {"num_workers": config.total_workers, "num_ordered": (config.prefetch_factor or 0) * config.total_workers}

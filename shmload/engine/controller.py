@@ -9,10 +9,10 @@ down, or wait for the same disk. So the formula proposes, and the batches that c
     the trainer never waits              ->  fewer workers, if those that are left would still have some time to spare
     memory is short                      ->  fewer batches ordered ahead
 
-Batches come unevenly, so a few more workers than the formula says are needed; how many goes by its square root, as for any crew
-that serves what arrives at random. Every change is on trial for one look. One that brought nothing is taken back, and is not tried
-again before the load itself has become another. What is not urgent must be found by two looks. That, the gap between the sizes to
-which it grows and shrinks, and looks over the medians of several windows are why it stands still under a steady load.
+Batches come unevenly, so a few more workers than the formula says are needed; how many goes by its square root, as for any worker
+pool that serves what arrives at random. Every change is on trial for one look. One that brought nothing is taken back, and is not
+tried again before the load itself has become another. What is not urgent must be found by two looks. That, the gap between the
+sizes to which it grows and shrinks, and looks over the medians of several windows are why it stands still under a steady load.
 
 Ancestry: utilisation law (D. Menasce et al., Performance by Design, 2004, ch. 3), square-root staffing (S. Halfin, W. Whitt,
 Operations Research 29, 1981). Additive increase and multiplicative decrease were rejected: they never stand still.
@@ -35,7 +35,7 @@ BUSY = 0.75  # of their time: such workers have none to spare
 GROW, SHRINK = (
     0.25,
     0.5,
-)  # so many more than the formula says, times its root: what a crew grows to, and what it shrinks to
+)  # so many more than the formula says, times its root: what a worker pool grows to, and what it shrinks to
 GAIN = 0.03  # batches a second that a change must bring to stay
 ALIKE = 1.3  # loads within this factor are the same
 PAYBACK_S = 60.0  # within this time what starting a worker takes must come back

@@ -1,4 +1,4 @@
-"""The engine of one loader: orders in, batches out, over one ring and one crew.
+"""The engine of one loader: orders in, batches out, over one ring and one worker pool.
 
     submit ──▶ backlog ──publish──▶ slot ──workers──▶ ready ──next──▶ tensors ──last alias dies──▶ free slot ──▶ backlog ...
 
@@ -42,8 +42,8 @@ from shmload.engine.reader import add_memory
 from shmload.engine.supervision import Verdict
 from shmload.engine.watching import Holders
 from shmload.shm import forks
-from shmload.worker.crew import STOP_GRACE_S, interrupts_held
 from shmload.worker.failure import Failure
+from shmload.worker.pool import STOP_GRACE_S, interrupts_held
 from shmload.worker.snapshot import END, NO_NEWS, Note, load_note
 from shmload.worker.spec import Job
 
@@ -54,7 +54,7 @@ DEATH_LOOK_S = 0.02  # how often deaths are looked for while batches keep coming
 
 
 class Engine:
-    """What passes through one ring and its crew.
+    """What passes through one ring and its worker pool.
 
     Args:
         job: what workers do with an order.
@@ -82,9 +82,9 @@ class Engine:
         self._has_layout = job.plan.rows is not None or job.plan.is_whole
         self._has_notes = job.seed is None
         parts = self._parts = Parts(job, options, self._hooks, self._order_in)
-        assert parts.crew is not None
-        self.control, self.num_slots, self.crew = parts.control, parts.num_slots, parts.crew
-        self.roster, self.size = parts.roster, parts.size
+        assert parts.pool is not None
+        self.control, self.num_slots, self.pool = parts.control, parts.num_slots, parts.pool
+        self.worker_set, self.size = parts.worker_set, parts.size
         self._ring, self._memory, self._writer, self._supervisor = (
             parts.ring,
             parts.memory,
@@ -92,7 +92,7 @@ class Engine:
             parts.supervisor,
         )
         self._ready, self._grants, self._orders = parts.ready, parts.grants, parts.orders
-        self._cooling, self._hoarding = parts.cooling, parts.hoarding
+        self._pending_copies, self._copy_out = parts.pending_copies, parts.copy_out
         # what is sent ahead is copied by us alone
         self._names_streams = options.calls is not None and options.num_sent is None
         self._feed = None if options.num_sent is None else DeviceFeed(self, options)
@@ -150,7 +150,7 @@ class Engine:
             WorkerDied: a worker ended and may not be replaced, or a sample killed its worker twice.
             RuntimeError: the loader is closed, or `timeout` has passed.
         """
-        if self._is_closed or self._hoarding.refused is not None or self._cooling is not None:
+        if self._is_closed or self._copy_out.refused is not None or self._pending_copies is not None:
             self._begin_next()
         return self._next_with_hooks(in_order) if self._hooks else self._take(in_order)
 
@@ -187,17 +187,17 @@ class Engine:
         """Sees to what may raise before anything is taken."""
         if self._is_closed:
             raise self._why_closed()
-        if self._hoarding.refused is not None:
-            self._hoarding.raise_refused()
-        if self._cooling is not None:
-            self._cooling.look()
+        if self._copy_out.refused is not None:
+            self._copy_out.raise_refused()
+        if self._pending_copies is not None:
+            self._pending_copies.look()
 
     def _slept(self, order: Order) -> Lease | None:
         """The lease of an order for which nothing is to be done but to sleep; None: look at it all, one by one.
 
         What runs after a wake-up is in no cache, so it is as little as can be: half of what `awaited` does.
         """
-        if self._cooling is not None or self._options.timeout_s:
+        if self._pending_copies is not None or self._options.timeout_s:
             return None
         ring, ready = self._ring, self._ready
         if ring.must_look:
@@ -242,7 +242,7 @@ class Engine:
                             continue
                         self._queue.remove(order)
                         return order, False
-                if order.slot < 0 and self._cooling is not None and self._cooling.wait():
+                if order.slot < 0 and self._pending_copies is not None and self._pending_copies.wait():
                     self._round()
                     continue
                 began = began or monotonic()
@@ -291,13 +291,13 @@ class Engine:
                 assert self._writer.layout is not None
                 batch, nbytes = deliver_rows(self._writer.layout, lease, order.nrows)
             if self._names_streams:
-                assert self._cooling is not None
-                self._cooling.releases.delivered(lease.slot)
+                assert self._pending_copies is not None
+                self._pending_copies.releases.delivered(lease.slot)
             del lease
             is_last_slot = self._ring.count_batch(order, nbytes)
             if not is_last_slot:
-                self._hoarding.has_collected = False
-            elif batch is not NOTHING and self._hoarding.must_copy(self._who_holds):
+                self._copy_out.has_collected = False
+            elif batch is not NOTHING and self._copy_out.must_copy(self._who_holds):
                 batch = copied(batch)
         except Exception:  # an object in it does not unpickle, say: it would not the next time either
             self._lose(order)
@@ -408,8 +408,8 @@ class Engine:
             with interrupts_held():
                 self._memory.answer_need(slot)
             self._ring_grants()
-        if self._cooling is not None:
-            self._cooling.pins.register()
+        if self._pending_copies is not None:
+            self._pending_copies.pins.register()
         if self._backlog:
             self._publish()
 
@@ -435,10 +435,10 @@ class Engine:
             hook.look()
         if self._options.sample_timeout_s is not None:
             with interrupts_held():
-                num_late = self._supervisor.see_to_late()
-            for bell in self._orders if num_late else ():
+                num_timed_out = self._supervisor.see_to_timeouts()
+            for bell in self._orders if num_timed_out else ():
                 bell.post_up_to(1)
-        deaths = self.crew.deaths()
+        deaths = self.pool.deaths()
         if not deaths:
             return
         with interrupts_held():
@@ -493,7 +493,7 @@ class Engine:
     # ------------------------------------------------------------ looking at it
 
     def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
-        """Tells onlookers how long the pass is that begins (0: that is not known), and how its orders count."""
+        """Tells stats readers how long the pass is that begins (0: that is not known), and how its orders count."""
         self._ring.begin_pass(num_steps, step_stride=step_stride, epoch_base=epoch_base)
         for hook in self._hooks:
             hook.pass_begins()
@@ -508,7 +508,7 @@ class Engine:
         """What `shmload top` shows of this ring (docs/top.md), over its whole life, and what only the trainer knows."""
         self._ring.state(0)  # takes in what leases have given back, and refuses a forked child
         report = self._parts.reader.report()
-        pids = self.crew.pids
+        pids = self.pool.pids
         for worker, pid in zip(report["workers"], pids, strict=False):  # none is left when it is closed
             worker["pid"] = worker["pid"] or pid
         add_memory(report)
@@ -544,9 +544,11 @@ class Engine:
     @property
     def wants_pinned(self) -> bool:
         """Whether a batch that is not pinned is to be copied to pinned memory: not where the ring could not be, nor on a device."""
-        return self._options.num_sent is None and (self._cooling is None or not self._cooling.pins.has_failed)
+        return self._options.num_sent is None and (
+            self._pending_copies is None or not self._pending_copies.pins.has_failed
+        )
 
     @property
     def releases(self) -> Releases | None:
         """What ends of leases leave behind; None where nothing is pinned."""
-        return None if self._cooling is None else self._cooling.releases
+        return None if self._pending_copies is None else self._pending_copies.releases

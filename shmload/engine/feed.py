@@ -22,7 +22,7 @@ from shmload.device.calls import Calls
 from shmload.device.sending import BufferSet
 from shmload.engine.orders import NOTHING, Delivery
 from shmload.errors import CopyFailed
-from shmload.worker.crew import interrupts_held
+from shmload.worker.pool import interrupts_held
 from shmload.worker.snapshot import Note
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 
 from shmload._core.trainer import Order
 from shmload.errors import SampleError
-from shmload.worker.crew import STOP_GRACE_S
+from shmload.worker.pool import STOP_GRACE_S
 from shmload.worker.snapshot import Note
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What an engine is made of: its ring, the crew that fills it, who watches them, and whoever takes part in its work."""
+"""What an engine is made of: its ring, the worker pool that fills it, who watches them, and whoever takes part in its work."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import FollowerRing, Order, TrainerRing, control_nbytes
 from shmload.device.calls import Calls
-from shmload.device.pins import Cooling
+from shmload.device.pins import PendingCopies
 from shmload.device.sending import Sender
 from shmload.engine.reader import RingReader
 from shmload.engine.ring import OrderWriter, RingMemory
 from shmload.engine.stats import introduce
-from shmload.engine.supervision import Roster, Size, Supervisor, num_slots
+from shmload.engine.supervision import Size, Supervisor, WorkerSet, num_slots
 from shmload.shm import forks
 from shmload.shm.group import Doorbell, Group, JointBell
-from shmload.worker.crew import STOP_GRACE_S, Backend, Crew, interrupts_held, muster, processes
+from shmload.worker.pool import STOP_GRACE_S, Backend, WorkerPool, interrupts_held, prepare_workers, processes
 from shmload.worker.process import STACK_NBYTES
-from shmload.worker.spec import Invitation, Job
+from shmload.worker.spec import Job, PeerRing
 from shmload.world import users_frame
 
 
-class Hoarding:
+class CopyOut:
     """Whether batches must leave their slots, over one ring.
 
     Args:
@@ -88,8 +88,8 @@ class EngineOptions:
 
     `max_rows` is the largest batch expected (0: unknown), `num_ordered` how many batches may be under way at once. It begins with
     `first_workers` of its workers and slots for `first_ordered` batches; 0: all, and that never changes. With `calls` the ring is
-    pinned for that device, and `num_cooling` slots more are there for batches whose copies are under way; `num_sent` batches are
-    copied ahead by `sender`, None: they are not sent there at all.
+    pinned for that device, and `num_pending_copies` slots more are there for batches whose copies are under way; `num_sent` batches
+    are copied ahead by `sender`, None: they are not sent there at all.
     """
 
     num_workers: int
@@ -108,12 +108,12 @@ class EngineOptions:
     rank: int | None = None
     world_size: int | None = None
     calls: Calls | None = None
-    num_cooling: int = 0
+    num_pending_copies: int = 0
     num_sent: int | None = None
     sender: Sender | None = None
     num_ranks: int = 1  # of this node that read the ring
-    num_guests: int = 0  # workers of other ranks that may fill chunks of the ring
-    affinity: tuple[int, ...] = ()  # processors of the crew; none: the trainer's
+    num_helpers: int = 0  # workers of other ranks that may fill chunks of the ring
+    affinity: tuple[int, ...] = ()  # processors of the worker pool; none: the trainer's
     backend: Backend = processes  # where workers run
     num_far: int = 0  # of the workers, the first ones: on other machines
 
@@ -124,12 +124,14 @@ class Hook:
     An engine calls each of these at its time; here they do nothing.
     """
 
-    def neighbours(self, parts: Parts) -> tuple[Invitation, ...]:
-        """Rings of the node's other ranks in which the crew helps; asked once there is a ring, and before there is a crew."""
+    def neighbours(self, parts: Parts) -> tuple[PeerRing, ...]:
+        """Rings of the node's other ranks in which the worker pool helps; asked once there is a ring, and before there is a worker
+        pool.
+        """
         return ()
 
     def order_bell(self, parts: Parts, bell: Doorbell) -> Doorbell:
-        """The bell that the crew is called by, or another over it."""
+        """The bell that the worker pool is called by, or another over it."""
         return bell
 
     def built(self, parts: Parts) -> None:
@@ -175,7 +177,7 @@ class Hook:
 
 
 class Parts:
-    """The ring of one engine, the crew that fills it, and what watches both.
+    """The ring of one engine, the worker pool that fills it, and what watches both.
 
     Args:
         job: what workers do with an order.
@@ -186,14 +188,14 @@ class Parts:
         self, job: Job, options: EngineOptions, hooks: Sequence[Hook], order_in: Callable[[int], Order | None]
     ) -> None:
         self.options = options
-        self.num_slots = num_slots(options.num_ordered) + options.num_cooling
-        self.cooling: Cooling | None = None
-        self.crew: Crew | None = None
+        self.num_slots = num_slots(options.num_ordered) + options.num_pending_copies
+        self.pending_copies: PendingCopies | None = None
+        self.pool: WorkerPool | None = None
         self.group = Group()
         try:
             self._build_ring(job, hooks)
             neighbours = tuple(ring for hook in hooks for ring in hook.neighbours(self))
-            self._start_crew(job, neighbours, order_in)
+            self._start_pool(job, neighbours, order_in)
             for hook in hooks:
                 hook.built(self)
         except BaseException as error:
@@ -211,7 +213,7 @@ class Parts:
             "text_capacity": TEXT_CAPACITY,
             "layout_capacity": LAYOUT_CAPACITY,
         }
-        num_records = options.num_workers + options.num_guests
+        num_records = options.num_workers + options.num_helpers
         nbytes = control_nbytes(self.num_slots, num_records, **sizes)
         self.control_segment = group.segment("control", nbytes)
         self.control = Mapping(self.control_segment.fd, nbytes)
@@ -221,19 +223,19 @@ class Parts:
             num_workers=num_records,
             is_static=options.is_static,
             threads_per_worker=WHOLE_BATCHES if options.num_far else job.num_threads,
-            num_usable=num_slots(options.first_ordered) + options.num_cooling if options.first_ordered else 0,
+            num_usable=num_slots(options.first_ordered) + options.num_pending_copies if options.first_ordered else 0,
             **sizes,
         )
         introduce(self.ring, job, options.rank, options.world_size)
         self.reader = RingReader(self.control)
-        self.hoarding = Hoarding(self.ring, is_shared=options.num_ranks > 1)
-        self.cooling = None if options.calls is None else Cooling(self.ring, options.calls)
+        self.copy_out = CopyOut(self.ring, is_shared=options.num_ranks > 1)
+        self.pending_copies = None if options.calls is None else PendingCopies(self.ring, options.calls)
         self.memory = RingMemory(
             group,
             self.ring,
             options.ring_bytes,
             may_park=options.first_ordered > 0,
-            pins=None if self.cooling is None else self.cooling.pins,
+            pins=None if self.pending_copies is None else self.pending_copies.pins,
             is_private=options.num_ranks > 1,
         )
         self.ready = group.doorbell("ready")
@@ -251,11 +253,9 @@ class Parts:
             for worker in range(options.num_far, options.num_workers):
                 self.stacks[worker] = group.segment(f"stack-{worker}", STACK_NBYTES)
 
-    def _start_crew(
-        self, job: Job, neighbours: tuple[Invitation, ...], order_in: Callable[[int], Order | None]
-    ) -> None:
+    def _start_pool(self, job: Job, neighbours: tuple[PeerRing, ...], order_in: Callable[[int], Order | None]) -> None:
         options = self.options
-        called = muster(
+        called = prepare_workers(
             job,
             self.group,
             self.control_segment,
@@ -273,36 +273,36 @@ class Parts:
             sample_timeout_s=options.sample_timeout_s,
             affinity=options.affinity,
         )
-        self.crew = crew = options.backend(called)
+        self.pool = pool = options.backend(called)
         limit = options.max_restarts
         if limit is None and job.seed is None:
             limit = 0
-        self.roster = Roster(self.ring, crew)
-        self.size = Size(self.memory, self.roster, options.num_cooling)
+        self.worker_set = WorkerSet(self.ring, pool)
+        self.size = Size(self.memory, self.worker_set, options.num_pending_copies)
         self.supervisor = Supervisor(
             self.ring,
-            crew,
-            self.roster,
+            pool,
+            self.worker_set,
             limit,
             order_in,
             sample_timeout_s=options.sample_timeout_s,
             tolerates_bad_samples=job.tolerates_bad_samples,
         )
         with interrupts_held():
-            self.roster.start(options.first_workers or options.num_workers)
+            self.worker_set.start(options.first_workers or options.num_workers)
 
     def close(self, grace_s: float = STOP_GRACE_S) -> None:
         """Ends the workers and gives up the names."""
         try:
-            if self.crew is not None:
+            if self.pool is not None:
                 self.ring.set_closing()
                 for bell in (*self.orders, self.grants):
                     for _ in range(self.options.num_workers):
                         bell.post()
-                self.crew.stop(grace_s)
+                self.pool.stop(grace_s)
         finally:
             try:
-                if self.cooling is not None:
-                    self.cooling.close()
+                if self.pending_copies is not None:
+                    self.pending_copies.close()
             finally:
                 self.group.close()

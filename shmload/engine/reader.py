@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shmload._core.mapping import Mapping
-from shmload._core.onlooker import Onlooker
+from shmload._core.stats_reader import StatsReader
 from shmload.engine.stats import Report, Snapshot, describe
 from shmload.shm import janitor
 from shmload.shm.janitor import Leftover
@@ -64,7 +64,7 @@ class RingReader:
 
     def __init__(self, control: Mapping) -> None:
         self.control = control
-        self._onlooker = Onlooker(control)
+        self._stats_reader = StatsReader(control)
 
     @classmethod
     def open(cls, path: str) -> Self:
@@ -97,7 +97,7 @@ class RingReader:
 
     def snapshot(self) -> Snapshot:
         """What the block says now."""
-        return self._onlooker.snapshot()
+        return self._stats_reader.snapshot()
 
     def report(self) -> Report:
         """What that means, over the ring's whole life."""

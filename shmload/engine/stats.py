@@ -33,7 +33,7 @@ def introduce(ring: TrainerRing, job: Job, rank: int | None, world_size: int | N
 
 
 Limit = Literal["start-up", "workers", "program", "neither"]
-Snapshot = dict[str, Any]  # what Onlooker.snapshot returns
+Snapshot = dict[str, Any]  # what Stats reader.snapshot returns
 
 NOTICED = 5.0  # per cent of the interval: waits that are shorter name no limit
 
@@ -245,7 +245,7 @@ def _workers(before: Snapshot, seen: Snapshot) -> list[Report]:
 def _doing(seen: Snapshot, number: int, claim: tuple[dict[str, Any], int, int] | None) -> tuple[str, int]:
     """A worker's state, and since when it is in it (0: not known)."""
     worker, is_wanted = seen["workers"][number], number < seen["num_wanted"]
-    if not worker["started_ns"] and claim is None:  # a guest has a claim, if anything
+    if not worker["started_ns"] and claim is None:  # a helper has a claim, if anything
         return ("starting" if is_wanted else "not wanted"), 0
     if claim is None:
         return ("leaving" if seen["is_closing"] or not is_wanted else "waiting"), 0

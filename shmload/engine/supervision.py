@@ -1,8 +1,8 @@
 """Which workers of a ring there are, and what a worker's death means.
 
-A ring has records for the largest crew; the header says how many workers are wanted, and those are the first ones. A worker whose
-number is not below that looks at the word between two chunks, and leaves. Nothing it did has to be done again, so a batch cannot
-tell. Who was told to leave is remembered here until its process has ended: only then is such an end no death.
+A ring has records for the largest worker pool; the header says how many workers are wanted, and those are the first ones. A worker
+whose number is not below that looks at the word between two chunks, and leaves. Nothing it did has to be done again, so a batch
+cannot tell. Who was told to leave is remembered here until its process has ended: only then is such an end no death.
 
 A dead worker's rows are done again by a new worker, or it ends the loader. In seed mode a worker is replaced as often as need be,
 but a sample that ends its worker twice is given up, and so is a loader whose workers keep dying with nothing to do. In torch mode
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from shmload._core.trainer import TrainerRing
 from shmload.engine.ring import LEAST_SLOTS, RingMemory
 from shmload.errors import SampleTimeout, ShmloadError, WorkerDied
-from shmload.worker.crew import Crew, Death, interrupts_held
-from shmload.worker.failure import REMEDY, late_text, sample_at
+from shmload.worker.failure import REMEDY, sample_at, timeout_text
+from shmload.worker.pool import Death, WorkerPool, interrupts_held
 
 if TYPE_CHECKING:
     from shmload._core.trainer import Order
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 log = logging.getLogger("shmload")
 
 
-class Roster:
+class WorkerSet:
     """The workers of one ring, by number.
 
     Attributes:
         start_s: what the newest worker took from the call that started it to its first look for work; 0 before one has come.
     """
 
-    def __init__(self, ring: TrainerRing, crew: Crew) -> None:
+    def __init__(self, ring: TrainerRing, pool: WorkerPool) -> None:
         self._ring = ring
-        self._crew = crew
-        self._hired_ns: dict[int, int] = {}  # when each that is there was started
+        self._pool = pool
+        self._called_ns: dict[int, int] = {}  # when each that is there was started
         self._told: set[int] = set()
         self.start_s = 0.0
 
     def start(self, num_workers: int) -> None:
-        """Starts the first crew."""
+        """Starts the first worker pool."""
         self._ring.num_wanted = num_workers
         now = monotonic_ns()
-        self._hired_ns = dict.fromkeys(range(num_workers), now)
-        self._crew.start(num_workers)
+        self._called_ns = dict.fromkeys(range(num_workers), now)
+        self._pool.start(num_workers)
 
     @property
     def num_wanted(self) -> int:
@@ -58,12 +58,12 @@ class Roster:
         return self._ring.num_wanted
 
     def resize(self, num_wanted: int) -> bool:
-        """Makes the crew that large: starts processes now, and tells others to leave.
+        """Makes the worker pool that large: starts processes now, and tells others to leave.
 
         Returns:
             False: not all could be started; what there is stays.
         """
-        self._told |= {worker for worker in self._hired_ns if worker >= num_wanted}
+        self._told |= {worker for worker in self._called_ns if worker >= num_wanted}
         self._ring.num_wanted = num_wanted
         return self._staff()
 
@@ -73,23 +73,23 @@ class Roster:
 
     def has_gone(self, worker: int) -> None:
         """Takes note that a worker that was told to leave has ended; it is started again if it is wanted again."""
-        self._crew.bury(worker)
+        self._pool.reap(worker)
         self._ring.forget(worker)
         self._told.discard(worker)
-        del self._hired_ns[worker]
+        del self._called_ns[worker]
         self._staff()
 
     def _staff(self) -> bool:
         for worker in range(self._ring.num_wanted):
-            if worker in self._hired_ns:
+            if worker in self._called_ns:
                 continue
             began = monotonic_ns()
             try:
-                self._crew.hire(worker)
+                self._pool.start_worker(worker)
             except OSError as error:  # no more processes or memory for one; those that work go on
                 log.warning("worker %d could not be started (%s): the loader goes on with fewer", worker, error)
                 return False
-            self._hired_ns[worker] = began
+            self._called_ns[worker] = began
         return True
 
     def is_complete(self) -> bool:
@@ -97,11 +97,11 @@ class Roster:
         newest = 0
         for worker in range(self._ring.num_wanted):
             started_ns = self._ring.worker(worker)["started_ns"]
-            hired_ns = self._hired_ns.get(worker)
-            if hired_ns is None or started_ns < hired_ns:
+            called_ns = self._called_ns.get(worker)
+            if called_ns is None or started_ns < called_ns:
                 return False
-            if hired_ns > newest:
-                newest, self.start_s = hired_ns, (started_ns - hired_ns) / 1e9
+            if called_ns > newest:
+                newest, self.start_s = called_ns, (started_ns - called_ns) / 1e9
         return True
 
 
@@ -109,17 +109,17 @@ class Size:
     """The size of one engine: its workers, its slots, the memory behind them.
 
     Args:
-        num_cooling: slots beyond those for batches under way.
+        num_pending_copies: slots beyond those for batches under way.
     """
 
-    def __init__(self, memory: RingMemory, roster: Roster, num_cooling: int = 0) -> None:
-        self._memory, self._roster = memory, roster
-        self._num_spare = num_cooling + 2
+    def __init__(self, memory: RingMemory, worker_set: WorkerSet, num_pending_copies: int = 0) -> None:
+        self._memory, self._worker_set = memory, worker_set
+        self._num_spare = num_pending_copies + 2
 
     def resize(self, num_workers: int) -> bool:
-        """Makes the crew that large, in seed mode; nobody is waited for. False: a process could not be started."""
+        """Makes the worker pool that large, in seed mode; nobody is waited for. False: a process could not be started."""
         with interrupts_held():
-            return self._roster.resize(num_workers)
+            return self._worker_set.resize(num_workers)
 
     def make_room(self, num_ordered: int, budget: int) -> int:
         """Brings slots into use for so many batches under way, or parks what is free beyond.
@@ -184,24 +184,24 @@ class FatalRow(NamedTuple):
         return self.kind(self.text)
 
 
-class LateGuests(Protocol):
-    """The part of a crew that is asked for where a worker of another rank is late over a sample (sharing/guests.py)."""
+class TimedHelpers(Protocol):
+    """The part of a worker pool that is asked for where a worker of another rank is late over a sample (sharing/helpers.py)."""
 
     def stack(self, record: int) -> str:
-        """As of a crew."""
+        """As of a worker pool."""
 
     def kill(self, record: int) -> Death:
-        """As of a crew."""
+        """As of a worker pool."""
 
     def replace(self, record: int) -> None:
         """Makes way for another."""
 
 
 class Supervisor:
-    """Sees to the deaths of one crew.
+    """Sees to the deaths of one worker pool.
 
     Args:
-        roster: which workers there are to be.
+        worker_set: which workers there are to be.
         max_restarts: deaths that may be mended; None: any number.
         order_in: the order that stands in a slot, if one does.
         sample_timeout_s: how long one sample may take before its worker is ended; None: for ever.
@@ -210,8 +210,8 @@ class Supervisor:
     def __init__(
         self,
         ring: TrainerRing,
-        crew: Crew,
-        roster: Roster,
+        pool: WorkerPool,
+        worker_set: WorkerSet,
         max_restarts: int | None,
         order_in: Callable[[int], Order | None],
         *,
@@ -219,13 +219,13 @@ class Supervisor:
         tolerates_bad_samples: bool = False,
     ) -> None:
         self._ring = ring
-        self._crew = crew
-        self._roster = roster
+        self._pool = pool
+        self._worker_set = worker_set
         self._max_restarts = max_restarts
         self._order_in = order_in
         self._sample_timeout_s = sample_timeout_s
         self._tolerates_bad_samples = tolerates_bad_samples
-        self.guests: LateGuests | None = None  # workers of other ranks, whose numbers are beyond the crew's
+        self.helpers: TimedHelpers | None = None  # workers of other ranks, whose numbers are beyond the worker pool's
         self._kills: Counter[str] = Counter()  # by what a worker died over, in words
         self._poisoned: dict[int, FatalRow] = {}  # by slot
         self._unbegun: dict[int, int] = {}  # late worker -> the order of which it had begun no row when last looked at
@@ -237,11 +237,11 @@ class Supervisor:
     def see_to(self, death: Death) -> Verdict | None:
         """Opens a dead worker's rows again and replaces it, if it is wanted; or says why that may not be."""
         held = self._ring.held_by(death.worker_id)
-        if held is None and self._roster.was_told(death.worker_id):
+        if held is None and self._worker_set.was_told(death.worker_id):
             self._ring.recover(death.worker_id)
-            self._roster.has_gone(death.worker_id)
+            self._worker_set.has_gone(death.worker_id)
             return None
-        is_idle = held is None or not self._crew.reads_samples(death.worker_id)
+        is_idle = held is None or not self._pool.reads_samples(death.worker_id)
         work = None if held is None or is_idle else self._blame(held[0], held[3])
         if self._max_restarts is not None and self._num_restarts >= self._max_restarts:
             return _verdict(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
@@ -253,39 +253,41 @@ class Supervisor:
         is_deadly = held is not None and work is not None and self._kills[work] >= 2
         if is_deadly and held is not None:
             self._poisoned[held[0]] = FatalRow(f"{work} ended its worker twice: {death}", held[3])
-        while self._ring.recover(death.worker_id, poison=is_deadly) >= 0:  # a Ray crew's worker holds several
+        while self._ring.recover(death.worker_id, poison=is_deadly) >= 0:  # a Ray worker pool's worker holds several
             self.num_taken_back += 1
-        fate = "when it was about to leave" if self._roster.was_told(death.worker_id) else "it is replaced"
+        fate = "when it was about to leave" if self._worker_set.was_told(death.worker_id) else "it is replaced"
         log.warning("%s%s; %s", death, "" if work is None else f" on {work}", fate)
         self._replace(death.worker_id)
         self._num_restarts += 1
         return None
 
-    def see_to_late(self) -> int:
+    def see_to_timeouts(self) -> int:
         """Ends and replaces workers whose sample takes too long; their batches fail over it. Returns how many."""
         if self._sample_timeout_s is None:
             return 0
-        return sum(self._end_if_late(worker) for worker in range(self._ring.num_workers))
+        return sum(self._end_if_timed_out(worker) for worker in range(self._ring.num_workers))
 
-    def _end_if_late(self, worker: int) -> bool:
-        if not self._crew.reads_samples(worker):  # an actor is watched where it is
+    def _end_if_timed_out(self, worker: int) -> bool:
+        if not self._pool.reads_samples(worker):  # an actor is watched where it is
             return False
         held = self._ring.held_by(worker)
         since_ns = self._ring.worker(worker)["since_ns"]
         # 0: it is at no sample, but waits for the trainer or collates
-        is_late = held is not None and since_ns and (monotonic_ns() - since_ns) / 1e9 > (self._sample_timeout_s or 0)
-        if held is None or not is_late:
+        has_timed_out = (
+            held is not None and since_ns and (monotonic_ns() - since_ns) / 1e9 > (self._sample_timeout_s or 0)
+        )
+        if held is None or not has_timed_out:
             self._unbegun.pop(worker, None)
             return False
         slot, _, number, row = held
         if row < 0 and self._unbegun.get(worker) != number:
             self._unbegun[worker] = number  # the time may be an earlier claim's: it is looked at again
             return False
-        what = self._what_is_late(worker, slot, row)
-        keeper = self._keeper_of(worker)
-        stack = keeper.stack(worker)
-        death = keeper.kill(worker)
-        text = late_text(what, self._sample_timeout_s, worker, death.pid, stack)
+        what = self._what_timed_out(worker, slot, row)
+        owner = self._owner_of(worker)
+        stack = owner.stack(worker)
+        death = owner.kill(worker)
+        text = timeout_text(what, self._sample_timeout_s, worker, death.pid, stack)
         if row >= 0:  # else it stood still before its first sample, which says nothing of any
             text += REMEDY
             self._poisoned[slot] = FatalRow(text, row, SampleTimeout)
@@ -295,7 +297,7 @@ class Supervisor:
         self._replace(worker)
         return True
 
-    def _what_is_late(self, worker: int, slot: int, row: int) -> str:
+    def _what_timed_out(self, worker: int, slot: int, row: int) -> str:
         order = self._order_in(slot)
         if row < 0:
             return f"{'a batch' if order is None else self._work_of(order, row)} was claimed, and no sample of it begun for"
@@ -304,15 +306,15 @@ class Supervisor:
 
     def _replace(self, worker: int) -> None:
         """Starts another in the place of one that has ended, unless it was about to leave anyway."""
-        if self._roster.was_told(worker):
-            self._roster.has_gone(worker)
+        if self._worker_set.was_told(worker):
+            self._worker_set.has_gone(worker)
         else:
-            self._keeper_of(worker).replace(worker)
+            self._owner_of(worker).replace(worker)
         self._ring.count_restart(worker)
 
-    def _keeper_of(self, worker: int) -> Crew | LateGuests:
+    def _owner_of(self, worker: int) -> WorkerPool | TimedHelpers:
         """Who has this worker in hand."""
-        return self._crew if self.guests is None or worker < self._ring.num_wanted else self.guests
+        return self._pool if self.helpers is None or worker < self._ring.num_wanted else self.helpers
 
     def death_over(self, slot: int) -> FatalRow:
         """What happened to the workers of a slot that was given up."""

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from shmload._core.trainer import Order
 from shmload.device.calls import Calls
-from shmload.device.pins import Cooling
+from shmload.device.pins import PendingCopies
 from shmload.engine.parts import Hook, Parts
 from shmload.world import users_place
 
@@ -47,7 +47,7 @@ class Watched(NamedTuple):
     """An engine as far as its copies go: its slots, and which batch lies in one, in words."""
 
     calls: Calls
-    cooling: Cooling
+    pending_copies: PendingCopies
     batch_in: Callable[[int], str]
 
 
@@ -81,19 +81,21 @@ class CopyWatch(TorchFunctionMode):
     def _see(self, source: torch.Tensor, made: torch.Tensor) -> None:
         for engine in self._engines():
             stream = engine.calls.stream_for(made)
-            slot = -1 if stream is None else engine.cooling.pins.slot_at(source.data_ptr())
+            slot = -1 if stream is None else engine.pending_copies.pins.slot_at(source.data_ptr())
             if slot < 0:
                 continue
-            if engine.cooling.late is None:
-                engine.cooling.late = Late(engine.calls)
+            if engine.pending_copies.late is None:
+                engine.pending_copies.late = Late(engine.calls)
             where, batch = users_place(), engine.batch_in(slot)
             if engine.calls.is_capturing():
-                engine.cooling.warn(
+                engine.pending_copies.warn(
                     f"the copy at {where} of {batch} is captured in a graph, which will read that address at each replay, "
                     "whatever lies there then. Copy into a tensor of your own before, and capture what reads that"
                 )
             else:
-                engine.cooling.late.noted.setdefault(slot, []).append(_Copy(engine.calls.record(stream), where, batch))
+                engine.pending_copies.late.noted.setdefault(slot, []).append(
+                    _Copy(engine.calls.record(stream), where, batch)
+                )
 
 
 class Late:

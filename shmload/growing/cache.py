@@ -11,14 +11,14 @@ from typing import Any
 
 from shmload.growing.dataset import GrowingDataset, SnapshotRecords
 from shmload.growing.files import BAD, CONTROL, MAX_INFLATED_BYTES, CacheFile, write_whole
-from shmload.growing.keeper import Sampler
 from shmload.growing.library import CacheStatistics, Library, are_samples, statistics_of
 from shmload.growing.run import Epochs, Missing, forget_runs
+from shmload.growing.sampler_supervisor import Sampler
 from shmload.growing.samplers import Samplers
 from shmload.growing.writer import CacheWriter
 from shmload.storage.folder import BudgetedFolder
 
-BUDGET = "budget.json"  # for onlookers
+BUDGET = "budget.json"  # for stats readers
 
 
 class SampleCache:
@@ -157,7 +157,8 @@ class SampleCache:
             raw, compression, publish_s: as of `writer`.
             max_restarts: failures in a row, without a file published between, after which a sampler is given up. When all are, the
                 next epoch's start raises WorkerDied with the traceback.
-            multiprocessing_context: how their keeper is started: "fork", "spawn", "forkserver" or a context. None: as Python does.
+            multiprocessing_context: how their supervisor is started: "fork", "spawn", "forkserver" or a context. None: as Python
+                does.
         Returns:
             their handle: `states`, `stop()`.
         Raises:

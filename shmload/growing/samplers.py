@@ -1,6 +1,6 @@
-"""The trainer's hold on its samplers: starts their keeper, hears of them, ends them.
+"""The trainer's hold on its samplers: starts their supervisor, hears of them, ends them.
 
-What supervises them is the keeper (keeper.py). Here it is only looked, when an epoch begins, whether there still is one.
+What supervises them is the supervisor (supervisor.py). Here it is only looked, when an epoch begins, whether there still is one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 from shmload.errors import WorkerDied
 from shmload.growing.files import CONTROL
-from shmload.growing.keeper import GRACE_S, MakeWriter, Sampler, keep
+from shmload.growing.sampler_supervisor import GRACE_S, MakeWriter, Sampler, keep
 from shmload.shm import forks, reaper
-from shmload.worker.crew import context_of, interrupts_held, warn_of_fork
 from shmload.worker.failure import describe_exit
+from shmload.worker.pool import context_of, interrupts_held, warn_of_fork
 
 log = logging.getLogger("shmload")
 
@@ -51,7 +51,7 @@ class Samplers:
         self._told = folder / CONTROL / "samplers" / f"{os.getpid()}-{secrets.token_hex(4)}.json"
         self._told.parent.mkdir(parents=True, exist_ok=True)
         self._job = (sampler, num_processes, max_restarts, make_writer)
-        self._num_keepers = 0
+        self._num_supervisors = 0
         self._newest: list[dict[str, Any]] = []
         if self._context.get_start_method() == "fork":
             warn_of_fork()
@@ -60,14 +60,14 @@ class Samplers:
     def _start(self) -> None:
         reader, writer = self._context.Pipe(duplex=False)
         process = self._context.Process(  # type: ignore[attr-defined]  # every concrete context has it
-            target=keep, args=(os.getpid(), reader, self._told, *self._job), daemon=True, name="shmload keeper"
+            target=keep, args=(os.getpid(), reader, self._told, *self._job), daemon=True, name="shmload supervisor"
         )
         with interrupts_held(), forks.ours(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()
-            reaper.hire(process.pid or 0)
+            reaper.watch(process.pid or 0)
         reader.close()
-        self._num_keepers += 1
+        self._num_supervisors += 1
         self._process = process
         self._end = weakref.finalize(self, _end, process, writer, self._told, os.getpid())
 
@@ -76,12 +76,12 @@ class Samplers:
         """Each sampler's worker_id, pid (0: it does not run), state, restarts, and its newest error."""
         try:
             self._newest = json.loads(self._told.read_bytes())
-        except FileNotFoundError:  # the keeper is not up yet, or has ended
+        except FileNotFoundError:  # the supervisor is not up yet, or has ended
             pass
         return self._newest
 
     def look(self) -> None:
-        """Starts a new keeper if somebody has killed this one.
+        """Starts a new supervisor if somebody has killed this one.
 
         Raises:
             WorkerDied: every sampler has failed again and again, and is given up.
@@ -90,7 +90,7 @@ class Samplers:
             return
         states = self.states
         if self._process.exitcode is not None:
-            log.warning("the samplers' keeper %s; a new one is started", describe_exit(self._process.exitcode))
+            log.warning("the samplers' supervisor %s; a new one is started", describe_exit(self._process.exitcode))
             self._end()
             self._start()
             return
@@ -109,7 +109,7 @@ class Samplers:
 
     @property
     def sentinel(self) -> int:
-        """A descriptor that is readable once the keeper has ended."""
+        """A descriptor that is readable once the supervisor has ended."""
         return int(self._process.sentinel)
 
     def stop(self) -> None:
@@ -135,7 +135,7 @@ def _end(process: Any, commands: Any, told: Path, pid: int) -> None:
     if process.exitcode is None:  # it is stopped, say; its samplers end with it
         process.kill()
         process.join()
-    reaper.dismiss(process.pid or 0)
+    reaper.forget(process.pid or 0)
     commands.close()
     process.close()
     told.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""What writers and samplers' keepers tell of themselves, for `stats()` in other processes.
+"""What writers and samplers' supervisors tell of themselves, for `stats()` in other processes.
 
-A writer has one small file, .growing/writers/<pid>-<word>: numbers, and its role; locked as long as it lives. A keeper has
+A writer has one small file, .growing/writers/<pid>-<word>: numbers, and its role; locked as long as it lives. A supervisor has
 one for all samplers of its trainer, .growing/samplers/<pid>-<word>.json.
 """
 
@@ -122,7 +122,7 @@ def told_by_writers(control: Path) -> list[WriterStatistics]:
 
 
 def told_by_samplers(control: Path) -> list[dict[str, Any]]:
-    """What keepers say of their samplers, with the pid of the trainer."""
+    """What supervisors say of their samplers, with the pid of the trainer."""
     found = []
     for path in sorted((control / "samplers").glob("[!.]*.json")):
         trainer = int(path.name.split("-")[0])

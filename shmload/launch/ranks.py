@@ -17,7 +17,7 @@ from shmload.world import OWN_CPUS
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankSpec:
     """One rank's place before anyone sits there.
 
     Attributes:
@@ -44,16 +44,16 @@ class Ends(NamedTuple):
 
 
 class Child(NamedTuple):
-    """A started process: its id, and how to bury it once it has ended, which gives the exit code (negative: a signal's number)."""
+    """A started process: its id, and how to reap it once it has ended, which gives the exit code (negative: a signal's number)."""
 
     pid: int
-    bury: Callable[[], int]
+    reap: Callable[[], int]
 
 
-class Way(Protocol):
+class Spawner(Protocol):
     """How a process is started."""
 
-    def start(self, seat: Seat, ends: Ends) -> Child:
+    def start(self, rank_spec: RankSpec, ends: Ends) -> Child:
         """Starts the process of a rank; it is not waited for."""
 
 
@@ -158,7 +158,7 @@ def number_of_ranks(nprocs: int | None, host: Host) -> int:
     return nprocs
 
 
-def seats(
+def rank_specs(
     place: Place,
     num_ranks: int,
     host: Host,
@@ -166,7 +166,7 @@ def seats(
     pin: bool = True,
     logs: str | Path | None = None,
     allowed: Sequence[int] | None = None,
-) -> list[Seat]:
+) -> list[RankSpec]:
     """One for each rank of this machine.
 
     Args:
@@ -187,14 +187,16 @@ def seats(
         told = environment(place, local_rank, num_ranks, cpus[local_rank], host.environ)
         rank = int(told["RANK"])
         log = os.path.join(os.path.abspath(logs), f"rank_{rank}.log") if logs is not None else ""
-        found.append(Seat(local_rank, rank, told, cpus[local_rank], log))
+        found.append(RankSpec(local_rank, rank, told, cpus[local_rank], log))
     return found
 
 
 _BOOT = str(Path(__file__).with_name("boot.py"))
 
 
-def booted(command: Sequence[str], seat: Seat, ends: Ends, keep: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+def booted(
+    command: Sequence[str], rank_spec: RankSpec, ends: Ends, keep: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
     """Starts a command as a rank: tied to this thread, in a process group of its own.
 
     The terminal's ^C goes to the foreground's group alone: it reaches the launcher, which decides what becomes of the ranks.
@@ -207,14 +209,14 @@ def booted(command: Sequence[str], seat: Seat, ends: Ends, keep: Sequence[int] =
             sys.executable,
             *("-I", "-S", _BOOT),
             str(os.getpid()),
-            ",".join(map(str, seat.cpus)),
+            ",".join(map(str, rank_spec.cpus)),
             *command,
         ],
         stdin=subprocess.DEVNULL,
         stdout=ends.stdout,
         stderr=ends.stderr,
         pass_fds=keep,
-        env=seat.environ,
+        env=rank_spec.environ,
         process_group=0,
     )
 
@@ -225,7 +227,7 @@ class Command:
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
 
-    def start(self, seat: Seat, ends: Ends) -> Child:
+    def start(self, rank_spec: RankSpec, ends: Ends) -> Child:
         """Starts the command of a rank."""
-        process = booted(self._command, seat, ends)
+        process = booted(self._command, rank_spec, ends)
         return Child(process.pid, process.wait)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from shmload.launch import boot, in_rank
-from shmload.launch.ranks import LOOPBACK, Child, Ends, HeldPort, Place, Seat, booted, number_of_ranks, seats
+from shmload.launch.ranks import LOOPBACK, Child, Ends, HeldPort, Place, RankSpec, booted, number_of_ranks, rank_specs
 from shmload.launch.supervisor import GRACE_S, SIGNALS, Ranks, Stopped
 from shmload.shm.host import Host
 
@@ -44,30 +44,33 @@ class Function:
         self._args = args
         self._forks = start_method == "fork"
 
-    def start(self, seat: Seat, ends: Ends) -> Child:
+    def start(self, rank_spec: RankSpec, ends: Ends) -> Child:
         """Starts the process of a rank.
 
         Raises:
             TypeError: pickle does not take `fn` or `args`.
         """
-        name = f"shmload rank {seat.rank}"
+        name = f"shmload rank {rank_spec.rank}"
         process: BaseProcess
         if self._forks:
             process = ForkProcess(
-                target=_forked, args=(seat, ends, os.getpid(), self._fn, self._args), name=name, daemon=False
+                target=_forked, args=(rank_spec, ends, os.getpid(), self._fn, self._args), name=name, daemon=False
             )
         else:
             process = _Process(
-                target=in_rank.main, args=(self._fn, self._args, seat.local_rank, ends.report), name=name, daemon=False
+                target=in_rank.main,
+                args=(self._fn, self._args, rank_spec.local_rank, ends.report),
+                name=name,
+                daemon=False,
             )
-            process.place = (seat, ends)
+            process.place = (rank_spec, ends)
         process.start()
-        # else whoever starts another process, in any thread, might bury this one, and at exit all would be waited for
+        # else whoever starts another process, in any thread, might reap this one, and at exit all would be waited for
         multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # private
-        return Child(process.pid or 0, lambda: _buried(process))
+        return Child(process.pid or 0, lambda: _reaped(process))
 
 
-def _buried(process: BaseProcess) -> int:
+def _reaped(process: BaseProcess) -> int:
     process.join()
     code = process.exitcode
     process.close()
@@ -79,10 +82,12 @@ def _close(*fds: int) -> None:
         os.close(fd)
 
 
-def _forked(seat: Seat, ends: Ends, launcher_pid: int, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
+def _forked(
+    rank_spec: RankSpec, ends: Ends, launcher_pid: int, fn: Callable[..., object], args: tuple[Any, ...]
+) -> None:
     """What boot.py and exec do for others."""
     os.setpgid(0, 0)
-    boot.bind(launcher_pid, seat.cpus)
+    boot.bind(launcher_pid, rank_spec.cpus)
     for caught in SIGNALS:
         if callable(signal.getsignal(caught)):  # the launcher's
             signal.signal(caught, signal.default_int_handler if caught == signal.SIGINT else signal.SIG_DFL)
@@ -93,15 +98,15 @@ def _forked(seat: Seat, ends: Ends, launcher_pid: int, fn: Callable[..., object]
     faulthandler.disable()  # what the program has put in place of its handlers would stay, else
     faulthandler.enable()
     os.environ.clear()
-    os.environ.update(seat.environ)
-    threads = seat.environ.get("OMP_NUM_THREADS", str(len(seat.cpus)))
+    os.environ.update(rank_spec.environ)
+    threads = rank_spec.environ.get("OMP_NUM_THREADS", str(len(rank_spec.cpus)))
     if "torch" in sys.modules and threads.isdecimal() and int(threads):  # it has counted the launcher's processors
         sys.modules["torch"].set_num_threads(int(threads))
-    in_rank.main(fn, args, seat.local_rank, ends.report)
+    in_rank.main(fn, args, rank_spec.local_rank, ends.report)
 
 
 class _Process(SpawnProcess):
-    place: tuple[Seat, Ends]
+    place: tuple[RankSpec, Ends]
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802  # multiprocessing's name
@@ -117,14 +122,14 @@ class _Popen(popen_spawn_posix.Popen):
     _fds: list[int]  # what pickled arguments take along
 
     def _launch(self, process_obj: Any) -> None:
-        seat, ends = process_obj.place
+        rank_spec, ends = process_obj.place
         tracker_fd = resource_tracker.getfd()
         told = self._pickled(process_obj)
         job_end, own_end = os.pipe()
         keep = [*self._fds, tracker_fd, job_end, ends.report]
         command = spawning_tools.get_command_line(tracker_fd=tracker_fd, pipe_handle=job_end)
         try:
-            self._process = booted(command, seat, ends, keep)
+            self._process = booted(command, rank_spec, ends, keep)
         except BaseException:
             os.close(own_end)
             raise
@@ -301,7 +306,7 @@ def spawn(
     port = HeldPort()
     try:
         place = Place(LOOPBACK, port.number, run_id=secrets.token_hex(8))
-        ranks = Ranks(way, seats(place, num_ranks, host, pin=pin, logs=logs), grace_s)
+        ranks = Ranks(way, rank_specs(place, num_ranks, host, pin=pin, logs=logs), grace_s)
     except BaseException:
         port.close()
         raise

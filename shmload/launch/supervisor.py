@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from shmload.errors import RankFailed
 from shmload.launch.in_rank import Report, read_report
-from shmload.launch.ranks import Child, Ends, Seat, Way
+from shmload.launch.ranks import Child, Ends, RankSpec, Spawner
 from shmload.worker.failure import describe_exit
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -323,7 +323,7 @@ _LAST_NBYTES = 16384  # of a log
 class _Sitting:
     """One rank's process."""
 
-    seat: Seat
+    rank_spec: RankSpec
     child: Child
     pidfd: int
     report_fd: int
@@ -337,7 +337,7 @@ class _Sitting:
     def ending(self) -> Ending:
         """What is known of its end by now."""
         return Ending(
-            rank=self.seat.rank,
+            rank=self.rank_spec.rank,
             pid=self.child.pid,
             exitcode=self.exitcode,
             report=self.report,
@@ -349,7 +349,7 @@ class _Sitting:
         """What it wrote last to stderr, or to its log; once nothing is written any more."""
         if self.stderr is not None:
             return b"".join(self.stderr.tail).decode(errors="replace")
-        with open(self.seat.log, "rb") as file:
+        with open(self.rank_spec.log, "rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _LAST_NBYTES, 0))
             return file.read().decode(errors="replace")
 
@@ -362,9 +362,9 @@ class Ranks:
         grace_s: seconds from SIGTERM to SIGKILL.
     """
 
-    def __init__(self, way: Way, seats: Sequence[Seat], grace_s: float = GRACE_S) -> None:
+    def __init__(self, way: Spawner, rank_specs: Sequence[RankSpec], grace_s: float = GRACE_S) -> None:
         self._way = way
-        self._seats = seats
+        self._rank_specs = rank_specs
         self._grace_s = grace_s
         self._sittings: list[_Sitting] = []
         self._living: dict[int, _Sitting] = {}  # by pidfd
@@ -419,18 +419,18 @@ class Ranks:
 
     def _told_of(self, failed: Sequence[_Sitting]) -> str:
         cause = first_to_fail([sitting.ending() for sitting in failed]).rank
-        first = next(sitting for sitting in failed if sitting.seat.rank == cause)
+        first = next(sitting for sitting in failed if sitting.rank_spec.rank == cause)
         others = [sitting.ending() for sitting in self._sittings if sitting is not first]
-        return failure_text(first.ending(), first.last(), others, len(self._seats), self._grace_s)
+        return failure_text(first.ending(), first.last(), others, len(self._rank_specs), self._grace_s)
 
     def _start(self, signals: Signals) -> None:
-        for seat in self._seats:
+        for rank_spec in self._rank_specs:
             if not signals.any_caught and not self._asked:
-                self._sit(seat)
+                self._sit(rank_spec)
         self._printer.start()
         self.started.set()
 
-    def _sit(self, seat: Seat) -> None:
+    def _sit(self, rank_spec: RankSpec) -> None:
         ours: list[int] = []
         theirs: list[int] = []
 
@@ -442,13 +442,13 @@ class Ranks:
             return given
 
         try:
-            if seat.log:
-                log = os.open(seat.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            if rank_spec.log:
+                log = os.open(rank_spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
                 theirs.append(log)
                 ends = Ends(log, log, pipe())
             else:
                 ends = Ends(pipe(), pipe(), pipe())
-            child = self._way.start(seat, ends)
+            child = self._way.start(rank_spec, ends)
         except BaseException:
             for fd in ours:
                 os.close(fd)
@@ -457,11 +457,11 @@ class Ranks:
             for fd in theirs:
                 os.close(fd)
         stderr = None
-        if not seat.log:
-            prefix = f"[rank {seat.rank}] "
+        if not rank_spec.log:
+            prefix = f"[rank {rank_spec.rank}] "
             self._printer.add(ours[0], prefix, "stdout")
             stderr = self._printer.add(ours[1], prefix, "stderr")
-        sitting = _Sitting(seat, child, os.pidfd_open(child.pid), ours[-1], stderr)
+        sitting = _Sitting(rank_spec, child, os.pidfd_open(child.pid), ours[-1], stderr)
         os.set_blocking(sitting.report_fd, False)
         self._sittings.append(sitting)
         self._living[sitting.pidfd] = self._reporting[sitting.report_fd] = sitting
@@ -497,7 +497,7 @@ class Ranks:
         for fd in happened & self._living.keys():
             sitting = self._living[fd]
             knew = sitting.report is not None
-            self._bury(sitting)
+            self._reap(sitting)
             if not knew and sitting.ending().failed:
                 failed.append(sitting)
         return failed
@@ -518,7 +518,7 @@ class Ranks:
             self._poll.unregister(sitting.report_fd)
             os.close(sitting.report_fd)
 
-    def _bury(self, sitting: _Sitting) -> None:
+    def _reap(self, sitting: _Sitting) -> None:
         """Takes note of an end. Before the process is waited for, nobody else can have its number, or its group's."""
         if sitting.report_fd in self._reporting:
             self._read_report(sitting)
@@ -529,7 +529,7 @@ class Ranks:
                 os.killpg(sitting.child.pid, signal.SIGTERM)  # what it has started and left behind
         except OSError:  # it has left its group, or the program has waited for it: then its number is no longer its own
             pass
-        sitting.exitcode = sitting.child.bury()
+        sitting.exitcode = sitting.child.reap()
         del self._living[sitting.pidfd]
         self._poll.unregister(sitting.pidfd)
         os.close(sitting.pidfd)

@@ -96,7 +96,7 @@ class EpochWatch:
         callbacks: list[EpochCallback],
     ) -> None:
         self._builder, self._deliveries, self._callbacks = builder, deliveries, callbacks
-        self._num_workers = config.crew_size
+        self._num_workers = config.total_workers
         self._epoch = epoch
         self._place = rank_and_world_size(config.rank, config.world_size)
         self._num_bad = builder.bad_samples.count

@@ -120,7 +120,7 @@ class SeedStream:
         self._cursor = (0, 0)  # (epoch, step) to be ordered next
         self.valid: int | None = None
         self._pins = False
-        self._tuner: Autotuner | None = None  # of the engine's crew
+        self._tuner: Autotuner | None = None  # of the engine's worker pool
         self.turns = Turns()  # of all passes: they are of one engine
         self.epochs = Epochs(config)
 
@@ -157,7 +157,7 @@ class SeedStream:
         self._refresh()
         self.epochs.begins(self._next_epoch)
         self._pins = _pins(config)
-        self._num_ahead = (config.prefetch_factor or 1) * config.crew_size
+        self._num_ahead = (config.prefetch_factor or 1) * config.total_workers
         if config.device is not None:
             self._num_ahead += NUM_SENT
         self._place = Place(self._next_epoch, self._first_step)
@@ -257,7 +257,7 @@ class SeedStream:
         try:
             num_steps = 0 if self.epochs.end_of(self._position()[0]) >= MAX_N else len(self)
         except Exception:  # a mixture that never ends, or a sampler of the user's that cannot say
-            num_steps = 0  # it is for onlookers alone
+            num_steps = 0  # it is for stats readers alone
         engine.begin_pass(num_steps, step_stride=self.epochs.stride)
 
     def _read_inline(self, place: Place, watch: EpochWatch | None) -> Any:

@@ -231,7 +231,7 @@ class TorchIterator(_Iterator):
             self._base_seed, self._shared_seed = state["base_seed"], state["shared_seed"]
             if self._shared_seed is not None:
                 self._dataset = with_shared_seed(self._dataset, self._shared_seed)
-        self._num_workers = config.crew_size  # torch knows of one kind
+        self._num_workers = config.total_workers  # torch knows of one kind
         self._epoch = -1
         self._in_order = config.in_order
         self._every = config.snapshot_every_n_steps
@@ -248,7 +248,7 @@ class TorchIterator(_Iterator):
         engine = passes.builder.make(
             config,
             base_seed=int(self._base_seed),
-            resume=resume_bytes(state, config.crew_size),
+            resume=resume_bytes(state, config.total_workers),
             dataset=self._dataset,
             worker_init_fn=init_fn,
             shared_seed=self._shared_seed,
@@ -260,7 +260,7 @@ class TorchIterator(_Iterator):
 
     @property
     def _workers(self) -> list[Any]:
-        return [] if self._engine is None else self._engine.crew.processes
+        return [] if self._engine is None else self._engine.pool.processes
 
     @property
     def _shutdown(self) -> bool:
@@ -321,7 +321,7 @@ class TorchIterator(_Iterator):
         self._begin_record(passes)
         try:
             num_steps = 0 if self._dataset_kind == _DatasetKind.Iterable else len(self._index_sampler)
-        except Exception:  # a sampler of the user's that cannot say: it is for onlookers alone
+        except Exception:  # a sampler of the user's that cannot say: it is for stats readers alone
             num_steps = 0
         self._engine.begin_pass(num_steps, epoch_base=self._pass - self._epoch)
 

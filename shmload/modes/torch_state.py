@@ -88,10 +88,10 @@ class Progress:
 
     def __init__(self, config: LoaderConfig, sampler: SamplerReader, base_seed: int, shared_seed: int | None) -> None:
         self._every = config.snapshot_every
-        self._num_workers = config.crew_size
+        self._num_workers = config.total_workers
         self._identity = identity(config)
         self._is_iterable = is_endless(config.index_sampler)
-        self._goes_by_number = not self._is_iterable and not config.in_order and config.crew_size > 1
+        self._goes_by_number = not self._is_iterable and not config.in_order and config.total_workers > 1
         # then the snapshot is of now, whenever someone asks; what is read out of order is not read again up to a place
         self.is_always_current = self._every == 1 or self._goes_by_number
         self._sampler = sampler
@@ -253,8 +253,8 @@ def fresh_state(config: LoaderConfig, finished: Progress | None) -> TorchState:
         "position": 0,
         "is_finished": True,
         "snapshot": 0,
-        "num_workers": config.crew_size,
-        "last_worker": config.crew_size - 1,
+        "num_workers": config.total_workers,
+        "last_worker": config.total_workers - 1,
         "done": 0,
         "beyond": [],
         "base_seed": base_seed,
@@ -291,8 +291,8 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
     loaded = _unpacked(state, config.trust_state)
     is_in_parts = _kind_of(loaded["sampler"]) == DATASET  # an iterable one, by worker
     own_states = any("dataset" in s or "iterator" in s for s in loaded["workers"])
-    if (own_states or is_in_parts) and loaded["num_workers"] != config.crew_size and not state["is_finished"]:
-        differing.append(f"num_workers: saved {loaded['num_workers']!r}, now {config.crew_size!r}")
+    if (own_states or is_in_parts) and loaded["num_workers"] != config.total_workers and not state["is_finished"]:
+        differing.append(f"num_workers: saved {loaded['num_workers']!r}, now {config.total_workers!r}")
     saved, possible = _kind_of(loaded["sampler"]), _kinds_now(config)
     if saved not in possible:
         differing.append(f"order: saved {saved}, now {' or '.join(possible)}")

@@ -26,8 +26,8 @@ OF_BATCHES = frozenset({"max_bad", "on_error"})
 OPTIONS = OF_BATCHES | {
     "address",
     "audit",
+    "backend",
     "connect_timeout_s",
-    "crew",
     "max_restarts",
     "multiprocessing_context",
     "num_local_workers",
@@ -45,7 +45,7 @@ class Conveyer:
     Args:
         stages: a Range, a Permutation or a Join, then Map, DistributedBatchedMap and Partition as wanted, then Collate, if
             batches are to come, and Maps of whole batches.
-        options: some of ShmLoader's arguments: address, audit, connect_timeout_s, crew, max_bad, max_restarts,
+        options: some of ShmLoader's arguments: address, audit, backend, connect_timeout_s, max_bad, max_restarts,
             multiprocessing_context, num_local_workers, on_error, pin_memory, ring_bytes, worker_init_fn.
     Raises:
         TypeError, ValueError: the stages make no pipeline, or the options are none of its.

@@ -2,7 +2,7 @@
 
 Who is drawn at each step is worked out from the weights alone (schedule/mix.py), so all ranks draw alike and every prefix holds
 of each member what it should, within one. By itself a Join calls its members, each with workers of its own. As the first stage of a
-Conveyer it is a source of single items, and one crew does for all.
+Conveyer it is a source of single items, and one worker pool does for all.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Join:
         self._counters = [0] * len(self.members)
 
     def as_source(self) -> JoinSource:
-        """As the first stage of a Conveyer: the members' items, read by one crew.
+        """As the first stage of a Conveyer: the members' items, read by one worker pool.
 
         Raises:
             ValueError: a member gives batches, or a rank's part.

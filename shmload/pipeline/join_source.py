@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch
 from shmload.pipeline.draws import Draws
-from shmload.pipeline.plan import Crew, Plan
+from shmload.pipeline.plan import Plan, PoolOptions
 from shmload.pipeline.program import RowProgram
 from shmload.pipeline.stream import Keys
 from shmload.schedule.mix import Stop
@@ -42,7 +42,7 @@ class JoinSource:
         ]
         self._draws = Draws([MAX_N if source.repeating else source.n for source in self._sources], weights, stop)
         self._newest = (0, np.empty(0, np.int64))  # (position, keys from there on)
-        self.crews: list[Crew] = [plan.crew for plan in plans]
+        self.pools: list[PoolOptions] = [plan.pool for plan in plans]
         self.seed = seed
         self.repeating = self._draws.is_endless
         self.n = sum(source.n for source in self._sources) if self.repeating else self._draws.n

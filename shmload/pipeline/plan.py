@@ -19,7 +19,7 @@ PREFETCHED = 2  # batches that each worker has ordered ahead, at the least
 
 
 @dataclass(frozen=True)
-class Crew:
+class PoolOptions:
     """The workers that a pipeline's stages ask for, together."""
 
     num_workers: int = 0
@@ -27,17 +27,17 @@ class Crew:
     timeout_s: float | None = None
 
     @classmethod
-    def of(cls, stages: Sequence[DistributedBatchedMap], joined: Sequence[Crew]) -> Crew:
-        """The crew for some stages, behind members of a Join: an item goes through one of these, and all stages."""
-        joined = [crew for crew in joined if crew.num_workers]
+    def of(cls, stages: Sequence[DistributedBatchedMap], joined: Sequence[PoolOptions]) -> PoolOptions:
+        """The worker pool for some stages, behind members of a Join: an item goes through one of these, and all stages."""
+        joined = [pool for pool in joined if pool.num_workers]
         sizes = [one.buffer_size for one in stages] + [one.buffer_size for one in joined]
         known = [size for size in sizes if size is not None]
         times = [stage.timeout for stage in stages]
         if joined:
-            longest = [crew.timeout_s for crew in joined]
+            longest = [pool.timeout_s for pool in joined]
             times.append(None if None in longest else max(time for time in longest if time is not None))
         return cls(
-            num_workers=sum(stage.n_workers for stage in stages) + sum(crew.num_workers for crew in joined),
+            num_workers=sum(stage.n_workers for stage in stages) + sum(pool.num_workers for pool in joined),
             buffer_size=sum(known) if known else None,
             timeout_s=None if None in times or not times else sum(time for time in times if time is not None),
         )
@@ -63,13 +63,13 @@ class Plan:
     batch_names: tuple[str, ...]
     partition: Partition
     collate: Collate | None
-    crew: Crew
+    pool: PoolOptions
 
     @property
     def program(self) -> RowProgram:
         """The dataset that is read."""
         if self.collate is None:
-            return (ItemProgram if self.crew.num_workers else RowProgram)(self.source, self.functions, self.names)
+            return (ItemProgram if self.pool.num_workers else RowProgram)(self.source, self.functions, self.names)
         *before, last = self.functions or (None,)
         if hasattr(last, "read_into"):
             return InPlaceProgram(self.source, before, self.names, last)
@@ -93,17 +93,17 @@ def compose(stages: Sequence[Any]) -> Plan:
     source, *rest = stages
     if not _is_source(source):
         raise TypeError(f"a pipeline begins with a Range, a Permutation or a Join; stage 0 is {_name(source)}")
-    joined: list[Crew] = []
+    joined: list[PoolOptions] = []
     if hasattr(source, "as_source"):
         source = source.as_source()
-        joined = source.crews
+        joined = source.pools
     functions: list[Any] = []
     batch_functions: list[Callable[[Any], Any]] = []
     names: list[str] = []
     batch_names: list[str] = []
     partition: Partition | None = None
     collate: Collate | None = None
-    crews: list[DistributedBatchedMap] = []
+    pools: list[DistributedBatchedMap] = []
     for number, stage in enumerate(rest, 1):
         where = f"stage {number}, {_name(stage)},"
         if _is_source(stage):
@@ -121,7 +121,7 @@ def compose(stages: Sequence[Any]) -> Plan:
             raise ValueError(f"{where} stands behind Collate, where only Map may: {_why_not_behind(stage)}")
         elif isinstance(stage, DistributedBatchedMap):
             functions.append(stage.mapping_fn)
-            crews.append(stage)
+            pools.append(stage)
         elif isinstance(stage, Partition):
             if partition is not None:
                 raise ValueError(f"{where} is the second of its kind: items are shared out among ranks once")
@@ -142,7 +142,7 @@ def compose(stages: Sequence[Any]) -> Plan:
         tuple(batch_names),
         partition or Partition(0, 1),
         collate,
-        Crew.of(crews, joined),
+        PoolOptions.of(pools, joined),
     )
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from shmload.engine.orders import NOTHING
 from shmload.loader import ShmLoader
+from shmload.pipeline.fetch_batching import FetchBatching
 from shmload.pipeline.items import ItemErrors, NamedErrors, Outcome, items_of
-from shmload.pipeline.pace import Pace
 from shmload.pipeline.plan import Plan, check_travels
 from shmload.pipeline.stream import Stream, StreamSchedule
 from shmload.schedule.state import make_state
@@ -44,7 +44,7 @@ class Run:
         self._iterator: Any = None
         self._errors = ItemErrors(plan.source.name)
         self._fetched: deque[Outcome] = deque()  # items that came together and have not been asked for
-        self._pace = Pace(plan.crew)
+        self._fetch_batching = FetchBatching(plan.pool)
         self._next_of_loader = (0, 0)  # where its next pass begins by itself
         self._has_moved = False  # to a place that a state says, where nothing was asked for yet
 
@@ -136,7 +136,7 @@ class Run:
             del outcomes[-num_lost:]
             self._iterator, self._stream.rounds = None, 1
         elif self.loader is not None:
-            self._stream.rounds = self._pace.after_fetch(self.loader) or self._stream.rounds
+            self._stream.rounds = self._fetch_batching.after_fetch(self.loader) or self._stream.rounds
         self._fetched.extend(outcomes)
 
     def _running(self) -> Any:
@@ -151,15 +151,15 @@ class Run:
         return self._iterator
 
     def _make_loader(self) -> ShmLoader[Any]:
-        plan, crew = self._plan, self._plan.crew
+        plan, pool = self._plan, self._plan.pool
         options: dict[str, Any] = {"on_error": "skip"} if plan.collate is None else {}
-        if crew.num_workers:
-            options["prefetch_factor"] = crew.prefetch_factor(self._stream.batch_size or 1)
-            options["sample_timeout_s"] = crew.timeout_s
+        if pool.num_workers:
+            options["prefetch_factor"] = pool.prefetch_factor(self._stream.batch_size or 1)
+            options["sample_timeout_s"] = pool.timeout_s
         loader: ShmLoader[Any] = ShmLoader(
             plan.program,
             batch_sampler=self._stream,
-            num_workers=crew.num_workers,
+            num_workers=pool.num_workers,
             collate_fn=list if plan.collate is None else None,
             seed=plan.source.seed,
             rank=self._rank,
@@ -168,7 +168,7 @@ class Run:
             ragged="list" if plan.collate is None else plan.collate.ragged,
             **{**options, **self._options},
         )
-        if crew.num_workers:
+        if pool.num_workers:
             context = loader.multiprocessing_context or multiprocessing
             if (method := context.get_start_method()) != "fork":
                 check_travels(self._stages, method)

@@ -194,7 +194,7 @@ class DistributedBatchedMap:
         mapping_fn: item -> value. What it draws at random is the item's own: from `shmload.sample_rng()`, or from the global
             generators of random, numpy and torch, which are seeded for each item. An object with `schema` and `read_into(item,
             out)` instead decodes straight into the batch, if it is the last before Collate (docs/own_format.md).
-        n_workers: processes, for this rank. Several of these stages share one crew of all their processes.
+        n_workers: processes, for this rank. Several of these stages share one worker pool of all their processes.
         buffer_size: items loaded ahead; two batches of each worker always are. None: just these.
         timeout: seconds one item may take; then its worker is ended, and the error says where it was. None: for ever.
     Raises:

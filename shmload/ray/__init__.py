@@ -1,14 +1,14 @@
-"""A crew on other machines: Ray actors decode, and one process beside the trainer, the agent, stands for them in the ring.
+"""A worker pool on other machines: Ray actors decode, and one process beside the trainer, the agent, stands for them in the ring.
 
-    trainer ──order──▶ slot ──claim──▶ dispatcher ──errand──▶ actor w: the same Body over a ring of one slot
+    trainer ──order──▶ slot ──claim──▶ dispatcher ──task──▶ actor w: the same WorkerLoop over a ring of one slot
     tensors ◀──lease── slot ◀──copy─── stand-in ◀──one buffer, by Ray's object store──┘
 
 What a worker is to the ring (a number that claims and finishes) is here a few *threads* of the agent; what decodes is an actor
 somewhere in the cluster. Trainer, leases, order and repair stay as they are, and the trainer spends nothing on the way: it neither
-imports a running Ray nor unpickles. `crew.py` starts the agent and tells of its death, `agent.py` is its process, `agent.py`
+imports a running Ray nor unpickles. `pool.py` starts the agent and tells of its death, `agent.py` is its process, `agent.py`
 claims, `agent.py` sees one claim through, `cluster.py` is its side of Ray, `cluster.py` says which actor goes where,
-`cluster.py` how many there are. On the actor, `decoder.py` runs the worker's own `Body` over `decoder.py`, a ring of one slot in
-private memory whose trainer is a few lines that grant whatever is asked for. So every path (rows, packed, ragged, iterable,
+`cluster.py` how many there are. On the actor, `decoder.py` runs the worker's own `WorkerLoop` over `decoder.py`, a ring of one slot
+in private memory whose trainer is a few lines that grant whatever is asked for. So every path (rows, packed, ragged, iterable,
 notes, errors) is the local one, and batches cannot differ. `decoder.py` is what travels.
 
 * A claim of some rows of a batch travels as a batch of its own; its rows come back dense, field by field, and are copied into
@@ -16,13 +16,13 @@ notes, errors) is the local one, and batches cannot differ. `decoder.py` is what
 * One agent for all actors, because a Ray driver is the owner of what it puts and starts: the dataset is put once and fetched once
   by each node; when the agent ends, however it ends, Ray ends the actors and drops the objects. The agent ends with
   the trainer (`die_with`), so a killed trainer leaves nothing in the cluster either.
-* In seed mode an actor or node that dies costs a retry on another actor: what an errand gives depends on nothing else. In torch
+* In seed mode an actor or node that dies costs a retry on another actor: what an task gives depends on nothing else. In torch
   mode its random streams and its iterator die with it; that is an error, as for any worker of torch's.
-* An actor has as many errands under way as the trainer orders ahead, four at most, so that it decodes one while another travels
+* An actor has as many tasks under way as the trainer orders ahead, four at most, so that it decodes one while another travels
   and a third is copied. The dispatcher claims for the worker with the least under way, and sends in the order of claims, on
   which torch mode's streams depend. A batch is not divided: a part would be a call of its own. What an actor died of is not known
-  where it had several errands: its successor does each of them alone, and only deaths of those count against an errand.
-* Back-pressure is the ring's: an errand has a slot that is there already. A batch is waited for without a limit, because Ray begins
+  where it had several tasks: its successor does each of them alone, and only deaths of those count against an task.
+* Back-pressure is the ring's: an task has a slot that is there already. A batch is waited for without a limit, because Ray begins
   the transfer of an object anew that was given up.
 * A sample that takes too long is seen on the actor (`decoder.py`), as only there it is known which one is read.
 

@@ -6,7 +6,7 @@ Batches are wanted in order, and only so many are ordered ahead: one that takes 
   oldest orders are left alone as there are processes, which begin at once when they are free;
 * an actor gets nothing as long as the processes would be through with all that is ordered ahead before it had the batch done.
 
-How long an actor takes is measured, apart for each number of errands that it has under way already. A measure fades, so that one
+How long an actor takes is measured, apart for each number of tasks that it has under way already. A measure fades, so that one
 that was slow once is tried again; what was asked of an actor before it first answered is none, since it was still starting.
 
 Rejected: the oldest order for everyone. The batches that lie in the queue of a slow actor are then the ones that are wanted next:
@@ -36,7 +36,7 @@ from shmload._core.rows import copy_from
 from shmload._core.watch import die_with
 from shmload.batch.layout import ALIGNMENT, Layout
 from shmload.ray.cluster import Call, Cluster
-from shmload.ray.decoder import Errand, Outcome, Setting
+from shmload.ray.decoder import Outcome, Setting, Task
 from shmload.shm.group import Doorbell
 from shmload.worker.birth import process_begin_ns
 from shmload.worker.failure import Failure
@@ -49,7 +49,7 @@ HALF_LIFE_S = 20.0  # of a measure: each new attempt at what takes too long hold
 WEIGHT = 0.25  # of the newest measure
 
 
-class Paces(Protocol):
+class FetchTimes(Protocol):
     """Tells what workers of a ring have done."""
 
     def pace_of(self, worker_id: int) -> tuple[int, int]:
@@ -65,26 +65,28 @@ class Beside:
         clock: seconds.
     """
 
-    def __init__(self, ring: Paces, processes: range, num_ordered: int, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, ring: FetchTimes, processes: range, num_ordered: int, clock: Callable[[], float] = monotonic
+    ) -> None:
         self._ring, self._processes, self._num_ordered, self._clock = ring, processes, num_ordered, clock
         self._last = (0, 0)  # chunks and nanoseconds of all processes, at the last look
         self._process_s = 0.0  # what a batch takes a process; 0: not known
-        self._took: dict[tuple[int, int], tuple[float, float]] = {}  # by actor and errands under way: seconds, and when
+        self._took: dict[tuple[int, int], tuple[float, float]] = {}  # by actor and tasks under way: seconds, and when
         self._first_answers: dict[int, float] = {}  # by actor, when
 
     def num_left(self, num_under_way: int) -> int:
-        """How many of the oldest orders are left alone for an actor that has so many errands."""
+        """How many of the oldest orders are left alone for an actor that has so many tasks."""
         return len(self._processes) if num_under_way else 0
 
     def may_claim(self, actor: int, num_under_way: int) -> bool:
-        """Whether an actor that has so many errands would be done in time with another."""
+        """Whether an actor that has so many tasks would be done in time with another."""
         self._look()
         took_s, when = self._took.get((actor, num_under_way), (0.0, 0.0))
         faded_s = took_s * 0.5 ** ((self._clock() - when) / HALF_LIFE_S)
         return not self._process_s or faded_s * len(self._processes) <= self._num_ordered * self._process_s
 
     def answered(self, actor: int, num_under_way: int, began_s: float, ended_s: float) -> None:
-        """Takes a measure of an actor that had so many errands when it got this one."""
+        """Takes a measure of an actor that had so many tasks when it got this one."""
         if began_s < self._first_answers.setdefault(actor, ended_s):
             return
         took_s = ended_s - began_s
@@ -128,7 +130,7 @@ class StandIn:
         if not ring.is_packed and ring.nchunks > 1 and ring.has_layout and ring.is_packed_only:
             return
         try:
-            self._call = self._cluster.begin(ring.worker_id, "work", self._errand())
+            self._call = self._cluster.begin(ring.worker_id, "work", self._task())
         except Exception as error:
             self._error = error
 
@@ -180,14 +182,12 @@ class StandIn:
             )
         return outcome
 
-    def _errand(self) -> Errand:
+    def _task(self) -> Task:
         ring = self.ring
         path = ring.order_path
         order = bytes(memoryview(self._memory.open(path.decode()))[: ring.order_nbytes]) if path else ring.order_bytes()
         is_packed = ring.is_packed or (ring.has_layout and ring.is_packed_only)
-        return Errand(
-            ring.epoch, ring.step, ring.first_row, ring.end_row, ring.nrows, order, ring.is_pickled, is_packed
-        )
+        return Task(ring.epoch, ring.step, ring.first_row, ring.end_row, ring.nrows, order, ring.is_pickled, is_packed)
 
     def _fits(self, text: bytes) -> bool:
         """Whether rows of this layout have their places in the ring."""
@@ -268,7 +268,7 @@ class Dispatcher:
         self._beside = beside
         self._begun: dict[
             StandIn, tuple[int, float]
-        ] = {}  # errands its worker had when it claimed, and when; if anyone asks
+        ] = {}  # tasks its worker had when it claimed, and when; if anyone asks
         self._back: SimpleQueue[tuple[int, StandIn, float]] = SimpleQueue()  # that are free again, and since when
         self._sent: dict[StandIn, SimpleQueue[None]] = {}
         for place, of_worker in enumerate(stand_ins):
@@ -297,7 +297,7 @@ class Dispatcher:
                 self._take_back(0)
             else:
                 self._wait()
-        self._orders.post()  # as Body.run
+        self._orders.post()  # as WorkerLoop.run
 
     def _least_busy(self) -> int:
         """The worker to claim for; -1: none has a stand-in to spare, or would be done in time."""
@@ -352,7 +352,7 @@ class Briefing:
     address: str
     paths: tuple[str, ...]
     is_seeded: bool
-    num_ahead: int  # errands that each worker may have under way
+    num_ahead: int  # tasks that each worker may have under way
     num_beside: int  # workers of this machine that claim from the same ring
     num_ordered: int  # batches that the trainer orders ahead, for all
     connect_timeout_s: float
@@ -370,8 +370,8 @@ def main() -> None:
         control = open_memory(posts[0].control_path)
         ready, grants = (Doorbell.attach(name) for name in (posts[0].ready_bell, posts[0].grants_bell))
         orders = {post.orders_bell: Doorbell.attach(post.orders_bell) for post in posts}
-        memory = open_memory(posts[0].parcel_path)
-        parcel: NDArray[np.uint8] = np.ndarray(posts[0].parcel_nbytes, np.uint8, memory)  # type: ignore[arg-type]  # a buffer
+        memory = open_memory(posts[0].pickled_job_path)
+        pickled_job: NDArray[np.uint8] = np.ndarray(posts[0].pickled_job_nbytes, np.uint8, memory)  # type: ignore[arg-type]  # a buffer
     except FileNotFoundError:
         os._exit(GONE)  # the loader has been closed before this process was up
     rings = [[WorkerRing(control, post.worker_id) for _ in range(briefing.num_ahead)] for post in posts]
@@ -379,13 +379,13 @@ def main() -> None:
     settings = [Setting(post, briefing.paths, *sizes, briefing.sample_timeout_s) for post in posts]
     cluster = Cluster(
         briefing.address,
-        parcel,
+        pickled_job,
         settings,
         is_seeded=briefing.is_seeded,
         connect_timeout_s=briefing.connect_timeout_s,
         is_again=briefing.is_again,
     )
-    del memory, parcel
+    del memory, pickled_job
     by_bell: dict[str, list[list[StandIn]]] = {name: [] for name in orders}
     for post, of_worker in zip(posts, rings, strict=True):
         by_bell[post.orders_bell].append(

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from shmload._core.filler import ERROR
 from shmload.errors import ClusterUnreachable, StoreError, WorkerDied
-from shmload.ray.decoder import Decoder, Errand, Outcome, Setting, failure_in, forget_word, take_word
-from shmload.storage.transport import Patience, Tries, Unsure
+from shmload.ray.decoder import Decoder, Outcome, Setting, Task, failure_in, forget_word, take_word
+from shmload.storage.transport import Retry, RetryPolicy, TransientError
 
 
 class Node(NamedTuple):
@@ -74,11 +74,11 @@ log = logging.getLogger("shmload")
 HEAD_S = 10.0  # for the head to take a connection; Ray itself tries for two minutes
 TELL_S = 5.0  # how often it is said what is still waited for
 LOOK_S = 0.1  # how often who waits for the connection looks whether it still should
-MAX_DEATHS = 3  # of actors over one errand alone: then it is the errand
+MAX_DEATHS = 3  # of actors over one task alone: then it is the task
 
 
 class Call(NamedTuple):
-    """An errand that an actor has been asked for."""
+    """An task that an actor has been asked for."""
 
     actor: Any
     ref: Any
@@ -90,9 +90,9 @@ class Cluster:
     """A connection to Ray, and one actor for each worker.
 
     Args:
-        parcel: the pickled job.
+        pickled_job: the pickled job.
         settings: of the actors, by worker.
-        is_seeded: what an errand gives depends on nothing but the errand, so another actor may do it again.
+        is_seeded: what an task gives depends on nothing but the task, so another actor may do it again.
         connect_timeout_s: how long the cluster may take to answer; what is sent there then takes as long as it takes.
         is_again: an agent was connected before this one: a cluster that does not answer is asked again.
     """
@@ -100,7 +100,7 @@ class Cluster:
     def __init__(
         self,
         address: str,
-        parcel: NDArray[np.uint8],
+        pickled_job: NDArray[np.uint8],
         settings: list[Setting],
         *,
         is_seeded: bool,
@@ -108,8 +108,8 @@ class Cluster:
         is_again: bool = False,
     ) -> None:
         self._address = address
-        self._parcel = parcel
-        self._parcel_nbytes = parcel.nbytes
+        self._pickled_job = pickled_job
+        self._pickled_job_nbytes = pickled_job.nbytes
         self._settings = settings
         self._is_seeded = is_seeded
         self._connect_timeout_s = connect_timeout_s
@@ -120,7 +120,7 @@ class Cluster:
         self._failure: Exception | None = None
         self._lock = threading.Lock()
         self._actors: dict[int, Any] = {}
-        # held while a worker's new actor does one errand again, alone
+        # held while a worker's new actor does one task again, alone
         self._repeats = [threading.Lock() for _ in settings]
         self._newest: dict[
             int, tuple[Any, int]
@@ -136,7 +136,7 @@ class Cluster:
         except Exception as error:
             self._failure = error if isinstance(error, ClusterUnreachable) else unreachable(self._address, error)
         finally:
-            self._parcel = np.empty(0, np.uint8)
+            self._pickled_job = np.empty(0, np.uint8)
             self._is_connected.set()
 
     def _connect(self) -> None:
@@ -145,15 +145,15 @@ class Cluster:
         self._join()
         self._joined_at = monotonic()
         self.node_id = str(ray.get_runtime_context().get_node_id())
-        self._job = ray.put(self._parcel)
+        self._job = ray.put(self._pickled_job)
         nodes = place(alive_nodes(ray.nodes()), len(self._settings), os.getpid())
         with self._lock:
             for worker, node in enumerate(nodes):
-                self._hire(worker, node)
+                self._start_worker(worker, node)
 
     def _join(self) -> None:
         self._asked_at = monotonic()
-        tries = Tries(Patience(timeout_s=self._connect_timeout_s), "join the Ray cluster")
+        tries = Retry(RetryPolicy(timeout_s=self._connect_timeout_s), "join the Ray cluster")
         while True:
             try:
                 return join(self._address, self._connect_timeout_s)
@@ -161,12 +161,12 @@ class Cluster:
                 if not self._is_again:
                     raise
                 try:
-                    tries.failed(Unsure(str(error)))
+                    tries.failed(TransientError(str(error)))
                 except StoreError:  # no try is left
                     raise error from None
                 log.warning("%s; trying again", error)
 
-    def _hire(self, worker: int, node_id: str) -> None:
+    def _start_worker(self, worker: int, node_id: str) -> None:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -200,9 +200,9 @@ class Cluster:
         if self._joined_at is None:
             limit = f"connect_timeout_s={self._connect_timeout_s:g}"
             return f"the Ray cluster at address={self._address!r} has not answered yet ({limit})"
-        return f"the dataset, {self._parcel_nbytes / 1e6:,.0f} MB, is on its way into Ray's object store"
+        return f"the dataset, {self._pickled_job_nbytes / 1e6:,.0f} MB, is on its way into Ray's object store"
 
-    # ------------------------------------------------------------ errands
+    # ------------------------------------------------------------ tasks
 
     def begin(self, worker: int, method: str, *argument: Any) -> Call:
         """Asks a worker's actor for something, behind all it has been asked for; nothing is waited for.
@@ -252,7 +252,7 @@ class Cluster:
         if (late := self._late(worker, call)) is not None:
             return late
         with self._repeats[worker]:  # alone: what it had been asked for besides would be blamed, too
-            num_deaths = 0  # the first may have been over another errand
+            num_deaths = 0  # the first may have been over another task
             while True:
                 self._see_to(worker, call.actor, reason, num_deaths)
                 call = self.begin(worker, call.method, *call.argument)
@@ -272,11 +272,11 @@ class Cluster:
             return self._newest[worker][1]
 
     def _late(self, worker: int, call: Call) -> Outcome | None:
-        """What came of an errand whose sample was too late: its failure, and another actor."""
+        """What came of an task whose sample was too late: its failure, and another actor."""
         if self._settings[worker].sample_timeout_s is None:
             return None
-        word, errand = take_word(call.actor), call.argument[0]
-        failure = failure_in(word, errand) if isinstance(errand, Errand) else None
+        word, task = take_word(call.actor), call.argument[0]
+        failure = failure_in(word, task) if isinstance(task, Task) else None
         if failure is None:
             return None
         forget_word(call.actor)
@@ -301,7 +301,7 @@ class Cluster:
         import ray
 
         with self._lock:
-            if self._actors[worker] is not actor:  # its place has been taken already, after another errand
+            if self._actors[worker] is not actor:  # its place has been taken already, after another task
                 return
             log.warning("the Ray actor of worker %d has died (%s); another takes its place", worker, how)
             try:
@@ -309,7 +309,7 @@ class Cluster:
             except Exception:
                 pass
             nodes = place(alive_nodes(ray.nodes()), len(self._settings), os.getpid())
-            self._hire(worker, nodes[worker])
+            self._start_worker(worker, nodes[worker])
 
 
 def join(given: str, timeout_s: float = HEAD_S) -> None:

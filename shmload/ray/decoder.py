@@ -1,7 +1,7 @@
 """A ring of one slot in private memory: what a worker's body needs around it where no trainer shares its memory.
 
 The trainer's half is played at once, inside the worker's own call: when the body rings because it wants a layout settled or more
-room, the desk grants that before the bell's `post` returns.
+room, the local ring grants that before the bell's `post` returns.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from shmload.batch.collate import RowPlacer
 from shmload.batch.layout import Layout
 from shmload.errors import SampleTimeout
 from shmload.shm import forks
-from shmload.worker.body import Body
-from shmload.worker.failure import REMEDY, Failure, late_text, sample_at
+from shmload.worker.failure import REMEDY, Failure, sample_at, timeout_text
+from shmload.worker.loop import WorkerLoop
 from shmload.worker.process import prepare
 from shmload.worker.snapshot import END, load_note
 from shmload.worker.spec import Job, Post
@@ -43,7 +43,7 @@ class _Sizes(TypedDict):
     layout_capacity: int
 
 
-class Desk:
+class LocalRing:
     """The ring, its memory, and all of its bells in one.
 
     Attributes:
@@ -177,7 +177,7 @@ class Desk:
 
 def private(nbytes: int) -> Mapping:
     """Memory that no other process sees."""
-    fd = os.memfd_create("shmload-desk")
+    fd = os.memfd_create("shmload-local_ring")
     try:
         os.ftruncate(fd, nbytes)
         return Mapping(fd, nbytes)
@@ -196,7 +196,7 @@ class Setting:
     sample_timeout_s: float | None = None
 
 
-class Errand(NamedTuple):
+class Task(NamedTuple):
     """One claim: rows `first` to `end` of an order."""
 
     epoch: int
@@ -216,7 +216,7 @@ class Errand(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What an actor has made of an errand.
+    """What an actor has made of an task.
 
     `own` is DONE or ERROR. `row_nbytes` has the bytes of one row for each field where the payload holds rows, and is None where it
     holds a packed batch (or, empty, nothing). `layout` is the text of the actor's own layout, b"" if its samples have no fixed
@@ -238,7 +238,7 @@ LOOKS = 8  # within the time that a sample may take
 NAMESPACE = b"shmload"
 
 
-class Lateness:
+class SampleTimer:
     """Watches one body.
 
     Args:
@@ -249,26 +249,26 @@ class Lateness:
 
     def __init__(self, ring: Any, worker: int, limit_s: float, leave_word: Any) -> None:
         self._ring, self._worker, self._limit_s, self._leave_word = ring, worker, limit_s, leave_word
-        self._errand: Errand | None = None
+        self._task: Task | None = None
         self._thread = threading.main_thread().ident
 
-    def begin(self, errand: Errand) -> None:
+    def begin(self, task: Task) -> None:
         """From here on the body works on this."""
-        self._errand = errand
+        self._task = task
 
     def look(self) -> bool:
         """Whether the sample under way is too late; then word has been left of it."""
         held, since_ns = self._ring.held_by(self._worker), self._ring.worker(self._worker)["since_ns"]
-        errand = self._errand
-        if errand is None or held is None or held[3] < 0 or not since_ns:
+        task = self._task
+        if task is None or held is None or held[3] < 0 or not since_ns:
             return False
         if (monotonic_ns() - since_ns) / 1e9 <= self._limit_s:
             return False
-        row = errand.first + held[3]
+        row = task.first + held[3]
         stack = "".join(traceback.format_stack(sys._current_frames().get(self._thread or 0)))
-        what = f"{sample_at(errand.key(row), errand.epoch, row, errand.step)} took longer than"
-        text = late_text(what, self._limit_s, self._worker, os.getpid(), stack) + REMEDY
-        self._leave_word(dumped_word(errand, Failure(SampleTimeout, text, "", "", (row,))))
+        what = f"{sample_at(task.key(row), task.epoch, row, task.step)} took longer than"
+        text = timeout_text(what, self._limit_s, self._worker, os.getpid(), stack) + REMEDY
+        self._leave_word(dumped_word(task, Failure(SampleTimeout, text, "", "", (row,))))
         return True
 
     def watch(self) -> None:
@@ -279,17 +279,17 @@ class Lateness:
         os._exit(1)
 
 
-def dumped_word(errand: Errand, failure: Failure) -> bytes:
-    """What is left behind: which errand it was, and its failure."""
-    return pickle.dumps((errand.epoch, errand.step, errand.first, tuple(failure)))
+def dumped_word(task: Task, failure: Failure) -> bytes:
+    """What is left behind: which task it was, and its failure."""
+    return pickle.dumps((task.epoch, task.step, task.first, tuple(failure)))
 
 
-def failure_in(word: bytes | None, errand: Errand) -> Failure | None:
-    """The failure of this errand; None: no word was left, or it is of another errand."""
+def failure_in(word: bytes | None, task: Task) -> Failure | None:
+    """The failure of this task; None: no word was left, or it is of another task."""
     if word is None:
         return None
     *place, failure = pickle.loads(word)
-    return Failure(*failure) if place == [errand.epoch, errand.step, errand.first] else None
+    return Failure(*failure) if place == [task.epoch, task.step, task.first] else None
 
 
 def leave_word(word: bytes) -> None:
@@ -321,27 +321,29 @@ class Decoder:
     """One worker of a loader, wherever it runs.
 
     Args:
-        parcel: the pickled job, as bytes that this node fetched once for all of its actors.
+        pickled_job: the pickled job, as bytes that this node fetched once for all of its actors.
     """
 
-    def __init__(self, setting: Setting, parcel: Any) -> None:
+    def __init__(self, setting: Setting, pickled_job: Any) -> None:
         post = setting.post
-        self._desk = Desk(post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
+        self._local_ring = LocalRing(
+            post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity
+        )
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
         try:
-            job = forks.loads(parcel)
+            job = forks.loads(pickled_job)
             _name_classes_of_main()
             job, source, snapshots = prepare(job, post)
         except Exception as error:
             failure = Failure.of(error, f"in DataLoader worker process {post.worker_id}", "")
-        self._body = Body(
-            self._desk.ring,
+        self._body = WorkerLoop(
+            self._local_ring.ring,
             job,
-            ready=self._desk,
-            orders=self._desk,
-            grants=self._desk,
-            open_memory=self._desk.open,
+            ready=self._local_ring,
+            orders=self._local_ring,
+            grants=self._local_ring,
+            open_memory=self._local_ring.open,
             source=source,
             snapshots=snapshots,
             init_failure=failure,
@@ -349,43 +351,45 @@ class Decoder:
         self._job = job
         self._place = (_node_id(), os.getpid())
         self._settle_schema()
-        self._lateness: Lateness | None = None
+        self._sample_timer: SampleTimer | None = None
         if setting.sample_timeout_s is not None:
-            self._lateness = Lateness(self._desk.trainer, post.worker_id, setting.sample_timeout_s, leave_word)
-            threading.Thread(target=self._lateness.watch, daemon=True).start()
+            self._sample_timer = SampleTimer(
+                self._local_ring.trainer, post.worker_id, setting.sample_timeout_s, leave_word
+            )
+            threading.Thread(target=self._sample_timer.watch, daemon=True).start()
 
     def _settle_schema(self) -> None:
         """The layout that the dataset declares: the trainer has settled the same."""
         if (rows := self._job.plan.rows) is not None:
-            self._desk.settle(rows.dumps())
+            self._local_ring.settle(rows.dumps())
 
-    def work(self, errand: Errand) -> Outcome:
-        """Fills the errand's rows."""
-        desk = self._desk
-        raw, is_pickled = _part(errand)
-        num_foreign = desk.num_foreign
-        if self._lateness is not None:
-            self._lateness.begin(errand)
-        desk.order(
+    def work(self, task: Task) -> Outcome:
+        """Fills the task's rows."""
+        local_ring = self._local_ring
+        raw, is_pickled = _part(task)
+        num_foreign = local_ring.num_foreign
+        if self._sample_timer is not None:
+            self._sample_timer.begin(task)
+        local_ring.order(
             raw,
-            epoch=errand.epoch,
-            step=errand.step,
-            nrows=errand.end - errand.first,
+            epoch=task.epoch,
+            step=task.step,
+            nrows=task.end - task.first,
             is_pickled=is_pickled,
-            is_packed=errand.is_packed,
+            is_packed=task.is_packed,
         )
         self._body.work()
-        num_foreign = desk.num_foreign - num_foreign
-        if text := desk.error:
-            return self._outcome(ERROR, error=_shifted(text, errand.first, desk.ring.text_capacity))
-        dumped = desk.note
+        num_foreign = local_ring.num_foreign - num_foreign
+        if text := local_ring.error:
+            return self._outcome(ERROR, error=_shifted(text, task.first, local_ring.ring.text_capacity))
+        dumped = local_ring.note
         if dumped[:1] == END:
-            return self._outcome(DONE, note=(_snapshot(dumped, desk), True))
-        used = desk.lease()
-        note = (_snapshot(dumped, desk), False) if dumped else None
+            return self._outcome(DONE, note=(_snapshot(dumped, local_ring), True))
+        used = local_ring.lease()
+        note = (_snapshot(dumped, local_ring), False) if dumped else None
         if used:
             return self._outcome(DONE, nbytes=used, note=note, num_foreign=num_foreign)
-        return self._outcome(DONE, nbytes=desk.rows_nbytes(), is_rows=True, note=note)
+        return self._outcome(DONE, nbytes=local_ring.rows_nbytes(), is_rows=True, note=note)
 
     def pack_rows(self, made: Outcome, nrows: int) -> Outcome:
         """The rows of an outcome, an actor's of this worker, as a packed batch: the trainer's ring has no places for such rows."""
@@ -408,22 +412,24 @@ class Decoder:
         error: bytes = b"",
         num_foreign: int = 0,
     ) -> Outcome:
-        desk = self._desk
-        row_nbytes = desk.row_nbytes() if is_rows else None
-        return Outcome(own, desk.payload(nbytes), row_nbytes, desk.layout_text, note, error, num_foreign, self._place)
+        local_ring = self._local_ring
+        row_nbytes = local_ring.row_nbytes() if is_rows else None
+        return Outcome(
+            own, local_ring.payload(nbytes), row_nbytes, local_ring.layout_text, note, error, num_foreign, self._place
+        )
 
 
-def _part(errand: Errand) -> tuple[bytes, bool]:
-    """The order of the errand's rows alone."""
-    if errand.first == 0 and errand.end == errand.nrows:
-        return errand.order, errand.is_pickled
-    if not errand.is_pickled:
-        return errand.order[8 * errand.first : 8 * errand.end], False
-    return pickle.dumps(list(pickle.loads(errand.order))[errand.first : errand.end]), True  # the trainer's own
+def _part(task: Task) -> tuple[bytes, bool]:
+    """The order of the task's rows alone."""
+    if task.first == 0 and task.end == task.nrows:
+        return task.order, task.is_pickled
+    if not task.is_pickled:
+        return task.order[8 * task.first : 8 * task.end], False
+    return pickle.dumps(list(pickle.loads(task.order))[task.first : task.end]), True  # the trainer's own
 
 
-def _snapshot(dumped: bytes, desk: Desk) -> bytes:
-    note = load_note(dumped, lambda at, nbytes: desk.payload(nbytes, at).tobytes())
+def _snapshot(dumped: bytes, local_ring: LocalRing) -> bytes:
+    note = load_note(dumped, lambda at, nbytes: local_ring.payload(nbytes, at).tobytes())
     assert note is not None
     return note.snapshot
 

@@ -186,7 +186,7 @@ def _fetch(method: Any, shard: int) -> Fetched:
 log = logging.getLogger("shmload")
 
 _WAIT_S = 5.0  # for another process's fetch, before it is looked at what else could be done
-_PATIENCE_S = 0.5  # of a prefetcher for room, before it looks whether the shard is still wanted
+_RETRY_POLICY_S = 0.5  # of a prefetcher for room, before it looks whether the shard is still wanted
 _AT_ONCE = 8  # indexes, or ranges, under way
 
 
@@ -393,7 +393,7 @@ class LocalShards:
 
     def _wait_for_room(self, number: int) -> Fetched:
         try:
-            self._obtain(number, _PATIENCE_S)
+            self._obtain(number, _RETRY_POLICY_S)
         except (TimeoutError, CacheFull):
             return "again"
         except Exception as error:

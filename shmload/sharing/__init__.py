@@ -6,9 +6,9 @@ sharing each of them decodes every sample.
 
     choice.py      which of all this a rank gets
     gathering.py   who is there: each rank of the node says at a board (shm/meeting.py) what it wants; who want the same are a group
-    leading.py     the group's lowest local rank has ring and crew, as any loader; it hands a slot on when all have let it go
+    leading.py     the group's lowest local rank has ring and worker pool, as any loader; it hands a slot on when all have let it go
     following.py   the others map that ring. They publish nothing; they find, lease and pass batches
-    company.py     what both tell and ask: where each rank stands, who has left, where all begin anew
+    rank_sync.py     what both tell and ask: where each rank stands, who has left, where all begin anew
 
 src/share.h has the words that they share, one writer each, and the order in which they are written and read; tests/proof/sharing.py
 explores it. What follows from that:
@@ -27,20 +27,20 @@ is behind could not be waited for by the leader's own step); to go on without a 
 
 In data parallelism the rank whose batch is dear holds up all, while its neighbours' rings are full and their workers idle. So:
 
-    balancing.py   each rank has ring, crew, order and supervision of its own; who has no idle worker rings for the neighbours'
-    guests.py      who of them is let in and watched; what a dead one held is read again
-    worker/visiting.py   a worker with nothing open at home claims a chunk of the neighbour's whose trainer has waited for longest
+    balancing.py   each rank has ring, worker pool, order and supervision of its own; who has no idle worker rings for others
+    helpers.py      who of them is let in and watched; what a dead one held is read again
+    worker/helping.py   a worker with nothing open at home claims a chunk of the neighbour's whose trainer has waited for longest
 
-* a guest is a worker like any other to the protocol (src/protocol.h), under a record of its own behind those of the crew; the
-  trainer has its process in hand before it may claim anything (src/guests.h; explored in tests/proof/guests.py);
+* a helper is a worker like any other to the protocol (src/protocol.h), under a record of its own behind those of the worker pool;
+  the trainer has its process in hand before it may claim anything (src/helpers.h; explored in tests/proof/helpers.py);
 * it never waits for the neighbour's trainer, which may itself wait for this rank: it comes when the layout is known, and a batch
   that needs more room is ordered again;
-* its death is not put down to the sample it was at, since its rank may have ended; no other guest touches that batch, so a sample
-  that kills is found out by the crew, and counts twice there;
+* its death is not put down to the sample it was at, since its rank may have ended; no other helper touches that batch, so a sample
+  that kills is found out by the worker pool, and counts twice there;
 * a rank that closes or dies takes its ring and its workers away and nothing else.
 
-Rejected: one ring for all (one trainer would order for the others, and its death end them); crews that grow and shrink by need (a
-process start is longer than most needs); handing chunks over by message (a claim is one exchange).
+Rejected: one ring for all (one trainer would order for the others, and its death end them); worker pools that grow and shrink by
+need (a process start is longer than most needs); handing chunks over by message (a claim is one exchange).
 
-Not built: both at once, where groups of ranks share rings: their leaders' crews do not help each other.
+Not built: both at once, where groups of ranks share rings: their leaders' worker pools do not help each other.
 """

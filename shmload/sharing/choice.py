@@ -13,8 +13,8 @@ from shmload.engine.orders import BadSamples, BatchSource
 from shmload.engine.parts import EngineOptions, Hook
 from shmload.sharing.balancing import Balancer
 from shmload.sharing.following import FollowingEngine
-from shmload.sharing.gathering import gather
 from shmload.sharing.leading import Leader
+from shmload.sharing.rank_group import gather
 from shmload.worker.spec import Job
 from shmload.world import rank_and_world_size
 
@@ -45,24 +45,24 @@ def shared_engine(
     if number is None:
         number = _numbers[builder] = next(_next_number)
     name = f"{number}.{builder.num_made}"
-    party = gather(name, data, _promise(config), options.timeout_s)
-    num_ranks = len(party.seats)
+    rank_group = gather(name, data, _promise(config), options.timeout_s)
+    num_ranks = len(rank_group.members)
     if num_ranks == 1:
-        party.close()
+        rank_group.close()
         return Engine(job, options, bad_samples, hooks)
-    if party.is_balanced:
-        options = dataclasses.replace(options, num_guests=(num_ranks - 1) * options.num_workers)
-        return Engine(job, options, bad_samples, [*hooks, Balancer(party)])
-    if party.me > 0:
-        return FollowingEngine(options, party)
-    cpus = {cpu for seat in party.seats for cpu in seat.cpus}
+    if rank_group.is_balanced:
+        options = dataclasses.replace(options, num_helpers=(num_ranks - 1) * options.num_workers)
+        return Engine(job, options, bad_samples, [*hooks, Balancer(rank_group)])
+    if rank_group.me > 0:
+        return FollowingEngine(options, rank_group)
+    cpus = {cpu for member in rank_group.members for cpu in member.cpus}
     options = dataclasses.replace(
         options,
         num_ranks=num_ranks,
-        num_cooling=SLOTS_PER_FOLLOWER * (num_ranks - 1),
+        num_pending_copies=SLOTS_PER_FOLLOWER * (num_ranks - 1),
         affinity=tuple(sorted(cpus)),
     )
-    return Engine(job, options, bad_samples, [*hooks, Leader(party, options.timeout_s)])
+    return Engine(job, options, bad_samples, [*hooks, Leader(rank_group, options.timeout_s)])
 
 
 def _promise(config: LoaderConfig) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from shmload._core.trainer import FAILED, FILLING, FollowerRing, Lease, Order, S
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
 from shmload.engine.orders import Delivery, Turns
-from shmload.engine.parts import EngineOptions, Hoarding
+from shmload.engine.parts import CopyOut, EngineOptions
 from shmload.engine.reader import RingReader
 from shmload.errors import RankLeft, WorkerDied
-from shmload.sharing.company import Company
-from shmload.sharing.gathering import Party
+from shmload.sharing.rank_group import RankGroup
+from shmload.sharing.rank_sync import RankSync
 from shmload.shm.group import Doorbell
 from shmload.shm.segment import open_segment
 from shmload.worker.failure import Failure
@@ -32,14 +32,14 @@ class FollowingEngine:
     """What passes from the leader's ring through this rank.
 
     Args:
-        party: the ranks that read it.
+        rank_group: the ranks that read it.
     """
 
     wants_pinned = True  # the ring is not: batches are copied to pinned memory, as torch does
     releases = holders = None
 
-    def __init__(self, options: EngineOptions, party: Party) -> None:
-        self._options, self._party = options, party
+    def __init__(self, options: EngineOptions, rank_group: RankGroup) -> None:
+        self._options, self._rank_group = options, rank_group
         self._pid = os.getpid()
         self._is_closed = False
         self.turns = Turns()  # as of any engine
@@ -49,18 +49,18 @@ class FollowingEngine:
         self._places: dict[int, tuple[int, bytes]] = {}  # slot -> version and segment of its payload, as mapped
         self.on_delivery: Callable[[], None] | None = None
         try:
-            way = party.ring()
+            way = rank_group.ring()
             self.control = _mapped(way["control"])
-            share = Share(_mapped(way["share"]), me=party.me)
+            share = Share(_mapped(way["share"]), me=rank_group.me)
             self._ring = FollowerRing(self.control, share)
             self._ready = Doorbell.attach(way["ready"])
         except BaseException:
-            party.close()
+            rank_group.close()
             raise
         self._reader = RingReader(self.control)
-        self._hoarding = Hoarding(self._ring, is_shared=True)
-        self.num_slots, self.shared_by = self._ring.num_slots, len(party.seats)
-        self._company = Company(party, share, self._sleep, self._ring_others, options.timeout_s)
+        self._copy_out = CopyOut(self._ring, is_shared=True)
+        self.num_slots, self.shared_by = self._ring.num_slots, len(rank_group.members)
+        self._rank_sync = RankSync(rank_group, share, self._sleep, self._ring_others, options.timeout_s)
 
     # ------------------------------------------------------------ orders
 
@@ -81,16 +81,16 @@ class FollowingEngine:
     def abandon(self) -> None:
         """Expects none of these any more."""
         self._queue.clear()
-        self._company.abandon()
+        self._rank_sync.abandon()
 
     def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
-        """Counts passes; onlookers look at the leader."""
-        self._company.begin_pass()
+        """Counts passes; stats readers look at the leader."""
+        self._rank_sync.begin_pass()
 
     def leave_pass(self) -> None:
         """Tells the others that this rank has left the pass before its end."""
         if not self._is_closed:
-            self._company.leave_pass()
+            self._rank_sync.leave_pass()
 
     # ------------------------------------------------------------ delivery
 
@@ -106,10 +106,10 @@ class FollowingEngine:
             RuntimeError: the loader is closed, or `timeout` has passed.
         """
         self._check_open()
-        self._hoarding.raise_refused()
+        self._copy_out.raise_refused()
         order = self._queue[0]
         self._nudge()
-        self._company.before(order)
+        self._rank_sync.before(order)
         try:
             slot, lease = self._taken(order)
         except Exception:
@@ -124,7 +124,7 @@ class FollowingEngine:
         finally:
             del lease
             self._queue.popleft()
-            self._company.took()
+            self._rank_sync.took()
             self._nudge()
         if self.on_delivery is not None:
             self.on_delivery()
@@ -149,8 +149,8 @@ class FollowingEngine:
             began = began or monotonic()
             self._sleep(order)
             self._check_open()  # another thread may have closed it
-            self._company.look()
-            self._company.check()
+            self._rank_sync.look()
+            self._rank_sync.check()
             self._nudge()
             if self._options.timeout_s and monotonic() - began > self._options.timeout_s:
                 raise RuntimeError(f"DataLoader timed out after {self._options.timeout_s} seconds")
@@ -166,7 +166,8 @@ class FollowingEngine:
                 memory = self._memory[path] = _mapped(path.decode(), private=True)
             except FileNotFoundError:
                 raise RankLeft(
-                    f'{self._party.seats[0]}, whose ring this rank reads (share="node"), has closed its loader before this rank '
+                    f'{self._rank_group.members[0]}, whose ring this rank reads (share="node"), has closed its loader before this '
+                    f"rank "
                     "could open what the batch lies in. Let all ranks close their loaders at the same step"
                 ) from None
         self._ring.set_payload(slot, memory, offset, nbytes)
@@ -182,8 +183,8 @@ class FollowingEngine:
                 self._layout = Layout.loads(self._ring.layout_text)
             batch, _ = deliver_rows(self._layout, lease, order.nrows)
         if self._ring.num_leased < self._ring.num_lendable:
-            self._hoarding.has_collected = False
-        elif self._hoarding.must_copy(str):
+            self._copy_out.has_collected = False
+        elif self._copy_out.must_copy(str):
             batch = copied(batch)
         return batch
 
@@ -193,8 +194,8 @@ class FollowingEngine:
         if text is not None:
             return Failure.loads(text).exception()
         return WorkerDied(
-            f"two workers have ended over one sample of step {order.step} of epoch {order.epoch}; {self._party.seats[0]}, whose "
-            "crew this rank shares, names it"
+            f"two workers have ended over one sample of step {order.step} of epoch {order.epoch}; {self._rank_group.members[0]}, "
+            f"whose worker pool this rank shares, names it"
         )
 
     # ------------------------------------------------------------ bells
@@ -223,7 +224,7 @@ class FollowingEngine:
         return {
             **self._reader.report(),
             "num_copied_out": self._ring.num_copied_out,
-            "shared_by": len(self._party.seats),
+            "shared_by": len(self._rank_group.members),
         }
 
     def totals(self) -> dict[str, float]:
@@ -238,8 +239,8 @@ class FollowingEngine:
             return
         self._is_closed = True
         with self.turns.others_out():
-            self._company.close()
-            self._party.close()
+            self._rank_sync.close()
+            self._rank_group.close()
 
 
 def _mapped(path: str, *, private: bool = False) -> Mapping:

@@ -7,7 +7,7 @@ has no memory for copies keeps its end open instead: then the slots stay the par
 longer than GRACE_S the parent goes on, and looks again at its next fork and in `settle`.
 
 Memory: a child costs the bytes of the slots leased at its fork, whether it looks at them or not; usually that is one batch.
-The crew's own workers never look at a batch, and pay nothing (`ours`).
+The worker pool's own workers never look at a batch, and pay nothing (`ours`).
 """
 
 from __future__ import annotations

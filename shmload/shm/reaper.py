@@ -33,7 +33,7 @@ while read -r kind word; do
   case $kind in
     bye) boards= workers=' ' ;;
     board) boards="$boards $word" ;;
-    hired) workers="$workers$word " ;;
+    watched) workers="$workers$word " ;;
     gone) case $workers in *" $word "*) workers="${{workers%%" $word "*}} ${{workers#*" $word "}}" ;; esac ;;
   esac
 done
@@ -52,7 +52,7 @@ _groups = 0
 _shell: subprocess.Popen[bytes] | None = None
 _pipe = -1
 _boards: set[str] = set()  # of the meetings that the process attends or has attended
-_hired: dict[int, str] = {}  # worker's pid -> pid and start time, as the shell is told
+_watched: dict[int, str] = {}  # worker's pid -> pid and start time, as the shell is told
 
 
 def enter() -> None:
@@ -90,11 +90,11 @@ def _start() -> None:
         os.close(end)
     for board in _boards:
         _tell(f"board {board}")
-    for worker in _hired.values():
-        _tell(f"hired {worker}")
+    for worker in _watched.values():
+        _tell(f"watched {worker}")
 
 
-def hire(pid: int) -> None:
+def watch(pid: int) -> None:
     """Says that a worker has been started: if this process is killed, so is the worker."""
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -102,14 +102,14 @@ def hire(pid: int) -> None:
     except OSError:  # it has ended already, or there is no /proc
         return
     with _lock:
-        _hired[pid] = f"{pid}:{started}"
-        _tell(f"hired {_hired[pid]}")
+        _watched[pid] = f"{pid}:{started}"
+        _tell(f"watched {_watched[pid]}")
 
 
-def dismiss(pid: int) -> None:
+def forget(pid: int) -> None:
     """Says that a worker has ended."""
     with _lock:
-        worker = _hired.pop(pid, None)
+        worker = _watched.pop(pid, None)
         if worker is not None:
             _tell(f"gone {worker}")
 
@@ -139,7 +139,7 @@ def leave() -> None:
             return
         _tell("bye")
         _boards.clear()
-        _hired.clear()
+        _watched.clear()
         shell, _shell = _shell, None
         pipe, _pipe = _pipe, -1
         if pipe >= 0:
@@ -160,7 +160,7 @@ def _forget() -> None:
         _shell.returncode = 0  # not this process's child: nothing to wait for, nothing to warn of
     _groups, _shell, _pipe = 0, None, -1
     _boards.clear()
-    _hired.clear()
+    _watched.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

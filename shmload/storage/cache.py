@@ -45,7 +45,7 @@ def digest_of(key: str) -> str:
     return hashlib.blake2b(os.fsencode(key), digest_size=DIGEST_DIGITS // 2).hexdigest()
 
 
-class Needs:
+class Lookahead:
     """This reader's announcement, and what those of all readers say. Begins anew in a forked child."""
 
     def __init__(self, folder: BudgetedFolder) -> None:
@@ -276,7 +276,7 @@ class Cache:
         try:
             return self._open(key, digest, nbytes, fetch, etag, checksum, timeout_s)
         finally:
-            self._needs.take(digest)  # not before it is leased: nobody else would keep its file meanwhile
+            self._lookahead.take(digest)  # not before it is leased: nobody else would keep its file meanwhile
 
     def prefetch(
         self,
@@ -318,7 +318,7 @@ class Cache:
         """
         if ahead < 0:
             raise ValueError(f"ahead is a number of keys, 0 or more; got {ahead}")
-        self._needs.expect(list(keys), ahead)
+        self._lookahead.expect(list(keys), ahead)
 
     def statistics(self) -> CacheStatistics:
         """Counts of this process, and the folder now."""
@@ -326,7 +326,7 @@ class Cache:
 
     def close(self) -> None:
         """Ends this process's leases and its announcement. The next use begins anew."""
-        self._needs.close()
+        self._lookahead.close()
         self._folder.close()
 
     def _open(
@@ -340,7 +340,7 @@ class Cache:
         timeout_s: float | None,
     ) -> Lease:
         name = _name(key, digest, etag)
-        order = functools.partial(self._needs.order, self._needs.distance(digest))
+        order = functools.partial(self._lookahead.order, self._lookahead.distance(digest))
         while True:
             found = self._folder.obtain(name, nbytes, timeout_s=timeout_s, order=order)
             if isinstance(found, Reservation):
@@ -399,7 +399,7 @@ class Cache:
         return lease
 
     def _begin(self) -> None:
-        self._needs = Needs(self._folder)
+        self._lookahead = Lookahead(self._folder)
         self._num_hits = self._num_fetched = self._nbytes_fetched = 0
 
     def __getstate__(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from shmload.errors import StoreError
 from shmload.storage.credentials import Boto, Credentials, find_credentials, region_of_environment
 from shmload.storage.s3 import S3Store
-from shmload.storage.transport import Patience
+from shmload.storage.transport import RetryPolicy
 
 __all__ = ["Client", "client_of", "make_client"]
 
@@ -29,7 +29,7 @@ class Client:
         endpoint: scheme, host and port.
         region: that requests are signed for.
         credentials: who asks.
-        patience: how often and how long is tried again.
+        retry_policy: how often and how long is tried again.
         parallel: ranges of one large object that are read at once.
         path_style: whether the bucket is named in the path, or in the host.
         ca_file: certificates to trust.
@@ -39,7 +39,7 @@ class Client:
     endpoint: str
     region: str
     credentials: Credentials = field(repr=False)
-    patience: Patience = field(default_factory=Patience)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     parallel: int = 4
     path_style: bool = True
     ca_file: str | None = None
@@ -123,7 +123,7 @@ def make_client(
         endpoint_of(url or f"https://s3.{region}.amazonaws.com"),
         region,
         given,
-        Patience(retries, timeout_s, min(stall_s, timeout_s)),
+        RetryPolicy(retries, timeout_s, min(stall_s, timeout_s)),
         parallel,
         path_style,
         ca_file or os.environ.get("AWS_CA_BUNDLE") or None,

@@ -182,7 +182,7 @@ def _made(client: Client, wait_s: float) -> Any:
     anonymous = client.credentials.anonymous
     config = library("botocore.config").Config(
         signature_version=library("botocore").UNSIGNED if anonymous else "s3v4",
-        connect_timeout=client.patience.stall_s,
+        connect_timeout=client.retry_policy.stall_s,
         read_timeout=wait_s,
         retries={"total_max_attempts": 1, "mode": "standard"},
         request_checksum_calculation="when_required",

@@ -73,7 +73,7 @@ Order = Callable[[Iterator[Kept]], Iterable[Kept]]
 """Of the files that nobody has leased, given oldest first, those that may be evicted, the first to go first."""
 
 
-class Room:
+class Eviction:
     """The budget of a folder, and what this process has evicted to keep it."""
 
     def __init__(self, path: str, capacity_bytes: int, max_files: int | None) -> None:
@@ -89,7 +89,7 @@ class Room:
         too_many = 0 if self.max_files is None else len(ledger.files) + len(ledger.writing) + files - self.max_files
         if excess <= 0 and too_many <= 0:
             return None
-        leased = session.presence.leased()
+        leased = session.process_leases.leased()
         victims, freed = [], 0
         for kept in order(kept for kept in ledger.files.values() if kept.ino not in leased):
             victims.append(kept)
@@ -102,7 +102,7 @@ class Room:
                 self.nbytes_evicted += freed
                 return None
         held = [kept for kept in ledger.files.values() if kept.ino in leased]
-        mine = sum(kept.nbytes for kept in held if session.presence.holds(kept.ino))
+        mine = sum(kept.nbytes for kept in held if session.process_leases.holds(kept.ino))
         files_allowed = "" if self.max_files is None else f" of at most {self.max_files}"
         return CacheFull(
             f"{self.path} has no room for {nbytes} bytes more: {ledger.nbytes} of its budget of {self.capacity_bytes} bytes are in "
@@ -146,7 +146,7 @@ class Room:
         """Evicts as much as a file needs that the disk has no room for, or what there is; whether that was anything."""
         with session.locked() as ledger:
             session.sweep()
-            leased = session.presence.leased()
+            leased = session.process_leases.leased()
             freed = 0
             for kept in list(order(kept for kept in ledger.files.values() if kept.ino not in leased)):
                 if freed >= nbytes:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from shmload import faults
 from shmload.errors import CacheFull, StoreError
-from shmload.storage.eviction import Order, Room, attempts
-from shmload.storage.ledger import FRESH, NEW, OURS, Kept, Settling, boot_id
+from shmload.storage.eviction import Eviction, Order, attempts
+from shmload.storage.ledger import FRESH, NEW, OURS, Durability, Kept, boot_id
 from shmload.storage.session import Session
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class Reservation:
             ledger.changing()
             os.ftruncate(self.fd, self.nbytes - nbytes)
             ledger.set_writing(self.name, self.nbytes - nbytes)
-            self._session.presence.ring()
+            self._session.process_leases.ring()
         self.nbytes -= nbytes
 
     def publish(self, name: str, *, nbytes: int | None = None) -> Kept:
@@ -268,11 +268,11 @@ class Reservation:
             ledger.end_writing(self.name)
             ledger.add(kept)
             if leases:
-                session.presence.hold([kept.ino])
+                session.process_leases.hold([kept.ino])
         self._is_open = False
         session.end_writing(self.name)
         if mark & FRESH:
-            self._folder.settling.published(f"{folder}/{name}")
+            self._folder.durability.published(f"{folder}/{name}")
         return Lease(folder, (kept,), self._let_go if leases else _nothing)
 
     def _let_go(self, inos: tuple[int, ...]) -> None:
@@ -366,7 +366,7 @@ class BudgetedFolder:
 
     _opened: Session | None
     _opening: threading.Lock
-    settling: Settling
+    durability: Durability
 
     def __init__(
         self,
@@ -386,7 +386,7 @@ class BudgetedFolder:
         self.adopts = adopts
         self.durable = durable
         self.order: Order = order or _oldest_first
-        self._room = Room(self.path, self.capacity_bytes, max_files)
+        self._room = Eviction(self.path, self.capacity_bytes, max_files)
         self._begin()
         session = self._session()
         with session.locked() as ledger:
@@ -439,7 +439,7 @@ class BudgetedFolder:
             kept = ledger.files.get(name)
             if kept is None:
                 raise FileNotFoundError(f"{self.path} has no file {name}: it was evicted, or never published")
-            session.presence.hold([kept.ino])
+            session.process_leases.hold([kept.ino])
             return Lease(self.path, (kept,), functools.partial(self._let_go, session))
 
     def lease_many(self, names: Iterable[str] | None = None) -> Leases:
@@ -453,7 +453,7 @@ class BudgetedFolder:
                 found = tuple(ledger.files.values())
             else:
                 found = tuple(ledger.files[name] for name in dict.fromkeys(names) if name in ledger.files)
-            session.presence.hold([kept.ino for kept in found])
+            session.process_leases.hold([kept.ino for kept in found])
             return Leases(self.path, found, functools.partial(self._let_go, session))
 
     def files(self) -> list[Kept]:
@@ -473,10 +473,10 @@ class BudgetedFolder:
         session = self._session()
         with session.locked() as ledger:
             kept = ledger.files.get(name)
-            if kept is None or kept.ino in session.presence.leased():
+            if kept is None or kept.ino in session.process_leases.leased():
                 return False
             self._room.remove(ledger, kept)
-            session.presence.ring()
+            session.process_leases.ring()
             return True
 
     def refresh(self) -> None:
@@ -497,13 +497,13 @@ class BudgetedFolder:
 
     def wake(self) -> None:
         """Lets those that wait for room look again, because what may be evicted is decided by something that has changed."""
-        self._session().presence.ring()
+        self._session().process_leases.ring()
 
     def statistics(self) -> FolderStatistics:
         """The folder now."""
         session = self._session()
         with session.locked() as ledger:
-            leased = session.presence.leased()
+            leased = session.process_leases.leased()
             return FolderStatistics(
                 self.capacity_bytes,
                 ledger.nbytes,
@@ -538,7 +538,7 @@ class BudgetedFolder:
             with session.locked() as ledger:
                 kept = ledger.files.get(name) if name else None
                 if kept is not None:
-                    session.presence.hold([kept.ino])
+                    session.process_leases.hold([kept.ino])
                     return Lease(self.path, (kept,), functools.partial(self._let_go, session))
                 session.sweep()
                 if temporary in ledger.writing:
@@ -609,11 +609,11 @@ class BudgetedFolder:
         """As in a process that has not used the folder yet; a forked child begins here."""
         self._opened = None
         self._opening = threading.Lock()
-        self.settling = Settling()
+        self.durability = Durability()
         _folders.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in ("_opened", "_opening", "settling")}
+        return {key: value for key, value in vars(self).items() if key not in ("_opened", "_opening", "durability")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

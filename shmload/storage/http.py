@@ -25,7 +25,7 @@ from typing_extensions import Buffer
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.store import StoredObject, checked_key
-from shmload.storage.transport import Answer, Patience, Transport, Tries, Unsure
+from shmload.storage.transport import Answer, Retry, RetryPolicy, TransientError, Transport
 
 __all__ = [
     "FilePart",
@@ -209,7 +209,7 @@ class Version:
 class WebReader(ABC):
     """Heads and bytes of objects behind HTTP."""
 
-    patience: Patience
+    retry_policy: RetryPolicy
     parallel: int
 
     @abstractmethod
@@ -221,7 +221,7 @@ class WebReader(ABC):
         """Sends a request about an object."""
 
     @abstractmethod
-    def failure(self, answer: Answer, url: str, doing: str) -> StoreError | Unsure:
+    def failure(self, answer: Answer, url: str, doing: str) -> StoreError | TransientError:
         """What an answer means that is no success."""
 
     def head(self, key: str) -> StoredObject:
@@ -259,7 +259,7 @@ class WebReader(ABC):
     def get(self, key: str, *, etag: str | None = None) -> Buffer:
         url = self.url_of(key)
         version = Version(url, etag)
-        tries = Tries(self.patience, f"read {url}")
+        tries = Retry(self.retry_policy, f"read {url}")
         out, done = memoryview(b""), 0
         while not out:
             try:
@@ -274,8 +274,8 @@ class WebReader(ABC):
                     for done in answer.reading(part):  # noqa: B007  # kept when it breaks off
                         pass
                     if done < len(part):
-                        raise Unsure(f"a body ended after {done:,} of {len(part):,} bytes")
-            except Unsure as failure:
+                        raise TransientError(f"a body ended after {done:,} of {len(part):,} bytes")
+            except TransientError as failure:
                 tries.failed(failure)
         self._fill_in_parallel(key, done, out[done:], version)
         return out.toreadonly()
@@ -309,11 +309,11 @@ class WebReader(ABC):
 
     def repeatedly(self, doing: str, try_once: Callable[[], T]) -> T:
         """What a try returns that does not fail."""
-        tries = Tries(self.patience, doing)
+        tries = Retry(self.retry_policy, doing)
         while True:
             try:
                 return try_once()
-            except Unsure as failure:
+            except TransientError as failure:
                 tries.failed(failure)
 
     def _fill_in_parallel(self, key: str, offset: int, out: memoryview, version: Version) -> None:
@@ -346,7 +346,7 @@ class WebReader(ABC):
         if offset < 0:
             raise StoreError(f"{version.url} has no bytes at {offset:,}: offsets begin at 0")
         end = offset + target.nbytes
-        tries = Tries(self.patience, f"read bytes {offset:,} to {end:,} of {version.url}")
+        tries = Retry(self.retry_policy, f"read bytes {offset:,} to {end:,} of {version.url}")
         while target.done < target.nbytes and not version.given_up.is_set():
             before = target.done
             begin, missing = offset + before, target.nbytes - before
@@ -362,8 +362,8 @@ class WebReader(ABC):
                         if version.given_up.is_set():
                             return
                 if target.done < target.nbytes:
-                    raise Unsure(f"a body ended after {target.done - before:,} of {missing:,} bytes")
-            except Unsure as failure:
+                    raise TransientError(f"a body ended after {target.done - before:,} of {missing:,} bytes")
+            except TransientError as failure:
                 if target.done - before >= _PROGRESS_NBYTES:
                     tries.progressed()
                 tries.failed(failure)
@@ -387,16 +387,18 @@ class WebReader(ABC):
         if said is None and answer.status == 200:
             total = self._by_head(key).nbytes
             if answer.nbytes not in (None, total):
-                raise Unsure(f"an answer announced {answer.nbytes:,} bytes of an object of {total:,}")
+                raise TransientError(f"an answer announced {answer.nbytes:,} bytes of an object of {total:,}")
             return total, True
         match = _CONTENT_RANGE.fullmatch(said or "")
         if match is None:
-            raise Unsure(f"an answer did not say which range it was: {said!r}")
+            raise TransientError(f"an answer did not say which range it was: {said!r}")
         first, last, total = map(int, match.groups())
         if first != begin or last != min(begin + nbytes, total) - 1:
-            raise Unsure(f"bytes {first:,} to {last + 1:,} came, where {begin:,} to {begin + nbytes:,} were asked for")
+            raise TransientError(
+                f"bytes {first:,} to {last + 1:,} came, where {begin:,} to {begin + nbytes:,} were asked for"
+            )
         if answer.nbytes not in (None, last + 1 - first):
-            raise Unsure(f"an answer announced {answer.nbytes:,} bytes for a range of {last + 1 - first:,}")
+            raise TransientError(f"an answer announced {answer.nbytes:,} bytes for a range of {last + 1 - first:,}")
         return total, False
 
     def _nothing(self, key: str, version: Version) -> memoryview:
@@ -437,7 +439,7 @@ def _skip(answer: Answer, nbytes: int) -> None:
         for got in answer.reading(room[: min(nbytes, len(room))]):  # noqa: B007
             pass
         if got == 0:
-            raise Unsure(f"a body ended {nbytes:,} bytes before the range")
+            raise TransientError(f"a body ended {nbytes:,} bytes before the range")
         nbytes -= got
 
 
@@ -465,20 +467,20 @@ class HttpStore(WebReader):
 
     Args:
         url: http:// or https://.
-        patience: how often and how long is tried again.
+        retry_policy: how often and how long is tried again.
         parallel: ranges of one large object that are read at once.
         ca_file: certificates to trust beside the system's.
     """
 
     def __init__(
-        self, url: str, *, patience: Patience | None = None, parallel: int = 4, ca_file: str | None = None
+        self, url: str, *, retry_policy: RetryPolicy | None = None, parallel: int = 4, ca_file: str | None = None
     ) -> None:
         parts = urlsplit(url)
         if "@" in parts.netloc or parts.query or parts.fragment:
             raise StoreError(
                 f"{parts.scheme}://{parts.hostname}: a store's URL has neither user nor password, nor anything behind ? or #"
             )
-        self.patience = patience or Patience()
+        self.retry_policy = retry_policy or RetryPolicy()
         self.parallel = parallel
         self.ca_file = ca_file
         self._url = f"{parts.scheme}://{parts.netloc}{quote(unquote(parts.path), safe='/-_.~')}".rstrip("/")
@@ -528,12 +530,12 @@ class HttpStore(WebReader):
             f"{self.url_of(key)} leads elsewhere more than {_MOST_REDIRECTS} times: give the URL of its end"
         )
 
-    def failure(self, answer: Answer, url: str, doing: str) -> StoreError | Unsure:
+    def failure(self, answer: Answer, url: str, doing: str) -> StoreError | TransientError:
         said = f"{answer.status} {answer.reason}"
         if answer.status in (404, 410):
             return ObjectMissing(f"no such object: {url}")
         if answer.status in (408, 429) or (answer.status >= 500 and answer.status != 501):
-            return Unsure(f"the server says {said}")
+            return TransientError(f"the server says {said}")
         remedy = (
             "it wants to know who asks: use s3:// with credentials"
             if answer.status in (401, 403)
@@ -546,7 +548,7 @@ class HttpStore(WebReader):
 
     def _transport(self, base_url: str) -> Transport:
         if base_url not in self._transports:
-            self._transports[base_url] = Transport(base_url, stall_s=self.patience.stall_s, ca_file=self.ca_file)
+            self._transports[base_url] = Transport(base_url, stall_s=self.retry_policy.stall_s, ca_file=self.ca_file)
         return self._transports[base_url]
 
     def close(self) -> None:

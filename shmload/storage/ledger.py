@@ -79,7 +79,7 @@ FRESH = stat.S_IXUSR  # the mark; a file of data is not executable otherwise, an
 SETTLES_AFTER_S = 60.0  # the kernel begins to write what has been dirty for 30 s
 
 
-class Settling:
+class Durability:
     """The files that a process has published and not yet settled."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from shmload.errors import ObjectExists, ObjectMissing, StoreError
 from shmload.storage.credentials import library
 from shmload.storage.http import WebReader, unquoted
 from shmload.storage.store import StoredObject, checked_key, checked_prefix, is_key
-from shmload.storage.transport import Answer, Transport, Tries, Unsure
+from shmload.storage.transport import Answer, Retry, TransientError, Transport
 
 if TYPE_CHECKING:
     from shmload.storage.client import Client
@@ -59,7 +59,7 @@ _REMEDIES = {
 }
 
 
-def failure_of_call(error: Exception, url: str, doing: str, client: Client) -> StoreError | Unsure:
+def failure_of_call(error: Exception, url: str, doing: str, client: Client) -> StoreError | TransientError:
     """The error to raise for one of botocore's."""
     exceptions = library("botocore.exceptions")
     if isinstance(error, exceptions.ClientError):
@@ -67,19 +67,19 @@ def failure_of_call(error: Exception, url: str, doing: str, client: Client) -> S
     elif isinstance(error, exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         found = StoreError(f"{client.endpoint} is not trusted: {error}. Give its certificates as ca_file")
     elif isinstance(error, exceptions.HTTPClientError | exceptions.ConnectionError):
-        found = Unsure(f"no answer from {client.endpoint} ({error})")
+        found = TransientError(f"no answer from {client.endpoint} ({error})")
     elif isinstance(error, exceptions.BotoCoreError):
         found = StoreError(f"cannot {doing}: {error}. Look at the bucket's name, the region and the credentials")
     else:
-        found = Unsure(f"the server sent no readable answer ({error})")
+        found = TransientError(f"the server sent no readable answer ({error})")
     return _redacted(found, client)
 
 
-def failure_of_answer(answer: Answer, url: str, doing: str, client: Client) -> StoreError | Unsure:
+def failure_of_answer(answer: Answer, url: str, doing: str, client: Client) -> StoreError | TransientError:
     """The error to raise for an answer that is no success."""
     try:
         body = answer.text()
-    except Unsure:
+    except TransientError:
         body = b""
     parser = library("botocore.parsers").create_parser("rest-xml")
     status = max(answer.status, 301)  # what is below would be no failure to it
@@ -88,7 +88,7 @@ def failure_of_answer(answer: Answer, url: str, doing: str, client: Client) -> S
     return _redacted(_failure_of(response, url, doing, client), client)
 
 
-def _failure_of(response: Mapping[str, Any], url: str, doing: str, client: Client) -> StoreError | Unsure:
+def _failure_of(response: Mapping[str, Any], url: str, doing: str, client: Client) -> StoreError | TransientError:
     """Of an error as botocore parses it."""
     status, headers = response["ResponseMetadata"]["HTTPStatusCode"], response["ResponseMetadata"]["HTTPHeaders"]
     code, message = (str(response["Error"].get(name) or "").strip() for name in ("Code", "Message"))
@@ -102,7 +102,7 @@ def _failure_of(response: Mapping[str, Any], url: str, doing: str, client: Clien
             f"cannot {doing}: the server says {said} to region {client.region!r}; the client needs {where}"
         )
     if code in _PASSING or (status >= 500 and status != 501) or status in (408, 429):
-        return Unsure(f"the server says {said}", pause_s=_seconds(headers.get("retry-after")))
+        return TransientError(f"the server says {said}", pause_s=_seconds(headers.get("retry-after")))
     if code == "NoSuchKey" or (status == 404 and not code):
         return ObjectMissing(f"no such object: {url} at {client.endpoint}")
     remedy = _REMEDIES.get(code) or (
@@ -113,7 +113,7 @@ def _failure_of(response: Mapping[str, Any], url: str, doing: str, client: Clien
     return StoreError(f"cannot {doing} at {client.endpoint}: the server says {said}; {remedy}")
 
 
-def _redacted(found: StoreError | Unsure, client: Client) -> StoreError | Unsure:
+def _redacted(found: StoreError | TransientError, client: Client) -> StoreError | TransientError:
     """The error without what a server may have sent back of the credentials."""
     text = client.credentials.redacted(str(found))
     if text != str(found):
@@ -148,18 +148,18 @@ def list_objects(store: S3Store, prefix: str) -> Iterator[StoredObject]:
 
 def _page(store: S3Store, prefix: str, token: str | None, doing: str) -> tuple[list[StoredObject], str | None]:
     after: dict[str, Any] = {} if token is None else {"ContinuationToken": token}
-    wait_s = store.patience.stall_s
+    wait_s = store.retry_policy.stall_s
     page = store.call("list_objects_v2", doing, wait_s=wait_s, Prefix=store.prefix + prefix, MaxKeys=_PAGE, **after)
     try:
         truncated = page["IsTruncated"]  # every listing says it, and botocore takes any XML for one
         listed = [(each["Key"], each["Size"], unquoted(each["ETag"])) for each in page.get("Contents", ())]
         following = page["NextContinuationToken"] if truncated else None
     except KeyError as error:
-        raise Unsure(f"the server sent no listing (there is no {error.args[0]} in it)") from None
+        raise TransientError(f"the server sent no listing (there is no {error.args[0]} in it)") from None
     found = []
     for name, nbytes, etag in listed:
         if not name.startswith(store.prefix):
-            raise Unsure(f"the server listed {name!r}, which is not below {store.prefix!r}")
+            raise TransientError(f"the server listed {name!r}, which is not below {store.prefix!r}")
         key = name[len(store.prefix) :]
         if is_key(key):  # not so the markers "folder/" of other programs
             found.append(StoredObject(key, nbytes, etag))
@@ -176,7 +176,7 @@ def put(store: S3Store, key: str, data: bytes, *, only_if_absent: bool) -> Store
     url = store.url_of(key)
     doing = f"write {url}"
     unsure = False
-    tries = Tries(store.patience, doing)
+    tries = Retry(store.retry_policy, doing)
     if only_if_absent and _is_there(store, key):  # a server that knows no conditions would overwrite
         raise ObjectExists(f"there is an object already, and it was to be new: {url}")
     condition: dict[str, Any] = {"IfNoneMatch": "*"} if only_if_absent else {}
@@ -189,7 +189,7 @@ def put(store: S3Store, key: str, data: bytes, *, only_if_absent: bool) -> Store
             if (unsure or _was_repeated(answer)) and bytes(store.get(key)) == data:
                 return store.head(key)
             raise ObjectExists(f"there is an object already, and it was to be new: {url}")
-        except Unsure as failure:
+        except TransientError as failure:
             unsure = True
             tries.failed(failure)
 
@@ -222,7 +222,7 @@ def _delete_some(store: S3Store, keys: Sequence[str], doing: str) -> bool:
     for failed in answer.get("Errors", ()):
         name, code, message = (str(failed.get(each) or "") for each in ("Key", "Code", "Message"))
         if code in ("InternalError", "SlowDown"):
-            raise Unsure(f"the server says {code} of {name}")
+            raise TransientError(f"the server says {code} of {name}")
         if code != "NoSuchKey":
             raise StoreError(
                 f"cannot delete s3://{store.bucket}/{name}: the server says {code} "
@@ -294,7 +294,7 @@ class _Upload:
         try:
             return str(answer["UploadId"])
         except KeyError:
-            raise Unsure("the server's answer names no upload") from None
+            raise TransientError("the server's answer names no upload") from None
 
     def _send(self, upload: str, number: int, offset: int) -> dict[str, Any]:
         part = bytearray(min(self.part_nbytes, self.nbytes - offset))
@@ -315,20 +315,20 @@ class _Upload:
             try:
                 return {"PartNumber": number, "ETag": sent["ETag"]}
             except KeyError:
-                raise Unsure("the server's answer names no version of a part") from None
+                raise TransientError("the server's answer names no version of a part") from None
 
         return self.store.repeatedly(self.doing, try_once)
 
     def _complete(self, upload: str, parts: Sequence[dict[str, Any]]) -> None:
         """Makes the parts an object. An answer of 200 may still hold an error, which botocore sees."""
         unsure = False
-        tries = Tries(self.store.patience, self.doing)
+        tries = Retry(self.store.retry_policy, self.doing)
         while True:
             try:
                 but = (404,) if unsure else ()  # done by a try whose answer was lost, or by nobody: the object tells
                 self._call("complete_multipart_upload", upload, but=but, MultipartUpload={"Parts": parts})
                 return
-            except Unsure as failure:
+            except TransientError as failure:
                 unsure = True
                 tries.failed(failure)
 
@@ -360,13 +360,13 @@ class S3Store(WebReader):
         library("botocore")  # whoever lacks it learns so here
         self.client = client
         self.bucket = bucket
-        self.patience = client.patience
+        self.retry_policy = client.retry_policy
         self.parallel = client.parallel
         scheme, host = client.endpoint.split("://")
         in_path = client.path_style or "." in bucket  # a certificate for *.host is for one part only
         self._base = f"/{quote(bucket, safe='-_.~')}" if in_path else ""
         base_url = client.endpoint if in_path else f"{scheme}://{bucket}.{host}"
-        self._transport = Transport(base_url, stall_s=client.patience.stall_s, ca_file=client.ca_file)
+        self._transport = Transport(base_url, stall_s=client.retry_policy.stall_s, ca_file=client.ca_file)
         self.prefix = ""
         self.prefix = checked_prefix(folder.strip("/"), self.url)
 
@@ -423,11 +423,11 @@ class S3Store(WebReader):
         exceptions = library("botocore.exceptions")
         passing = (exceptions.BotoCoreError, exceptions.ClientError, library("botocore.parsers").ResponseParserError)
         try:
-            client = self.client.boto.client(self.client, wait_s or self.patience.timeout_s)
+            client = self.client.boto.client(self.client, wait_s or self.retry_policy.timeout_s)
             answer: dict[str, Any] = getattr(client, operation)(Bucket=self.bucket, **arguments)
             if answer["ResponseMetadata"]["HTTPHeaders"]:
                 return answer
-            failure: StoreError | Unsure = Unsure(
+            failure: StoreError | TransientError = TransientError(
                 "the server hung up before its answer had begun"
             )  # after a first line
         except passing as error:
@@ -439,7 +439,7 @@ class S3Store(WebReader):
             del response, metadata  # what prints the locals of this frame would print them
         raise failure
 
-    def failure(self, answer: Answer, url: str, doing: str) -> StoreError | Unsure:
+    def failure(self, answer: Answer, url: str, doing: str) -> StoreError | TransientError:
         return failure_of_answer(answer, url, doing, self.client)
 
     def close(self) -> None:

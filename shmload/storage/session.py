@@ -35,7 +35,7 @@ _MAGIC = b"SHMLUSE1"
 _VERSION_AT = 24
 
 
-class Presence:
+class ProcessLeases:
     """This process among the users of a folder."""
 
     def __init__(self, folder: str, capacity_bytes: int, max_files: int) -> None:
@@ -180,8 +180,8 @@ class Session:
         self._dropped: deque[tuple[int, ...]] = deque()
         files = -1 if max_files is None else max_files
         with self.ledger.locked():
-            self.presence = Presence(folder, capacity_bytes, files)
-            others = [each for each in self.presence.budgets() if each[1:] != (capacity_bytes, files)]
+            self.process_leases = ProcessLeases(folder, capacity_bytes, files)
+            others = [each for each in self.process_leases.budgets() if each[1:] != (capacity_bytes, files)]
         if others:
             self.close()
             raise ValueError(
@@ -237,7 +237,7 @@ class Session:
         for name in list(self.descriptors):
             _unlink(f"{self.folder}/{NEW}/{name}")  # the next one that needs room takes it off the ledger
             self.end_writing(name)
-        self.presence.close()
+        self.process_leases.close()
         self.ledger.close()
         self.pid = -1
 
@@ -250,7 +250,7 @@ class Session:
         while self._dropped and self._lock.acquire(blocking=False):
             try:
                 while self._dropped:
-                    self.presence.drop(self._dropped.popleft())
+                    self.process_leases.drop(self._dropped.popleft())
             finally:
                 self._lock.release()
 

@@ -25,11 +25,11 @@ from shmload.errors import StoreError
 
 __all__ = [
     "Answer",
-    "Patience",
     "Proxy",
+    "Retry",
+    "RetryPolicy",
+    "TransientError",
     "Transport",
-    "Tries",
-    "Unsure",
 ]
 
 _FIRST_PAUSE_S = 0.1
@@ -37,7 +37,7 @@ _LONGEST_PAUSE_S = 10.0
 _wait: Callable[[float], object] = threading.Event().wait  # never set: a pause that signals may interrupt
 
 
-class Unsure(Exception):
+class TransientError(Exception):
     """A try failed in a way that may pass.
 
     Args:
@@ -51,7 +51,7 @@ class Unsure(Exception):
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How long an operation is tried.
 
     Attributes:
@@ -65,16 +65,16 @@ class Patience:
     stall_s: float = 10.0
 
 
-class Tries:
+class Retry:
     """Counts the tries of one operation, and waits between them.
 
     Args:
-        patience: how many and how long.
+        retry_policy: how many and how long.
         doing: the operation in words, for the error.
     """
 
-    def __init__(self, patience: Patience, doing: str) -> None:
-        self.patience = patience
+    def __init__(self, retry_policy: RetryPolicy, doing: str) -> None:
+        self.retry_policy = retry_policy
         self.doing = doing
         self.progressed()
 
@@ -83,7 +83,7 @@ class Tries:
         self.num_failed = 0
         self._since = monotonic()
 
-    def failed(self, failure: Unsure) -> None:
+    def failed(self, failure: TransientError) -> None:
         """Waits before the next try: twice as long each time, by chance between half and whole, so that many readers spread.
 
         Raises:
@@ -93,15 +93,15 @@ class Tries:
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (self.num_failed - 1)) * random.uniform(0.5, 1)
         pause = max(pause, failure.pause_s)
         spent = monotonic() - self._since
-        if self.num_failed > self.patience.retries:
+        if self.num_failed > self.retry_policy.retries:
             raise StoreError(
                 f"cannot {self.doing}: {failure}; failed {self.num_failed} times in {spent:.1f} s. "
                 "Look after the server, or give the client more retries"
             ) from None
-        if spent + pause > self.patience.timeout_s:
+        if spent + pause > self.retry_policy.timeout_s:
             raise StoreError(
                 f"cannot {self.doing}: {failure}; no progress in {spent:.1f} s ({self.num_failed} tries), of "
-                f"timeout_s={self.patience.timeout_s:g}. Look after the server, or give the client a longer timeout_s"
+                f"timeout_s={self.retry_policy.timeout_s:g}. Look after the server, or give the client a longer timeout_s"
             ) from None
         _wait(pause)
 
@@ -207,10 +207,10 @@ class _Pace:
         self._done, self._then = 0, monotonic()
 
     def look(self, done: int) -> None:
-        """At so many bytes: raises Unsure if hardly any came since the last look that counted."""
+        """At so many bytes: raises TransientError if hardly any came since the last look that counted."""
         if (now := monotonic()) - self._then > self._stall_s:
             if done - self._done < _SLOWEST * self._stall_s:
-                raise Unsure(f"the server sent {done - self._done:,} bytes in {now - self._then:.0f} s")
+                raise TransientError(f"the server sent {done - self._done:,} bytes in {now - self._then:.0f} s")
             self._done, self._then = done, now
 
 
@@ -273,7 +273,7 @@ class Answer:
         Says after each look at the socket how many have come so far, and their CRC-32C behind `crc`.
 
         Raises:
-            Unsure: the connection broke.
+            TransientError: the connection broke.
             OSError: the file cannot be written.
         """
         if nbytes <= 0 or self._response.isclosed():
@@ -300,9 +300,9 @@ class Answer:
         try:
             found = self._response.read(_MOST_TEXT)
         except (OSError, http.client.HTTPException) as error:
-            raise Unsure(f"the connection broke in the middle of an answer ({words(error)})") from None
+            raise TransientError(f"the connection broke in the middle of an answer ({words(error)})") from None
         if nbytes is not None and len(found) < min(nbytes, _MOST_TEXT):
-            raise Unsure(f"an answer ended after {len(found):,} of {nbytes:,} bytes")
+            raise TransientError(f"an answer ended after {len(found):,} of {nbytes:,} bytes")
         return found
 
     def close(self) -> None:
@@ -348,7 +348,7 @@ class Transport:
         Args:
             target: path and query, as they are sent.
         Raises:
-            Unsure: no answer came.
+            TransientError: no answer came.
             StoreError: none can come.
         """
         while True:
@@ -368,14 +368,14 @@ class Transport:
             except socket.gaierror as error:
                 connection.close()
                 if error.errno == socket.EAI_AGAIN:
-                    raise Unsure(f"{proxy or self.host} could not be looked up ({error.strerror})") from None
+                    raise TransientError(f"{proxy or self.host} could not be looked up ({error.strerror})") from None
                 if proxy is not None:
                     raise StoreError(f"{proxy} has no address: look at http_proxy and https_proxy") from None
                 raise StoreError(f"there is no host {self.host}: look at the URL {self.base_url}") from None
             except ConnectionRefusedError:
                 connection.close()
                 if self._here().answered:
-                    raise Unsure(f"{self.base_url} takes no connections any more") from None
+                    raise TransientError(f"{self.base_url} takes no connections any more") from None
                 raise StoreError(
                     f"nothing listens at {proxy or self.base_url}: look at host and port, or start the server"
                 ) from None
@@ -385,7 +385,7 @@ class Transport:
                     raise proxy.refusal(int(refused[1]), self.base_url) from None
                 if used and not isinstance(error, TimeoutError):
                     continue
-                raise Unsure(f"no answer from {self.base_url} ({words(error)})") from None
+                raise TransientError(f"no answer from {self.base_url} ({words(error)})") from None
             except BaseException:
                 connection.close()
                 raise
@@ -465,8 +465,8 @@ def _is_readable(sock: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _broken(error: BaseException) -> Unsure:
-    return Unsure(f"the connection broke in the middle of a body ({words(error)})")
+def _broken(error: BaseException) -> TransientError:
+    return TransientError(f"the connection broke in the middle of a body ({words(error)})")
 
 
 def words(error: BaseException) -> str:

@@ -49,7 +49,7 @@ def open_store(url: str | os.PathLike[str], client: Any = None) -> Store:
         if client is None:
             return HttpStore(text)
         found = client_of(client)
-        return HttpStore(text, patience=found.patience, parallel=found.parallel, ca_file=found.ca_file)
+        return HttpStore(text, retry_policy=found.retry_policy, parallel=found.parallel, ca_file=found.ca_file)
     if scheme == "file":
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost"):

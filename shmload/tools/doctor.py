@@ -474,7 +474,7 @@ def check_kinds(
     memfd: Callable[[], None] = try_memfd,
     semaphore: Callable[[], None] = try_semaphore,
 ) -> Iterator[Finding]:
-    """Tries what a loader is made of: a ring needs one of the two kinds of segment, and bells."""
+    """Retry what a loader is made of: a ring needs one of the two kinds of segment, and bells."""
     no_segment, no_memfd, no_bell = _fails(segment), _fails(memfd), _fails(semaphore)
     if no_segment and no_memfd:
         yield problem(

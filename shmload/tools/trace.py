@@ -64,7 +64,7 @@ class Recording:
             pause = min(max(pause * min(FILLED_SHARE / max(most, 0.01), 2.0), SHORTEST_S), LONGEST_S)
             if now >= end:
                 return
-            sleep(min(pause, end - now))  # nobody rings for an onlooker
+            sleep(min(pause, end - now))  # nobody rings for an stats reader
 
     def timelines(self) -> list[Timeline]:
         """What was recorded, ring by ring; without those that did nothing."""

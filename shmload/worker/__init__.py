@@ -1,1 +1,1 @@
-"""The crew: processes that fill slots, and their supervision."""
+"""The worker pool: processes that fill slots, and their supervision."""

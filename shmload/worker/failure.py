@@ -108,7 +108,7 @@ REMEDY = (
 )
 
 
-def late_text(what: str, limit_s: float | None, worker: int, pid: int, stack: str) -> str:
+def timeout_text(what: str, limit_s: float | None, worker: int, pid: int, stack: str) -> str:
     """What took longer than its limit, whose worker was ended over it, and where that was."""
     return (
         f"{what} sample_timeout_s={limit_s}: worker {worker} (pid {pid}) was ended and is replaced. "

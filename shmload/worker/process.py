@@ -16,8 +16,8 @@ from shmload._core.mapping import Mapping
 from shmload._core.watch import die_with
 from shmload.shm.group import Doorbell
 from shmload.shm.segment import open_segment
-from shmload.worker.body import Body
 from shmload.worker.failure import Failure
+from shmload.worker.loop import WorkerLoop
 from shmload.worker.snapshot import IterablePass, Snapshot, Snapshots, with_shared_seed
 from shmload.worker.spec import Job, Post
 
@@ -41,7 +41,7 @@ def main(post: Post, inherited: Job | None) -> None:
 
     Args:
         inherited: the job itself, where it came by fork or could only travel with the process; else it lies pickled in
-            the parcel segment, once for all workers.
+            the pickled job segment, once for all workers.
     """
     die_with(post.trainer_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole group; the trainer decides what it means
@@ -66,9 +66,9 @@ def main(post: Post, inherited: Job | None) -> None:
     snapshots: Snapshots | None = None
     try:
         if job is None:
-            parcel = open_memory(post.parcel_path)
-            job = pickle.loads(memoryview(parcel)[: post.parcel_nbytes])
-            del parcel
+            pickled_job = open_memory(post.pickled_job_path)
+            job = pickle.loads(memoryview(pickled_job)[: post.pickled_job_nbytes])
+            del pickled_job
         assert job is not None
         job, source, snapshots = prepare(job, post)
     except Exception as error:
@@ -76,10 +76,10 @@ def main(post: Post, inherited: Job | None) -> None:
         job = job or Job(None, None, None, True, None, False)
     visits = None
     if post.neighbours and failure is None:
-        from shmload.worker.visiting import Visits  # few loaders share
+        from shmload.worker.helping import Visits  # few loaders share
 
         visits = Visits(post.neighbours, post.worker_id, job, orders=orders, open_memory=open_memory)
-    body = Body(
+    body = WorkerLoop(
         ring,
         job,
         ready=ready,

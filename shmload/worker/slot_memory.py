@@ -37,7 +37,7 @@ class SlotMemory:
         ready: rung when the trainer must look.
         grants: rung when it has answered.
         open_memory: (path) -> mapping of a segment the trainer has made.
-        is_guest: the ring is another rank's, for whose trainer this worker does not wait.
+        is_helper: the ring is another rank's, for whose trainer this worker does not wait.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class SlotMemory:
         grants: Bell,
         open_memory: Callable[[str], Mapping],
         *,
-        is_guest: bool = False,
+        is_helper: bool = False,
     ) -> None:
         self._ring = ring
-        self._is_guest = is_guest
+        self._is_helper = is_helper
         self._ready, self._grants = ready, grants
         self.open = open_memory
         self._layout: Layout | None = None
@@ -100,22 +100,23 @@ class SlotMemory:
         return np.ndarray(nbytes, np.uint8, self.mapped(path), offset)  # type: ignore[arg-type]  # a buffer
 
     def room_for(self, nbytes: int) -> NDArray[np.uint8]:
-        """The whole claimed slot, which is given that much room if it has less; less if nobody wants the batch any more, or a guest
+        """The whole claimed slot, which is given that much room if it has less; less if nobody wants the batch any more, or a
+        helper
         would have to wait for it."""
-        if self._ring.payload[3] < nbytes and not self._is_guest:
+        if self._ring.payload[3] < nbytes and not self._is_helper:
             self.grow(nbytes)
         return self.room(self._ring.payload[3])
 
     def grow(self, nbytes: int) -> bool:
         """Waits for a payload of that size, without what the old one held; False if nobody wants the batch any more.
 
-        A guest does not wait: it asks for the room and to have the batch ordered again, and it is False at once.
+        A helper does not wait: it asks for the room and to have the batch ordered again, and it is False at once.
         """
         ring = self._ring
         ring.end_rows()  # from here on it is the trainer that takes its time, and no sample
         began = monotonic_ns()
         ring.need(nbytes)
-        if self._is_guest:
+        if self._is_helper:
             ring.ask_repack()
             return False
         self._ready.post()

@@ -34,10 +34,10 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Invitation:
+class PeerRing:
     """The ring of another of the node's ranks, in which a worker may fill chunks when its own has none (visiting.py).
 
-    Worker w of this crew has the record `first_record` + w there.
+    Worker w of this worker pool has the record `first_record` + w there.
     """
 
     trainer_pid: int
@@ -62,8 +62,8 @@ class Post:
     grants_bell: str
     base_seed: int
     affinity: tuple[int, ...]
-    parcel_path: str = ""  # the segment with the pickled job; empty: it came another way
-    parcel_nbytes: int = 0
+    pickled_job_path: str = ""  # the segment with the pickled job; empty: it came another way
+    pickled_job_nbytes: int = 0
     stack_path: str = ""  # the segment it writes its Python stack to when asked to; empty: it cannot be asked
-    neighbours: tuple[Invitation, ...] = ()
+    neighbours: tuple[PeerRing, ...] = ()
     resume: bytes = b""  # the pickled snapshot that the worker goes on from; empty: it starts afresh

@@ -77,7 +77,7 @@ def test_a_limit_that_is_no_number_is_an_error(given: str) -> None:
 
 
 @pytest.mark.parametrize(("count", "fixed", "first"), [(1, 1, 1), (2, 1, 1), (4, 3, 2), (8, 7, 4), (64, 16, 4)])
-def test_the_crew_to_begin_with_and_the_one_that_does_not_change(
+def test_the_pool_to_begin_with_and_the_one_that_does_not_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, fixed: int, first: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)))

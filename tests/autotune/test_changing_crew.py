@@ -1,4 +1,4 @@
-"""A crew that changes its size: whatever it does, and whoever is killed over it, each batch is the schedule's."""
+"""A worker pool that changes its size: whatever it does, and whoever is killed over it, each batch is the schedule's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS = N // BATCH
 
 @pytest.fixture(autouse=True)
 def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Crews change when a test says so, and may have four workers whatever the machine has."""
+    """Worker pools change when a test says so, and may have four workers whatever the machine has."""
     monkeypatch.setattr(autotune, "WINDOW_S", 1e9)
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", str(MOST))
 
@@ -51,7 +51,7 @@ def decides_nothing(loader: ShmLoader[Any]) -> None:
 
 
 def await_end(pid: int) -> None:
-    """Waits until every thread of a child is gone; its parent may have buried it by now."""
+    """Waits until every thread of a child is gone; its parent may have reaped it by now."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -119,7 +119,7 @@ class Machine(RuleBasedStateMachine):
     @rule(which=st.integers(0, MOST - 1))
     def kill(self, which: int) -> None:
         engine: Any = self.loader._builder.last
-        pids = engine.crew._processes
+        pids = engine.pool._processes
         if which not in pids or not stop(pid := pids[which].pid):
             return
         held = engine._ring.held_by(which)
@@ -191,15 +191,15 @@ def test_every_start_method_grows_and_shrinks(method: str, expected: list[list[A
     assert found == expected[0]
 
 
-def crew_of(loader: ShmLoader[Any]) -> dict[int, int]:
+def pool_of(loader: ShmLoader[Any]) -> dict[int, int]:
     engine: Any = loader._builder.last
-    return {worker: process.pid for worker, process in engine.crew._processes.items()}
+    return {worker: process.pid for worker, process in engine.pool._processes.items()}
 
 
 def take_until(batches: Iterator[Any], loader: ShmLoader[Any], workers: set[int]) -> None:
     """Reads on until these workers are there and no others."""
     deadline = monotonic() + DEADLINE_S
-    while set(crew_of(loader)) != workers:
+    while set(pool_of(loader)) != workers:
         assert monotonic() < deadline
         next(batches)
         engine_of(loader)._see_to_deaths()
@@ -228,17 +228,17 @@ def test_one_that_leaves_and_is_wanted_again_is_started_again() -> None:
         next(batches)
         change(loader, 2)
         next(batches)
-        pid = crew_of(loader)[1]
+        pid = pool_of(loader)[1]
         change(loader, 1)
         await_end(pid)
         change(loader, 2)  # its end has not been seen yet
         take_until(batches, loader, {0, 1})
-        assert crew_of(loader)[1] in (pid, *crew_of(loader).values())
+        assert pool_of(loader)[1] in (pid, *pool_of(loader).values())
         deadline = monotonic() + DEADLINE_S
-        while crew_of(loader)[1] == pid and monotonic() < deadline:
+        while pool_of(loader)[1] == pid and monotonic() < deadline:
             next(batches)
             engine_of(loader)._see_to_deaths()
-        assert crew_of(loader)[1] != pid
+        assert pool_of(loader)[1] != pid
         assert loader.stats()["num_restarts"] == 0
 
 
@@ -255,7 +255,7 @@ def test_one_killed_over_its_last_rows_has_them_done_again(
                 decides_nothing(loader)  # else one who was told might be wanted again
             engine: Any = loader._builder.last
             for worker in rng.sample(range(1, MOST), MOST - 1):
-                pid = crew_of(loader).get(worker, 0)
+                pid = pool_of(loader).get(worker, 0)
                 if num_harmed or not pid or not stop(pid):
                     continue
                 if engine._ring.held_by(worker) is None:
@@ -271,7 +271,7 @@ def test_one_killed_over_its_last_rows_has_them_done_again(
         assert any("when it was about to leave" in record.message for record in caplog.records)
 
 
-def test_a_crew_that_cannot_grow_goes_on_as_it_is(
+def test_a_pool_that_cannot_grow_goes_on_as_it_is(
     monkeypatch: pytest.MonkeyPatch, expected: list[list[Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     with auto_loader() as loader, caplog.at_level(logging.INFO, "shmload"):
@@ -283,7 +283,7 @@ def test_a_crew_that_cannot_grow_goes_on_as_it_is(
         def refused(post: Any) -> None:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-        monkeypatch.setattr(engine.crew, "_start", refused)
+        monkeypatch.setattr(engine.pool, "_start", refused)
         change(loader, MOST)
         assert loader.num_workers == first
         told_of = loader.stats()["autotune"]

@@ -1,4 +1,4 @@
-"""The controller over a simulated pipeline: it comes to the right crew, stands still there, and notices when the load changes."""
+"""The controller over a simulated pipeline: it comes to the right worker pool, stands still there, and notices when the load changes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_it_comes_within_one_worker_of_the_fewest_that_keep_up_and_stays(
     assert [decision for at, decision in model.decisions if at > settled_s] == []
 
 
-def test_a_crew_far_too_large_shrinks_by_halves() -> None:
+def test_a_pool_far_too_large_shrinks_by_halves() -> None:
     model = pipeline(0.01, 0.012, 16)
     model.run(60)
     assert [decision.setting.num_workers for _, decision in model.decisions] == [8, 4, 2]

@@ -60,7 +60,7 @@ def test_one_number_may_be_given_and_the_other_found(monkeypatch: pytest.MonkeyP
         assert (repr(loader.num_workers), loader.prefetch_factor) == ("1", 7)
 
 
-def test_a_copy_on_a_smaller_host_has_the_crew_of_that_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_on_a_smaller_host_has_the_pool_of_that_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "4")
     with loader_of(seed=SEED) as loader:
         next(iter(loader))
@@ -84,7 +84,7 @@ def test_a_copy_on_a_smaller_host_has_the_crew_of_that_host(monkeypatch: pytest.
         (4, {"prefetch_factor": 30}, 122),
     ],
 )
-def test_a_ring_is_made_for_the_largest_crew(
+def test_a_ring_is_made_for_the_largest_pool(
     most: int, options: dict[str, Any], num_slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", str(most))
@@ -141,7 +141,7 @@ def read(loader: ShmLoader[Any], now: list[float], num_batches: int, figures: An
     found = []
     for batch in loader:
         engine: Any = loader._builder.last
-        engine.pace, engine.roster.is_complete = figures, lambda: True
+        engine.pace, engine.worker_set.is_complete = figures, lambda: True
         now[0] += 0.1
         found.append(told(batch))
         if len(found) == num_batches:
@@ -189,7 +189,7 @@ def test_torch_mode_orders_further_ahead_without_changing_a_batch(by_count: list
             for _ in range(2):
                 for batch in loader:
                     engine: Any = loader._builder.last
-                    engine.pace, engine.roster.is_complete = idle, lambda: True
+                    engine.pace, engine.worker_set.is_complete = idle, lambda: True
                     now[0] += 0.1
                     yield [value.tolist() for value in batch]
             if options:

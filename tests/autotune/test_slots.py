@@ -26,7 +26,7 @@ AREAS = {"order_capacity": 64, "text_capacity": 64, "layout_capacity": 64}
 
 @pytest.fixture(autouse=True)
 def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Crews change when a test says so, and may have four workers whatever the machine has."""
+    """Worker pools change when a test says so, and may have four workers whatever the machine has."""
     monkeypatch.setattr(autotune, "WINDOW_S", 1e9)
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "4")
     monkeypatch.setattr("shmload.engine.autotune.first_workers", lambda: 1)
@@ -231,10 +231,10 @@ def test_the_worker_that_leaves_passes_the_bell_on(engine_parts: Iterator[Any]) 
 
 @pytest.fixture
 def engine_parts() -> Any:
-    """The body of worker 2 over a ring, and the bell of its crew."""
+    """The body of worker 2 over a ring, and the bell of its worker pool."""
     from shmload._core.filler import WorkerRing
     from shmload.shm.group import Doorbell
-    from shmload.worker.body import Body
+    from shmload.worker.loop import Body
     from shmload.worker.spec import Job
 
     nbytes = control_nbytes(2, 3, **AREAS)

@@ -1,4 +1,4 @@
-"""What the tests of a crew of Ray actors share."""
+"""What the tests of a worker pool of Ray actors share."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def kill_worker(loader: ShmLoader[Any], worker: int) -> None:
     """Ends the process that stands for a worker of a loader that has begun: an actor's is the agent."""
     engine = loader._builder.last
     assert engine is not None
-    os.kill(engine.crew.pids[worker], signal.SIGKILL)
+    os.kill(engine.pool.pids[worker], signal.SIGKILL)
 
 
 def assert_same(expected: Any, got: Any) -> None:

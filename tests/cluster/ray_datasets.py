@@ -1,4 +1,4 @@
-"""Datasets for tests of a crew of Ray actors: importable by the actors, and without torch, so that these start quickly."""
+"""Datasets for tests of a worker pool of Ray actors: importable by the actors, and without torch, so that these start quickly."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python ray_host.py SOCKET FOLDER
 
-Apart from the tests' own process, because a crew of actors must not need a Ray that runs there, and because the processes that Ray
+Apart from the tests' own process, because a worker pool of actors must not need a Ray that runs there, and because the processes that Ray
 keeps for later use are no leftovers of a test. It ends when its connection does.
 """
 

@@ -1,4 +1,4 @@
-"""Datasets for tests of a crew of Ray actors whose samples do not end; importable by the actors, and without torch."""
+"""Datasets for tests of a worker pool of Ray actors whose samples do not end; importable by the actors, and without torch."""
 
 from __future__ import annotations
 

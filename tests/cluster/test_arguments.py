@@ -1,4 +1,4 @@
-"""What a crew of Ray actors asks for, said before anything starts; none of these needs Ray."""
+"""What a worker pool of Ray actors asks for, said before anything starts; none of these needs Ray."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from shmload import ShmLoader
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"crew": "threads"}, 'crew is "auto" or "ray"; got \'threads\''),
-        ({"address": "head:6379"}, "address='head:6379' is a Ray cluster's and needs crew=\"ray\""),
+        ({"backend": "threads"}, 'backend is "process" or "ray"; got \'threads\''),
+        ({"address": "head:6379"}, "address='head:6379' is a Ray cluster's and needs backend=\"ray\""),
         (
-            {"crew": "ray"},
-            'crew="ray" needs num_workers, the number of its actors, above 0 or "auto"; got 0',
+            {"backend": "ray"},
+            'backend="ray" needs num_workers, the number of its actors, above 0 or "auto"; got 0',
         ),
         (
             {"num_workers": 1, "num_local_workers": 2},
-            'num_local_workers=2 goes with crew="ray": without actors, num_workers is the number of this machine\'s processes',
+            'num_local_workers=2 goes with backend="ray": without actors, num_workers is the number of this machine\'s processes',
         ),
         (
-            {"crew": "ray", "num_workers": 1, "num_local_workers": "auto"},
+            {"backend": "ray", "num_workers": 1, "num_local_workers": "auto"},
             "num_local_workers is the number of this machine's processes beside the actors, at least 0; got 'auto'",
         ),
         (
-            {"crew": "ray", "num_workers": 1, "sample_timeout_s": 1.0},
-            'sample_timeout_s with crew="ray" needs a seed: in torch mode the random streams of an actor end with it',
+            {"backend": "ray", "num_workers": 1, "sample_timeout_s": 1.0},
+            'sample_timeout_s with backend="ray" needs a seed: in torch mode the random streams of an actor end with it',
         ),
         (
-            {"crew": "ray", "num_local_workers": 1},
-            'crew="ray" needs num_workers, the number of its actors, above 0 or "auto"; got 0',
+            {"backend": "ray", "num_local_workers": 1},
+            'backend="ray" needs num_workers, the number of its actors, above 0 or "auto"; got 0',
         ),
     ],
 )
@@ -46,8 +46,8 @@ def test_what_does_not_go_together_is_refused(keywords: dict[str, Any], message:
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError) as caught:
-        ShmLoader([1, 2, 3], num_workers=1, crew="ray")
-    assert str(caught.value) == 'crew="ray" needs Ray, which is not installed: pip install "shmload[ray]"'
+        ShmLoader([1, 2, 3], num_workers=1, backend="ray")
+    assert str(caught.value) == 'backend="ray" needs Ray, which is not installed: pip install "shmload[ray]"'
 
 
 def test_more_actors_than_this_machine_has_cpus_are_no_reason_to_warn(
@@ -55,7 +55,7 @@ def test_more_actors_than_this_machine_has_cpus_are_no_reason_to_warn(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
-    assert ShmLoader([1, 2, 3], num_workers=2, crew="ray").num_workers == 2
+    assert ShmLoader([1, 2, 3], num_workers=2, backend="ray").num_workers == 2
     assert list(recwarn) == []
     with pytest.warns(UserWarning, match="This DataLoader will create 2 worker processes in total"):
         ShmLoader([1, 2, 3], num_workers=2)

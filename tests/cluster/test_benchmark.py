@@ -1,4 +1,4 @@
-"""The benchmark of the crew of actors runs, and says so where it cannot."""
+"""The benchmark of the worker pool of actors runs, and says so where it cannot."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ def test_alone_this_nodes_cpus_count_and_one_actor_is_the_least() -> None:
 
 @pytest.mark.slow
 def test_a_loader_asks_the_cluster(cluster: Cluster) -> None:
-    with ShmLoader(Rows(), num_workers="auto", num_local_workers=2, crew="ray", address=cluster.address) as loader:
+    with ShmLoader(Rows(), num_workers="auto", num_local_workers=2, backend="ray", address=cluster.address) as loader:
         assert loader.num_workers == 1  # of two nodes with a CPU each
-        assert loader._config().crew_size == 3
+        assert loader._config().total_workers == 3
         assert "num_workers=1, num_local_workers=2" in repr(loader)
 
 
@@ -34,4 +34,4 @@ def test_a_cluster_that_is_not_there_is_said_at_once(running_cluster: Cluster) -
     with pytest.raises(
         ClusterUnreachable, match=r"there is no Ray cluster at address='127.0.0.1:1' .*ray start --head"
     ):
-        ShmLoader(Rows(), num_workers="auto", crew="ray", address="127.0.0.1:1")
+        ShmLoader(Rows(), num_workers="auto", backend="ray", address="127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""What an errand waits for before there are actors, without Ray."""
+"""What an task waits for before there are actors, without Ray."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from shmload import ShmLoader
 from shmload.errors import ClusterUnreachable
 from shmload.ray import cluster as module
-from shmload.ray import crew as crew_module
+from shmload.ray import pool as pool_module
 from shmload.ray.agent import Briefing
 from shmload.ray.cluster import Cluster
-from shmload.ray.crew import RayCrew
+from shmload.ray.pool import RayPool
 from shmload.storage import transport
 
 EARLY, LATE = -1e9, 1e18  # on the clock that is asked
@@ -27,7 +27,7 @@ def unconnected(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Cluster:
     return Cluster("head:6379", np.empty(200_000_000, np.uint8), [], **given)
 
 
-def test_without_an_answer_in_time_an_errand_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_answer_in_time_an_task_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = unconnected(monkeypatch, connect_timeout_s=0.5)
     cluster._asked_at = EARLY
     cluster.wait(lambda: True)
@@ -101,7 +101,7 @@ def test_a_later_agent_asks_again(num_failures: int, monkeypatch: pytest.MonkeyP
         return
     with pytest.raises(ClusterUnreachable, match="nothing listens there"):
         cluster._join()
-    assert heads.num_asked == 1 + transport.Patience().retries
+    assert heads.num_asked == 1 + transport.RetryPolicy().retries
 
 
 class Agent:
@@ -113,15 +113,15 @@ class Agent:
 def test_an_agent_that_takes_anothers_place_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[Briefing] = []
 
-    def launch(crew: Any, briefing: Briefing) -> None:
+    def launch(pool: Any, briefing: Briefing) -> None:
         launched.append(briefing)
-        crew._agent, crew._ending = Agent(), lambda: None
+        pool._agent, pool._ending = Agent(), lambda: None
 
-    monkeypatch.setattr(RayCrew, "_launch", launch)
-    monkeypatch.setattr(crew_module.reaper, "dismiss", lambda pid: None)
-    crew = RayCrew([], "auto", is_seeded=True, num_ahead=1, connect_timeout_s=7.5)
-    crew.start(0)
-    crew.replace(0)
+    monkeypatch.setattr(RayPool, "_launch", launch)
+    monkeypatch.setattr(pool_module.reaper, "dismiss", lambda pid: None)
+    pool = RayPool([], "auto", is_seeded=True, num_ahead=1, connect_timeout_s=7.5)
+    pool.start(0)
+    pool.replace(0)
     assert [(briefing.is_again, briefing.connect_timeout_s) for briefing in launched] == [(False, 7.5), (True, 7.5)]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shmload._core.filler import DONE, ERROR
 from shmload.batch.ragged import AS_TORCH_OR_LIST
-from shmload.ray.decoder import Decoder, Errand, Setting
+from shmload.ray.decoder import Decoder, Setting, Task
 from shmload.shm import forks
 from shmload.worker.failure import Failure
 from shmload.worker.reader import plan_of
@@ -38,17 +38,17 @@ def sent(value: Any) -> bytearray:
     return forks.dumps(value, lambda value, take: pickle.dumps(value, protocol=5, buffer_callback=take))
 
 
-def part(keys: list[int], first: int, end: int, *, is_pickled: bool = False) -> Errand:
+def part(keys: list[int], first: int, end: int, *, is_pickled: bool = False) -> Task:
     order = pickle.dumps(keys) if is_pickled else np.array(keys, np.int64).tobytes()
-    return Errand(0, 0, first, end, len(keys), order, is_pickled, False)
+    return Task(0, 0, first, end, len(keys), order, is_pickled, False)
 
 
-def fields(worker: Decoder, errand: Errand) -> list[bytes]:
-    """The bytes of an errand's rows, field by field, without the gaps between fields."""
-    outcome = worker.work(errand)
+def fields(worker: Decoder, task: Task) -> list[bytes]:
+    """The bytes of an task's rows, field by field, without the gaps between fields."""
+    outcome = worker.work(task)
     assert outcome.own == DONE
     assert outcome.row_nbytes is not None
-    found, at, num_rows = [], 0, errand.end - errand.first
+    found, at, num_rows = [], 0, task.end - task.first
     for nbytes in outcome.row_nbytes:
         found.append(outcome.payload[at : at + num_rows * nbytes].tobytes())
         at += -(-num_rows * nbytes // 64) * 64
@@ -84,7 +84,7 @@ def test_a_row_that_cannot_be_read_is_named_by_its_place_in_the_whole_batch() ->
     assert (outcome.own, failure.kind, failure.rows) == (ERROR, KeyError, (2,))
 
 
-def test_a_job_that_does_not_unpickle_is_every_errands_error() -> None:
+def test_a_job_that_does_not_unpickle_is_every_tasks_error() -> None:
     worker = Decoder(Setting(POST, (), AREA, 4 * AREA), np.frombuffer(b"no pickle", np.uint8))
     for _ in range(2):
         outcome = worker.work(part([0], 0, 1))

@@ -83,7 +83,7 @@ def test_distributed_data_parallel(cluster: Cluster, tmp_path: Path) -> None:
 def test_its_arguments_are_attributes_and_without_distribution_it_is_the_local_loader() -> None:
     drawn = Drawing()
     loader = DpexDataLoader(drawn, False, "head:6379", 4, num_workers=1)
-    assert (loader.distribute_mode, loader.head_address, loader.crew, loader.address) == (
+    assert (loader.distribute_mode, loader.head_address, loader.backend, loader.address) == (
         False,
         "head:6379",
         "auto",

@@ -24,7 +24,7 @@ SEEDED = {"batch_size": 4, "shuffle": True, "seed": 3, "num_workers": 2}
 
 
 def on(cluster: Cluster) -> dict[str, Any]:
-    return {"crew": "ray", "address": cluster.address}
+    return {"backend": "ray", "address": cluster.address}
 
 
 def expected() -> list[Any]:
@@ -136,7 +136,7 @@ import sys
 sys.path[:0] = {sys.path!r}
 from shmload import ShmLoader
 from tests.cluster.ray_datasets import Rows
-batches = iter(ShmLoader(Rows(), 4, seed=1, num_workers=2, crew="ray", address={cluster.address!r}))
+batches = iter(ShmLoader(Rows(), 4, seed=1, num_workers=2, backend="ray", address={cluster.address!r}))
 next(batches)
 print("begun", flush=True)
 sys.stdin.read()
@@ -166,7 +166,7 @@ def test_a_sample_that_cannot_be_read_is_its_own_error_or_is_skipped(cluster: Cl
 
 @pytest.mark.slow
 def test_a_head_that_is_not_there_is_an_error_that_says_what_to_do(running_cluster: Cluster) -> None:
-    with ShmLoader(Rows(), **SEEDED, crew="ray", address="127.0.0.1:1") as far:
+    with ShmLoader(Rows(), **SEEDED, backend="ray", address="127.0.0.1:1") as far:
         for _ in range(2):
             with pytest.raises(
                 ClusterUnreachable, match=r"there is no Ray cluster at address='127.0.0.1:1' .*ray start --head"
@@ -180,6 +180,6 @@ def test_a_dataset_that_does_not_pickle_is_refused_with_its_reason(running_clust
     dataset.lock = threading.Lock()  # type: ignore[attr-defined]  # what should not be there
     with (
         ShmLoader(dataset, **SEEDED, **on(running_cluster)) as far,
-        pytest.raises(TypeError, match=r"crew=\"ray\" sends the dataset.*cannot pickle '_thread.lock' object"),
+        pytest.raises(TypeError, match=r"backend=\"ray\" sends the dataset.*cannot pickle '_thread.lock' object"),
     ):
         next(iter(far))

@@ -1,4 +1,4 @@
-"""Whatever a dataset is made of, the cluster's batches are the local ones, and a state goes on in the other kind of crew, both ways.
+"""Whatever a dataset is made of, the cluster's batches are the local ones, and a state goes on in the other kind of worker pool, both ways.
 
 The nodes have a /dev/shm and a /proc of their own, so what lies in the trainer's shared memory has to travel. Files are on a file
 system that the nodes share.
@@ -29,7 +29,7 @@ Made = tuple[Any, dict[str, Any]]  # a dataset, and the loader's arguments
 
 
 def on(cluster: Cluster) -> dict[str, Any]:
-    return {"crew": "ray", "address": cluster.address}
+    return {"backend": "ray", "address": cluster.address}
 
 
 def mixture(folder: Path) -> Made:
@@ -114,11 +114,11 @@ def test_in_torch_mode_tensors_a_weighted_sampler_and_a_stream_of_shards_come_as
     tensors = TensorDataset(torch.arange(30.0).reshape(10, 3).share_memory_(), torch.arange(10))
     stream = shards(tmp_path).decode().to_tuple("npy", "cls").shuffle(5)
 
-    def make(**crew: Any) -> list[ShmLoader[Any]]:
+    def make(**pool: Any) -> list[ShmLoader[Any]]:
         sampler = WeightedRandomSampler(list(range(1, 11)), 12, generator=generator())
         return [
-            ShmLoader(tensors, 4, sampler=sampler, num_workers=1, generator=generator(), **crew),
-            ShmLoader(stream.repeat(1), 4, num_workers=2, generator=generator(), **crew),
+            ShmLoader(tensors, 4, sampler=sampler, num_workers=1, generator=generator(), **pool),
+            ShmLoader(stream.repeat(1), 4, num_workers=2, generator=generator(), **pool),
         ]
 
     for local, far in zip(make(), make(**on(cluster)), strict=True):

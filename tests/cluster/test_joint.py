@@ -1,4 +1,4 @@
-"""Two kinds of workers in one crew: each is told what concerns its own. None of this needs Ray."""
+"""Two kinds of workers in one worker pool: each is told what concerns its own. None of this needs Ray."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from shmload.ray.crew import JointCrew
-from shmload.worker.crew import Death
+from shmload.ray.pool import JointPool
+from shmload.worker.pool import Death
 
 
 class Kind:
-    """A crew that notes what it is told."""
+    """A worker pool that notes what it is told."""
 
     def __init__(self, kind: str, reads: bool, told: list[Any]) -> None:
         self.kind, self.reads, self.told = kind, reads, told
@@ -32,16 +32,16 @@ class Kind:
         return lambda worker_id: self.told.append((self.kind, verb, worker_id))
 
 
-def crew() -> tuple[JointCrew, list[Any]]:
+def pool() -> tuple[JointPool, list[Any]]:
     told: list[Any] = []
     actors: Any = Kind("actors", False, told)
     processes: Any = Kind("processes", True, told)
-    return JointCrew(actors, processes, 2), told
+    return JointPool(actors, processes, 2), told
 
 
-@pytest.mark.parametrize("verb", ["hire", "bury", "replace", "stack", "kill"])
+@pytest.mark.parametrize("verb", ["start_worker", "reap", "replace", "stack", "kill"])
 def test_a_worker_is_its_own_kinds(verb: str) -> None:
-    joint, told = crew()
+    joint, told = pool()
     for worker in range(3):
         getattr(joint, verb)(worker)
     assert told == [("actors", verb, 0), ("actors", verb, 1), ("processes", verb, 2)]
@@ -49,7 +49,7 @@ def test_a_worker_is_its_own_kinds(verb: str) -> None:
 
 
 def test_actors_come_first_and_deaths_of_either_kind_are_told() -> None:
-    joint, told = crew()
+    joint, told = pool()
     assert joint.pids == [7, 7, 10]
     assert [death.pid for death in joint.deaths()] == [7, 7, 10]
     joint.start(3)
@@ -57,7 +57,7 @@ def test_actors_come_first_and_deaths_of_either_kind_are_told() -> None:
 
 
 def test_an_interrupt_while_processes_end_leaves_no_agent() -> None:
-    joint, told = crew()
+    joint, told = pool()
     with pytest.raises(KeyboardInterrupt):
         joint.stop(0.5)
     (_, _, first_s), (kind, verb, left_s) = told

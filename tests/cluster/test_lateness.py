@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from shmload import SampleTimeout, ShmLoader
-from shmload.ray.decoder import Errand, Lateness, failure_in
+from shmload.ray.decoder import SampleTimer, Task, failure_in
 from tests.cluster.cluster_kit import Cluster
 from tests.cluster.stuck_datasets import Stuck
 
-ERRAND = Errand(2, 7, 3, 6, 6, np.array([9, 8, 7, 6, 5, 4], np.int64).tobytes(), False, False)
+TASK = Task(2, 7, 3, 6, 6, np.array([9, 8, 7, 6, 5, 4], np.int64).tobytes(), False, False)
 
 
 class Ring:
@@ -32,9 +32,9 @@ class Ring:
 
 def looked(row: int, age_s: float) -> list[bytes]:
     words: list[bytes] = []
-    lateness = Lateness(Ring(row, age_s), 1, 60.0, words.append)
-    lateness.begin(ERRAND)
-    assert lateness.look() is bool(words)
+    sample_timer = SampleTimer(Ring(row, age_s), 1, 60.0, words.append)
+    sample_timer.begin(TASK)
+    assert sample_timer.look() is bool(words)
     return words
 
 
@@ -44,7 +44,7 @@ def test_a_sample_in_time_or_not_begun_is_let_be(row: int, age_s: float) -> None
 
 
 def test_a_late_sample_is_named_by_its_place_in_the_whole_batch() -> None:
-    failure = failure_in(looked(1, 90.0)[0], ERRAND)
+    failure = failure_in(looked(1, 90.0)[0], TASK)
     assert failure is not None
     assert (failure.kind, failure.rows) == (SampleTimeout, (4,))
     begin = f"sample 5 of epoch 2 (row 4 of batch 7) took longer than sample_timeout_s=60.0: worker 1 (pid {os.getpid()}) was ended"
@@ -55,19 +55,19 @@ def test_a_late_sample_is_named_by_its_place_in_the_whole_batch() -> None:
 def test_an_order_that_travels_pickled_names_its_own_keys() -> None:
     import pickle
 
-    assert ERRAND._replace(order=pickle.dumps(["a", "b"]), is_pickled=True).key(1) == "b"
+    assert TASK._replace(order=pickle.dumps(["a", "b"]), is_pickled=True).key(1) == "b"
 
 
-def test_a_word_about_another_errand_is_none_about_this() -> None:
+def test_a_word_about_another_task_is_none_about_this() -> None:
     word = looked(1, 90.0)[0]
-    assert failure_in(word, ERRAND._replace(step=8)) is None
-    assert failure_in(None, ERRAND) is None
+    assert failure_in(word, TASK._replace(step=8)) is None
+    assert failure_in(None, TASK) is None
 
 
 @pytest.mark.slow
 def test_a_late_sample_is_its_batchs_error_and_the_rest_comes(cluster: Cluster) -> None:
     wanted: dict[str, Any] = {"batch_size": 4, "seed": 3, "num_workers": 1, "sample_timeout_s": 0.5}
-    with ShmLoader(Stuck(16), **wanted, crew="ray", address=cluster.address) as far:
+    with ShmLoader(Stuck(16), **wanted, backend="ray", address=cluster.address) as far:
         batches = iter(far)
         assert next(batches)["index"].tolist() == [0, 1, 2, 3]
         with pytest.raises(SampleTimeout) as caught:

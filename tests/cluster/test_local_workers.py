@@ -22,7 +22,7 @@ MOST_EPOCHS = 2000  # far more than are read until an actor has come up
 
 
 def both(cluster: Cluster, num_local_workers: int) -> dict[str, Any]:
-    return {"num_workers": 1, "num_local_workers": num_local_workers, "crew": "ray", "address": cluster.address}
+    return {"num_workers": 1, "num_local_workers": num_local_workers, "backend": "ray", "address": cluster.address}
 
 
 def read_until(is_enough: Callable[[dict[str, Any]], bool], local: ShmLoader[Any], joint: ShmLoader[Any]) -> None:
@@ -55,8 +55,8 @@ def test_in_seed_mode_both_kinds_take_part_and_batches_are_the_local_ones(cluste
 def test_in_torch_mode_workers_of_both_kinds_take_turns_and_the_death_of_a_process_is_the_loaders(
     cluster: Cluster,
 ) -> None:
-    def make(**crew: Any) -> ShmLoader[Any]:
-        return ShmLoader(Drawing(61), 4, shuffle=True, generator=generator(), worker_init_fn=seed_worker, **crew)
+    def make(**pool: Any) -> ShmLoader[Any]:
+        return ShmLoader(Drawing(61), 4, shuffle=True, generator=generator(), worker_init_fn=seed_worker, **pool)
 
     with make(num_workers=2) as whole, make(num_workers=2) as local, make(**both(cluster, 1)) as joint:
         batches = iter(joint)
@@ -72,8 +72,8 @@ def test_in_torch_mode_workers_of_both_kinds_take_turns_and_the_death_of_a_proce
 
 
 def test_an_iterable_dataset_goes_on_from_a_local_state(cluster: Cluster) -> None:
-    def make(**crew: Any) -> ShmLoader[Any]:
-        return ShmLoader(Counting(), 4, generator=generator(), **crew)
+    def make(**pool: Any) -> ShmLoader[Any]:
+        return ShmLoader(Counting(), 4, generator=generator(), **pool)
 
     with make(num_workers=2) as whole, make(num_workers=2) as local, make(**both(cluster, 1)) as joint:
         begun = kept(islice(iter(local), 3))
@@ -86,8 +86,8 @@ def test_a_killed_process_actor_and_agent_are_replaced_and_nothing_is_lost(
 ) -> None:
     monkeypatch.setenv(HERE, "yes")
     dataset = DyingThere(str(tmp_path))
-    crew = {**both(cluster, 1), "multiprocessing_context": "spawn"}  # the job travels in two ways
-    with ShmLoader(Texts(), **SEEDED, num_workers=1) as local, ShmLoader(dataset, **SEEDED, **crew) as joint:
+    pool = {**both(cluster, 1), "multiprocessing_context": "spawn"}  # the job travels in two ways
+    with ShmLoader(Texts(), **SEEDED, num_workers=1) as local, ShmLoader(dataset, **SEEDED, **pool) as joint:
         begun = kept(islice(batches := iter(joint), 2))
         kill_worker(joint, 1)
         assert_same(kept(local), begun + kept(batches))

@@ -22,7 +22,7 @@ SEEDED = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2}
 
 
 def on(cluster: Cluster) -> dict[str, Any]:
-    return {"crew": "ray", "address": cluster.address}
+    return {"backend": "ray", "address": cluster.address}
 
 
 def test_two_loaders_read_rows_and_text_on_both_nodes_as_locally(cluster: Cluster) -> None:
@@ -62,18 +62,18 @@ def test_datasets_that_decode_in_place_or_change_their_rows_come_as_locally(clus
 def test_torch_mode_keeps_torchs_order_and_each_workers_streams(
     cluster: Cluster, dataset: Any, keywords: dict[str, Any]
 ) -> None:
-    def make(**crew: Any) -> ShmLoader[Any]:
-        return ShmLoader(dataset, 4, num_workers=2, generator=generator(), **keywords, **crew)
+    def make(**pool: Any) -> ShmLoader[Any]:
+        return ShmLoader(dataset, 4, num_workers=2, generator=generator(), **keywords, **pool)
 
     with make() as local, make(**on(cluster)) as far:
         assert_same(kept(local), kept(far))
 
 
 @pytest.mark.parametrize("begins_far", [False, True])
-def test_in_torch_mode_a_state_goes_on_in_the_other_kind_of_crew(cluster: Cluster, begins_far: bool) -> None:
-    crews: list[dict[str, Any]] = [{}, on(cluster)]
+def test_in_torch_mode_a_state_goes_on_in_the_other_kind_of_pool(cluster: Cluster, begins_far: bool) -> None:
+    pools: list[dict[str, Any]] = [{}, on(cluster)]
     whole, begins, goes_on = (
-        ShmLoader(Counting(), 4, num_workers=2, generator=generator(), **crews[far])
+        ShmLoader(Counting(), 4, num_workers=2, generator=generator(), **pools[far])
         for far in (False, begins_far, not begins_far)
     )
     with whole, begins, goes_on:

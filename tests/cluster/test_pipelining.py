@@ -1,4 +1,4 @@
-"""Several errands under way at one actor: who claims, who is blamed for a death, what lasts from pass to pass."""
+"""Several tasks under way at one actor: who claims, who is blamed for a death, what lasts from pass to pass."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class View:
 
 
 class Slot:
-    """A stand-in whose errand never ends."""
+    """A stand-in whose task never ends."""
 
     def __init__(self, ring: Ring, worker_id: int) -> None:
         self.ring = View(ring, worker_id)
@@ -97,7 +97,7 @@ def test_a_claim_goes_to_the_worker_with_the_least_under_way() -> None:
     assert dispatched(7).claims == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_a_worker_that_does_an_errand_again_gets_no_other_meanwhile() -> None:
+def test_a_worker_that_does_an_task_again_gets_no_other_meanwhile() -> None:
     assert dispatched(4, 1).claims == [0, 2, 0, 2]
 
 
@@ -115,9 +115,9 @@ def test_only_workers_with_nothing_under_way_are_said_to_wait() -> None:
 
 
 @pytest.mark.slow
-def test_errands_behind_a_deadly_one_are_not_blamed_for_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_tasks_behind_a_deadly_one_are_not_blamed_for_it(cluster: Cluster, tmp_path: Path) -> None:
     ordered: dict[str, Any] = {"batch_size": 4, "seed": 3, "num_workers": 1, "prefetch_factor": 4}
-    far = ShmLoader(Deadly(str(tmp_path), {5: 3}, 32), **ordered, crew="ray", address=cluster.address)
+    far = ShmLoader(Deadly(str(tmp_path), {5: 3}, 32), **ordered, backend="ray", address=cluster.address)
     with far, ShmLoader(Rows(32), **ordered) as local:
         assert_same(kept(local), kept(far))
     assert len(list(tmp_path.iterdir())) == 3
@@ -125,12 +125,12 @@ def test_errands_behind_a_deadly_one_are_not_blamed_for_it(cluster: Cluster, tmp
 
 @pytest.mark.slow
 def test_persistent_workers_keep_their_actors_and_streams_from_pass_to_pass(cluster: Cluster) -> None:
-    def make(**crew: Any) -> ShmLoader[Any]:
+    def make(**pool: Any) -> ShmLoader[Any]:
         return ShmLoader(
-            Drawing(), 4, shuffle=True, num_workers=1, persistent_workers=True, generator=generator(), **crew
+            Drawing(), 4, shuffle=True, num_workers=1, persistent_workers=True, generator=generator(), **pool
         )
 
-    with make() as local, make(crew="ray", address=cluster.address) as far:
+    with make() as local, make(backend="ray", address=cluster.address) as far:
         assert_same(kept(local), kept(far))
         actors = cluster.ask("actors")
         assert_same(kept(local), kept(far))

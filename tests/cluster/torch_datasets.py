@@ -1,4 +1,4 @@
-"""Datasets for tests of a crew of Ray actors, in torch's way: what is drawn is the worker's."""
+"""Datasets for tests of a worker pool of Ray actors, in torch's way: what is drawn is the worker's."""
 
 from __future__ import annotations
 

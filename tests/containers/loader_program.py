@@ -42,7 +42,7 @@ def stop(*_: object) -> None:
 
 
 def zombies() -> int:
-    """Dead processes that nobody has buried, among this one's children."""
+    """Dead processes that nobody has reaped, among this one's children."""
     count = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

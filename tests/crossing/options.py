@@ -99,7 +99,7 @@ def loader_options(case: Case, *, rank: int = 0, ranks: int | None = None, worke
         if case.persistent:
             options["persistent_workers"] = True
         if case.backend == "ray":
-            options["crew"], options["address"] = "ray", os.environ["CROSSING_RAY"]
+            options["backend"], options["address"] = "ray", os.environ["CROSSING_RAY"]
             del options["multiprocessing_context"]
     if not case.in_order:
         options["in_order"] = False

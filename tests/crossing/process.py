@@ -143,9 +143,9 @@ def _waited(pid: int, reader: int, limit_s: float) -> tuple[dict[str, object] | 
     return json.loads(data), status
 
 
-def _reaped_orphans(patience_s: float = 5.0) -> list[str]:
+def _reaped_orphans(retry_policy_s: float = 5.0) -> list[str]:
     """Waits for what a case's processes left to this one; those that stay are named, and killed."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + retry_policy_s
     while True:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -213,10 +213,10 @@ def _outcome(case: Case, folder: Path) -> Outcome:
     except BaseException as error:
         what, said, detail = "error", f"{type(error).__name__}: {error}"[:600], traceback.format_exc()[-2500:]
     watch = trial.watch
-    patience_s = WAIT_MAX_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)) + watch.allowed_s
+    retry_policy_s = WAIT_MAX_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)) + watch.allowed_s
     if case.start != "fork" or case.backend == "ray":
-        patience_s *= 4  # each worker imports torch
-    if what == "right" and watch.longest_s > patience_s:
+        retry_policy_s *= 4  # each worker imports torch
+    if what == "right" and watch.longest_s > retry_policy_s:
         what, said = "slow", f"next() took {watch.longest_s:.1f} s"
     return Outcome(what, said, detail, trial.num_batches, round(watch.longest_s, 3))
 

@@ -36,9 +36,9 @@ def check_all_back(loader: ShmLoader[Any], device: StandIn) -> None:
     ring = engine._ring
     engine.abandon()
     engine._begin_next()
-    while engine._cooling.wait() or ring.drain():
+    while engine._pending_copies.wait() or ring.drain():
         pass
-    assert (ring.cooling, ring.num_leased, ring.num_free) == ([], 0, ring.num_slots)
+    assert (ring.pending_copies, ring.num_leased, ring.num_free) == ([], 0, ring.num_slots)
     loader.close()
     assert device.registered == {}
     assert device.violations == []
@@ -197,7 +197,7 @@ def test_a_slot_without_an_event_comes_back_once_the_device_has_been_waited_for(
     engine = loader._builder.last
     assert engine is not None
     loader.close()
-    assert (engine._ring.cooling, device.registered, device.violations) == ([], {}, [])
+    assert (engine._ring.pending_copies, device.registered, device.violations) == ([], {}, [])
 
 
 # ------------------------------------------------------------ what may be asked for

@@ -128,7 +128,7 @@ def test_nothing_is_waited_for_while_another_slot_is_free(make: Make, pinning: S
     pinning.fail("wait")
     next(iterator)
     next(iterator)
-    assert len(loader._builder.last._ring.cooling) == 2
+    assert len(loader._builder.last._ring.pending_copies) == 2
     assert "wait" in pinning._failing
     pinning._failing.clear()
 
@@ -187,11 +187,11 @@ def test_a_batch_that_dies_in_a_thread_not_of_pythons_waits_for_the_whole_device
     end = end_in_a_foreign_thread(live_leases()[0])
     del batch
     end()
-    slot = engine._ring.cooling[0]
+    slot = engine._ring.pending_copies[0]
     assert not engine.releases.has_events(slot)
     pinning.run()
     next(iterator)
-    assert slot in engine._ring.cooling  # nobody knows that it is done
+    assert slot in engine._ring.pending_copies  # nobody knows that it is done
     goes_on(loader, iterator)
     assert torch.equal(rows_of(0), late)
     loader.close()
@@ -354,7 +354,7 @@ def test_naming_a_stream_for_what_lies_in_no_slot_does_nothing(make: Make, pinni
     assert loader._builder.last.releases._named == {}
 
 
-def test_a_ring_refuses_what_is_no_cooling_of_its_slots(make: Make, pinning: StandIn) -> None:
+def test_a_ring_refuses_what_is_no_pending_copies_of_its_slots(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     next(iter(loader))
     ring = loader._builder.last._ring
@@ -363,7 +363,7 @@ def test_a_ring_refuses_what_is_no_cooling_of_its_slots(make: Make, pinning: Sta
     slot = ring.hold()
     with pytest.raises(ValueError, match=f"slot {slot} does not cool: its state is 1"):
         ring.cooled(slot)
-    (cooling,) = ring.cooling
-    with pytest.raises(ValueError, match=f"slot {cooling} is not the trainer's to free: its state is 6"):
-        ring.free(cooling)
+    (pending_copies,) = ring.pending_copies
+    with pytest.raises(ValueError, match=f"slot {pending_copies} is not the trainer's to free: its state is 6"):
+        ring.free(pending_copies)
     ring.free(slot)

@@ -94,9 +94,9 @@ def test_what_stays_on_the_host_is_not_noted_and_what_is_waited_for_is_done(make
         batch = next(iter(loader))
         batch["x"].to(torch.float32).add_(batch["x"])
         torch.zeros(3).to("cuda")
-        assert loader._builder.last._cooling.late is None
+        assert loader._builder.last._pending_copies.late is None
         batch["x"].to("cuda")
-    (noted,) = loader._builder.last._cooling.late.noted.values()
+    (noted,) = loader._builder.last._pending_copies.late.noted.values()
     assert [copy.event.is_done for copy in noted] == [True]
 
 
@@ -110,7 +110,7 @@ def test_a_copy_by_a_bare_address_reads_the_poison(make: Make, pinning: StandIn)
     assert engine is not None
     engine.abandon()  # nothing comes into its slot after it
     del batch
-    engine._cooling.look()
+    engine._pending_copies.look()
     pinning.run()
     assert debug.is_poisoned(late)
 

@@ -142,7 +142,7 @@ class Victims:
 
     def kill(self, worker: int, number: int = signal.SIGKILL) -> None:
         """Kills a worker and waits until it is dead; what it held stays as it was, for the engine to find."""
-        pid = self.engine._ring.worker(worker)["pid"] or self.engine.crew.pids[worker]
+        pid = self.engine._ring.worker(worker)["pid"] or self.engine.pool.pids[worker]
         kill_and_wait(pid, number)
         self.num_kills += 1
         held = self.engine._ring.held_by(worker)

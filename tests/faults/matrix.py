@@ -1,6 +1,6 @@
 """The fault matrix: every point of worker and trainer, hit with every harm, under every start method, in both modes.
 
-    python -m tests.faults.matrix [--only WORD ...] [--sample N] [--seed N] [--patience X] [--list]
+    python -m tests.faults.matrix [--only WORD ...] [--sample N] [--seed N] [--retry policy X] [--list]
 
 prints it as a table and ends with 1 if a cell is not as promised (matrix_cells.py says what is promised, matrix_judge.py holds a
 cell against it). Each cell is a trainer of its own, forked from here: it may be killed. What only took too long is run again, up to
@@ -42,11 +42,11 @@ class Driver:
 
     Args:
         folder: where charges are laid; workers of every start method know it by SHMLOAD_FAULTS.
-        patience: what the bounds of time are multiplied by.
+        retry_policy: what the bounds of time are multiplied by.
     """
 
-    def __init__(self, folder: Path, patience: float) -> None:
-        self._folder, self._patience = folder, patience
+    def __init__(self, folder: Path, retry_policy: float) -> None:
+        self._folder, self._retry_policy = folder, retry_policy
         self._expected: dict[tuple[bool, str], list[list[str]]] = {}
         self._start_s: dict[tuple[str, str], float] = {}
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # so that what a killed trainer leaves is ours to see
@@ -74,7 +74,7 @@ class Driver:
             found = defects(cell, outcome, self._expected[key])
             if found:
                 return found, outcome
-            found = delays(cell, outcome, self._start_s[cell.method, cell.mode], self._patience)
+            found = delays(cell, outcome, self._start_s[cell.method, cell.mode], self._retry_policy)
             if not found:
                 break
         return found, outcome
@@ -258,7 +258,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="so many cells, chosen by the seed")
     parser.add_argument("--seed", type=int, default=None, metavar="N", help="of the sample; a random one is printed")
     parser.add_argument(
-        "--patience", type=float, default=1, metavar="X", help="multiplies the bounds of time, on a busy machine"
+        "--retry_policy", type=float, default=1, metavar="X", help="multiplies the bounds of time, on a busy machine"
     )
     parser.add_argument("--list", action="store_true", help="say which cells there are, run none")
     parser.add_argument("--verbose", action="store_true", help="tell each cell as it is done")
@@ -275,7 +275,7 @@ def main() -> int:
         os.environ["SHMLOAD_FAULTS"] = faults._folder = folder
         faults.armed = True  # before anything else of shmload is imported: the points on a batch's way are put in then
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        driver = Driver(Path(folder), given.patience)
+        driver = Driver(Path(folder), given.retry_policy)
         for cell in cells:
             found, outcome = driver.run(cell)
             marks[cell] = "FAULT" if found else MARKS[cell.promise]

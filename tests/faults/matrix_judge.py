@@ -70,28 +70,28 @@ def defects(cell: Cell, outcome: Outcome, expected: Sequence[Sequence[str]]) -> 
         slots = next((event for event in outcome.events if event["kind"] == "slots"), None)
         if slots is not None and (slots["held"] or slots["leased"]):
             found.append(f"slots not given back: {slots['held']} held, {slots['leased']} leased")
-        if slots is not None and slots["crew"] != NUM_WORKERS:
-            found.append(f"{slots['crew']} workers are left")
+        if slots is not None and slots["pool"] != NUM_WORKERS:
+            found.append(f"{slots['pool']} workers are left")
     found += [f"a process stayed: {words}" for words in outcome.survivors]
     found += [f"a name stayed: {name}" for name in outcome.names_left]
     return found
 
 
-def delays(cell: Cell, outcome: Outcome, start_s: float, patience: float = 1.0) -> list[str]:
+def delays(cell: Cell, outcome: Outcome, start_s: float, retry_policy: float = 1.0) -> list[str]:
     """Everything that took longer than promised. On a busy machine only what is so again and again means something.
 
     Args:
         start_s: what a start takes where nothing happens; a new worker may have to import all that the first ones had to.
-        patience: what every bound is multiplied by.
+        retry_policy: what every bound is multiplied by.
     """
     found = []
     reaction_s, notice_s = outcome.reaction_s, outcome.notice_s
-    if cell.promise != "gone" and reaction_s is not None and reaction_s > patience * (REACTION_S + start_s):
+    if cell.promise != "gone" and reaction_s is not None and reaction_s > retry_policy * (REACTION_S + start_s):
         found.append(f"nothing came for {reaction_s:.2f} s")
-    if outcome.gone_s > patience * (REACTION_S + start_s):
+    if outcome.gone_s > retry_policy * (REACTION_S + start_s):
         found.append(f"the last process ended {outcome.gone_s:.2f} s after the trainer")
     kills_worker = not cell.is_trainers and cell.harm != "STOP+CONT" and cell.point != "leaving"
-    if kills_worker and notice_s is not None and notice_s > patience * NOTICE_S:
+    if kills_worker and notice_s is not None and notice_s > retry_policy * NOTICE_S:
         found.append(f"noticed after {notice_s:.2f} s")
     return found
 

@@ -110,7 +110,7 @@ def test_a_death_is_noticed_by_the_next_look_of_a_waiting_trainer(monkeypatch: p
         def wait(timeout_s: float) -> bool:
             waits.append(timeout_s)
             if len(waits) == 1:
-                kill_and_wait(made.crew.pids[0])
+                kill_and_wait(made.pool.pids[0])
                 return False
             return ring(timeout_s)
 
@@ -131,7 +131,7 @@ def test_a_death_is_noticed_while_batches_keep_coming(monkeypatch: pytest.Monkey
         made = loader._builder.last
         looks: list[None] = []
         monkeypatch.setattr(made, "_see_to_deaths", lambda see=made._see_to_deaths: (looks.append(None), see()))
-        kill_and_wait(made.crew.pids[0])
+        kill_and_wait(made.pool.pids[0])
         made._ring.look_again(0.0)
         with pytest.raises(WorkerDied):
             next(stream)

@@ -32,7 +32,7 @@ def test_an_interrupted_close_ends_every_worker(seed: int | None, charges: Charg
     charges.arm("closing", "KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
         loader.close()
-    assert loader._builder.last.crew.pids == []
+    assert loader._builder.last.pool.pids == []
     loader.close()
 
 

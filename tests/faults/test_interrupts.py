@@ -159,7 +159,7 @@ def test_workers_leave_an_interrupt_of_the_whole_group_to_the_trainer() -> None:
     with ShmLoader(Rows(48, 100), batch_size=4, seed=3, num_workers=2) as loader:
         stream = iter(loader)
         next(stream)
-        for pid in loader._builder.last.crew.pids:
+        for pid in loader._builder.last.pool.pids:
             os.kill(pid, signal.SIGINT)
         assert sum(1 for _ in stream) == 11
         assert loader.stats()["num_restarts"] == 0
@@ -221,7 +221,7 @@ def test_an_interrupt_while_a_worker_is_replaced_waits_until_it_is(monkeypatch: 
             interrupt_in(patch, "pidfd_open")
             with pytest.raises(KeyboardInterrupt):
                 got += [digest(batch) for batch in stream]
-        assert len(loader._builder.last.crew.pids) == 2
+        assert len(loader._builder.last.pool.pids) == 2
         rest = [digest(batch) for batch in stream]
         assert loader.stats()["num_restarts"] == 1
     assert expected[len(expected) - len(rest) :] == rest

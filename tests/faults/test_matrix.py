@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import shmload
-from shmload.faults import GUEST_POINTS, PACKER_POINTS, STORAGE_POINTS, TRAINER_POINTS, WORKER_POINTS
+from shmload.faults import HELPER_POINTS, PACKER_POINTS, STORAGE_POINTS, TRAINER_POINTS, WORKER_POINTS
 from tests.faults import matrix_cells
 from tests.faults.faults_kit import program_env
 from tests.faults.matrix_cells import HARMS, IMPOSSIBLE, METHODS, MODES, Cell, all_cells, chosen
@@ -36,7 +36,7 @@ def run_sample(number: int, *only: str) -> None:
         str(number),
         "--seed",
         str(SEED),
-        "--patience",
+        "--retry_policy",
         "10",
     ]
     done = subprocess.run(
@@ -81,7 +81,7 @@ def test_every_point_in_the_source_is_in_the_matrix_or_under_the_hammer() -> Non
         for path in package.rglob("*.py")
         for name in re.findall(r'faults\.(?:hit|at)\("(\w+)"\)', path.read_text())
     }
-    assert {*WORKER_POINTS, *GUEST_POINTS, *TRAINER_POINTS, *STORAGE_POINTS, *PACKER_POINTS} == found | {"releasing"}
+    assert {*WORKER_POINTS, *HELPER_POINTS, *TRAINER_POINTS, *STORAGE_POINTS, *PACKER_POINTS} == found | {"releasing"}
 
 
 def test_a_seed_chooses_the_same_cells_again() -> None:
@@ -105,7 +105,7 @@ def good_events() -> list[dict[str, Any]]:
         events += [{"kind": "batch", "digest": EXPECTED[epoch][step]} for step in range(number)]
         if number == NUM_BATCHES_READ[0]:
             events.append({"kind": "end"})
-    events += [{"kind": "slots", "held": 0, "leased": 0, "crew": 2}, {"kind": "left"}]
+    events += [{"kind": "slots", "held": 0, "leased": 0, "pool": 2}, {"kind": "left"}]
     return [{**event, "at": 0.1 * i} for i, event in enumerate(events)]
 
 
@@ -168,7 +168,7 @@ PLANTED: list[tuple[Cell, Outcome, str]] = [
     (IDENTICAL, outcome(good_events(), survivors=["sh"]), "a process stayed: sh"),
     (IDENTICAL, outcome(good_events(), names_left=["x-control"]), "a name stayed: x-control"),
     (IDENTICAL, outcome(changed(-2, leased=1)), "slots not given back: 0 held, 1 leased"),
-    (IDENTICAL, outcome(changed(-2, crew=1)), "1 workers are left"),
+    (IDENTICAL, outcome(changed(-2, backend=1)), "1 workers are left"),
     (IDENTICAL, outcome(changed(-1, fds=["socket"])), "fds not as before"),
     (ERROR, outcome(good_events()), "0 errors where there is to be one"),
     (ERROR, outcome(with_error(RAISED, RAISED)), "2 errors where there is to be one"),
@@ -194,7 +194,7 @@ def test_the_judge_finds_what_takes_too_long() -> None:
     assert delays(GONE, outcome(good_events()[:5], -9, gone_s=2.5), 0.0) == [
         "the last process ended 2.50 s after the trainer"
     ]
-    assert delays(GONE, outcome(good_events()[:5], -9, gone_s=2.5), 0.0, patience=2) == []
+    assert delays(GONE, outcome(good_events()[:5], -9, gone_s=2.5), 0.0, retry_policy=2) == []
     noticed = [{"kind": "noticed", "at": 0.8}]
     assert delays(IDENTICAL, outcome(good_events() + noticed, died_at=0.6), 0.0) == ["noticed after 0.20 s"]
     assert delays(IDENTICAL, outcome(good_events() + noticed, died_at=0.75), 0.0) == []

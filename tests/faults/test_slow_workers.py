@@ -24,7 +24,7 @@ def stop_a_claimant(loader: ShmLoader) -> tuple[int, int, tuple[int, int, int, i
     """Stops a worker that holds rows: its number, its pid, what it holds."""
     engine = loader._builder.last
     while True:
-        for worker, pid in enumerate(engine.crew.pids):
+        for worker, pid in enumerate(engine.pool.pids):
             os.kill(pid, signal.SIGSTOP)
             os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
             held = engine._ring.held_by(worker)
@@ -87,7 +87,7 @@ def test_a_loader_with_a_stopped_worker_closes(seed: int | None) -> None:
     began = monotonic()
     loader.close()
     assert monotonic() - began < CLOSE_S
-    assert loader._builder.last.crew.pids == []
+    assert loader._builder.last.pool.pids == []
 
 
 class Long(Rows):
@@ -122,7 +122,7 @@ def test_a_loader_with_busy_workers_closes(seed: int | None, kind: str) -> None:
         began = monotonic()
         loader.close()
         assert monotonic() - began < CLOSE_S
-        assert loader._builder.last.crew.pids == []
+        assert loader._builder.last.pool.pids == []
     finally:
         os.close(end)
         os.close(begun)

@@ -60,7 +60,7 @@ def test_a_death_at_any_point_ends_the_iteration_and_leaves_nothing(
     assert monotonic() - began < BOUND_S
     assert charges.num_spent == 1
     loader.close()
-    assert loader._builder.last.crew.pids == []
+    assert loader._builder.last.pool.pids == []
 
 
 def test_without_persistent_workers_the_next_iteration_works() -> None:

@@ -79,15 +79,15 @@ def main(state: str, method: str, then: str = "hang") -> None:
     dataset: Any = Rows(80) if state in ("idle", "full ring", "start") else Long(80, state)
     loader = ShmLoader(dataset, batch_size=4, seed=1, num_workers=2, multiprocessing_context=method)
     if state == "start":
-        from shmload.worker import crew
+        from shmload.worker import pool
 
-        started = crew.ProcessCrew._start
+        started = pool.ProcessPool._start
 
         def start(self: Any, post: Any) -> None:
             started(self, post)
             say("ready")  # in the middle: the worker has been started and knows nothing yet, the next does not exist
 
-        crew.ProcessCrew._start = start
+        pool.ProcessPool._start = start
         stream = iter(loader)
         next(stream)
         next(stream)

@@ -87,7 +87,7 @@ def main(folder: Path, rank: int, world_size: int) -> None:
             if number % STATE_EVERY == 0:
                 write_whole(state_file, json.dumps(loader.state_dict()).encode())
             assert loader._builder.last is not None
-            pids = {"workers": loader._builder.last.crew.pids}
+            pids = {"workers": loader._builder.last.pool.pids}
             if samplers is not None:
                 pids["samplers"] = [one["pid"] for one in samplers.states if one["pid"]]
             write_whole(folder / f"pids-{rank}", json.dumps(pids).encode())

@@ -154,7 +154,7 @@ def test_s9_workers_stay_and_the_next_epoch_is_ordered_before_this_one_ends(cach
             num_left = 0
             for _ in loader:
                 assert loader._builder.last is not None
-                pids.update(loader._builder.last.crew.pids)
+                pids.update(loader._builder.last.pool.pids)
                 num_left = loader._builder.last.num_queued
             assert num_left > 0  # of the next epoch, as all of this one's are delivered
             assert loader._builder.last.front.epoch == epoch + 1

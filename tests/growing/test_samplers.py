@@ -1,4 +1,4 @@
-"""Samplers under supervision: whatever befalls one of them, their keeper or the trainer."""
+"""Samplers under supervision: whatever befalls one of them, their supervisor or the trainer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from shmload.errors import WorkerDied
-from shmload.growing import SampleCache, keeper
+from shmload.growing import SampleCache, sampler_supervisor
 from tests.growing.growing_kit import (
     broken,
     dataset_of,
@@ -32,7 +32,7 @@ from tests.growing.growing_kit import (
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "PAUSE_S", 0.001)
+    monkeypatch.setattr(sampler_supervisor, "PAUSE_S", 0.001)
 
 
 def test_one_that_is_killed_goes_on_anew_and_loses_only_what_it_had_not_published(
@@ -112,7 +112,7 @@ def test_stopped_samplers_publish_what_they_have(cache: SampleCache) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_keeper_takes_its_samplers_along_and_is_replaced(
+def test_a_killed_supervisor_takes_its_samplers_along_and_is_replaced(
     cache: SampleCache, caplog: pytest.LogCaptureFixture
 ) -> None:
     samplers = cache.start(endless, 2)
@@ -121,15 +121,15 @@ def test_a_killed_keeper_takes_its_samplers_along_and_is_replaced(
         pids = [state["pid"] for state in samplers.states]
         samplers._process.kill()
         wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "the samplers to end")
-        wait_until(lambda: samplers._process.exitcode is not None, "the keeper to be seen dead")
+        wait_until(lambda: samplers._process.exitcode is not None, "the supervisor to be seen dead")
         epoch_of(loader)
         epoch_of(loader)
         wait_until(lambda: all(s["pid"] not in (0, *pids) for s in samplers.states), "new ones")
-    assert "the samplers' keeper was killed by SIGKILL; a new one is started" in caplog.text
+    assert "the samplers' supervisor was killed by SIGKILL; a new one is started" in caplog.text
 
 
 @pytest.mark.slow
-def test_they_run_under_a_spawned_keeper(cache: SampleCache) -> None:
+def test_they_run_under_a_spawned_supervisor(cache: SampleCache) -> None:
     samplers = cache.start(ten, 2, multiprocessing_context="spawn")
     wait_until(lambda: samplers.are_done, "both to end")
     with loader_of(dataset_of(cache)) as loader:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shmload.launch.ranks import HeldPort, Place, environment, number_of_ranks, seats
+from shmload.launch.ranks import HeldPort, Place, environment, number_of_ranks, rank_specs
 from shmload.shm.host import Host
 from shmload.world import rank_and_world_size
 
@@ -129,15 +129,15 @@ def test_without_ipv6_a_port_is_held_all_the_same(missing: str, monkeypatch: pyt
         held.close()
 
 
-def test_seats_divide_the_processors_that_this_process_may_use(tmp_path: Path) -> None:
-    found = seats(PLACE, 2, Host(tmp_path, {}), allowed=[3, 5, 6], logs=tmp_path / "logs")
-    assert [seat.cpus for seat in found] == [(3, 5), (6,)]
-    assert [seat.environ["SHMLOAD_RANK_CPUS"] for seat in found] == ["2", "1"]
-    assert [seat.log for seat in found] == [str(tmp_path / f"logs/rank_{rank}.log") for rank in range(2)]
-    assert {seat.cpus for seat in seats(PLACE, 2, Host(tmp_path, {}), pin=False)} == {()}
+def test_rank_specs_divide_the_processors_that_this_process_may_use(tmp_path: Path) -> None:
+    found = rank_specs(PLACE, 2, Host(tmp_path, {}), allowed=[3, 5, 6], logs=tmp_path / "logs")
+    assert [rank_spec.cpus for rank_spec in found] == [(3, 5), (6,)]
+    assert [rank_spec.environ["SHMLOAD_RANK_CPUS"] for rank_spec in found] == ["2", "1"]
+    assert [rank_spec.log for rank_spec in found] == [str(tmp_path / f"logs/rank_{rank}.log") for rank in range(2)]
+    assert {rank_spec.cpus for rank_spec in rank_specs(PLACE, 2, Host(tmp_path, {}), pin=False)} == {()}
 
 
-def test_seats_are_near_their_gpus(tmp_path: Path) -> None:
+def test_rank_specs_are_near_their_gpus(tmp_path: Path) -> None:
     for node, cpus in enumerate(("0-1", "2-3")):
         (tmp_path / f"sys/devices/system/node/node{node}").mkdir(parents=True)
         (tmp_path / f"sys/devices/system/node/node{node}/cpulist").write_text(cpus)
@@ -146,8 +146,8 @@ def test_seats_are_near_their_gpus(tmp_path: Path) -> None:
         (tmp_path / "sys/bus/pci/devices" / address).mkdir(parents=True)
         (tmp_path / "sys/bus/pci/devices" / address / "numa_node").write_text(str(node))
     host = Host(tmp_path, {})
-    assert [seat.cpus for seat in seats(PLACE, 2, host, allowed=range(4))] == [(2, 3), (0, 1)]
-    four = [seat.cpus for seat in seats(PLACE, 4, host, allowed=range(4))]
+    assert [rank_spec.cpus for rank_spec in rank_specs(PLACE, 2, host, allowed=range(4))] == [(2, 3), (0, 1)]
+    four = [rank_spec.cpus for rank_spec in rank_specs(PLACE, 4, host, allowed=range(4))]
     assert four == [(0,), (1,), (2,), (3,)], "with more ranks than devices nobody knows whose is which"
 
 

@@ -172,13 +172,13 @@ def test_a_signal_to_a_rank_may_be_one_to_all(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(supervisor, "_BLAME_S", 30.0)
     own, given = os.pipe()
 
-    def interrupt_once_it_is_buried() -> None:
+    def interrupt_once_it_is_reaped() -> None:
         pid = os.read(own, 20).decode().strip()
         while os.path.exists(f"/proc/{pid}"):
             os.sched_yield()
         os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt_once_it_is_buried)
+    thread = threading.Thread(target=interrupt_once_it_is_reaped)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         shmload.spawn(rank_functions.interrupt_itself, (given,), 1, start_method="fork")

@@ -191,7 +191,7 @@ def test_forks_leave_no_descriptors(stream: Any) -> None:
     assert len(now - before) <= 1  # what `Child` reads from
 
 
-def test_the_crews_own_forks_copy_nothing(stream: Any, make_stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pools_own_forks_copy_nothing(stream: Any, make_stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[Lease]] = []
     monkeypatch.setattr(forks, "live_leases", lambda: asked.append([]) or [])
     batch = stream.next()

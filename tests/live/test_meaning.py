@@ -184,7 +184,7 @@ def test_modes_and_names_are_told() -> None:
     assert describe(made_up())["mode"] == "seed"
 
 
-def test_of_a_crew_on_a_cluster_it_says_where_the_actors_are_and_what_came_from_where() -> None:
+def test_of_a_pool_on_a_cluster_it_says_where_the_actors_are_and_what_came_from_where() -> None:
     def far(node: str, fetched: int, remote: int, num_actors: int = 1) -> dict[str, Any]:
         return worker(node=node, nbytes_fetched=fetched, nbytes_remote=remote, num_actors=num_actors)
 

@@ -75,7 +75,7 @@ def test_a_worker_that_is_not_up_yet_has_its_processs_pid() -> None:
         engine = stream._made_engine()
         workers = loader.stats()["workers"]
         assert [worker["state"] for worker in workers] == ["starting", "starting"]
-        assert [worker["pid"] for worker in workers] == engine.crew.pids
+        assert [worker["pid"] for worker in workers] == engine.pool.pids
         assert loader.stats()["limit"] == "start-up"
 
 

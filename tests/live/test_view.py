@@ -175,7 +175,7 @@ def test_a_sparkline_has_a_character_a_value() -> None:
     assert (sparkline([0, 0]), sparkline([])) == ("▁▁", "")
 
 
-def test_a_crew_on_a_cluster_has_a_line_and_a_column() -> None:
+def test_a_pool_on_a_cluster_has_a_line_and_a_column() -> None:
     far = [worker(node="0123456789a", nbytes_fetched=3_000_000, nbytes_remote=1_000_000, num_actors=2), worker()]
     text = drawn(look(loader(workers=far)))
     assert (

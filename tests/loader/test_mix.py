@@ -76,7 +76,7 @@ def test_a_killed_worker_changes_nothing() -> None:
     with loader_of(mix_of(), num_workers=2) as loader:
         iterator = iter(loader)
         got = values([next(iterator) for _ in range(3)])
-        for process in loader._builder.last.crew.processes:  # type: ignore[union-attr]  # it has begun
+        for process in loader._builder.last.pool.processes:  # type: ignore[union-attr]  # it has begun
             process.kill()
         assert expected == got + values(iterator)
 

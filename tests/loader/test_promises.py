@@ -19,7 +19,7 @@ import torch
 
 from shmload import ShmLoader, sample_info
 from shmload._core.trainer import READY
-from shmload.worker import crew
+from shmload.worker import pool
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 DEADLINE_S = 20  # of what should come at once; nothing comes near it unless it hangs
@@ -47,7 +47,7 @@ def stopped() -> Iterator[Callable[[ShmLoader[Any]], None]]:
     pids: list[int] = []
 
     def stop(loader: ShmLoader[Any]) -> None:
-        for pid in loader._builder.last.crew.pids:
+        for pid in loader._builder.last.pool.pids:
             os.kill(pid, signal.SIGSTOP)
             os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
             pids.append(pid)
@@ -68,7 +68,7 @@ def test_a_state_is_told_without_asking_any_worker(seed: int | None, stopped: Ca
         before.append(next(iterator).tolist())
         assert not engine._is_done(engine._queue[-1])  # it was ordered just now, and nobody makes it
         state = loader.state_dict()
-        for pid in loader._builder.last.crew.pids:
+        for pid in loader._builder.last.pool.pids:
             os.kill(pid, signal.SIGCONT)
         rest = [batch.tolist() for batch in iterator]
     assert [*before, *rest] == [list(range(i, i + 4)) for i in range(0, 100, 4)]
@@ -253,7 +253,7 @@ def test_persistent_workers_know_the_epoch_of_every_order() -> None:
         for epoch in (0, 1, 2, 7, 8, 3):
             loader.set_epoch(epoch)
             assert [batch.tolist() for batch in loader] == [[epoch, epoch]] * 6
-            now = loader._builder.last.crew.pids
+            now = loader._builder.last.pool.pids
             assert pids in ([], now)
             pids = now
 
@@ -281,7 +281,7 @@ def test_workers_that_are_not_forked_are_not_warned_of(monkeypatch: pytest.Monke
 def test_a_fork_beside_running_threads_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew, "_has_told_of_threads", False)
+    monkeypatch.setattr(pool, "_has_told_of_threads", False)
     caplog.set_level(logging.WARNING, "shmload")
     done = threading.Event()
     threads = [threading.Thread(target=done.wait, name=name, daemon=name == "daemon") for name in ("daemon", "mine")]
@@ -310,7 +310,7 @@ def test_a_loader_that_nobody_has_any_more_ends_its_workers_at_once(seed: int | 
     batches = iter(loader)
     next(batches)
     assert loader._builder.last is not None
-    (pid,) = loader._builder.last.crew.pids
+    (pid,) = loader._builder.last.pool.pids
     gc.collect()
     gc.disable()
     try:

@@ -49,9 +49,9 @@ def test_the_manifest_says_what_is_there_and_nothing_else_is(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_bytes_are_the_same_for_every_number_of_workers_and_start_method(tmp_path: Path) -> None:
-    crews: list[tuple[int, str | None]] = [(0, None), (1, "fork"), (2, "fork"), (1, "spawn")]
+    pools: list[tuple[int, str | None]] = [(0, None), (1, "fork"), (2, "fork"), (1, "spawn")]
     found = []
-    for number, (workers, method) in enumerate(crews):
+    for number, (workers, method) in enumerate(pools):
         folder = tmp_path / str(number)
         packed(Noisy(600), LocalStore(folder), workers=workers, multiprocessing_context=method, seed=4)
         found.append(bytes_in(folder))

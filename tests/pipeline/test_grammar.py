@@ -78,7 +78,7 @@ def test_numpys_integers_will_do_and_states_stay_json() -> None:
 
 def test_options_are_some_of_shmloaders() -> None:
     with pytest.raises(
-        TypeError, match="Conveyer takes of ShmLoader's arguments address, audit, connect_timeout_s, crew"
+        TypeError, match="Conveyer takes of ShmLoader's arguments address, audit, backend, connect_timeout_s"
     ):
         Conveyer([Range(3)], shuffle=True)
     with pytest.raises(
@@ -97,9 +97,9 @@ def test_a_partition_may_stand_anywhere_before_collate() -> None:
     assert streams == [[[5, 6], [9, 10], [13, 14], [5, 6]]] * 3
 
 
-def test_several_worker_stages_share_one_crew() -> None:
-    crew = Conveyer([Range(9), WORK, DistributedBatchedMap(Add(2), 2, 40, timeout=5)]).plan.crew
-    assert (crew.num_workers, crew.buffer_size, crew.timeout_s) == (3, 40, 3605)
+def test_several_worker_stages_share_one_pool() -> None:
+    pool = Conveyer([Range(9), WORK, DistributedBatchedMap(Add(2), 2, 40, timeout=5)]).plan.pool
+    assert (pool.num_workers, pool.buffer_size, pool.timeout_s) == (3, 40, 3605)
 
 
 def test_the_names_are_those_of_the_conveyer_library() -> None:

@@ -102,7 +102,7 @@ def test_joins_nest() -> None:
     st.sampled_from(["first", "all", "repeat"]),
     st.integers(0, 30),
 )
-def test_a_join_and_one_crew_over_it_give_the_same_and_resume_alike(pairs: Any, stop: Any, num_done: int) -> None:
+def test_a_join_and_one_pool_over_it_give_the_same_and_resume_alike(pairs: Any, stop: Any, num_done: int) -> None:
     spec = Joined(
         tuple(Leaf(n, True, False, number) for number, (n, _) in enumerate(pairs)), tuple(w for _, w in pairs), stop
     )
@@ -222,17 +222,17 @@ def test_a_join_at_the_head_of_a_conveyer_needs_single_items_of_all_ranks(member
     assert message in str(caught.value)
 
 
-def test_the_crews_of_members_count_for_the_conveyer_over_a_join() -> None:
+def test_the_pools_of_members_count_for_the_conveyer_over_a_join() -> None:
     def member(**options: Any) -> Conveyer:
         return Conveyer([Range(4), DistributedBatchedMap(str, **options)])
 
     inner = Join(
         [(member(n_workers=2, timeout=5, buffer_size=7), 1), (member(n_workers=1, timeout=8), 1), (once(3), 1)]
     )
-    crew = Conveyer([inner, DistributedBatchedMap(str, 3, buffer_size=2, timeout=1)]).plan.crew
-    assert (crew.num_workers, crew.buffer_size, crew.timeout_s) == (6, 9, 9)
-    assert None is Conveyer([inner, DistributedBatchedMap(str, 3, timeout=None)]).plan.crew.timeout_s
-    assert Conveyer([Join([(once(3), 1)])]).plan.crew.num_workers == 0
+    pool = Conveyer([inner, DistributedBatchedMap(str, 3, buffer_size=2, timeout=1)]).plan.pool
+    assert (pool.num_workers, pool.buffer_size, pool.timeout_s) == (6, 9, 9)
+    assert None is Conveyer([inner, DistributedBatchedMap(str, 3, timeout=None)]).plan.pool.timeout_s
+    assert Conveyer([Join([(once(3), 1)])]).plan.pool.num_workers == 0
 
 
 def test_draws_of_members_without_an_end_have_none() -> None:

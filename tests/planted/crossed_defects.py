@@ -158,7 +158,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "an agent that takes another's place asks the cluster once",
-        "shmload/ray/crew.py",
+        "shmload/ray/pool.py",
         ", is_again=True))",
         "))",
         (f"{CONNECTION}test_an_agent_that_takes_anothers_place_knows_it",),
@@ -191,7 +191,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "an item's error in a pipeline counts positions for batches",
-        "shmload/worker/body.py",
+        "shmload/worker/loop.py",
         "batch {self._ring.batch}",
         "batch {self._ring.step}",
         (f"{WORKERS}test_an_items_error_names_its_batch",),

@@ -105,7 +105,7 @@ DEFECTS = [
     Defect(
         "R5",
         "nobody looks at the pidfds",
-        "shmload/worker/crew.py",
+        "shmload/worker/pool.py",
         "        return [self._death(self._pidfds[pidfd]) for pidfd, _ in self._poll.poll(0)]\n",
         "        return []\n",
         (
@@ -214,15 +214,15 @@ DEFECTS = [
     Defect(
         "R10",
         "the dataset is pickled for each worker",
-        "shmload/worker/crew.py",
-        "        parcel: bytes | None = pickled_once(called.job)\n",
-        "        parcel: bytes | None = [pickled_once(called.job) for _ in posts][0]\n",
+        "shmload/worker/pool.py",
+        "        pickled_job: bytes | None = pickled_once(called.job)\n",
+        "        pickled_job: bytes | None = [pickled_once(called.job) for _ in posts][0]\n",
         (f"{PROMISES}test_the_dataset_is_pickled_once_for_all_workers",),
     ),
     Defect(
         "R10",
         "workers are started one after the other",
-        "shmload/worker/crew.py",
+        "shmload/worker/pool.py",
         "                self._start(post)\n",
         "                self._start(post)\n                self._poll.poll(25_000)\n",
         (f"{PROMISES}test_workers_start_at_the_same_time",),
@@ -337,7 +337,7 @@ DEFECTS = [
     Defect(
         "R16",
         "what cannot be pickled is not named",
-        "shmload/worker/crew.py",
+        "shmload/worker/pool.py",
         'for path, value in culprits) or "the dataset"',
         'for path, value in ()) or "the dataset"',
         ("tests/loader/test_bad_input.py::test_what_cannot_be_pickled_is_named_by_its_path",),
@@ -345,7 +345,7 @@ DEFECTS = [
     Defect(
         "R16",
         "a fork beside CUDA and threads is not spoken of",
-        "shmload/worker/crew.py",
+        "shmload/worker/pool.py",
         "        warn_of_fork()\n",
         "        pass\n",
         (
@@ -357,7 +357,7 @@ DEFECTS = [
     Defect(
         "R17",
         "a sample of another shape leaves its row as it was",
-        "shmload/worker/body.py",
+        "shmload/worker/loop.py",
         "            if not placer.put(sample, row):\n",
         "            if not placer.put(sample, row) and False:\n",
         ("tests/loader/test_bad_input.py::test_in_torch_mode_a_sample_of_another_shape_is_refused_in_torchs_words",),
@@ -457,6 +457,6 @@ DEFECTS = [
         "shmload/batch/deliver.py",
         "        return tensor.clone()\n",
         "        return tensor\n",
-        ("tests/leases/test_hoarding.py::test_a_list_of_the_loader_is_right_and_warns_once_naming_the_slots",),
+        ("tests/leases/test_copy_out.py::test_a_list_of_the_loader_is_right_and_warns_once_naming_the_slots",),
     ),
 ]

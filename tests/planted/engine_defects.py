@@ -69,7 +69,7 @@ ENGINE_DEFECTS = [
     Defect(
         "N1",
         "a sample that is read again is the one that was read for the layout",
-        "shmload/worker/body.py",
+        "shmload/worker/loop.py",
         "        if ring.is_packed_only or (samples is not None and len(samples) != end - first):\n",
         "        if ring.is_packed_only or (samples is not None and len(samples) != end - first):\n            reader.keep(keys[first], head)\n",
         (f"{KINDS}test_a_sample_that_stands_twice_in_a_batch_is_read_twice",),

@@ -62,7 +62,7 @@ static void *user_thread(void *arg) {
 /* ---------------------------------------------------------------- trainer */
 
 typedef struct {
-    shml_desk *desk;
+    shml_local_ring *local_ring;
     uint64_t rng, order;
     int64_t epoch, next_order, next_deliver;
     int slot_of[NUM_SLOTS]; /* of batch next_deliver + i */
@@ -111,7 +111,7 @@ static void write_words(uint32_t slot, uint64_t order, int reserved) {
 /* Orders batch `seq` in a slot that is held, or whose order has ended and is done again. */
 static void publish(trainer *t, uint32_t slot, int64_t seq, int is_packed, int may_fail) {
     shml_slot *s = &ring.slots[slot];
-    shml_place *place = &t->desk->places[slot];
+    shml_place *place = &t->local_ring->places[slot];
     int is_static = (int)ring.header->is_static;
     uint32_t nrows = 1 + (uint32_t)(seq * 7 % MAX_ROWS);
     uint32_t nchunks = is_packed || is_static ? 1 : 1 + (uint32_t)(next_random(&t->rng) % 4);
@@ -154,9 +154,9 @@ static void publish(trainer *t, uint32_t slot, int64_t seq, int is_packed, int m
 static void bump(trainer *t) {
     atomic_fetch_add(&ring.header->generation, 1);
     for (uint32_t slot = 0; slot < NUM_SLOTS; slot++)
-        if (t->desk->places[slot].state == SHML_ORDERED) {
+        if (t->local_ring->places[slot].state == SHML_ORDERED) {
             shml_void(&ring, slot);
-            t->desk->places[slot].state = SHML_DRAINING;
+            t->local_ring->places[slot].state = SHML_DRAINING;
         }
     t->num_ordered = 0;
     t->epoch++;
@@ -166,18 +166,18 @@ static void bump(trainer *t) {
 
 static void drain(trainer *t) {
     for (uint32_t slot = 0; slot < NUM_SLOTS; slot++) {
-        if (t->desk->places[slot].state != SHML_DRAINING) continue;
+        if (t->local_ring->places[slot].state != SHML_DRAINING) continue;
         shml_status status = shml_inspect(&ring, slot);
         if (status.num_open) abort();
         if (PLANT != 1 && status.num_claimed) continue;
-        shml_desk_push_free(t->desk, slot);
+        shml_local_ring_push_free(t->local_ring, slot);
     }
 }
 
 static void grant(trainer *t) {
     for (uint32_t slot = 0; slot < NUM_SLOTS; slot++) {
         shml_slot *s = &ring.slots[slot];
-        int32_t state = t->desk->places[slot].state;
+        int32_t state = t->local_ring->places[slot].state;
         if ((state != SHML_ORDERED && state != SHML_DRAINING) || atomic_load(&s->need_nbytes) == 0) continue;
         s->payload_nbytes = SLOT_NBYTES;
         atomic_fetch_add(&s->payload_version, 1);
@@ -189,7 +189,7 @@ static void grant(trainer *t) {
 /* A batch whose words are all final: 1 if it is delivered, 0 if it must be waited for again. */
 static int settle(trainer *t, uint32_t slot, shml_status status) {
     shml_slot *s = &ring.slots[slot];
-    shml_place *place = &t->desk->places[slot];
+    shml_place *place = &t->local_ring->places[slot];
     if (status.first_bad >= 0 && status.bad_own == SHML_POISON) {
         t->poisoned++;
         publish(t, slot, t->next_deliver, 0, 0);
@@ -230,7 +230,7 @@ static void deliver(trainer *t) {
 #endif
         if (status.num_open || status.num_claimed || !settle(t, slot, status)) return;
         held_lease *held = malloc(sizeof(held_lease));
-        *held = (held_lease){shml_lease_begin(t->desk, slot), t->epoch, t->next_deliver, ring.slots[slot].nrows};
+        *held = (held_lease){shml_lease_begin(t->local_ring, slot), t->epoch, t->next_deliver, ring.slots[slot].nrows};
         check_rows(slot, held->epoch, held->seq, held->nrows, "delivery");
         if (use_threads) atomic_store_explicit(&mailbox, held, memory_order_release);
         else t->held[t->num_held++] = held;
@@ -245,7 +245,7 @@ static void deliver(trainer *t) {
 static void recover(trainer *t, uint32_t w) {
     int poison = one_in(&t->rng, 10);
     for (uint32_t slot = 0; slot < NUM_SLOTS; slot++) {
-        shml_place *place = &t->desk->places[slot];
+        shml_place *place = &t->local_ring->places[slot];
         uint32_t own = poison ? SHML_POISON : place->reserved < 0 ? SHML_OPEN : (uint32_t)(SHML_RESERVED + place->reserved);
         if (place->state == SHML_DRAINING) own = SHML_VOID;
         if (PLANT == 6 && place->state == SHML_DRAINING) continue;
@@ -257,7 +257,7 @@ static void recover(trainer *t, uint32_t w) {
     atomic_store(&ring.workers[w].now, 0);
 }
 
-static void bury(trainer *t, uint32_t w) {
+static void reap(trainer *t, uint32_t w) {
     if (use_threads) {
         pthread_join(t->threads[w], NULL);
     } else {
@@ -278,7 +278,7 @@ static void replace(trainer *t, uint32_t w) {
     if (!use_threads && one_in(&t->rng, 2)) /* half of the kills wait for a claim, the others come at any moment */
         for (int i = 0; i < 200 && !holds_claim(w); i++) sched_yield();
     if (!use_threads && one_in(&t->rng, 3)) bump(t);
-    bury(t, w);
+    reap(t, w);
     t->kills++;
 #if PLANT == 8
     start_worker(t, w);
@@ -291,9 +291,9 @@ static void replace(trainer *t, uint32_t w) {
 }
 
 static void order(trainer *t) {
-    shml_desk_collect(t->desk);
-    while (t->desk->num_free && t->num_ordered < NUM_SLOTS) {
-        uint32_t slot = (uint32_t)t->desk->free_list[--t->desk->num_free];
+    shml_local_ring_collect(t->local_ring);
+    while (t->local_ring->num_free && t->num_ordered < NUM_SLOTS) {
+        uint32_t slot = (uint32_t)t->local_ring->free_list[--t->local_ring->num_free];
         publish(t, slot, t->next_order++, 0, 1);
         t->slot_of[t->num_ordered++] = (int)slot;
     }
@@ -338,10 +338,10 @@ static int run(trainer *t, double seconds) {
         sched_yield();
     }
     atomic_store(&tallied->closing, 1);
-    for (uint32_t w = 0; w < NUM_WORKERS; w++) bury(t, w);
+    for (uint32_t w = 0; w < NUM_WORKERS; w++) reap(t, w);
     if (use_threads) pthread_join(user, NULL);
     while (t->num_held) end_lease(t->held[--t->num_held]);
-    shml_desk_drop(t->desk);
+    shml_local_ring_drop(t->local_ring);
     return code;
 }
 
@@ -357,11 +357,11 @@ int main(int argc, char **argv) {
     map->base = shared_memory(NUM_SLOTS * SLOT_NBYTES);
     map->nbytes = NUM_SLOTS * SLOT_NBYTES;
     atomic_store(&map->refs, 1);
-    trainer t = {.desk = shml_desk_new(NUM_SLOTS, NUM_SLOTS), .rng = start_rng(0)};
+    trainer t = {.local_ring = shml_local_ring_new(NUM_SLOTS, NUM_SLOTS), .rng = start_rng(0)};
     for (uint32_t slot = 0; slot < NUM_SLOTS; slot++) {
-        t.desk->places[slot].map = shml_map_keep(map);
-        t.desk->places[slot].offset = (uint64_t)slot * SLOT_NBYTES;
-        t.desk->places[slot].nbytes = SLOT_NBYTES;
+        t.local_ring->places[slot].map = shml_map_keep(map);
+        t.local_ring->places[slot].offset = (uint64_t)slot * SLOT_NBYTES;
+        t.local_ring->places[slot].nbytes = SLOT_NBYTES;
     }
     int code = run(&t, atof(argv[2]));
     shml_map_drop(map);

@@ -32,7 +32,7 @@ typedef struct { /* a batch that a rank keeps, until the user thread ends it */
 
 typedef struct { /* a rank's place in what all read, and what it has of the ring */
     shml_share share;
-    shml_desk *desk;
+    shml_local_ring *local_ring;
     uint32_t rank;
     uint64_t rng, generation;
     int64_t count; /* batches taken of this generation */
@@ -72,9 +72,9 @@ static void end_batch(kept_batch *kept) {
 static void use_batch(member *me, uint32_t slot, int64_t step) {
     check_rows(slot, (int64_t)me->generation, step, nrows_of(step), "delivery");
     kept_batch *kept = malloc(sizeof(kept_batch));
-    *kept = (kept_batch){&me->desk->places[slot].lease, (int64_t)me->generation, step, nrows_of(step)};
+    *kept = (kept_batch){&me->local_ring->places[slot].lease, (int64_t)me->generation, step, nrows_of(step)};
     kept_batch *none = NULL;
-    if (me->desk->num_leased >= shml_share_lendable(&me->share) ||
+    if (me->local_ring->num_leased >= shml_share_lendable(&me->share) ||
         !atomic_compare_exchange_strong_explicit(&me->mailbox, &none, kept, memory_order_release, memory_order_relaxed))
         end_batch(kept);
 }
@@ -94,7 +94,7 @@ static void *user_thread(void *arg) {
     return NULL;
 }
 
-/* Ends a generation, as company.py does. The leader goes on with its ring meanwhile. */
+/* Ends a generation, as rank_sync.py does. The leader goes on with its ring meanwhile. */
 static void tell_generation(member *me, int64_t count_before) {
 #if PLANT == 6
     shml_share_tell(&me->share, me->rank, SHML_TOLD_GENERATION, me->generation);
@@ -145,15 +145,15 @@ static void check_failure(member *me, uint32_t slot, int64_t step) {
 
 /* Leases and passes a batch, as FollowerRing.lease does; 0: its lease before is not quite over. */
 static int take(member *me, uint32_t slot) {
-    shml_desk_collect(me->desk);
-    if (me->desk->places[slot].state != SHML_FREE) return 0;
-    shml_desk_pull_free(me->desk, slot);
+    shml_local_ring_collect(me->local_ring);
+    if (me->local_ring->places[slot].state != SHML_FREE) return 0;
+    shml_local_ring_pull_free(me->local_ring, slot);
 #if PLANT == 1
     shml_share_skip(&me->share, me->rank, slot);
     sched_yield();
 #endif
     shml_share_take(&me->share, me->rank, slot);
-    shml_lease_begin(me->desk, slot);
+    shml_lease_begin(me->local_ring, slot);
 #if PLANT == 5
     shml_share_let_go(&me->share, me->rank, slot);
 #endif
@@ -232,7 +232,7 @@ static void replace(leader *l, uint32_t w) {
     pthread_join(l->workers[w], NULL);
     int poison = one_in(&l->me->rng, 10);
     for (uint32_t slot = 0; slot < NUM_SLOTS; slot++) {
-        int is_draining = l->me->desk->places[slot].state == SHML_DRAINING;
+        int is_draining = l->me->local_ring->places[slot].state == SHML_DRAINING;
         shml_recover(&ring, slot, w, is_draining ? SHML_VOID : poison ? SHML_POISON : SHML_OPEN);
     }
     l->kills++;
@@ -243,7 +243,7 @@ static void replace(leader *l, uint32_t w) {
 static void publish(leader *l, uint32_t slot, int64_t i, int is_rewritten) {
     member *me = l->me;
     shml_slot *record = &ring.slots[slot];
-    shml_place *place = &me->desk->places[slot];
+    shml_place *place = &me->local_ring->places[slot];
     int64_t step = first_step_of(me->generation) + i;
     int64_t *indices = (int64_t *)shml_order_area(&ring, slot);
     uint32_t nrows = nrows_of(step), nchunks = is_rewritten ? 1 : 1 + (uint32_t)(next_random(&me->rng) % 4);
@@ -291,14 +291,14 @@ static int is_passed(member *me, uint32_t slot) {
 
 /* Publishes what is to be ordered again, and what comes next, while there are slots. */
 static void order(leader *l) {
-    shml_desk *desk = l->me->desk;
-    shml_desk_collect(desk);
-    for (uint32_t at = desk->num_free; at-- > 0;) {
-        uint32_t slot = (uint32_t)desk->free_list[at];
+    shml_local_ring *local_ring = l->me->local_ring;
+    shml_local_ring_collect(local_ring);
+    for (uint32_t at = local_ring->num_free; at-- > 0;) {
+        uint32_t slot = (uint32_t)local_ring->free_list[at];
         int64_t i = l->me->count;
         while (i < l->next_order && l->slot_of[i] >= 0) i++;
         if (i >= 64 || !is_passed(l->me, slot)) continue;
-        shml_desk_pull_free(desk, slot);
+        shml_local_ring_pull_free(local_ring, slot);
         publish(l, slot, i, 0);
         if (i == l->next_order) l->next_order++;
     }
@@ -307,7 +307,7 @@ static void order(leader *l) {
 static void grant(leader *l) {
     for (uint32_t slot = 0; slot < NUM_SLOTS; slot++) {
         shml_slot *record = &ring.slots[slot];
-        int32_t state = l->me->desk->places[slot].state;
+        int32_t state = l->me->local_ring->places[slot].state;
         if ((state != SHML_ORDERED && state != SHML_DRAINING) || atomic_load(&record->need_nbytes) == 0) continue;
         record->payload_nbytes = SLOT_NBYTES;
         atomic_fetch_add(&record->payload_version, 1);
@@ -323,13 +323,13 @@ static int settle(leader *l, uint32_t slot, shml_status status) {
         l->poisoned++;
         return -1;
     }
-    if (status.num_void || atomic_load(&record->repack) == l->me->desk->places[slot].order) {
+    if (status.num_void || atomic_load(&record->repack) == l->me->local_ring->places[slot].order) {
         publish(l, slot, l->me->count, 1);
         l->repacks++;
         return 0;
     }
     if (status.first_bad < 0) return 1;
-    if (atomic_load(&record->err) == SHML_WORD(l->me->desk->places[slot].order, status.first_bad + 1)) {
+    if (atomic_load(&record->err) == SHML_WORD(l->me->local_ring->places[slot].order, status.first_bad + 1)) {
         l->failures++;
         return -1;
     }
@@ -346,10 +346,10 @@ static void deliver(leader *l) {
     if (status.num_open || status.num_claimed) return;
     int found = settle(l, (uint32_t)slot, status);
     if (found < 0) {
-        shml_desk_push_free(me->desk, (uint32_t)slot);
+        shml_local_ring_push_free(me->local_ring, (uint32_t)slot);
         took(me);
     } else if (found > 0) {
-        shml_lease_begin(me->desk, (uint32_t)slot);
+        shml_lease_begin(me->local_ring, (uint32_t)slot);
         use_batch(me, (uint32_t)slot, first_step_of(me->generation) + me->count);
         if (one_in(&me->rng, 20)) { /* ^C before it was counted: it is ordered again, behind what was ordered before */
             l->slot_of[me->count] = -1;
@@ -362,18 +362,18 @@ static void deliver(leader *l) {
 
 static void drain(leader *l) {
     for (uint32_t slot = 0; slot < NUM_SLOTS; slot++) {
-        if (l->me->desk->places[slot].state != SHML_DRAINING) continue;
+        if (l->me->local_ring->places[slot].state != SHML_DRAINING) continue;
         shml_status status = shml_inspect(&ring, slot);
-        if (!status.num_open && !status.num_claimed) shml_desk_push_free(l->me->desk, slot);
+        if (!status.num_open && !status.num_claimed) shml_local_ring_push_free(l->me->local_ring, slot);
     }
 }
 
 static void abandon(leader *l) {
     atomic_fetch_add(&ring.header->generation, 1);
     for (uint32_t slot = 0; slot < NUM_SLOTS; slot++) {
-        if (l->me->desk->places[slot].state != SHML_ORDERED) continue;
+        if (l->me->local_ring->places[slot].state != SHML_ORDERED) continue;
         shml_void(&ring, slot);
-        l->me->desk->places[slot].state = SHML_DRAINING;
+        l->me->local_ring->places[slot].state = SHML_DRAINING;
     }
     l->me->generation++;
     l->next_order = l->me->count = 0;
@@ -432,15 +432,15 @@ int main(int argc, char **argv) {
         me->generation = 1;
         me->share.header = words;
         shml_share_view(&me->share, words);
-        me->desk = shml_desk_new(NUM_SLOTS, NUM_SLOTS);
+        me->local_ring = shml_local_ring_new(NUM_SLOTS, NUM_SLOTS);
         for (uint32_t slot = 0; slot < NUM_SLOTS; slot++) {
-            me->desk->places[slot].map = shml_map_keep(map);
-            me->desk->places[slot].offset = (uint64_t)slot * SLOT_NBYTES;
-            me->desk->places[slot].nbytes = SLOT_NBYTES;
+            me->local_ring->places[slot].map = shml_map_keep(map);
+            me->local_ring->places[slot].offset = (uint64_t)slot * SLOT_NBYTES;
+            me->local_ring->places[slot].nbytes = SLOT_NBYTES;
         }
         if (rank) {
-            me->desk->ended = end_hold;
-            me->desk->context = me;
+            me->local_ring->ended = end_hold;
+            me->local_ring->context = me;
         }
         shml_share_tell(&me->share, rank, SHML_TOLD_GENERATION, 1);
     }
@@ -457,8 +457,8 @@ int main(int argc, char **argv) {
     for (uint32_t rank = 0; rank < NUM_RANKS; rank++) {
         kept_batch *kept = atomic_load(&members[rank].mailbox);
         if (kept) end_batch(kept);
-        shml_desk_close(members[rank].desk);
-        shml_desk_drop(members[rank].desk);
+        shml_local_ring_close(members[rank].local_ring);
+        shml_local_ring_drop(members[rank].local_ring);
     }
     shml_map_drop(map);
     uint64_t differences = atomic_load(&tallied->differences), lost = atomic_load(&tallied->lost);

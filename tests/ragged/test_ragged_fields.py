@@ -358,7 +358,7 @@ def test_rows_that_never_fit_are_not_begun_for_ever() -> None:
         assert loader.stats()["num_repacked"] < 30
 
 
-def test_hoarded_batches_are_copied_whatever_they_hold() -> None:
+def test_copied_out_batches_are_copied_whatever_they_hold() -> None:
     samples = [{"x": np.full(i % 3, i), "s": str(i), "o": Opaque(i)} for i in range(60)]
     for mode in MODES:
         with (

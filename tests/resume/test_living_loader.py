@@ -31,7 +31,7 @@ KINDS: dict[str, Callable[..., ShmLoader]] = {
     "iterable, dataset": lambda **k: ShmLoader(data.StatefulLines(N), BATCH, **k),
     "iterable, neither": lambda **k: ShmLoader(data.Lines(N), BATCH, **k),
 }
-CREWS = {
+POOLS = {
     "0": {"num_workers": 0},
     "1": {"num_workers": 1},
     "3": {"num_workers": 3},
@@ -99,11 +99,11 @@ def states_of(make: Callable[[], ShmLoader]) -> Iterator[tuple[str, dict[str, An
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crew", ["0", "1", "1 persistent"])
+@pytest.mark.parametrize("pool", ["0", "1", "1 persistent"])
 @pytest.mark.parametrize("kind", ["a stateful sampler", "iterable, iterator", "iterable, dataset"])
-def test_a_state_between_passes_is_of_now_however_rare_snapshots_are(kind: str, crew: str) -> None:
+def test_a_state_between_passes_is_of_now_however_rare_snapshots_are(kind: str, pool: str) -> None:
     torch.manual_seed(4)
-    with KINDS[kind](**CREWS[crew], snapshot_every_n_steps=2) as loader:
+    with KINDS[kind](**POOLS[pool], snapshot_every_n_steps=2) as loader:
         rows(loader)
         state = loader.state_dict()
         expected = rows(loader)
@@ -114,11 +114,11 @@ def test_a_state_between_passes_is_of_now_however_rare_snapshots_are(kind: str, 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("crew", CREWS)
+@pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_state_on_any_living_loader_gives_exactly_the_rest(kind: str, crew: str) -> None:
+def test_any_state_on_any_living_loader_gives_exactly_the_rest(kind: str, pool: str) -> None:
     def make() -> ShmLoader:
-        return KINDS[kind](**CREWS[crew])
+        return KINDS[kind](**POOLS[pool])
 
     torch.manual_seed(4)
     wrong = []

@@ -187,7 +187,7 @@ def test_and_the_same_after_workers_have_died(expected: list[Any]) -> None:
         for number in range(18):
             got.append(next(batches).tolist())
             if number % 4 == 0:  # all of them, so that the trainer has to wait for new ones
-                for pid in loader._builder.last.crew.pids:
+                for pid in loader._builder.last.pool.pids:
                     with suppress(ProcessLookupError):  # not replaced yet since the last time
                         os.kill(pid, signal.SIGKILL)
         assert got == expected[:18]

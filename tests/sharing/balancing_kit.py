@@ -55,7 +55,7 @@ class Marks:
 
 
 class Samples:
-    """Samples of one's own randomness. `act(marks, index, is_guest)` is called at each reading of a sample of rank 1's."""
+    """Samples of one's own randomness. `act(marks, index, is_helper)` is called at each reading of a sample of rank 1's."""
 
     def __init__(self, marks: Marks, act: Callable[[Marks, int, bool], None] | None = None) -> None:
         self._marks, self._act = marks, act
@@ -71,39 +71,39 @@ class Samples:
 
 
 def is_first(index: int) -> bool:
-    """Whether a sample is in the first batch of its rank: guests come when the layout is known."""
+    """Whether a sample is in the first batch of its rank: helpers come when the layout is known."""
     return index < HALF * BATCH
 
 
-def own_wait_for_a_guest(marks: Marks, index: int, is_guest: bool) -> None:
+def own_wait_for_a_helper(marks: Marks, index: int, is_helper: bool) -> None:
     """The worker of rank 1 stands still until another rank's helps it."""
-    if is_guest:
+    if is_helper:
         marks.set("helped")
     elif not is_first(index):
         marks.wait("helped")
 
 
-def guest_hangs(marks: Marks, index: int, is_guest: bool) -> None:
-    """The first guest stands still for good."""
-    if is_guest and marks.set("helped"):
+def helper_hangs(marks: Marks, index: int, is_helper: bool) -> None:
+    """The first helper stands still for good."""
+    if is_helper and marks.set("helped"):
         while True:  # the signal that asks for its stack ends a pause
             signal.pause()
-    own_wait_for_a_guest(marks, index, is_guest)
+    own_wait_for_a_helper(marks, index, is_helper)
 
 
-def guest_is_killed(marks: Marks, index: int, is_guest: bool) -> None:
-    """The first guest is killed over its sample."""
-    if is_guest and marks.set("helped"):
+def helper_is_killed(marks: Marks, index: int, is_helper: bool) -> None:
+    """The first helper is killed over its sample."""
+    if is_helper and marks.set("helped"):
         os.kill(os.getpid(), signal.SIGKILL)
-    own_wait_for_a_guest(marks, index, is_guest)
+    own_wait_for_a_helper(marks, index, is_helper)
 
 
 DEADLY = HALF * BATCH + BATCH + 1  # the second sample of rank 1's second batch
 
 
-def deadly(marks: Marks, index: int, is_guest: bool) -> None:
-    """One sample kills whoever reads it; a guest does so first."""
-    if index == DEADLY - 1 and not is_guest:
+def deadly(marks: Marks, index: int, is_helper: bool) -> None:
+    """One sample kills whoever reads it; a helper does so first."""
+    if index == DEADLY - 1 and not is_helper:
         marks.wait("helped")
     if index == DEADLY:
         marks.set("helped")
@@ -130,6 +130,6 @@ def digest(batch: Any) -> str:
 
 
 def alone(rank: int, dataset: Any, num_epochs: int = 1, **others: Any) -> list[str]:
-    """What a rank reads that has no company."""
+    """What a rank reads that has no rank sync."""
     with loader_of(rank, dataset, share=None, **{**others, "multiprocessing_context": "fork"}) as loader:
         return [digest(batch) for _ in range(num_epochs) for batch in loader]

@@ -124,7 +124,7 @@ def _main(
 
 
 class Crowd:
-    """A ring of four slots with one worker, and room for one guest, all in this process."""
+    """A ring of four slots with one worker, and room for one helper, all in this process."""
 
     def __init__(self) -> None:
         sizes = {"order_capacity": 64, "text_capacity": 64, "layout_capacity": 64}
@@ -135,7 +135,7 @@ class Crowd:
         os.close(fd)
         self.trainer = TrainerRing(self.control, num_slots=4, num_workers=2, **sizes)
         self.trainer.num_wanted = 1
-        self.worker, self.guest = self.worker_ring(0), self.worker_ring(1)
+        self.worker, self.helper = self.worker_ring(0), self.worker_ring(1)
 
     def worker_ring(self, record: int) -> WorkerRing:
         """A process's view under a record."""

@@ -22,10 +22,10 @@ from tests.sharing.balancing_kit import (
     alone,
     deadly,
     digest,
-    guest_hangs,
-    guest_is_killed,
+    helper_hangs,
+    helper_is_killed,
     loader_of,
-    own_wait_for_a_guest,
+    own_wait_for_a_helper,
     read_until,
 )
 from tests.sharing.sharing_kit import Outcome, digests_or_deaths, run_ranks
@@ -39,7 +39,7 @@ def read(rank: int, folder: Path, act: Any, others: dict[str, Any]) -> tuple[lis
         found = [digest(batch) for _ in range(2) for batch in loader]
         if act is not None:
             read_until(Marks(folder), "helped", loader)  # a rank that has closed its loader helps nobody
-        return found, loader.stats()["num_chunks_by_guests"]
+        return found, loader.stats()["num_chunks_by_helpers"]
 
 
 def check_alike(outcomes: list[Outcome], folder: Path, num_epochs: int = 2, **others: Any) -> None:
@@ -61,7 +61,7 @@ def test_each_rank_reads_what_it_reads_alone(tmp_path: Path, others: dict[str, A
 
 
 def test_a_rank_whose_worker_stands_still_is_helped_by_its_neighbours_and_no_batch_is_another(tmp_path: Path) -> None:
-    outcomes = run_ranks(read, 2, tmp_path, own_wait_for_a_guest, {})
+    outcomes = run_ranks(read, 2, tmp_path, own_wait_for_a_helper, {})
     check_alike(outcomes, tmp_path)
     assert outcomes[1].given[1] > 0
 
@@ -73,13 +73,13 @@ def test_three_ranks_with_two_workers_each_read_what_they_read_alone(tmp_path: P
 
 @pytest.mark.slow
 def test_workers_that_were_not_forked_help_as_well(tmp_path: Path) -> None:
-    outcomes = run_ranks(read, 2, tmp_path, own_wait_for_a_guest, {"multiprocessing_context": "spawn", "timeout": 60})
+    outcomes = run_ranks(read, 2, tmp_path, own_wait_for_a_helper, {"multiprocessing_context": "spawn", "timeout": 60})
     check_alike(outcomes, tmp_path)
     assert outcomes[1].given[1] > 0
 
 
-def test_a_guest_that_is_killed_over_a_sample_costs_nothing(tmp_path: Path) -> None:
-    outcomes = run_ranks(read, 2, tmp_path, guest_is_killed, {"prefetch_factor": 4})
+def test_a_helper_that_is_killed_over_a_sample_costs_nothing(tmp_path: Path) -> None:
+    outcomes = run_ranks(read, 2, tmp_path, helper_is_killed, {"prefetch_factor": 4})
     check_alike(outcomes, tmp_path)
 
 
@@ -89,8 +89,8 @@ def read_with_charges(rank: int, folder: Path, num_charges: int) -> tuple[list[s
         str(folder / "charges"),
         True,
     )  # what `SHMLOAD_FAULTS` does, in this process and its workers
-    # a batch that has lost a guest is its own crew's: there must be others for the next guests
-    with loader_of(rank, Samples(Marks(folder), own_wait_for_a_guest), prefetch_factor=2 * num_charges) as loader:
+    # a batch that has lost a helper is its own worker pool's: there must be others for the next helpers
+    with loader_of(rank, Samples(Marks(folder), own_wait_for_a_helper), prefetch_factor=2 * num_charges) as loader:
         if rank == 0:
             for number in range(num_charges):
                 (folder / "charges" / f"visiting.{number}").touch()
@@ -100,7 +100,7 @@ def read_with_charges(rank: int, folder: Path, num_charges: int) -> tuple[list[s
         return found, len(spent)
 
 
-def test_guests_that_are_killed_right_after_their_claim_cost_nothing(tmp_path: Path) -> None:
+def test_helpers_that_are_killed_right_after_their_claim_cost_nothing(tmp_path: Path) -> None:
     outcomes = run_ranks(read_with_charges, 2, tmp_path, 3)
     check_alike(outcomes, tmp_path)
     assert outcomes[1].given[1] == 3
@@ -109,7 +109,7 @@ def test_guests_that_are_killed_right_after_their_claim_cost_nothing(tmp_path: P
 def die_or_read(rank: int, folder: Path, dying: int, share: str | None) -> list[str]:
     """Rank 0's worker stands still in a chunk of rank 1's when its rank ends; or rank 1 ends with it inside."""
     marks, found = Marks(folder), []
-    with loader_of(rank, Samples(marks, guest_hangs)) as loader:
+    with loader_of(rank, Samples(marks, helper_hangs)) as loader:
         for step, batch in enumerate(loader):
             found.append(digest(batch))
             if rank == dying and (rank == 1 or step == 1):
@@ -167,7 +167,7 @@ def test_a_sample_that_kills_its_workers_is_its_own_ranks_error_alone(tmp_path: 
 
 def read_late(rank: int, folder: Path) -> Any:
     found, told = [], []
-    with loader_of(rank, Samples(Marks(folder), guest_hangs), sample_timeout_s=2) as loader:
+    with loader_of(rank, Samples(Marks(folder), helper_hangs), sample_timeout_s=2) as loader:
         batches = iter(loader)
         for _ in range(NUM_STEPS):
             try:
@@ -180,14 +180,14 @@ def read_late(rank: int, folder: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_a_guest_that_is_late_over_a_sample_is_ended_by_the_rank_whose_sample_it_is(tmp_path: Path) -> None:
+def test_a_helper_that_is_late_over_a_sample_is_ended_by_the_rank_whose_sample_it_is(tmp_path: Path) -> None:
     first, second = run_ranks(read_late, 2, tmp_path)
     assert (first.text, second.text) == ("", "")
     assert first.given == (alone(0, Samples(Marks(tmp_path))), [])
     found, (told,) = second.given
     assert len(found) == NUM_STEPS - 1
     assert "took longer than sample_timeout_s=2" in told
-    assert "in guest_hangs" in told
+    assert "in helper_hangs" in told
 
 
 class Growing(Samples):
@@ -197,11 +197,11 @@ class Growing(Samples):
         return {**super().__getitem__(index), "text": "word " * index**2}
 
 
-def owed_to_others(marks: Marks, index: int, is_guest: bool) -> None:
-    """In the first batches rank 1's worker waits for a guest, then until rank 0 has read all of its own."""
+def owed_to_others(marks: Marks, index: int, is_helper: bool) -> None:
+    """In the first batches rank 1's worker waits for a helper, then until rank 0 has read all of its own."""
     if index < NUM_SAMPLES // 2:
-        own_wait_for_a_guest(marks, index, is_guest)
-    elif is_guest:
+        own_wait_for_a_helper(marks, index, is_helper)
+    elif is_helper:
         marks.set("helped late")
     else:
         marks.wait("all is read")
@@ -225,7 +225,7 @@ def read_while_it_stands(rank: int, folder: Path) -> list[str]:
         return found
 
 
-def test_a_guest_never_waits_for_the_trainer_whose_batch_it_fills(tmp_path: Path) -> None:
+def test_a_helper_never_waits_for_the_trainer_whose_batch_it_fills(tmp_path: Path) -> None:
     first, second = run_ranks(read_while_it_stands, 2, tmp_path)
     assert (first.text, second.text) == ("", "")
     assert first.given == alone(0, Samples(Marks(tmp_path)))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import SequentialSampler
 
-import shmload.sharing.gathering
+import shmload.sharing.rank_group
 from shmload import ShmLoader
 from tests.sharing.sharing_kit import digests, loader_of, run_ranks
 
@@ -46,7 +46,7 @@ def test_loaders_of_different_ranks_that_differ_are_refused_as_well(tmp_path: Pa
 
 
 def test_ranks_that_would_deliver_ragged_fields_in_two_ways_are_refused(tmp_path: Path) -> None:
-    """A guest fills its neighbour's batch by its own plan, so there must be one."""
+    """A helper fills its neighbour's batch by its own plan, so there must be one."""
     outcomes = run_ranks(read, 2, tmp_path / "log", {1: {"ragged": "pad"}})
     assert [outcome.error for outcome in outcomes] == ["ValueError", "ValueError"]
     assert "loaders that differ (ragged: " in outcomes[0].text
@@ -72,7 +72,7 @@ def test_ranks_of_the_launcher_find_each_other(tmp_path: Path) -> None:
 
 
 def read_soon(rank: int, log: Path) -> list[str]:
-    shmload.sharing.gathering.MEET_S = 0.05
+    shmload.sharing.rank_group.MEET_S = 0.05
     return read(rank, log, {})
 
 
@@ -125,6 +125,6 @@ def warnings_of(rank: int, log: Path) -> list[str]:
     return [str(one.message) for one in told]
 
 
-def test_a_rank_with_one_processor_is_not_advised_against_a_crew_that_has_those_of_all(tmp_path: Path) -> None:
+def test_a_rank_with_one_processor_is_not_advised_against_a_pool_that_has_those_of_all(tmp_path: Path) -> None:
     outcomes = run_ranks(warnings_of, 2, tmp_path / "log")
     assert [(outcome.given, outcome.text) for outcome in outcomes] == [([], "")] * 2

@@ -32,13 +32,13 @@ group.segment("control", 4096); group.segment("payload-0", 1 << 20); group.doorb
 if "forks" in sys.argv and os.fork() == 0:
     os.write(1, b"%d\\n" % os.getpid())  # one write: the other process writes, too
     signal.pause()
-if "hires" in sys.argv:
+if "starts" in sys.argv:
     import subprocess
     pids = [subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL).pid for _ in range(4)]
     for pid in pids[:3]:
-        reaper.hire(pid)
-    reaper.dismiss(pids[1])
-    reaper._tell(f"hired {pids[3]}:1")  # a number that another process has had
+        reaper.watch(pid)
+    reaper.forget(pids[1])
+    reaper._tell(f"watched {pids[3]}:1")  # a number that another process has had
 os.write(1, group.stem.encode() + b"\\n")
 signal.pause()
 """
@@ -98,7 +98,7 @@ def test_a_surviving_forked_child_does_not_make_a_dead_owner_look_alive() -> Non
 
 
 def test_workers_that_do_not_end_by_themselves_are_killed_and_no_other_process() -> None:
-    with owner("hires") as (child, stem), ExitStack() as stack:
+    with owner("starts") as (child, stem), ExitStack() as stack:
         pidfds = []
         for pid in (one.pid for one in psutil.Process(child.pid).children() if one.name() == "sleep"):
             pidfds.append(os.pidfd_open(pid))
@@ -107,8 +107,8 @@ def test_workers_that_do_not_end_by_themselves_are_killed_and_no_other_process()
         child.kill()
         child.wait()
         assert gone_within(stem, 2)  # after the kills
-        hired, dismissed, hired_too, another = pidfds
-        assert all(select.select([pidfd], [], [], 2)[0] for pidfd in (hired, hired_too))
+        watched, dismissed, watched_too, another = pidfds
+        assert all(select.select([pidfd], [], [], 2)[0] for pidfd in (watched, watched_too))
         assert not select.select([dismissed, another], [], [], 0)[0]
 
 

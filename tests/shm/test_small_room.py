@@ -60,7 +60,7 @@ class Wide:
 
 @pytest.mark.usefixtures("no_room")
 def test_slots_that_were_parked_and_come_back_are_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.engine.autotune.WINDOW_S", 1e9)  # crews change when the test says so
+    monkeypatch.setattr("shmload.engine.autotune.WINDOW_S", 1e9)  # worker pools change when the test says so
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "4")
     monkeypatch.setattr("shmload.engine.autotune.first_workers", lambda: 1)
     loader: Any = ShmLoader(Wide(), BATCH, seed=2, num_workers="auto", prefetch_factor="auto")

@@ -165,7 +165,7 @@ class StandIn:
     def is_done(self, event: Event) -> bool:
         """As of any device."""
         self._may_fail("is_done")
-        self._raise_late(event)
+        self._raise_timeout(event)
         return event.is_done
 
     def wait_on_host(self, event: Event) -> None:
@@ -178,7 +178,7 @@ class StandIn:
                     "nothing can go on, and the event is not done: it would be waited for without an end"
                 )
             self.step(self._choose(num_able))
-        self._raise_late(event)
+        self._raise_timeout(event)
 
     def wait_on_stream(self, stream: Stream, event: Event) -> None:
         """As of any device."""
@@ -259,7 +259,7 @@ class StandIn:
         del self._failing[call]
         raise RuntimeError(f"the stand-in was told to fail at {call}")
 
-    def _raise_late(self, event: Event) -> None:
+    def _raise_timeout(self, event: Event) -> None:
         if event.is_done and event.error is not None:
             text, event.error = event.error, None
             raise RuntimeError(text)

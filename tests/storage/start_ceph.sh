@@ -3,7 +3,7 @@
 #   start_ceph.sh FOLDER PORT ACCESS_KEY SECRET_KEY     starts it; it uses PORT and the two after it
 #   start_ceph.sh stop FOLDER                           stops what it started there
 #   start_ceph.sh guard FOLDER                          the same, once its standard input ends
-# Needs the Debian packages radosgw, ceph-mon, ceph-osd and ceph-common.
+# Lookahead the Debian packages radosgw, ceph-mon, ceph-osd and ceph-common.
 set -euo pipefail
 if [ "$1" = guard ]; then
   cat >/dev/null

@@ -215,7 +215,7 @@ def test_a_client_is_pickled_and_equal_to_its_copy() -> None:
     assert made == again
     assert hash(made) == hash(again)
     assert keys_of(again) == ("a", "s", "t")
-    assert (made.patience.retries, made.patience.timeout_s, made.patience.stall_s) == (2, 3, 3)
+    assert (made.retry_policy.retries, made.retry_policy.timeout_s, made.retry_policy.stall_s) == (2, 3, 3)
     assert made != make_client("http://h:1", "a", "other", session_token="t", region="r")
 
 
@@ -354,7 +354,7 @@ def test_no_secret_is_seen_anywhere(
             with pytest.raises((StoreError, ValueError)) as caught:
                 use()
             said.append(tell_all(caught.value, richly=fault is None or fault is faults[0]))
-    values = (client, store, client.credentials, client.boto, [client], client.patience, store._transport)
+    values = (client, store, client.credentials, client.boto, [client], client.retry_policy, store._transport)
     said += [repr(value) + str(value) + f"{value}" for value in values]
     said += [caplog.text, *capfd.readouterr()]
     assert len(said) > 60

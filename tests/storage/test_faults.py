@@ -68,10 +68,10 @@ OPERATIONS: dict[str, Callable[[S3Store, Path], object]] = {
 }
 
 
-def have_patience(store: S3Store, operation: str) -> None:
+def have_retry_policy(store: S3Store, operation: str) -> None:
     """Twice the tries for what botocore does: a connection that is seen to be closed only when used again costs one, too."""
     if not operation.startswith(("get", "read", "head")):
-        store.patience = dataclasses.replace(store.patience, retries=6)
+        store.retry_policy = dataclasses.replace(store.retry_policy, retries=6)
 
 
 def read_into(store: S3Store) -> bytes:
@@ -114,7 +114,7 @@ def path(tmp_path: Path) -> Path:
 def test_what_may_pass_is_tried_again(
     store: S3Store, proxy: FaultProxy, path: Path, operation: str, fault: Fault, pauses: list[float]
 ) -> None:
-    have_patience(store, operation)
+    have_retry_policy(store, operation)
     proxy.script(None, fault, None, fault)  # the first request and later ones: they differ
     OPERATIONS[operation](store, path)
     proxy.script()
@@ -392,11 +392,11 @@ def test_a_server_without_versions_is_refused(store: S3Store, proxy: FaultProxy)
 
 def test_a_server_that_goes_away_is_waited_for(server: store_kit.Server, tmp_path: Path, pauses: list[float]) -> None:
     from shmload.storage.http import HttpStore
-    from shmload.storage.transport import Patience
+    from shmload.storage.transport import RetryPolicy
 
     with store_kit.web_server(tmp_path) as url:
         (tmp_path / "x").write_bytes(b"x")
-        store = HttpStore(url, patience=Patience(retries=2))
+        store = HttpStore(url, retry_policy=RetryPolicy(retries=2))
         store.head("x")
         store.close()
     with pytest.raises(StoreError, match="takes no connections any more; failed 3 times"):
@@ -443,7 +443,7 @@ def test_no_more_faults_in_a_row_than_retries_go_unnoticed(
     store: S3Store, proxy: FaultProxy, path: Path, operation: str, script: list[list[Any]]
 ) -> None:
     store.parallel = 1  # else faults in a row are of several ranges
-    have_patience(store, operation)
+    have_retry_policy(store, operation)
     proxy.script()
     store.delete(["new"])
     proxy.script(*[fault for few in script for fault in [*few, None]])

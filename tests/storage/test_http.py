@@ -12,7 +12,7 @@ import pytest
 
 from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.http import HttpStore
-from shmload.storage.transport import Patience, Transport
+from shmload.storage.transport import RetryPolicy, Transport
 from tests.storage import store_kit
 from tests.storage.fault_proxy import FaultProxy, Status, fault_proxy
 
@@ -27,7 +27,7 @@ def proxy(tmp_path: Path) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def store(proxy: FaultProxy) -> Iterator[HttpStore]:
-    made = HttpStore(proxy.url, patience=Patience(retries=1))
+    made = HttpStore(proxy.url, retry_policy=RetryPolicy(retries=1))
     yield made
     made.close()
 

@@ -14,7 +14,7 @@ import pytest
 
 from shmload.errors import StoreError
 from shmload.storage.http import HttpStore
-from shmload.storage.transport import Patience, Transport
+from shmload.storage.transport import RetryPolicy, Transport
 from tests.storage import store_kit
 from tests.storage.forward_proxy import ForwardProxy, forward_proxy
 
@@ -132,7 +132,7 @@ def test_a_proxy_that_wants_a_password_says_so_at_once(
 ) -> None:
     with forward_proxy(WHO) as proxy:
         monkeypatch.setenv(f"{scheme}_proxy", f"http://{given}{proxy.place}")
-        store = HttpStore(f"{scheme}://far.example", patience=Patience(retries=3))
+        store = HttpStore(f"{scheme}://far.example", retry_policy=RetryPolicy(retries=3))
         with pytest.raises(
             StoreError, match=r"the proxy 127\.0\.0\.1:\d+ wants a name and a password for .* \(407\)"
         ) as caught:
@@ -148,7 +148,7 @@ def test_a_proxy_that_lets_nobody_through_is_not_asked_again(monkeypatch: pytest
         with pytest.raises(
             StoreError, match=r"the proxy 127\.0\.0\.1:\d+ does not let through to https://far\.example \(403\)"
         ):
-            HttpStore("https://far.example", patience=Patience(retries=3)).get("x")
+            HttpStore("https://far.example", retry_policy=RetryPolicy(retries=3)).get("x")
         assert len(proxy.requests) == 1
 
 

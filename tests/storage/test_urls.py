@@ -39,7 +39,7 @@ def test_a_url_names_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "s3://bkt" == open_store("s3://bkt", CLIENT).url == open_store("s3://bkt/", CLIENT).url
     web = open_store("https://h:1/a b/c/", CLIENT)
     assert HttpStore("https://h:1/a%20b/c") == web
-    assert (web.parallel, web.patience.retries) == (9, 1)
+    assert (web.parallel, web.retry_policy.retries) == (9, 1)
     assert [repr(open_store(url, CLIENT)) for url in ("/a", "http://h", "s3://bkt")] == [
         "LocalStore(root=PosixPath('/a'))",
         "HttpStore('http://h')",

@@ -47,7 +47,7 @@ def die(folder: BudgetedFolder) -> None:
     """What SIGKILL does to the process that used it: its descriptors close, nothing else happens."""
     session = folder._opened
     assert session is not None
-    for fd in (*session.descriptors.values(), session.presence._fd, session.ledger._fd):
+    for fd in (*session.descriptors.values(), session.process_leases._fd, session.ledger._fd):
         close_kept(fd)
     session.pid = -1
     folder._begin()

@@ -275,11 +275,11 @@ def test_an_announcement_ends_with_its_reader(place: str) -> None:
     cache, other = cache_at(place), cache_at(place)
     fill(cache, "abc")
     other.expect("cba")
-    os.close(other._needs._fd)
+    os.close(other._lookahead._fd)
     die(other._folder)
     fill(cache, "ad")
     assert keys_in(place) == ["a", "c", "d"]
-    other._needs._pid = 0
+    other._lookahead._pid = 0
 
 
 def test_an_old_version_of_a_needed_object_is_not_needed(place: str) -> None:

@@ -162,7 +162,7 @@ def test_lost_events_are_told_by_the_command(
 
 @pytest.mark.slow
 def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
-    """The owner is stopped, so whatever changed would be the onlooker's doing."""
+    """The owner is stopped, so whatever changed would be the stats reader's doing."""
     code = (
         "import os, signal\n"
         "from tests.trace.trace_kit import Rows, run\n"

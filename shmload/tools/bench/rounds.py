@@ -249,18 +249,18 @@ def run_jobs(jobs: Sequence[Job]) -> list[Outcome]:
             command, stdin=subprocess.PIPE, stdout=output, stderr=output, pass_fds=[write_fd], start_new_session=True
         )
         os.close(write_fd)
-        patience_s = INTERRUPTED_S
+        retry_policy_s = INTERRUPTED_S
         try:
             assert process.stdin is not None
             with process.stdin as stdin:
                 stdin.write(json.dumps([asdict(job) for job in jobs]).encode())
             answers = read_answers(process, read_fd, len(jobs))
-            patience_s = EXIT_S
+            retry_policy_s = EXIT_S
         except KeyboardInterrupt:
             process.send_signal(signal.SIGINT)
             raise
         finally:
-            end(process, patience_s)
+            end(process, retry_policy_s)
         output.seek(0)
         tail = output.read()[-4000:]
     outcomes = [Outcome(job, **answer) for job, answer in zip(jobs, answers, strict=False)]
@@ -284,10 +284,10 @@ def read_answers(process: "subprocess.Popen[bytes]", fd: int, count: int) -> lis
     return [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
-def end(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
+def end(process: "subprocess.Popen[bytes]", retry_policy_s: float) -> None:
     """Waits for the process; then it, if need be, and all of its session are killed."""
     try:
-        process.wait(patience_s)
+        process.wait(retry_policy_s)
     except subprocess.TimeoutExpired:
         pass
     try:

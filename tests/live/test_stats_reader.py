@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
-from shmload._core.onlooker import ABI, Onlooker
+from shmload._core.stats_reader import ABI, StatsReader
 from shmload._core.trainer import TrainerRing, control_nbytes
 from shmload.engine.reader import RingReader
 from shmload.engine.stats import describe
@@ -22,7 +22,9 @@ from shmload.engine.stats import describe
 SIZES = {"order_capacity": 256, "text_capacity": 64, "layout_capacity": 64}
 NUM_SLOTS, NUM_WORKERS = 3, 2
 NBYTES = control_nbytes(NUM_SLOTS, NUM_WORKERS, **SIZES)
-READ_NBYTES = 512 + NUM_WORKERS * 192 + NUM_SLOTS * 1024  # header, workers' and slots' records: what an onlooker reads
+READ_NBYTES = (
+    512 + NUM_WORKERS * 192 + NUM_SLOTS * 1024
+)  # header, workers' and slots' records: what an stats reader reads
 
 
 def mapped(content: bytes) -> Mapping:
@@ -68,7 +70,7 @@ def damaged(words: dict[int, int]) -> bytes:
 
 
 def test_a_snapshot_names_what_the_trainer_has_written() -> None:
-    seen = Onlooker(mapped(BLOCK)).snapshot()
+    seen = StatsReader(mapped(BLOCK)).snapshot()
     assert seen["owner_pid"] == os.getpid()
     assert (seen["num_slots"], seen["num_workers"], seen["control_nbytes"]) == (NUM_SLOTS, NUM_WORKERS, NBYTES)
     assert (seen["dataset_name"], seen["read_path"], seen["rank"], seen["world_size"]) == ("Rows", "read_into", 1, 2)
@@ -86,7 +88,7 @@ def test_a_snapshot_names_what_the_trainer_has_written() -> None:
 def test_names_are_cut_where_their_room_ends() -> None:
     ring, control = made_ring()
     ring.introduce(dataset_name=b"D" * 99, read_path=b"p" * 99, rank=0, world_size=1)
-    seen = Onlooker(control).snapshot()
+    seen = StatsReader(control).snapshot()
     assert (seen["dataset_name"], seen["read_path"]) == ("D" * 23, "p" * 15)
 
 
@@ -121,22 +123,22 @@ def test_names_are_cut_where_their_room_ends() -> None:
 )
 def test_what_is_no_whole_block_is_refused(content: bytes, message: str) -> None:
     with pytest.raises(ValueError) as caught:
-        Onlooker(mapped(content))
+        StatsReader(mapped(content))
     assert str(caught.value).startswith(message)
 
 
 def test_a_slot_that_cannot_be_is_refused() -> None:
     state = (512 + NUM_WORKERS * 192 + 600) // 8  # slot 0's form and state
     with pytest.raises(ValueError, match="this control block is damaged: slot 0 says state 77 and 4 chunks"):
-        Onlooker(mapped(damaged({state: 77 << 32}))).snapshot()
+        StatsReader(mapped(damaged({state: 77 << 32}))).snapshot()
 
 
 def tried(content: bytes) -> dict[str, Any] | None:
     """What is read and described of a block, or None if it is refused."""
     try:
-        onlooker = Onlooker(mapped(content))
-        seen = onlooker.snapshot()
-        return describe(onlooker.snapshot(), seen) | {"whole": describe(seen)}
+        stats_reader = StatsReader(mapped(content))
+        seen = stats_reader.snapshot()
+        return describe(stats_reader.snapshot(), seen) | {"whole": describe(seen)}
     except ValueError as error:
         message = str(error)
     assert "control block" in message

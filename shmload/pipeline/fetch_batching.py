@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shmload.pipeline.plan import Crew
+from shmload.pipeline.plan import PoolOptions
 
 if TYPE_CHECKING:
     from shmload.loader import ShmLoader
@@ -13,20 +13,20 @@ WORTH_S = 1e-3  # of a worker's time for what is fetched at once: above it, fetc
 MOST = 64
 
 
-class Pace:
+class FetchBatching:
     """Says how many by what items have cost so far. It decides when they come, never which.
 
     It looks after 8 fetches, then each time their number has doubled.
     """
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, pool: PoolOptions) -> None:
+        self._pool = pool
         self._num_fetched, self._next_look = 0, 8
 
     def after_fetch(self, loader: ShmLoader[Any]) -> int | None:
         """How many rounds are to be fetched together from now on; None: as before."""
         self._num_fetched += 1
-        if self._num_fetched < self._next_look or self._crew.num_workers == 0:
+        if self._num_fetched < self._next_look or self._pool.num_workers == 0:
             return None
         self._next_look *= 2
         workers = loader.stats().get("workers", [])
@@ -35,7 +35,7 @@ class Pace:
 
     def _rounds(self, item_s: float) -> int:
         most = MOST
-        if self._crew.buffer_size is not None:
-            ordered = self._crew.prefetch_factor(1) * self._crew.num_workers
-            most = min(most, max(self._crew.buffer_size // ordered, 1))
+        if self._pool.buffer_size is not None:
+            ordered = self._pool.prefetch_factor(1) * self._pool.num_workers
+            most = min(most, max(self._pool.buffer_size // ordered, 1))
         return max(min(int(WORTH_S / item_s), most), 1) if item_s > 0 else most

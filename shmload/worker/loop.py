@@ -27,12 +27,12 @@ from shmload.worker.snapshot import IterablePass, Snapshots, dump_note
 from shmload.worker.spec import Job
 
 if TYPE_CHECKING:
-    from shmload.worker.visiting import Visits
+    from shmload.worker.helping import Visits
 
 MISFITS_MAX = 2  # batches of a worker that may begin as rows in vain
 
 
-class Body:
+class WorkerLoop:
     """One worker's loop over its view of the ring.
 
     Args:
@@ -40,7 +40,7 @@ class Body:
         source: the way through the dataset, if it is an iterable one.
         snapshots: what takes them, if the loader wants any.
         visits: the way to the node's other ranks, whose chunks it fills when its own ring has none; None: it stays at home.
-        is_guest: the ring is another rank's.
+        is_helper: the ring is another rank's.
         init_failure: what went wrong before the first order, if anything did: every order then fails with it.
     """
 
@@ -56,13 +56,13 @@ class Body:
         source: IterablePass | None = None,
         snapshots: Snapshots | None = None,
         visits: Visits | None = None,
-        is_guest: bool = False,
+        is_helper: bool = False,
         init_failure: Failure | None = None,
     ) -> None:
         self._ring = ring
         self._job = job
         self._ready, self._orders = ready, orders
-        self._memory = SlotMemory(ring, ready, grants, open_memory, is_guest=is_guest)
+        self._memory = SlotMemory(ring, ready, grants, open_memory, is_helper=is_helper)
         self._source = source
         self._snapshots = snapshots
         self._visits = visits

@@ -16,7 +16,7 @@ from libc.string cimport memset
 cdef extern from *:
     """
     #include <time.h>
-    static uint64_t shml_onlookers_now(void) {
+    static uint64_t shml_stats_readers_now(void) {
         struct timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
         return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
@@ -25,7 +25,7 @@ cdef extern from *:
         return atomic_load_explicit((shml_u64 *)&slot->owner[chunk], memory_order_acquire);
     }
     """
-    uint64_t _now_ns "shml_onlookers_now" () nogil
+    uint64_t _now_ns "shml_stats_readers_now" () nogil
     uint64_t _owner "shml_owner_seen" (const shml_slot *slot, uint32_t chunk) nogil
 
 ABI = SHML_ABI
@@ -33,7 +33,7 @@ ABI = SHML_ABI
 cdef int LOOKS = 4  # at words that must fit together; a writer that is quicker than that gets a figure of two moments
 
 
-cdef class Onlooker:
+cdef class StatsReader:
     """One control block, as anybody may see it who can read it.
 
     Args:
@@ -81,7 +81,7 @@ cdef class Onlooker:
         self.num_workers = num_workers
 
     def snapshot(self):
-        """Every word that onlookers understand, by its name in src/layout.h; `time_ns` is when, on CLOCK_MONOTONIC.
+        """Every word that stats readers understand, by its name in src/layout.h; `time_ns` is when, on CLOCK_MONOTONIC.
 
         Returns:
             the header's words, with `workers` and `slots`, a dict each. A slot's `claims` are (worker, first row, end row).

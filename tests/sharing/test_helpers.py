@@ -1,4 +1,4 @@
-"""The records by which guests are let into a ring, on the real code in one process."""
+"""The records by which helpers are let into a ring, on the real code in one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from shmload._core.filler import DONE
 from shmload._core.neighbour import Neighbour
-from shmload.sharing.balancing import Helpers, NodeBell
+from shmload.sharing.balancing import NodeBell, PeerPool
 from shmload.shm.group import Group
 from shmload.shm.names import of_ticket, own_ticket, pidfd_of, start_of
 from tests.sharing.sharing_kit import Crowd
@@ -19,28 +19,28 @@ MINE, ANOTHERS = own_ticket(), own_ticket() + 1
 
 @pytest.fixture
 def crowd() -> Crowd:
-    """A ring with one worker and one guest."""
+    """A ring with one worker and one helper."""
     return Crowd()
 
 
-def test_a_guest_is_let_in_when_the_trainer_has_it_in_hand_and_not_before(crowd: Crowd) -> None:
-    assert crowd.trainer.knocking() == []
-    assert not crowd.guest.knock(MINE)
-    assert not crowd.guest.knock(MINE)
-    assert crowd.trainer.knocking() == [(1, MINE)]
-    crowd.trainer.admit(1, MINE)
-    assert crowd.trainer.knocking() == []
-    assert crowd.guest.knock(MINE)
+def test_a_helper_is_let_in_when_the_trainer_has_it_in_hand_and_not_before(crowd: Crowd) -> None:
+    assert crowd.trainer.requests() == []
+    assert not crowd.helper.request(MINE)
+    assert not crowd.helper.request(MINE)
+    assert crowd.trainer.requests() == [(1, MINE)]
+    crowd.trainer.accept(1, MINE)
+    assert crowd.trainer.requests() == []
+    assert crowd.helper.request(MINE)
 
 
-def test_who_takes_a_guests_place_waits_until_its_record_is_cleared(crowd: Crowd) -> None:
-    crowd.guest.knock(MINE)
-    crowd.trainer.admit(1, MINE)
-    assert not crowd.guest.knock(ANOTHERS)
-    assert crowd.trainer.knocking() == []
-    crowd.trainer.dismiss(1)
-    assert not crowd.guest.knock(ANOTHERS)
-    assert crowd.trainer.knocking() == [(1, ANOTHERS)]
+def test_who_takes_a_helpers_place_waits_until_its_record_is_cleared(crowd: Crowd) -> None:
+    crowd.helper.request(MINE)
+    crowd.trainer.accept(1, MINE)
+    assert not crowd.helper.request(ANOTHERS)
+    assert crowd.trainer.requests() == []
+    crowd.trainer.release(1)
+    assert not crowd.helper.request(ANOTHERS)
+    assert crowd.trainer.requests() == [(1, ANOTHERS)]
 
 
 def test_chunks_beyond_those_that_idle_workers_will_claim_are_unattended(crowd: Crowd) -> None:
@@ -50,18 +50,18 @@ def test_chunks_beyond_those_that_idle_workers_will_claim_are_unattended(crowd: 
     assert crowd.trainer.num_unattended == 2
     crowd.worker.waiting(True)
     assert crowd.trainer.num_unattended == 1
-    crowd.guest.waiting(True)  # none of the crew
+    crowd.helper.waiting(True)  # none of the worker pool
     assert crowd.trainer.num_unattended == 1
     crowd.worker.waiting(False)
     crowd.worker.claim()
     assert crowd.trainer.num_unattended == 1
 
 
-def test_neighbours_are_rung_for_if_they_are_idle_and_the_crew_is_not(crowd: Crowd) -> None:
+def test_neighbours_are_rung_for_if_they_are_idle_and_the_pool_is_not(crowd: Crowd) -> None:
     group, neighbour = Group(), Crowd()
     theirs = group.doorbell("theirs")
     bell = NodeBell.attach(group.doorbell("mine").name)
-    bell.ring, bell.helpers = crowd.trainer, {1: Helpers(Neighbour(neighbour.control), theirs)}
+    bell.ring, bell.peer_pools = crowd.trainer, {1: PeerPool(Neighbour(neighbour.control), theirs)}
     crowd.order(0)
     bell.post_up_to(1)
     assert (bell.value, theirs.value) == (1, 0)
@@ -75,11 +75,11 @@ def test_neighbours_are_rung_for_if_they_are_idle_and_the_crew_is_not(crowd: Cro
     group.close()
 
 
-def test_what_has_ended_a_worker_is_left_to_the_crew(crowd: Crowd) -> None:
+def test_what_has_ended_a_worker_is_left_to_the_pool(crowd: Crowd) -> None:
     crowd.order(0)
-    assert crowd.guest.claim()
+    assert crowd.helper.claim()
     assert crowd.trainer.recover(1) >= 0
-    crowd.trainer.dismiss(1)
+    crowd.trainer.release(1)
     successor = crowd.worker_ring(1)
     assert not successor.claim()
     crowd.order(1)

@@ -1,8 +1,9 @@
-"""Helping the node's other ranks: a worker whose own ring has nothing open fills chunks of theirs, as their guest.
+"""Helping the node's other ranks: a worker whose own ring has nothing open fills chunks of theirs, as their helper.
 
-A guest reads with its own dataset and claims and finishes as the ring's own workers do. What it must not do is wait for that
+A helper reads with its own dataset and claims and finishes as the ring's own workers do. What it must not do is wait for that
 ring's trainer: that one may be waiting, in an all-reduce, for a batch that this worker owes its own. So it comes only when there is
-a layout, and leaves a batch that needs more room to be ordered again (slot_memory.py). It knocks before it claims (src/guests.h).
+a layout, and leaves a batch that needs more room to be ordered again (slot_memory.py). It requests before it claims
+(src/helpers.h).
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ from shmload._core.mapping import Mapping
 from shmload._core.neighbour import Neighbour
 from shmload.shm.group import Doorbell
 from shmload.shm.names import own_ticket, pidfd_of
-from shmload.worker.body import Body
+from shmload.worker.loop import WorkerLoop
 from shmload.worker.slot_memory import Bell
-from shmload.worker.spec import Invitation, Job
+from shmload.worker.spec import Job, PeerRing
 
 LOOK_S = 1.0  # how often a worker that is never idle looks whether a neighbour has ended: its memory is kept until then
 
 
-class GuestRing(WorkerRing):
+class HelperRing(WorkerRing):
     """A worker's view of a neighbour's ring, where its record has another number than it has itself."""
 
     _own_id: int
 
-    def __new__(cls, control: Mapping, record: int, worker_id: int) -> GuestRing:
+    def __new__(cls, control: Mapping, record: int, worker_id: int) -> HelperRing:
         """The view under a record of the neighbour's."""
-        ring: GuestRing = super().__new__(cls, control, record)  # type: ignore[assignment]  # of the class that was asked for
+        ring: HelperRing = super().__new__(cls, control, record)  # type: ignore[assignment]  # of the class that was asked for
         ring._own_id = worker_id
         return ring
 
     @property
     def worker_id(self) -> int:
-        """The worker's number in its own crew, which samples and errors are told."""
+        """The worker's number in its own worker pool, which samples and errors are told."""
         return self._own_id
 
 
@@ -51,21 +52,21 @@ class Host:
     """
 
     def __init__(
-        self, invitation: Invitation, worker_id: int, job: Job, orders: Bell, open_memory: Callable[[str], Mapping]
+        self, peer_ring: PeerRing, worker_id: int, job: Job, orders: Bell, open_memory: Callable[[str], Mapping]
     ) -> None:
-        pidfd = pidfd_of(invitation.trainer_pid, invitation.trainer_began)
+        pidfd = pidfd_of(peer_ring.trainer_pid, peer_ring.trainer_began)
         if pidfd < 0:
-            raise FileNotFoundError(f"process {invitation.trainer_pid} has ended")
+            raise FileNotFoundError(f"process {peer_ring.trainer_pid} has ended")
         self._pidfd = pidfd
         try:
             self._poll = select.poll()
             self._poll.register(pidfd, select.POLLIN)
-            control = open_memory(invitation.control_path)
+            control = open_memory(peer_ring.control_path)
             self._neighbour = Neighbour(control)
-            self._ring = GuestRing(control, invitation.first_record + worker_id, worker_id)
-            ready, grants = Doorbell.attach(invitation.ready_bell), Doorbell.attach(invitation.grants_bell)
-            self.body = Body(
-                self._ring, job, ready=ready, orders=orders, grants=grants, open_memory=open_memory, is_guest=True
+            self._ring = HelperRing(control, peer_ring.first_record + worker_id, worker_id)
+            ready, grants = Doorbell.attach(peer_ring.ready_bell), Doorbell.attach(peer_ring.grants_bell)
+            self.body = WorkerLoop(
+                self._ring, job, ready=ready, orders=orders, grants=grants, open_memory=open_memory, is_helper=True
             )
         except BaseException:
             os.close(pidfd)
@@ -82,9 +83,9 @@ class Host:
         return self._neighbour.is_closing or bool(self._poll.poll(0))
 
     def claims(self, ticket: int) -> bool:
-        """Claims a chunk, if there is one for a guest and the trainer has let this one in."""
+        """Claims a chunk, if there is one for a helper and the trainer has let this one in."""
         ring = self._ring
-        return ring.knock(ticket) and ring.has_layout and ring.claim()
+        return ring.request(ticket) and ring.has_layout and ring.claim()
 
     def leave(self) -> None:
         """Watches it no more."""
@@ -95,27 +96,27 @@ class Visits:
     """One worker's way to the node's other ranks.
 
     Args:
-        invitations: of these ranks, in the order in which they are gone to where none is in need.
+        peer_rings: of these ranks, in the order in which they are gone to where none is in need.
         orders: the bell that wakes this worker.
         open_memory: (path) -> mapping of a segment that a trainer has made.
     """
 
     def __init__(
         self,
-        invitations: tuple[Invitation, ...],
+        peer_rings: tuple[PeerRing, ...],
         worker_id: int,
         job: Job,
         *,
         orders: Bell,
         open_memory: Callable[[str], Mapping],
     ) -> None:
-        self._invitations: tuple[Invitation, ...] | None = invitations  # None: they have been followed
+        self._peer_rings: tuple[PeerRing, ...] | None = peer_rings  # None: they have been followed
         self._parts: tuple[Any, ...] = (worker_id, job, orders, open_memory)
         self._ticket = own_ticket()
         self._hosts: list[Host] = []
         self._looked = monotonic()
 
-    def claim(self) -> Body | None:
+    def claim(self) -> WorkerLoop | None:
         """Claims a chunk of the neighbour in most need: whose trainer has waited for longest, else the next one.
 
         Returns:
@@ -135,13 +136,13 @@ class Visits:
 
     def _look(self) -> None:
         self._looked = monotonic()
-        if self._invitations is not None:
-            for invitation in self._invitations:
+        if self._peer_rings is not None:
+            for peer_ring in self._peer_rings:
                 try:
-                    self._hosts.append(Host(invitation, *self._parts))
+                    self._hosts.append(Host(peer_ring, *self._parts))
                 except OSError:  # it has ended, or cannot be reached: it goes without help
                     continue
-            self._invitations = None
+            self._peer_rings = None
         gone = [host for host in self._hosts if host.has_gone]
         for host in gone:
             host.leave()

@@ -35,7 +35,7 @@ from shmload.shm.group import Doorbell, Group
 from shmload.shm.segment import Segment
 from shmload.worker.failure import describe_exit
 from shmload.worker.process import STACK_NBYTES, STACK_SIGNAL, main
-from shmload.worker.spec import Invitation, Job, Post
+from shmload.worker.spec import Job, PeerRing, Post
 
 log = logging.getLogger("shmload")
 _has_told_of_threads = False
@@ -81,7 +81,7 @@ class Death(NamedTuple):
         return f"worker {self.worker_id} (pid {self.pid}) {describe_exit(self.exitcode)}"
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """What the engine needs of workers, whatever they run on."""
 
     @property
@@ -98,10 +98,10 @@ class Crew(Protocol):
     def start(self, num_workers: int) -> None:
         """Starts the first so many workers."""
 
-    def hire(self, worker_id: int) -> None:
-        """Starts one that was not started yet, or has been buried."""
+    def start_worker(self, worker_id: int) -> None:
+        """Starts one that was not started yet, or has been reaped."""
 
-    def bury(self, worker_id: int) -> None:
+    def reap(self, worker_id: int) -> None:
         """Forgets a worker that has ended and is not to be replaced."""
 
     def deaths(self) -> list[Death]:
@@ -120,12 +120,12 @@ class Crew(Protocol):
         """Ends every worker; the ring already says it is closing, and bells have been rung."""
 
 
-class ProcessCrew:
+class ProcessPool:
     """Workers as processes of this machine, by any of multiprocessing's start methods.
 
     Args:
         posts: one per worker; the first is not worker 0 where others of the ring are not this machine's.
-        job: what they do. By fork it is inherited; else it is pickled once into the parcel that `posts` name, and if plain
+        job: what they do. By fork it is inherited; else it is pickled once into the pickled job that `posts` name, and if plain
             pickle cannot do that (locks, queues), it goes along with each process as multiprocessing pickles it.
         stacks: where workers write their Python stacks when asked to, one segment each, by worker.
     """
@@ -142,7 +142,7 @@ class ProcessCrew:
         self._pidfds: dict[int, int] = {}  # pidfd -> worker_id
         self._poll = select.poll()
         self._pid = os.getpid()
-        _crews.add(self)
+        _pools.add(self)
 
     @property
     def pids(self) -> list[int]:
@@ -159,20 +159,20 @@ class ProcessCrew:
         return True
 
     def start(self, num_workers: int) -> None:
-        """Starts the ring's first so many workers, as far as they are this crew's; none is waited for."""
+        """Starts the ring's first so many workers, as far as they are this worker pool's; none is waited for."""
         for post in self._posts.values():
             if post.worker_id < num_workers:
                 self._start(post)
                 faults.hit("starting")
 
-    def hire(self, worker_id: int) -> None:
+    def start_worker(self, worker_id: int) -> None:
         """Starts one more worker, later than the others; it is not waited for."""
         self._start(dataclasses.replace(self._posts[worker_id], resume=b""))
 
-    def bury(self, worker_id: int) -> None:
+    def reap(self, worker_id: int) -> None:
         """Forgets a worker that has ended."""
         pidfd = next(pidfd for pidfd, w in self._pidfds.items() if w == worker_id)
-        self._bury(pidfd, self._processes.pop(worker_id))
+        self._reap(pidfd, self._processes.pop(worker_id))
 
     def _start(self, post: Post) -> None:
         inherited = self._job if self._travels else None
@@ -183,10 +183,10 @@ class ProcessCrew:
             # the worker starts no thread before its own code runs, and what it inherits it only reads
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()
-        reaper.hire(process.pid or 0)
+        reaper.watch(process.pid or 0)
         try:
             pidfd = os.pidfd_open(process.pid)
-        except ProcessLookupError:  # started by a fork server, which has already buried it
+        except ProcessLookupError:  # started by a fork server, which has already reaped it
             pidfd = os.dup(process.sentinel)
         except OSError:  # no descriptor is left: a worker nobody watches must not be
             process.kill()
@@ -205,12 +205,12 @@ class ProcessCrew:
         process.join()
         return Death(worker_id, process.pid or 0, process.exitcode)
 
-    def _bury(self, pidfd: int, process: BaseProcess) -> None:
+    def _reap(self, pidfd: int, process: BaseProcess) -> None:
         del self._pidfds[pidfd]
         self._poll.unregister(pidfd)
         os.close(pidfd)
         process.join()
-        reaper.dismiss(process.pid or 0)
+        reaper.forget(process.pid or 0)
         process.close()
 
     def replace(self, worker_id: int) -> None:
@@ -218,8 +218,10 @@ class ProcessCrew:
         pidfd = next(pidfd for pidfd, w in self._pidfds.items() if w == worker_id)
         dead = self._processes[worker_id]
         faults.hit("replacing")
-        self.hire(worker_id)  # without its snapshot: what it has done since it resumed is not there to go on from
-        self._bury(pidfd, dead)
+        self.start_worker(
+            worker_id
+        )  # without its snapshot: what it has done since it resumed is not there to go on from
+        self._reap(pidfd, dead)
 
     def stack(self, worker_id: int) -> str:
         """Where a worker is now, in Python; or why that is not known."""
@@ -242,13 +244,13 @@ class ProcessCrew:
                 ended = self._poll.poll(left * 1000)
                 with interrupts_held():
                     for pidfd, _ in ended:
-                        self._bury(pidfd, self._processes.pop(self._pidfds[pidfd]))
+                        self._reap(pidfd, self._processes.pop(self._pidfds[pidfd]))
         finally:  # ^C, say, ends the patience and not the closing
             with interrupts_held():
                 for process in self._processes.values():
                     process.kill()  # ends a stopped process, too
                 for pidfd, worker_id in list(self._pidfds.items()):
-                    self._bury(pidfd, self._processes.pop(worker_id))
+                    self._reap(pidfd, self._processes.pop(worker_id))
 
 
 def written_stack(pidfd: int, fd: int) -> str:
@@ -269,14 +271,14 @@ def written_stack(pidfd: int, fd: int) -> str:
     return "(unknown: the process is stopped, or waits in the kernel)"
 
 
-_crews: weakref.WeakSet[ProcessCrew] = weakref.WeakSet()
+_pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
 
 
 def _disown() -> None:
     """In a child of a bare os.fork: at its exit multiprocessing would end the parent's workers, taking them for its own."""
-    for crew in _crews:
-        multiprocessing.process._children.difference_update(crew.processes)  # type: ignore[attr-defined]  # private
-    _crews.clear()
+    for pool in _pools:
+        multiprocessing.process._children.difference_update(pool.processes)  # type: ignore[attr-defined]  # private
+    _pools.clear()
 
 
 os.register_at_fork(after_in_child=_disown)
@@ -366,8 +368,8 @@ def context_of(wanted: Any) -> BaseContext:
 
 
 @dataclasses.dataclass(frozen=True)
-class Called:
-    """What a crew is made of: the job, a post for each worker, and what processes of this machine need besides.
+class PreparedWorkers:
+    """What a worker pool is made of: the job, a post for each worker, and what processes of this machine need besides.
 
     Attributes:
         stacks: where workers write their Python stacks when asked to, a segment each; one without cannot be asked.
@@ -383,10 +385,10 @@ class Called:
     sample_timeout_s: float | None = None
 
 
-Backend = Callable[[Called], Crew]  # where workers run
+Backend = Callable[[PreparedWorkers], WorkerPool]  # where workers run
 
 
-def muster(
+def prepare_workers(
     job: Job,
     group: Group,
     control: Segment,
@@ -399,13 +401,13 @@ def muster(
     grants: Doorbell,
     resume: Sequence[bytes] = (),
     stacks: dict[int, Segment],
-    neighbours: tuple[Invitation, ...] = (),
+    neighbours: tuple[PeerRing, ...] = (),
     num_far: int = 0,
     num_ahead: int = 1,
     sample_timeout_s: float | None = None,
     affinity: Sequence[int] = (),
-) -> Called:
-    """What a ring's crew is made of.
+) -> PreparedWorkers:
+    """What a ring's worker pool is made of.
 
     Args:
         orders: one bell for all workers, or one for each; or two, one for those elsewhere and one for this machine's.
@@ -434,26 +436,28 @@ def muster(
         )
         for worker_id in range(num_workers)
     ]
-    return Called(job, group, posts, multiprocessing_context, stacks, num_ahead, sample_timeout_s)
+    return PreparedWorkers(job, group, posts, multiprocessing_context, stacks, num_ahead, sample_timeout_s)
 
 
-def processes(called: Called) -> ProcessCrew:
-    """A crew of processes of this machine, not started."""
+def processes(called: PreparedWorkers) -> ProcessPool:
+    """A worker pool of processes of this machine, not started."""
     context, posts = context_of(called.multiprocessing_context), called.posts
     travels = context.get_start_method() == "fork"
     if travels:
         warn_of_fork()
     else:
-        parcel: bytes | None = pickled_once(called.job)
-        if parcel is None:
+        pickled_job: bytes | None = pickled_once(called.job)
+        if pickled_job is None:
             travels = True
         else:
-            posts = with_parcel(called.group, "parcel-local", parcel, posts)
-    return ProcessCrew(posts, called.job, context, travels=travels, stacks=called.stacks)
+            posts = with_pickled_job(called.group, "pickled_job-local", pickled_job, posts)
+    return ProcessPool(posts, called.job, context, travels=travels, stacks=called.stacks)
 
 
-def with_parcel(group: Group, name: str, parcel: bytes | bytearray, posts: list[Post]) -> list[Post]:
+def with_pickled_job(group: Group, name: str, pickled_job: bytes | bytearray, posts: list[Post]) -> list[Post]:
     """The posts, with the job in a segment that all of them name."""
-    segment = group.segment(name, len(parcel))
-    memoryview(Mapping(segment.fd, len(parcel)))[:] = parcel
-    return [dataclasses.replace(post, parcel_path=segment.path, parcel_nbytes=len(parcel)) for post in posts]
+    segment = group.segment(name, len(pickled_job))
+    memoryview(Mapping(segment.fd, len(pickled_job)))[:] = pickled_job
+    return [
+        dataclasses.replace(post, pickled_job_path=segment.path, pickled_job_nbytes=len(pickled_job)) for post in posts
+    ]

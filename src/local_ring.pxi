@@ -1,7 +1,7 @@
 # Who has which slot of a ring: free, held, ordered, leased, draining; included by trainer.pyx.
 
 
-cdef class SlotDesk:
+cdef class LocalRing:
     """A ring as its trainer sees it: who has which slot, and what it has counted.
 
     Args:
@@ -12,9 +12,9 @@ cdef class SlotDesk:
     """
 
     cdef shml_ring _ring
-    cdef shml_desk *_desk
+    cdef shml_local_ring *_local_ring
     cdef object _control
-    cdef _Desk _entry
+    cdef _LocalRing _entry
     cdef int _num_forks
     cdef Share _shared  # what ranks that read the ring tell each other; None: this one alone reads it
     cdef object _pid
@@ -42,17 +42,17 @@ cdef class SlotDesk:
         self._ring.header.is_static = is_static
         self._ring.header.owner_pid = self._pid
         self._ring.header.owner_start_ns = shml_now_ns()
-        self._desk = shml_desk_new(num_slots, num_usable or num_slots)
+        self._local_ring = shml_local_ring_new(num_slots, num_usable or num_slots)
         for slot in range(num_usable or num_slots, num_slots):
             self._ring.slots[slot].state = SHML_PARKED
-        if self._desk == NULL:
+        if self._local_ring == NULL:
             raise MemoryError
-        self._entry = _enter(self._desk)
+        self._entry = _enter(self._local_ring)
 
     def __dealloc__(self):
-        if self._desk != NULL:
-            shml_desk_close(self._desk)
-            shml_desk_drop(self._desk)
+        if self._local_ring != NULL:
+            shml_local_ring_close(self._local_ring)
+            shml_local_ring_drop(self._local_ring)
 
     cdef int _guard(self) except -1:
         if shml_num_forks != self._num_forks:
@@ -73,23 +73,23 @@ cdef class SlotDesk:
 
     cdef void _collect(self):
         """Takes in what leases have given back."""
-        cdef uint32_t first = self._desk.num_free, first_cooling = self._desk.num_cooling
-        shml_desk_collect(self._desk)
+        cdef uint32_t first = self._local_ring.num_free, first_pending_copies = self._local_ring.num_pending_copies
+        shml_local_ring_collect(self._local_ring)
         if shml_num_forks != self._num_forks:
             return  # a forked child's copy of all this says nothing about the slots
         cdef shml_place *place
-        for i in range(first, self._desk.num_free):
-            slot = self._desk.free_list[i]
-            place = &self._desk.places[slot]
+        for i in range(first, self._local_ring.num_free):
+            slot = self._local_ring.free_list[i]
+            place = &self._local_ring.places[slot]
             self._ring.slots[slot].state = SHML_FREE
             self._note(SHML_EVENT_LEASE, place.leased_ns, place.released_ns, slot, 0, 0)
-        for i in range(first_cooling, self._desk.num_cooling):  # to onlookers it is leased until it has cooled
-            place = &self._desk.places[self._desk.cooling[i]]
-            self._note(SHML_EVENT_LEASE, place.leased_ns, place.released_ns, self._desk.cooling[i], 0, 0)
+        for i in range(first_pending_copies, self._local_ring.num_pending_copies):  # to stats readers it is leased until it has cooled
+            place = &self._local_ring.places[self._local_ring.pending_copies[i]]
+            self._note(SHML_EVENT_LEASE, place.leased_ns, place.released_ns, self._local_ring.pending_copies[i], 0, 0)
 
     cdef void _note(self, uint32_t kind, uint64_t begin_ns, uint64_t end_ns, int slot, uint32_t place, uint64_t amount):
-        """Leaves an event about a slot's order for onlookers."""
-        shml_record_of_slot(&self._ring, self.num_workers, kind, begin_ns, end_ns, self._desk.places[slot].order, slot, place,
+        """Leaves an event about a slot's order for stats readers."""
+        shml_record_of_slot(&self._ring, self.num_workers, kind, begin_ns, end_ns, self._local_ring.places[slot].order, slot, place,
                             self._ring.slots[slot].nrows, amount)
 
     def hold(self):
@@ -98,23 +98,23 @@ cdef class SlotDesk:
         self._collect()
         if not self._has_free():
             return -1
-        self._desk.num_free -= 1
-        cdef int slot = self._desk.free_list[self._desk.num_free]
+        self._local_ring.num_free -= 1
+        cdef int slot = self._local_ring.free_list[self._local_ring.num_free]
         self._set_state(slot, SHML_HELD)
         return slot
 
     cdef bint _has_free(self):
         """Whether a slot is free; puts it on top of the list. Of a shared ring one that no other rank reads any more."""
-        cdef uint32_t at = self._desk.num_free
+        cdef uint32_t at = self._local_ring.num_free
         cdef int32_t slot
         if self._shared is None:
             return at > 0
         while at > 0:
             at -= 1
-            slot = self._desk.free_list[at]
+            slot = self._local_ring.free_list[at]
             if shml_share_is_passed(&self._shared._share, slot):
-                self._desk.free_list[at] = self._desk.free_list[self._desk.num_free - 1]
-                self._desk.free_list[self._desk.num_free - 1] = slot
+                self._local_ring.free_list[at] = self._local_ring.free_list[self._local_ring.num_free - 1]
+                self._local_ring.free_list[self._local_ring.num_free - 1] = slot
                 return True
         return False
 
@@ -125,25 +125,25 @@ cdef class SlotDesk:
         return 0
 
     cdef void _set_state(self, int slot, int state):
-        self._desk.places[slot].state = state
+        self._local_ring.places[slot].state = state
         self._ring.slots[slot].state = state
 
     def free(self, int slot):
         """Gives back a slot that was held, or whose order has ended without a delivery."""
         self._slot(slot)
-        cdef int state = self._desk.places[slot].state
-        if state == SHML_FREE or state == SHML_LEASED or state == SHML_COOLING:
+        cdef int state = self._local_ring.places[slot].state
+        if state == SHML_FREE or state == SHML_LEASED or state == SHML_PENDING_COPIES:
             raise ValueError(f"slot {slot} is not the trainer's to free: its state is {state}")
         if state != SHML_HELD:
             self._require_final(slot)
-        shml_desk_push_free(self._desk, slot)
+        shml_local_ring_push_free(self._local_ring, slot)
         self._ring.slots[slot].state = SHML_FREE
 
     def state(self, int slot):
-        """The slot's private state: 0 free, 1 held, 2 ordered, 3 leased, 4 draining, 5 parked, 6 cooling."""
+        """The slot's private state: 0 free, 1 held, 2 ordered, 3 leased, 4 draining, 5 parked, 6 pending copies."""
         self._slot(slot)
         self._collect()
-        return self._desk.places[slot].state
+        return self._local_ring.places[slot].state
 
     # ------------------------------------------------------------ copies to a device
 
@@ -156,24 +156,24 @@ cdef class SlotDesk:
                 must not hold the ring.
         """
         self._guard()
-        if self._desk.cooling != NULL or self._desk.num_leased:
+        if self._local_ring.pending_copies != NULL or self._local_ring.num_leased:
             raise ValueError("slots are told to cool once, before the first lease")
-        if shml_desk_cool(self._desk, _tell_ended, <void *>self._entry):
+        if shml_local_ring_cool(self._local_ring, _tell_ended, <void *>self._entry):
             raise MemoryError
         self._entry._ended = ended
 
     @property
-    def cooling(self):
+    def pending_copies(self):
         """The slots that cool, those that came back first in front."""
         self._guard()
         self._collect()
-        return [self._desk.cooling[i] for i in range(self._desk.num_cooling)]
+        return [self._local_ring.pending_copies[i] for i in range(self._local_ring.num_pending_copies)]
 
     def cooled(self, int slot):
         """Frees a slot that cools: nothing reads it any more."""
         self._slot(slot)
-        if shml_desk_cooled(self._desk, slot):
-            raise ValueError(f"slot {slot} does not cool: its state is {self._desk.places[slot].state}")
+        if shml_local_ring_cooled(self._local_ring, slot):
+            raise ValueError(f"slot {slot} does not cool: its state is {self._local_ring.places[slot].state}")
         self._ring.slots[slot].state = SHML_FREE
 
     # ------------------------------------------------------------ slots in use
@@ -181,11 +181,11 @@ cdef class SlotDesk:
     def park(self, int slot):
         """Takes a free slot out of use, and its payload from it."""
         if self.state(slot) != SHML_FREE:
-            raise ValueError(f"slot {slot} is not free to be parked: its state is {self._desk.places[slot].state}")
-        cdef shml_place *place = &self._desk.places[slot]
+            raise ValueError(f"slot {slot} is not free to be parked: its state is {self._local_ring.places[slot].state}")
+        cdef shml_place *place = &self._local_ring.places[slot]
         cdef shml_slot *record = &self._ring.slots[slot]
-        shml_desk_pull_free(self._desk, slot)
-        self._desk.num_usable -= 1
+        shml_local_ring_pull_free(self._local_ring, slot)
+        self._local_ring.num_usable -= 1
         self._set_state(slot, SHML_PARKED)
         shml_map_drop(place.map)
         place.map = NULL
@@ -197,15 +197,15 @@ cdef class SlotDesk:
     def unpark(self, int slot):
         """Brings a parked slot back into use."""
         if self.state(slot) != SHML_PARKED:
-            raise ValueError(f"slot {slot} is not parked: its state is {self._desk.places[slot].state}")
-        shml_desk_push_free(self._desk, slot)
-        self._desk.num_usable += 1
+            raise ValueError(f"slot {slot} is not parked: its state is {self._local_ring.places[slot].state}")
+        shml_local_ring_push_free(self._local_ring, slot)
+        self._local_ring.num_usable += 1
         self._ring.slots[slot].state = SHML_FREE
 
     @property
     def num_usable(self):
         """Slots that are not parked."""
-        return self._desk.num_usable
+        return self._local_ring.num_usable
 
     @property
     def num_wanted(self):
@@ -229,9 +229,9 @@ cdef class SlotDesk:
             raise ValueError(f"a payload path has at most {SHML_PATH_NBYTES - 1} bytes, got {len(path)}")
         if nbytes > <uint64_t>mapping.nbytes or offset > <uint64_t>mapping.nbytes - nbytes:
             raise ValueError(f"slot of {nbytes} bytes at {offset} ends beyond its segment of {mapping.nbytes}")
-        cdef shml_place *place = &self._desk.places[slot]
+        cdef shml_place *place = &self._local_ring.places[slot]
         cdef shml_slot *record = &self._ring.slots[slot]
-        if place.state == SHML_LEASED or place.state == SHML_COOLING:
+        if place.state == SHML_LEASED or place.state == SHML_PENDING_COPIES:
             raise ValueError(f"slot {slot} is leased: its payload cannot change")
         shml_map_drop(place.map)
         place.map = shml_map_keep(<shml_map *><uintptr_t>mapping.handle)
@@ -246,24 +246,24 @@ cdef class SlotDesk:
     def payload_nbytes(self, int slot):
         """Bytes the slot may use; 0 before the layout is known."""
         self._slot(slot)
-        return self._desk.places[slot].nbytes
+        return self._local_ring.places[slot].nbytes
 
     @property
     def num_leased(self):
         """Slots with a live lease."""
         self._collect()
-        return self._desk.num_leased
+        return self._local_ring.num_leased
 
     @property
     def num_lendable(self):
         """Slots that may be leased at a time, the newest lease's included: a batch that has the last of them is copied out."""
-        return self._desk.num_usable if self._shared is None else shml_share_lendable(&self._shared._share)
+        return self._local_ring.num_usable if self._shared is None else shml_share_lendable(&self._shared._share)
 
     @property
     def num_free(self):
         """Slots free now."""
         self._collect()
-        return self._desk.num_free
+        return self._local_ring.num_free
 
     # ------------------------------------------------------------ what it has counted
 
@@ -294,7 +294,7 @@ cdef class SlotDesk:
                 "num_waits": h.num_waits, "num_copied_out": h.num_copied_out, "num_grown": h.num_grown,
                 "num_restarts": h.num_restarts, "generation": h.generation}
 
-    # ------------------------------------------------------------ what onlookers are told
+    # ------------------------------------------------------------ what stats readers are told
 
     def introduce(self, *, bytes dataset_name, bytes read_path, uint32_t rank, uint32_t world_size):
         """Says whose ring this is; a name is cut where its room ends."""
@@ -332,8 +332,8 @@ cdef class SlotDesk:
     @property
     def poison(self):
         """Debugging: overwrite a slot's bytes the moment it comes back."""
-        return bool(self._desk.poison)
+        return bool(self._local_ring.poison)
 
     @poison.setter
     def poison(self, bint on):
-        self._desk.poison = on
+        self._local_ring.poison = on

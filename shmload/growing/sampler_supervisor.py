@@ -1,10 +1,10 @@
-"""The keeper: a process of its own that starts the samplers, replaces those that die, and ends with the trainer.
+"""The supervisor: a process of its own that starts the samplers, replaces those that die, and ends with the trainer.
 
-    trainer ── one pipe ──▶ keeper ── fork ──▶ sampler 0, sampler 1, ...
+    trainer ── one pipe ──▶ supervisor ── fork ──▶ sampler 0, sampler 1, ...
 
 It does nothing else and waits in one poll, so it sees an end at once, while the trainer may compute for minutes. It has one thread,
-so its forks are safe whatever threads the trainer has. It watches the trainer's pidfd, and each sampler the keeper's (`die_with`):
-whoever is killed, nobody is left behind.
+so its forks are safe whatever threads the trainer has. It watches the trainer's pidfd, and each sampler the supervisor's
+(`die_with`): whoever is killed, nobody is left behind.
 
 What it knows it tells in .growing/samplers/<group>.json, written anew with each change.
 """
@@ -39,7 +39,7 @@ log = logging.getLogger("shmload")
 
 
 class _Stopped(BaseException):
-    """The keeper, or the sampler, is told to end."""
+    """The supervisor, or the sampler, is told to end."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ def keep(
     max_restarts: int,
     make_writer: MakeWriter,
 ) -> None:
-    """Runs the keeper until the trainer says so, or ends.
+    """Runs the supervisor until the trainer says so, or ends.
 
     Args:
         commands: the reading end of a pipe; anything that comes there means the end.
@@ -79,10 +79,10 @@ def keep(
         trainer = os.pidfd_open(trainer_pid)
     except ProcessLookupError:
         return
-    Keeper(trainer, commands.fileno(), told, sampler, num_processes, max_restarts, make_writer).run()
+    SamplerSupervisor(trainer, commands.fileno(), told, sampler, num_processes, max_restarts, make_writer).run()
 
 
-class Keeper:
+class SamplerSupervisor:
     """The loop; see the module. `fork` and `clock` are for tests."""
 
     def __init__(
@@ -132,17 +132,17 @@ class Keeper:
         os.pwrite(one.text, _num_files(0), 0)
         sys.stdout.flush()
         sys.stderr.flush()
-        keeper = os.getpid()
+        supervisor = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _run(keeper, self._sampler, one.worker_id, len(self._all), one.text, self._make_writer)
+            _run(supervisor, self._sampler, one.worker_id, len(self._all), one.text, self._make_writer)
         one.pid, one.pidfd = pid, os.pidfd_open(pid)
         one.told |= {"state": "running", "pid": pid}
         self._poll.register(one.pidfd, select.POLLIN)
 
     def _ended(self, one: _One) -> None:
         """Sees to a sampler that has ended: done, to be started again after a pause, or given up."""
-        code, text, num_files = self._bury(one)
+        code, text, num_files = self._reap(one)
         one.told |= {"state": "finished", "pid": 0}
         one.due = float("inf")
         if code == 0:
@@ -163,7 +163,7 @@ class Keeper:
         one.told |= {"state": "pausing", "restarts": one.told["restarts"] + 1}
         one.due = monotonic() + pause
 
-    def _bury(self, one: _One) -> tuple[int, str, int]:
+    def _reap(self, one: _One) -> tuple[int, str, int]:
         """Exit code, traceback, files published."""
         _, status = os.waitpid(one.pid, 0)
         self._poll.unregister(one.pidfd)
@@ -191,7 +191,7 @@ class Keeper:
                 self._poll_only_samplers()
                 for one in self._all:
                     if one.pidfd in ended:
-                        self._bury(one)
+                        self._reap(one)
         self._told.unlink(missing_ok=True)
 
     def _poll_only_samplers(self) -> None:
@@ -220,11 +220,13 @@ def _num_files(number: int) -> bytes:
     return b"%018d\n" % number
 
 
-def _run(keeper: int, sampler: Sampler, worker_id: int, num_workers: int, text: int, make_writer: MakeWriter) -> None:
+def _run(
+    supervisor: int, sampler: Sampler, worker_id: int, num_workers: int, text: int, make_writer: MakeWriter
+) -> None:
     """One sampler, from its fork to its end."""
     code = 1
     try:
-        die_with(keeper)
+        die_with(supervisor)
         sys.unraisablehook = _tell_unless_stopped
         _draw_other_numbers()
         _sample(sampler, worker_id, num_workers, text, make_writer)

@@ -1,4 +1,4 @@
-"""The crew whose workers are Ray actors: to the trainer, one process that is all of its workers."""
+"""The worker pool whose workers are Ray actors: to the trainer, one process that is all of its workers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any
 from shmload import faults
 from shmload.ray.agent import Briefing
 from shmload.shm import forks, reaper
-from shmload.worker.crew import Called, Crew, Death, ProcessCrew, processes, with_parcel
+from shmload.worker.pool import Death, PreparedWorkers, ProcessPool, WorkerPool, processes, with_pickled_job
 from shmload.worker.spec import Job, Post
 
-MAX_AHEAD = 4  # errands of a worker: one is decoded, one travels, one is copied, and one comes early
+MAX_AHEAD = 4  # tasks of a worker: one is decoded, one travels, one is copied, and one comes early
 
 
-class RayCrew:
+class RayPool:
     """The agent's process. If it ends, all of its workers have ended; a new one starts when the rows of all have been taken back.
 
     Args:
@@ -87,7 +87,7 @@ class RayCrew:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(briefing.paths), "RAY_USAGE_STATS_ENABLED": "0"}
         command = [sys.executable, "-m", "shmload.ray.agent"]
         agent = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
-        reaper.hire(agent.pid)
+        reaper.watch(agent.pid)
         self._agent = agent
         pidfd = os.pidfd_open(agent.pid)
         self._watch = select.poll()
@@ -100,13 +100,13 @@ class RayCrew:
         except BrokenPipeError:  # it has ended already; `deaths` will tell
             pass
 
-    def hire(self, worker_id: int) -> None:
-        """Not possible: the loader refuses a crew of changing size."""
-        raise NotImplementedError("a crew of Ray actors keeps its size")
+    def start_worker(self, worker_id: int) -> None:
+        """Not possible: the loader refuses a worker pool of changing size."""
+        raise NotImplementedError("a worker pool of Ray actors keeps its size")
 
-    def bury(self, worker_id: int) -> None:
-        """Not possible, as `hire`."""
-        raise NotImplementedError("a crew of Ray actors keeps its size")
+    def reap(self, worker_id: int) -> None:
+        """Not possible, as `start_worker`."""
+        raise NotImplementedError("a worker pool of Ray actors keeps its size")
 
     def deaths(self) -> list[Death]:
         """All workers whose agent has ended, until they are replaced. Cost: one poll."""
@@ -124,7 +124,7 @@ class RayCrew:
         if self._dead or self._agent is None:
             return
         self._ending()
-        reaper.dismiss(self._agent.pid)
+        reaper.forget(self._agent.pid)
         posts = tuple(dataclasses.replace(post, resume=b"") for post in self._posts)
         self._launch(dataclasses.replace(self._briefing, posts=posts, is_again=True))
 
@@ -150,7 +150,7 @@ class RayCrew:
             pass
         finally:
             self._ending()
-            reaper.dismiss(agent.pid)
+            reaper.forget(agent.pid)
             self._agent = None
 
 
@@ -174,22 +174,22 @@ def pickled_by_value(job: Job) -> bytearray:
         return forks.dumps(job, lambda value, take: cloudpickle.dumps(value, protocol=5, buffer_callback=take))
     except Exception as error:
         raise TypeError(
-            'crew="ray" sends the dataset, collate_fn and worker_init_fn to other machines, and they cannot be pickled: '
+            'backend="ray" sends the dataset, collate_fn and worker_init_fn to other machines, and they cannot be pickled: '
             f"{type(error).__name__}: {error}. Open files, locks and connections at first use in the worker"
         ) from error
 
 
-class JointCrew:
-    """Two crews of one ring, told apart by the workers' numbers.
+class JointPool:
+    """Two worker pools of one ring, told apart by the workers' numbers.
 
     Args:
         num_actors: the number of the first worker that is this machine's.
     """
 
-    def __init__(self, actors: RayCrew, processes: ProcessCrew, num_actors: int) -> None:
+    def __init__(self, actors: RayPool, processes: ProcessPool, num_actors: int) -> None:
         self._actors, self._processes, self._num_actors = actors, processes, num_actors
 
-    def _crew_of(self, worker_id: int) -> Crew:
+    def _pool_of(self, worker_id: int) -> WorkerPool:
         return self._actors if worker_id < self._num_actors else self._processes
 
     @property
@@ -204,20 +204,20 @@ class JointCrew:
 
     def reads_samples(self, worker_id: int) -> bool:
         """Whether the worker is this machine's."""
-        return self._crew_of(worker_id).reads_samples(worker_id)
+        return self._pool_of(worker_id).reads_samples(worker_id)
 
     def start(self, num_workers: int) -> None:
         """Starts both; the processes first, so that a fork has nothing of the agent's."""
         self._processes.start(num_workers)
         self._actors.start(num_workers)
 
-    def hire(self, worker_id: int) -> None:
+    def start_worker(self, worker_id: int) -> None:
         """Starts one."""
-        self._crew_of(worker_id).hire(worker_id)
+        self._pool_of(worker_id).start_worker(worker_id)
 
-    def bury(self, worker_id: int) -> None:
+    def reap(self, worker_id: int) -> None:
         """Forgets one."""
-        self._crew_of(worker_id).bury(worker_id)
+        self._pool_of(worker_id).reap(worker_id)
 
     def deaths(self) -> list[Death]:
         """Workers of either kind that have ended. Cost: two polls."""
@@ -225,15 +225,15 @@ class JointCrew:
 
     def replace(self, worker_id: int) -> None:
         """Starts another in a dead one's place."""
-        self._crew_of(worker_id).replace(worker_id)
+        self._pool_of(worker_id).replace(worker_id)
 
     def stack(self, worker_id: int) -> str:
         """Where a worker is now, if it is this machine's."""
-        return self._crew_of(worker_id).stack(worker_id)
+        return self._pool_of(worker_id).stack(worker_id)
 
     def kill(self, worker_id: int) -> Death:
         """Ends one at once; an actor's agent, with it."""
-        return self._crew_of(worker_id).kill(worker_id)
+        return self._pool_of(worker_id).kill(worker_id)
 
     def stop(self, grace_s: float) -> None:
         """Ends all within one time of grace. Safe to call twice."""
@@ -258,11 +258,11 @@ class OnCluster:
     num_local_workers: int
     connect_timeout_s: float
 
-    def __call__(self, called: Called) -> RayCrew | JointCrew:
-        """The crew, not started."""
+    def __call__(self, called: PreparedWorkers) -> RayPool | JointPool:
+        """The worker pool, not started."""
         num_far = len(called.posts) - self.num_local_workers
-        actors = RayCrew(
-            with_parcel(called.group, "parcel", pickled_by_value(called.job), called.posts[:num_far]),
+        actors = RayPool(
+            with_pickled_job(called.group, "pickled_job", pickled_by_value(called.job), called.posts[:num_far]),
             self.address,
             is_seeded=called.job.seed is not None,
             num_ahead=called.num_ahead,
@@ -272,4 +272,4 @@ class OnCluster:
         )
         if not self.num_local_workers:
             return actors
-        return JointCrew(actors, processes(dataclasses.replace(called, posts=called.posts[num_far:])), num_far)
+        return JointPool(actors, processes(dataclasses.replace(called, posts=called.posts[num_far:])), num_far)

@@ -23,14 +23,14 @@ from shmload._core.trainer import (
     Share,
 )
 from shmload.errors import RankLeft
-from shmload.sharing.gathering import Party
+from shmload.sharing.rank_group import RankGroup
 
 
-class Company:
+class RankSync:
     """The ranks that read one ring, for one of them.
 
     Args:
-        party: who they are.
+        rank_group: who they are.
         share: their words.
         sleep: (order, or None for none in particular) sleeps until something may have changed, 20 ms at most.
         ring_others: wakes those who sleep.
@@ -38,16 +38,16 @@ class Company:
 
     def __init__(
         self,
-        party: Party,
+        rank_group: RankGroup,
         share: Share,
         sleep: Callable[[Order | None], None],
         ring_others: Callable[[], None],
         timeout_s: float,
     ) -> None:
-        self._party, self._share = party, share
+        self._rank_group, self._share = rank_group, share
         self._sleep, self._ring_others, self._timeout_s = sleep, ring_others, timeout_s
         self._poll = select.poll()
-        for pidfd in party.pidfds.values():
+        for pidfd in rank_group.pidfds.values():
             self._poll.register(pidfd, select.POLLIN)
         self._ended: set[int] = set()  # ranks whose processes have
         self._count = 0  # batches taken of this generation
@@ -94,7 +94,7 @@ class Company:
     def look(self) -> None:
         """Looks for ranks that have ended. Cost: one poll."""
         for pidfd, _ in self._poll.poll(0):
-            self._ended.add(next(rank for rank, fd in self._party.pidfds.items() if fd == pidfd))
+            self._ended.add(next(rank for rank, fd in self._rank_group.pidfds.items() if fd == pidfd))
 
     def check(self) -> None:
         """Raises RankLeft if another rank will not take the batch that this one wants, or has not taken the same so far."""
@@ -156,7 +156,8 @@ class Company:
                     raise self._apart(rank, "has closed its loader" if is_closed else "has ended", count)
             if self._timeout_s and monotonic() - began > self._timeout_s:
                 raise RuntimeError(
-                    f"DataLoader timed out after {self._timeout_s} seconds: {self._party.seats[behind[0]]} has not come to where "
+                    f"DataLoader timed out after {self._timeout_s} seconds: {self._rank_group.members[behind[0]]} has not come to "
+                    f"where "
                     'the ranks that share="node" begin together'
                 )
             self._sleep(None)
@@ -166,7 +167,8 @@ class Company:
             ended = told(rank, TOLD_ENDED + odd)
             if (ended, *place) != (self._count_before, order.epoch, order.step):
                 raise RankLeft(
-                    f'{self._party.seats[rank]} and this rank share a ring (share="node") and must read the same batches: it '
+                    f'{self._rank_group.members[rank]} and this rank share a ring (share="node") and must read the same batches: '
+                    f"it "
                     f"begins at step {place[1]} of epoch {place[0]}, having read {ended} since they began together last; this one "
                     f"at step {order.step} of epoch {order.epoch}, having read {self._count_before}. Break, load states and set "
                     "epochs in all ranks alike"
@@ -175,7 +177,8 @@ class Company:
 
     def _apart(self, rank: int, what: str, count: int) -> RankLeft:
         return RankLeft(
-            f'{self._party.seats[rank]}, which shares a ring with this rank (share="node"), {what}: it has read {count} batches '
+            f'{self._rank_group.members[rank]}, which shares a ring with this rank (share="node"), {what}: it has read {count} '
+            f"batches "
             f"since they began together, and this one wants its batch {self._count + 1}. Ranks that share read the same batches: "
             "let all of them break, resume and close at the same step"
         )

@@ -4,8 +4,8 @@ from shmload._core.mapping import Mapping
 
 ABI: int
 
-class Onlooker:
+class StatsReader:
     num_slots: int
     num_workers: int
-    def __new__(cls, control: Mapping) -> Onlooker: ...
+    def __new__(cls, control: Mapping) -> StatsReader: ...
     def snapshot(self) -> dict[str, Any]: ...

@@ -33,7 +33,7 @@ WORKER_POINTS = (
     "before_post",
     "leaving",
 )
-GUEST_POINTS = ("visiting",)  # of a worker that has claimed a chunk of another rank's ring
+HELPER_POINTS = ("visiting",)  # of a worker that has claimed a chunk of another rank's ring
 TRAINER_POINTS = (
     "starting",
     "making_memory",

@@ -234,7 +234,7 @@ def engine_parts() -> Any:
     """The body of worker 2 over a ring, and the bell of its worker pool."""
     from shmload._core.filler import WorkerRing
     from shmload.shm.group import Doorbell
-    from shmload.worker.loop import Body
+    from shmload.worker.loop import WorkerLoop
     from shmload.worker.spec import Job
 
     nbytes = control_nbytes(2, 3, **AREAS)
@@ -246,7 +246,7 @@ def engine_parts() -> Any:
     bell = Doorbell._unnamed("/bell")
     job = Job(list(range(3)), None, None, True, 1, False)
     yield (
-        Body(WorkerRing(control, 2), job, ready=bell, orders=bell, grants=bell, open_memory=lambda path: control),
+        WorkerLoop(WorkerRing(control, 2), job, ready=bell, orders=bell, grants=bell, open_memory=lambda path: control),
         bell,
         ring,
     )

@@ -118,7 +118,7 @@ def test_an_agent_that_takes_anothers_place_knows_it(monkeypatch: pytest.MonkeyP
         pool._agent, pool._ending = Agent(), lambda: None
 
     monkeypatch.setattr(RayPool, "_launch", launch)
-    monkeypatch.setattr(pool_module.reaper, "dismiss", lambda pid: None)
+    monkeypatch.setattr(pool_module.reaper, "forget", lambda pid: None)
     pool = RayPool([], "auto", is_seeded=True, num_ahead=1, connect_timeout_s=7.5)
     pool.start(0)
     pool.replace(0)

@@ -86,7 +86,7 @@ def test_its_arguments_are_attributes_and_without_distribution_it_is_the_local_l
     assert (loader.distribute_mode, loader.head_address, loader.backend, loader.address) == (
         False,
         "head:6379",
-        "auto",
+        "process",
         None,
     )
     with loader:

@@ -104,7 +104,7 @@ class Trainer:
             self._read(loader, epoch, num_batches)
         gc.collect()
         if loader.seed is not None:
-            self.say("slots", **loader.stats()["slots"], backend=len(loader._builder.last.pool.pids))
+            self.say("slots", **loader.stats()["slots"], pool=len(loader._builder.last.pool.pids))
         if self.cell.point in ON_CLOSE:
             self._arm()
         for _ in range(2):

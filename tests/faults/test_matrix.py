@@ -168,7 +168,7 @@ PLANTED: list[tuple[Cell, Outcome, str]] = [
     (IDENTICAL, outcome(good_events(), survivors=["sh"]), "a process stayed: sh"),
     (IDENTICAL, outcome(good_events(), names_left=["x-control"]), "a name stayed: x-control"),
     (IDENTICAL, outcome(changed(-2, leased=1)), "slots not given back: 0 held, 1 leased"),
-    (IDENTICAL, outcome(changed(-2, backend=1)), "1 workers are left"),
+    (IDENTICAL, outcome(changed(-2, pool=1)), "1 workers are left"),
     (IDENTICAL, outcome(changed(-1, fds=["socket"])), "fds not as before"),
     (ERROR, outcome(good_events()), "0 errors where there is to be one"),
     (ERROR, outcome(with_error(RAISED, RAISED)), "2 errors where there is to be one"),

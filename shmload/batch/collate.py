@@ -1,4 +1,19 @@
-"""One row seen as a run of one row: for what only reads batches."""
+"""From the samples of a batch straight to its bytes in the slot, with no batch in between.
+
+Where torch's default collate makes a batch of the samples, this makes the same: arrays and numbers stacked, text in lists, dicts,
+lists and tuples of these turned inside out. Two degrees of strictness about the rest:
+
+* strict (torch mode, unless `ragged` was asked for): whatever is unusual is left to torch's own collate, also to be refused by it;
+* with a `Ragged` rule: every kind of sample is taken. Arrays of different shapes become ragged fields, dataclasses one dataclass of
+  columns; None, objects that only pickle can move, and values of mixed types come as lists.
+
+One row seen as a run of one row: for what only reads batches.
+
+Placing samples as rows of one batch in a slot.
+
+`RowPlacer` stands over one slot's memory for one number of rows. `put` writes a sample that the worker has already decoded;
+`out` hands the dataset a writable view of the row, so that it decodes in place; `out_rows` does the same for a run of rows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""What ragged fields are delivered as, where that is neither a list nor a `torch.nested` tensor."""
+"""From a leased slot to the tensors the trainer sees.
+
+Each array is a DLPack capsule over the slot; torch's storage owns the capsule and with it the lease, so whatever aliases the
+storage (a slice, `.numpy()`, a parameter, an autograd graph) keeps the slot from being used again.
+
+What ragged fields are delivered as, where that is neither a list nor a `torch.nested` tensor.
+
+From the bytes of a packed batch (`packed.py`) back to its objects; arrays and tensors stay where they are.
+"""
 
 from __future__ import annotations
 

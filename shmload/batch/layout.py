@@ -1,4 +1,14 @@
-"""One name per element type, and what numpy, torch and DLPack call it.
+"""Where each field of a batch lies in its slot, and what structure the batch has.
+
+A batch of `nrows` fixed samples is one C-order array per field, `(nrows, *shape)`, one after the other, each at a multiple of
+64 bytes. So a row's place is known before any sample is read, and several workers may fill one batch. Offsets follow from the
+fields and `nrows` alone; trainer and workers compute them alike.
+
+The structure of a sample (dicts, lists, tuples, named tuples around leaves) is kept as a tree of plain tuples:
+`("leaf", field)`, `("dict", keys, trees)`, `("list", trees)`, `("tuple", trees)`, `("named", class, trees)`. A tuple of fields
+becomes a list in the batch, as torch's default collate makes it; a schema's batch type is kept as it says.
+
+One name per element type, and what numpy, torch and DLPack call it.
 
 Workers that never touch torch must not import it, so torch's dtypes are looked up by name only where a tensor is at hand.
 """

@@ -1,4 +1,24 @@
-"""A column of text whose values lie in memory already, as UTF-8 or bytes: copied to the slot; made objects only one by one."""
+"""A batch of any structure in a slot: text, ragged fields, objects, what a custom collate_fn returns.
+
+    16 bytes: where meta begins, its length | from 64 on: pieces, each at a multiple of 64 bytes | meta
+
+`meta` is marshal (C speed, no code runs) of nested tuples, one per node of the batch:
+
+    (VALUE, v)  None, bool, int, float, complex, str, bytes, or a list of these
+    (TEXT, count, nbytes, offset, kind)  a list of str or bytes, end to end
+    (TUPLED, node)  what is a list, as a tuple
+    (LIST, nodes)  (TUPLE, nodes)  (DICT, keys, nodes)  (NAMED, pickled class, nodes)  (RECORD, pickled class, names, nodes)
+    (TENSOR | ARRAY, dtype, shape, strides or None, offset)
+    (ROWS, dtype, elements of each, shape of each or None, offset)  a list of tensors, end to end
+    (PADDED, values, lengths)  (JAGGED, values, offsets)  (NESTED, values, offsets, shortest, longest)
+    (SPARSE, layout, shape, is it coalesced, indices, values)  a sparse tensor; of its indices there are one or two nodes
+    (FOREIGN, pickle)  anything else; arrays inside it travel as arrays
+
+so the trainer unpickles nothing unless the batch holds objects that only pickle can move; those are counted. The bytes are
+written and read by processes of one loader over memory of mode 0600. `deliver.py` reads them.
+
+A column of text whose values lie in memory already, as UTF-8 or bytes: copied to the slot; made objects only one by one.
+"""
 
 from __future__ import annotations
 

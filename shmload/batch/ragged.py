@@ -4,6 +4,14 @@ Which fields are ragged must not depend on luck: a batch whose rows happen to be
 neighbours. So a field is ragged because the dataset's schema says so (a `None` dimension), because `ragged={"name": mode}`
 does, or, with a mode other than "list" and no schema, because it is an array of one or more dimensions. Only "list" goes by the
 batch, since a stacked tensor is read like a list of its rows.
+
+Rows of a batch whose schema has ragged or text fields, as `read_into` writes them: the views that `out.reserve` gives.
+
+    head | fixed fields, row by row | one arena for each ragged field, its rows end to end | text | meta
+
+The arenas lie in the slot, as large as earlier batches have taught, so a decoder writes each value once, where it is delivered.
+What does not fit its arena is written to private memory, and the whole batch is copied to a larger slot when it is done. Fields
+that are delivered padded are gathered in private memory, since where a row lies depends on the longest.
 """
 
 from __future__ import annotations

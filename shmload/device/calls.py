@@ -2,6 +2,12 @@
 
 A stream does what it is given in turn. An event is recorded behind what its stream has been given so far, and is done when that is.
 Every call may raise RuntimeError; an error of work that was given earlier comes out of any later call, as CUDA has it.
+
+CUDA, through torch: its streams, its caching allocator, its copies.
+
+A failed cudaHostRegister leaves its error behind for the next one who asks for the last error, which is torch after its next
+kernel; so the error is taken away at once. Registered memory is `is_pinned()` to torch, and a copy from it is asynchronous; unlike
+memory of torch's own pinned allocator, nobody records an event for it: pending_copies.py does.
 """
 
 from __future__ import annotations

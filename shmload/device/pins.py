@@ -3,6 +3,16 @@
 Slot by slot, and not the segment at once, because a copy may not reach across two pieces, one that grows leaves the others as they
 are, and a ring that is closed under living batches is left piece by piece. Each piece keeps its mapping. A device that will not
 register (a limit on locked memory, say) is asked no more: batches are as good, and copies from them wait for themselves.
+
+A slot comes back when its batch dies, and is free when the copies from it are done.
+
+A copy with `non_blocking=True` from pinned memory has only been asked for when the call returns, and it holds no reference to the
+tensor it reads. So where a lease ends an event is recorded behind it, on the thread's current streams, on those that were current
+where the batch was delivered, and on those that `record_stream` has named. Until all of its events are done the slot *cools*.
+They are asked at each `next()`; they are waited for only when the batch that is wanted has no slot. No thread is needed.
+
+A lease may end where nothing can be recorded: in a thread that Python does not know, or by an error of the device. Such a slot has
+no event; it is free once the whole device has been waited for, which is done when no other slot can be had.
 """
 
 from __future__ import annotations

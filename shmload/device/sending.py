@@ -1,7 +1,21 @@
-"""Images of bytes made floating-point numbers on the device, so that a quarter of the bytes cross the bus.
+"""A batch's tensors, copied to a device; what is no tensor stays as it is.
+
+A field lies in a slot as one storage, and rows of differing shape are views of it: the storage is copied once and viewed again, so
+a thousand rows are one copy, and what shared memory before shares it after.
+
+Images of bytes made floating-point numbers on the device, so that a quarter of the bytes cross the bus.
 
 The arithmetic is that of torchvision's ToTensor and Normalize: `(x / 255 - mean) / std` in float32, one rounding an operation, and
 for a narrower type one more at the end.
+
+Tensors of the device that are filled again and again, at addresses that stay: what a captured graph needs.
+
+A batch fills one set of tensors, and what is yielded aliases it: through DLPack, so that it has a storage of its own, and the death
+of that storage is the death of the last alias. `look`, at each `next()`, takes back the sets that nobody holds, and records
+an event on the streams that are current then, and on those named; the stream that copies waits for these events before it
+fills the set again. Sets are used in turn. Nothing that is held is ever overwritten: with all sets held there is no next batch.
+
+Which device a loader's arguments mean.
 """
 
 from __future__ import annotations

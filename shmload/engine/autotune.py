@@ -1,4 +1,20 @@
-"""What `num_workers` and `prefetch_factor` are while they are found automatically: the number now, which remembers that it is."""
+"""What `num_workers` and `prefetch_factor` are while they are found automatically: the number now, which remembers that it is.
+
+What "auto" may take: processors and bytes.
+
+Processors are those this process may run on, by affinity and cgroup quota, divided by the ranks on this node (LOCAL_WORLD_SIZE,
+which launchers set): ranks share them, unless our own launcher has given each its own. SHMLOAD_MAX_WORKERS says another number, for
+one loader: a smaller one where several loaders run side by side, a larger one where samples wait for a network more than they
+compute.
+
+Bytes are `ring_bytes`, or a quarter of what free memory and cgroups leave to a rank, the ring's own included. /dev/shm is no limit,
+as slots that come later lie in memfds where it has little room.
+
+The controller at work: measures windows of a running engine, asks what to change, does it, and says what it did and why.
+
+It lives in the trainer's `next()`: a batch costs it a count, and a few times a second it reads the clock and the ring's own
+counters. A window is dropped in which a worker came up or was replaced, since it tells of neither worker pool.
+"""
 
 from __future__ import annotations
 

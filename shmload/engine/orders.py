@@ -1,7 +1,15 @@
-"""One caller at a time: of several threads that ask one iterator for batches each gets its own, and waits for its turn.
+"""What the loader asks of the engine, and what it gets.
+
+One caller at a time: of several threads that ask one iterator for batches each gets its own, and waits for its turn.
 
 A call in a thread that is inside already (a signal handler's, a sampler's, a callback's) would wait for itself, so it is refused.
 Waiting does not hold up ^C. In a forked child nobody is inside but the thread that has forked.
+
+What is done about a sample that cannot be read: `on_error`.
+
+A worker reports which rows of its batch it cannot read. "raise" raises its error; "skip" orders the batch again without them,
+"substitute" with another index in their place. So the batch is made anew of what is then ordered, by the same code on the same
+path, and the outcome depends on the bad samples alone, not on workers or timing.
 """
 
 from __future__ import annotations

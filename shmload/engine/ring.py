@@ -3,6 +3,11 @@
 A slot keeps the room it was given: batches of growing size make the ring learn, slot by slot, and nothing waits for an epoch's end.
 What a slot had before is given up at once; leases and workers that still map it keep it until they let go. A ring may be made for
 more slots than are in use: the others are parked and have no memory.
+
+From an order to a slot that workers claim: its bytes, the room for its batch, and the bells.
+
+The usual order is posted by one native call (`TrainerRing.post`). Here is the same for all others: a sampler's own keys, an order
+or a batch larger than its room, one that is written again because its samples differ or were bad.
 """
 
 from __future__ import annotations

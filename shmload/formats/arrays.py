@@ -2,6 +2,8 @@
 
 A file's array is mapped again from its path. What lies in memory is inherited by forked workers; before it is pickled it is put
 into one shared segment, once, and the dataset goes on reading there. So spawned workers map it, and the maker owns it.
+
+Samples out of arrays: one row of each is a sample, and rows go straight into the batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,14 @@
-"""Files as a dataset's arguments name them: paths and patterns."""
+r"""Files as a dataset's arguments name them: paths and patterns.
+
+Names of many shards in one: `train-{000000..000099}.tar`, as bash and webdataset expand them.
+
+    {a,b}  {a,{b,c}}  {,x}     alternatives, which may nest and be empty
+    {0..9}  {01..10..3}        numbers up or down, with a step; as wide as the widest if one begins with 0
+    {a..e}                     letters
+    {a}  \{                   literal
+
+`::` separates several, `${NAME}` stands for the environment's WDS_NAME.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,20 @@
-"""Megatron-LM's index of a .bin file of tokens: a .idx file beside it says their type and where documents begin.
+r"""Megatron-LM's index of a .bin file of tokens: a .idx file beside it says their type and where documents begin.
 
 Little-endian, without padding: `MMIDIDX\0\0`, u64 version 1, u8 type of the tokens, u64 number of sequences, u64 number of
 document boundaries; then i32 tokens of each sequence, i64 its byte offset in the .bin, i64 sequences before each boundary (from 0
 to all), and in multimodal sets i8 a sequence.
 
 Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
+
+Where documents lie among tokens, and which pieces of them each window holds.
+
+A plan is three arrays: where each window's pieces end among all pieces, and where each piece begins in the tokens and how long
+it is.
+
+Windows of a flat array of tokens: at a stride, of single documents, or packed with several documents each.
+
+What window i holds is fixed when the dataset is made, so a loader shuffles and resumes windows as it does any samples. Where
+windows follow documents, a native pass makes the plan (src/tokens.pyx) and workers share it.
 """
 
 from __future__ import annotations

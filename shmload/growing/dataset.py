@@ -1,4 +1,9 @@
-"""Which samples a rank reads at a step of an epoch that has a length of its own.
+"""What ShmLoader reads of a growing cache: samples by (snapshot, record), in whatever process.
+
+A worker opens a snapshot when it meets the first order of its epoch: it reads the frozen list, maps the files it has not mapped yet
+and lets go of those that are no longer in it. So an epoch's start costs a worker its new files only.
+
+Which samples a rank reads at a step of an epoch that has a length of its own.
 
 Within an epoch it is shmload's plain schedule over the snapshot's records. A step goes by its first position, which is what a state
 holds, so any number of ranks with the same global batch goes on from it.

@@ -6,6 +6,24 @@
     <anything else>                                     dropped in by somebody: looked at before it is believed (files.py)
 
 A generation is a number of its own for every file published, greater for a later one.
+
+Files that turned out to be damaged while an epoch read them.
+
+.growing/bad/<sum of the name>.json   which, and how: every later snapshot of any run leaves it out
+
+Which files an epoch reads, frozen.
+
+An index of an epoch's sample is `epoch << EPOCH_SHIFT | record`, where records are counted through the snapshot's files. So an
+order tells a worker by itself which snapshot it is of, and the sample's randomness is new in each epoch.
+
+Files that somebody dropped into the folder: are they whole, are they TFRecords, how many records are in them.
+
+A file that is still being written is left for the next epoch. Linux says whether anyone has it open for writing: a read lease
+(fcntl(2), F_SETLEASE) is refused then. Where leases are not known (a network's file system, another owner's file) it must have been
+left alone for `settle_s` instead. A file that then turns out to be torn or damaged is left out for good, unless it changes.
+
+Every byte is summed here once, so that a bad one never comes into an epoch. What was found is kept, for other processes and later
+runs, by name, size and time.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Once the cache is full an epoch leaves the oldest files out, a share of the budget called headroom. They are what samplers may evict
 while the epoch runs; without it everything would be held in every epoch, and the cache would never be renewed.
+
+What a growing cache is doing, for its own process and for stats readers.
 """
 
 from __future__ import annotations

@@ -7,6 +7,11 @@
 
 A rank that comes to a run nobody attends, and resumes nothing, is the first of a new one: snapshots of an earlier run of the same
 name go. One that resumes keeps those up to its epoch's, and so is given the very samples that it would have had.
+
+The trainer's side of a growing dataset: which snapshot an epoch has, and the hold on its files while it is read.
+
+An epoch's snapshot is frozen when its first batch is ordered, which is while the last batches of the epoch before are still under
+way: no worker stands still for it. Its files are held from then until a later epoch begins, the loader closes or the process ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""What writers and samplers' supervisors tell of themselves, for `stats()` in other processes.
+"""Writing samples into a growing cache: TFRecord files of a bounded size, each with its room reserved before a byte is written.
+
+A file is seen by nobody until it is published, which is one rename. A writer that is killed leaves a reservation that nobody holds:
+the next one that needs room removes it. Where the budget is full of files that epochs are reading, writing waits.
+
+What writers and samplers' supervisors tell of themselves, for `stats()` in other processes.
 
 A writer has one small file, .growing/writers/<pid>-<word>: numbers, and its role; locked as long as it lives. A supervisor has
 one for all samplers of its trainer, .growing/samplers/<pid>-<word>.json.

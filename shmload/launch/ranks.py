@@ -1,4 +1,16 @@
-"""What a rank's process is started with, and what the launcher keeps of it."""
+"""What a rank's process is started with, and what the launcher keeps of it.
+
+What a rank's environment says: torch.distributed's variables, as torchrun sets them, and a place to meet.
+
+The place is a port of the loopback that nobody else can have: the launcher keeps a socket bound to it for as long as it runs and
+never listens, which lets rank 0 listen there and keeps the port from all whom the kernel gives a free one. Both sides must say
+SO_REUSEADDR; servers do, torch's among them. Rejected: to choose a free port and let go of it, which others may take before rank 0
+is up.
+
+The ranks of one machine's ranks: how many, on which processors, told what.
+
+A rank as a command: `shmload launch`.
+"""
 
 from __future__ import annotations
 

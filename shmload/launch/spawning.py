@@ -1,4 +1,6 @@
-"""A rank as a function: `shmload.spawn`. Processes are multiprocessing's: what it shares (queues, locks, tensors) can be given.
+"""`shmload.spawn`: a function in one process per GPU.
+
+A rank as a function: `shmload.spawn`. Processes are multiprocessing's: what it shares (queues, locks, tensors) can be given.
 
 Its `spawn` is taken in one step to a process that begins as a rank (boot.py) and whose output is caught from its first line, which
 multiprocessing has no argument for: `_Popen` is its own `_launch` with that other start. `fork` has no first line to catch.

@@ -1,4 +1,18 @@
-"""Signals to the launcher, kept until it looks: an exception out of a handler could come between a rank's start and its record."""
+r"""The ranks of one machine from their start to their end, watched on pidfds by the thread that started them.
+
+The first rank to fail ends all, as does a signal: SIGTERM, so long a grace, SIGKILL. A failure is an exit code, a signal, or an
+exception that a rank's function has reported. What a rank has started itself is told to end, too, once the rank has ended in such a
+run, by its process group.
+
+Signals to the launcher, kept until it looks: an exception out of a handler could come between a rank's start and its record.
+
+What ranks print, brought out line by line with the rank's number before it.
+
+One thread reads all pipes and writes whole lines, so lines of ranks do not mix, and the launcher goes on watching ranks while
+whoever reads its output does not. A line ends at \n or \r (progress bars); one that is longer than a megabyte is cut there.
+
+What is said when a rank has failed: which was the first and why, with its own words, then what became of the others.
+"""
 
 from __future__ import annotations
 

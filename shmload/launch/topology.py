@@ -1,4 +1,11 @@
-"""What the machine is made of, as far as ranks are placed on it: cores, their NUMA nodes, and the nodes that GPUs hang on."""
+"""What the machine is made of, as far as ranks are placed on it: cores, their NUMA nodes, and the nodes that GPUs hang on.
+
+Which processors each rank gets: a pure function of cores and of where each rank's GPU is.
+
+Shares are equal within one core, because ranks wait for each other; every core is someone's, because decoding needs them all; the
+hardware threads of a core stay together. Within these rules a rank gets cores of the node its GPU hangs on, else ranks take the
+nodes in order. It gets cores of another node only when its own has no more.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Seed mode with a sampler of the user's: the sampler orders, the seed keys the randomness within samples.
+"""Seed mode's epochs: which samples a batch has, where an epoch ends, what a state says of it.
+
+Three kinds of order stand behind one class: the schedule's formula; a schedule whose epochs may differ in length (an order that
+makes the batches, a dataset that grows); and a sampler of the user's own, whose draws are kept.
+
+Seed mode with a sampler of the user's: the sampler orders, the seed keys the randomness within samples.
 
 Such an order has no formula, so a state says how the sampler came to it (torch_order.py) and is as large as that.
 """

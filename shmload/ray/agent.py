@@ -1,4 +1,8 @@
-"""What actors leave to the processes of this machine that claim from the same ring.
+"""The agent's process: its dispatchers and stand-ins, and one connection to Ray for all.
+
+It is started as `python -m`, and told by its standard input who it is: so the user's program is not imported again.
+
+What actors leave to the processes of this machine that claim from the same ring.
 
 Batches are wanted in order, and only so many are ordered ahead: one that takes long in the end holds up all. So
 
@@ -11,6 +15,17 @@ that was slow once is tried again; what was asked of an actor before it first an
 
 Rejected: the oldest order for everyone. The batches that lie in the queue of a slow actor are then the ones that are wanted next:
 where it took four times as long, both kinds did half of what the processes do alone (benchmarks/local_workers.py).
+
+One task at a time between the ring and an actor: a claim goes out, what comes back is copied into its rows, the claim ends.
+
+A worker of the ring has several stand-ins, so that its actor decodes a batch while the one before travels or is copied.
+
+Who claims: one thread for the workers that share a bell, which gives each claim to the worker with the least under way.
+
+In seed mode all workers share one bell, and so one dispatcher; in torch mode each worker has its own of both. A claim is sent to
+its actor by the dispatcher, so that an actor is asked in the order of claims; a thread of the stand-in's own waits for what comes.
+
+Where processes of this machine claim from the same ring, `agent.py` says which orders are left to them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,15 @@
-"""Which node decodes for which worker.
+"""The agent's side of Ray: the connection, the dataset in the object store, the actors and who takes a dead one's place.
+
+Which node decodes for which worker.
 
 Actors ask Ray for no CPU of their own: a request that the cluster cannot meet waits for ever, and two loaders would starve each
 other. Instead they are spread by hand, in proportion to the nodes' CPUs, over nodes without a GPU first: the others' CPUs
 are a trainer's.
+
+How many actors `num_workers="auto"` means: as many as the cluster's other nodes have CPUs.
+
+A process of its own asks the cluster, because the trainer imports no running Ray. This machine's own CPUs count only where there is
+no other node: they are the trainer's.
 """
 
 from __future__ import annotations

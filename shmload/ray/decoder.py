@@ -1,7 +1,16 @@
-"""A ring of one slot in private memory: what a worker's body needs around it where no trainer shares its memory.
+"""What an actor is: a worker's body over a ring of one slot, called once for every task.
+
+A ring of one slot in private memory: what a worker's body needs around it where no trainer shares its memory.
 
 The trainer's half is played at once, inside the worker's own call: when the body rings because it wants a layout settled or more
 room, the local ring grants that before the bell's `post` returns.
+
+What travels between the agent and an actor: the claim as an task, and what came of it.
+
+Samples that take too long on an actor: a thread beside its body sees them, leaves word in the cluster, and ends the actor.
+
+The word goes through Ray's own key-value store, because an actor that is ended can return nothing: the agent looks there when the
+actor of an task has died. The thread needs the GIL, so a sample that stands still in C and holds it is not noticed.
 """
 
 from __future__ import annotations

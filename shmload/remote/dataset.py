@@ -1,4 +1,14 @@
-"""Which pass over a dataset an iterator begins, agreed on by all workers of a rank.
+"""RemoteDataset: the samples of shards in an object store, read fluently.
+
+    order       ShardShuffle: shards in random order, mixed by windows; a formula of (seed, epoch)
+    rank r      its positions r, r + world_size, ... of that order: sample by sample, so all ranks have equally many
+    worker w    units w, w + n, ... of the rank's: a unit is what makes one item (stages.py)
+    stages      decode, to_tuple, ... over the samples of a worker's units
+
+Every rank reads from the same windows at the same time. So the processes of a node fetch each shard once and share it, and what
+they hold at a time is a few shards, however many they are.
+
+Which pass over a dataset an iterator begins, agreed on by all workers of a rank.
 
 A loader tells an iterable dataset nothing of epochs, and its workers, which may be new ones for every pass, each begin an iterator
 of their own. What they have in common is the base seed that torch draws for a pass (persistent workers keep it and count their
@@ -11,6 +21,8 @@ late: it finds its own, or takes a number that nobody misses, and the passes of 
 
 The board is a memfd, which forked workers inherit and others open under /proc/<trainer>/fd. What is sent to other machines counts
 by itself, from the pass that is next; here, where nobody hears of it, that pass is taken for begun.
+
+The fluent methods: each gives a new dataset with one stage more, and keeps account of how many items that makes (program.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The index of a shard that lies in a store and that nobody has indexed: its headers are read through ranges.
+"""Fetching: the bytes of a shard, all of them or one sample's, checked; and its index.
+
+The index of a shard that lies in a store and that nobody has indexed: its headers are read through ranges.
 
 A file's worth of address space stands for the shard. What is read is put where it belongs, and the scan of a whole shard goes over
 it: the same checks, the same index. Pieces of a few MiB are read while members are small, for those hold many headers; what a large

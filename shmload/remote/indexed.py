@@ -1,4 +1,11 @@
-"""The samples of remote shards, by number: what the fluent dataset and the indexed view both read from."""
+"""Remote shards as map-style datasets: a sample by its index, or an item of a fluent pipeline by its number.
+
+`RemoteSamples` is a TarDataset whose shards come from the cache: same fields, schema, decoding in place. Where the cache has room
+for all shards, each is fetched whole when it is first asked for; else those of the windows that a `block_shuffle` reads are, and
+any other sample is read alone, by one range.
+
+The samples of remote shards, by number: what the fluent dataset and the indexed view both read from.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,20 @@
-"""A folder for shards that no one has named: made for one dataset and its workers, gone when they are.
+"""The shards of a dataset as this machine has them: in a folder with a budget, fetched before they are needed.
+
+    reader      says which shards come next, takes those it needs, waits for what is under way
+    prefetcher  a thread: fetches what comes next and nobody has begun to fetch
+
+All processes that share the folder share its files: one of them fetches a shard, the others map it. What a process has announced it
+holds by leases, so nobody evicts it; what it has passed it lets go. If the folder is full of what others hold, samples are read
+one by one from the store: slower, never wrong, and never a wait for each other.
+
+A folder for shards that no one has named: made for one dataset and its workers, gone when they are.
 
 Its owner holds a lock on a file in it, which forked workers hold with it. When the last of them is dead, however it died, the lock
 is free: the next owner that makes such a folder removes what it finds unlocked.
+
+A thread that does what comes next before anyone waits for it.
+
+It holds its owner by a weak reference only, and ends with it: a dataset that nobody has any more is gone, its folder too.
 """
 
 from __future__ import annotations

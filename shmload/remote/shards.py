@@ -1,4 +1,9 @@
-"""The manifest of a packed dataset: which shards it is made of, how large they are, and their checksums.
+"""Which shards a dataset is made of: by its manifest, by listing a folder, or by their names.
+
+It is looked up once, where the dataset is made, and goes with it to every worker: so all of them read the same shards, whatever
+happens in the store meanwhile.
+
+The manifest of a packed dataset: which shards it is made of, how large they are, and their checksums.
 
 It is one JSON object, `manifest.json` in the dataset's folder, and it is written last, by one atomic put: what it names is
 there, whole. Shards lie in a folder named after their *generation*. Another packing has another one, so that a reader that goes

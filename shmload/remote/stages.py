@@ -1,6 +1,34 @@
-"""What becomes of a sample that a stage fails on, as webdataset names it: functions of the exception.
+"""The stages of a fluent pipeline: from an iterator of items to another, with the meaning webdataset 1.0.2 gives them.
+
+What becomes of a sample that a stage fails on, as webdataset names it: functions of the exception.
 
 True: go on without the sample. False: end the pass. Or they raise.
+
+Samples to columns, and fields by several names, as webdataset 1.0.2 has them.
+
+decode(): from the bytes of a sample's members to values, by handlers of (extension, bytes), as webdataset 1.0.2 has them.
+
+    pre         what unpacks (.gz): gives a Continue, with which the rest go on
+    handlers    image specs and the user's own; the first that gives something other than None
+    post        by the extension's last part: formats/tar/members.py
+    nothing     the bytes as they are
+
+What can run code is an error unless it was asked for: left as bytes it would only fail later, and less clearly.
+
+Which samples make up the k-th item of a pipeline, as long as that can be said without reading any.
+
+    samples of a rank     0 1 2 3 4 5 6 7 8 9 ...
+    slice(2, None)        . . 0 1 2 3 4 5 6 7
+    batched(3)                |  0  |  1  | 2        units
+
+Workers take units in turn: worker w those of w, w + n, ... So every batch is whole whatever the number of workers, the batches are
+the same ones in the same order (torch takes workers in turn, too), and their number is known before any sample is read. Dealing
+samples instead would give each worker a short batch of its own at the end.
+
+What is done with the samples, and what is known of the items before any is read.
+
+As long as every stage makes one item of one, or batches, or slices, it is known without reading which samples make up which item
+(stages.py). `shuffle` keeps the number, not which is which. `select`, `unbatched` and `then` end that knowledge.
 """
 
 from __future__ import annotations

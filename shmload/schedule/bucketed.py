@@ -11,6 +11,10 @@ order. The one short group, any of them, comes last and shifts no other.
 
 Rejected: fixed boundaries between buckets (TensorFlow's bucket_by_sequence_length: what is left in each bucket depends on all
 that came before, and rare lengths wait an epoch for their batch); sorting the whole epoch (the same samples meet in every epoch).
+
+Batches of a fixed size whose samples have similar lengths.
+
+Batches of any number of samples whose padded size stays within a budget.
 """
 
 from abc import abstractmethod

@@ -1,4 +1,18 @@
-"""Refusals shared by the schedule's parts: what is wrong, what was needed, what was given, what to do."""
+"""A seeded random order of [0, n) that is computed where it is looked at, and the keys of per-sample randomness.
+
+An order of 10^12 samples is not stored: each position is mapped by itself, so seeking costs nothing, memory does not
+grow with n, and any process can compute any part. Up to n = 65,536 a shuffled table (128 KiB) is better and faster;
+above it a Feistel network with cycle walking does the work, in `src/permutation.h`, which names its sources.
+
+Rejected: `numpy.random.Generator.permutation` (8 n bytes and the whole shuffle before the first batch); a linear
+congruence (a * i + b) mod n (fast, but neighbours stay neighbours); sorting by a hash of each index (memory, and ties).
+
+Refusals shared by the schedule's parts: what is wrong, what was needed, what was given, what to do.
+
+Which stream of keys each use of randomness takes, so that no two of one (seed, epoch, n) see the same numbers.
+
+What an order that has no formula works out for a whole epoch, kept for the two epochs in use at a time.
+"""
 
 import operator
 from collections.abc import Callable

@@ -1,7 +1,49 @@
-"""Orders of an epoch's samples that are computed where they are looked at: what the schedule asks of one besides its own shuffle.
+"""Which samples a rank reads at a step of an epoch: a pure function with nothing to save.
+
+    position   0 .......... global_batch .......... 2 * global_batch ...... n
+    step       |     0      |           1           |       2 (rest)       |
+    rank       | 0 | 1 | 2  |  0  |   1   |   2     | 0 | 1 | 2 |
+
+An epoch is one permutation of [0, n). Its positions are cut into global batches, and each of those into one contiguous
+slice per rank. So the sequence of global batches depends on batch_size * world_size only: the same samples come in the
+same order for 1, 2 or 8 ranks and any number of workers, and a resume on other hardware is a division.
+
+Rejected: strided ranks (DistributedSampler's order), whose global batches change when the number of ranks does; ranks
+that shuffle a part of their own, which lose or repeat samples when ranks come and go.
+
+Orders of an epoch's samples that are computed where they are looked at: what the schedule asks of one besides its own shuffle.
 
 An order maps positions to indices, as a pure function of (seed, epoch, position). So it needs no state, is sharded over ranks
 like any other, and a resume on other hardware is a division. A mixture cannot be a formula: it has counters, one per member.
+
+Which positions of a stream of items a rank is given at a step.
+
+    batches of 3, 2 ranks    position  0 1 2 3 4 5 | 6 7 8 9 10 11 | 12 ...
+                             rank      0 0 0 1 1 1 | 0 0 0 1  1  1 |
+    items, 2 ranks           position  0 1 2 3 4 5   6 7 ...          fetched several at a time: here 3 rounds
+                             rank      0 1 0 1 0 1 | 0 1 ...
+
+A step goes by its first position, so any number of ranks goes on from any of them, with exactly the rest.
+
+What the loader asks of anything that says which samples come next.
+
+The contract is torch's own: iterate, and get one batch's keys at a time. So every torch batch sampler is an `Orders` as
+it stands, pipelines and mixtures can be, and a `Schedule` becomes one by saying whose and from where: ScheduledOrders.
+
+Orders that say themselves which samples each batch of an epoch holds: what seed mode takes as `batch_sampler=`.
+
+The batches of an epoch are one sequence for all ranks, a pure function of (seed, epoch, number): see schedule.py for who
+reads which. There may be another number of them in each epoch.
+
+Which batch a rank reads at a step, where an order makes the batches itself.
+
+    sequence   0 | 1 | 2 | 3 | 4 | 5 | 6 | 7      the epoch's batches, of any sizes, the same for all ranks
+    step 0       0   1   2                        batch step + rank
+    step 3                   3   4   5
+    step 6                               6   7
+
+A step goes by the number of batches that all ranks have read before it, which is also the position in a state. So a run on
+another number of ranks goes on at any step, with exactly the batches that are left, and needs no division.
 """
 
 from abc import ABC, abstractmethod

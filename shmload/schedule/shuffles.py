@@ -8,6 +8,15 @@ block at the window's end, wherever it stood in the order: then block and place 
 
 Rejected: the sliding buffer of webdataset and tf.data (its content depends on all that came before, so it can neither be
 entered in the middle nor shared by ranks); shuffled blocks read in their own order (neighbours fill whole batches).
+
+A shuffle that reads shards whole, for shards of any sizes.
+
+    dataset    shard 0 | shard 1 | shard 2 | ...            of so many samples each
+    epoch      the shards in random order, cut into windows of a few; each window's samples in random order
+
+`BlockShuffle` with the blocks' own sizes: what costs it a formula costs here one word a shard and epoch, the position at which each
+shard's window begins. In return a window is exactly some shards, whatever they hold, so a reader knows what it needs next, and what
+no more.
 """
 
 import zlib

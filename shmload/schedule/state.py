@@ -1,4 +1,11 @@
-"""The checksum of a state: whatever has kept it since, the loader that takes it knows whether every value is what it was.
+"""The saved state of a seeded run: a flat, JSON-able dict of eleven fields, for any loader, pipeline or growing cache.
+
+The order is a pure function, so a state holds no indices: which order it is (n, seed, shuffle, global_batch, uneven,
+schedule) and how far the run came (epoch, position). World size is left out on purpose: any number of ranks with the
+same global batch may resume; where the order makes the batches itself, any number. Mixtures add `counters`, composites
+and snapshots `children`; absent where there are none.
+
+The checksum of a state: whatever has kept it since, the loader that takes it knows whether every value is what it was.
 
 It is that of canonical JSON, so JSON there and back, torch.save, another order of keys and tuples in place of lists change nothing.
 It tells of damage. Who writes a state on purpose can write its checksum, too; that a state runs no code is codec.py's affair.

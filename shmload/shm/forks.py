@@ -8,6 +8,14 @@ longer than GRACE_S the parent goes on, and looks again at its next fork and in 
 
 Memory: a child costs the bytes of the slots leased at its fork, whether it looks at them or not; usually that is one batch.
 The worker pool's own workers never look at a batch, and pay nothing (`ours`).
+
+Where a pickle goes: to a process of this machine, which maps what is shared, or to other machines, which must be sent it.
+
+What holds shared memory asks `is_abroad()` while it is pickled, and gives `carried(memory)` in place of the way to it. That memory
+is not part of the pickle but lies behind it, whole and once, so whoever unpickles reads it where it has arrived and makes no copy.
+Anything else a pickle holds is as ever: a numpy array comes as one that can be written to.
+
+    head: number of pieces, length of each  |  pickle  |  piece  |  piece ...     each at a multiple of 64 bytes
 """
 
 from __future__ import annotations

@@ -1,7 +1,22 @@
-"""Descriptors that say "the owner lives", and so must not live on in anything it forks.
+"""Names of what a loader leaves in /dev/shm.
+
+    shmload-<uid>-<process nonce>-<k>            the stem of one loader's group
+    <stem>-control, <stem>-payload-0, ...        its segments
+    <stem>-control.new, ...                      a segment that is being made: it gets its name when it is locked
+    sem.<stem>-ready, ...                        its semaphores, as the C library files them
+
+Nothing is found by a fixed name, so nothing of another user, process or container can be taken for ours. The nonce is drawn anew
+in a forked child: what a child makes is its own. The one exception is where the processes of one run meet (meeting_stem): there the
+nonce is a digest of what only they know, and the place holds no data.
+
+Descriptors that say "the owner lives", and so must not live on in anything it forks.
 
 A flock belongs to the open file and a pipe stays open while any copy of its end does. A forked child would keep both, and make a
 dead trainer look alive. Every such descriptor is registered here and closed in each forked child; exec closes them too (CLOEXEC).
+
+A process told from a later one that has its number: by when it began.
+
+A *ticket* is both in one word of shared memory: number << 40 | start time, in the kernel's ticks since boot.
 """
 
 from __future__ import annotations

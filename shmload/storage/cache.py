@@ -1,4 +1,10 @@
-"""What the readers of a cache will need, in their order, and so what is best evicted.
+"""Copies of a store's objects on a local disk, within a budget, shared by all processes of a node.
+
+A file's name is made of the object's key and its version (etag), so a changed object is another file, and what is found under a
+name is what was asked for: nothing says otherwise anywhere, and nothing can be stale. A file is fetched by one process; the others
+that want it wait, and one of them takes over at once when it fails or dies.
+
+What the readers of a cache will need, in their order, and so what is best evicted.
 
     <folder>/.shmload/needs/<pid>-<word>    one file a reader: its keys' digests in the order of need, 0 where it has been read
 

@@ -1,6 +1,12 @@
 """Who asks: botocore's credentials, found and renewed by it (environment, profiles, single sign-on, roles of machines).
 
 What is ours: they can be pickled, compared and printed without showing anything, and their errors say what to do.
+
+botocore's clients of this process: they write, list and delete.
+
+They are made when first needed, and again in a child: connections of two processes would be one. Nothing is tried again there, as
+transport.py does that. Checksums that came to S3 in 2025 are not sent, as many servers reject them: a body is covered by the
+SHA-256 in its signature.
 """
 
 from __future__ import annotations

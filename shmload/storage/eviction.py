@@ -4,6 +4,11 @@ The kernel's inotify tells what wakes a waiter: a lease taken back is a write in
 file and those it was writing, a publication or an eviction is a rename or a removal. The kernel tells of a close shortly before it
 takes the lock away; so behind each event further looks follow, soon at first, then at doubled pauses. Where inotify is not to be
 had (too many instances; other machines on a network file system) the look that is due every half second has to do.
+
+Eviction in a budgeted folder: what is evicted for it, and what is said if there is none.
+
+All victims are chosen before the first is removed, so a request that cannot be met removes nothing. A disk that is smaller than the
+budget is no error: where the kernel finds no blocks for a file, as much is evicted as the file needs, in the same order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,13 @@
-"""The hold of a process on files of a budgeted folder: while one lives, nobody evicts them."""
+"""A folder whose files together never exceed a budget, however many processes write there.
+
+Eviction is taken before anything is written: a reservation counts with its full size from its first moment, and what is in the way
+is evicted first. Whoever reads leases; what is leased stays. The file system is the state: which files there are is what the folder
+says (ledger.py), who lives is what locks say (process_leases.py), and both are right after any kill.
+
+The hold of a process on files of a budgeted folder: while one lives, nobody evicts them.
+
+Eviction in a budgeted folder, taken before anything is written there.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,25 @@
-"""Descriptors whose locks say "this process lives", and so must not live on in anything it forks.
+"""What lies in a budgeted folder, as all its processes know it, without a listing each time.
+
+    <folder>/.shmload/ledger    a header, and behind it what came and went since the ledger was last written anew
+    <folder>/.shmload/new/      files that are being written, each locked by its writer and as long as its reservation
+
+The folder is the truth and the ledger a copy of it: a listing of 10,000 files takes 40 ms, the ledger's news since the last look
+a microsecond. An exclusive flock on the ledger is the folder's lock; whoever holds it reads the news, and may change files. Before
+the first change it marks the ledger as dirty, behind the last as clean again, with the folder's time of change. A ledger that is
+dirty (its writer was killed), damaged, gone, of another boot, or older than the folder (somebody else put a file there, or took
+one) is written anew from a listing. So there is nothing to recover, and nothing to believe.
+
+Descriptors whose locks say "this process lives", and so must not live on in anything it forks.
 
 A flock belongs to the open file: as long as a forked child keeps a copy of the descriptor, its dead parent would seem to live. They
 are opened close-on-exec and through here, which closes each forked child's copies. Closing a copy ends no lock of the parent's.
+
+How files become safe from a power failure without anybody waiting for the disk.
+
+A file has its name as soon as its bytes are in the page cache, which no kill can take. Until they are known to be on the disk it
+carries a mark; a minute later, when the kernel has long written them, a sync costs nothing and the mark goes. A file that still has
+it at the first look of another boot may lack bytes, and is removed (ledger.py). File systems write a file's mode and name in the
+order of their changes, so no file has its name without the mark. Rejected: a sync before the name, 0.5 s of a pass over 880 MB.
 """
 
 from __future__ import annotations

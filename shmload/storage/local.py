@@ -1,4 +1,11 @@
-"""Files of a folder that are being written, and what killed writers have left of them.
+"""A folder as a store.
+
+An object is written beside its place under a name that no listing shows, brought to the disk, and renamed: readers see the old
+bytes or the new ones. What a killed writer leaves are such names, which count for nothing and go when a process first writes into
+that folder again (local.py). A version is (time, size, inode) of the file, which a rename always changes; every read compares it
+before and after.
+
+Files of a folder that are being written, and what killed writers have left of them.
 
 A writer holds a lock on its file, which ends with it however it dies. So an unlocked one is nobody's any more, and goes when a
 process first writes into that folder. The name says whose machine it is: on some network file systems the locks of one machine

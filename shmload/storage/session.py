@@ -1,4 +1,9 @@
-"""Who uses a budgeted folder, and which files each has leased.
+"""What a process has open of a budgeted folder: its ledger, its leases of a process, its lock against its own threads.
+
+Each process begins its own at its first use, a forked child too. A lease may be let go by the garbage collector at any moment, also
+while this very thread is inside the lock; then it is put aside, and whoever leaves the lock sees to it.
+
+Who uses a budgeted folder, and which files each has leased.
 
     <folder>/.shmload/users/<pid>-<word>    one file a process: its budget, and the inodes of the files it has leased
 

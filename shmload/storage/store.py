@@ -1,4 +1,10 @@
-"""Keys of objects: parts joined by "/", that name nothing outside the store's root and mean the same in every store."""
+"""What every store offers: objects under keys, read whole or by ranges, written whole.
+
+Keys are relative to the store's root and use "/" between parts, whatever the store is. An object is written as a whole or not at
+all: nobody ever reads half of one. What changed between two reads is seen by its `etag`.
+
+Keys of objects: parts joined by "/", that name nothing outside the store's root and mean the same in every store.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,10 @@
 
 The text is what torch's loader says, so that code which looks into it goes on working; where the sample is known, the exception
 carries it as a note.
+
+How a process ended, in words.
+
+What is said of a sample that took longer than `sample_timeout_s`, wherever its worker was.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Generators that a dataset keeps for itself: seed mode reseeds the global ones, these it cannot know."""
+"""The trainer's generators: where they stand, as text, and a while in which they stand there again.
+
+Generators that a dataset keeps for itself: seed mode reseeds the global ones, these it cannot know.
+"""
 
 from __future__ import annotations
 

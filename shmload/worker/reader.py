@@ -1,4 +1,18 @@
-"""How a dataset decodes into rows itself, also through the wrappers that pass this on. Whether it is asked to: reader.py."""
+"""How a dataset decodes into rows itself, also through the wrappers that pass this on. Whether it is asked to: reader.py.
+
+torch's TensorDataset, gathered from its tensors' memory into the batch.
+
+Torch indexes every tensor once a sample and stacks what comes. The rows' bytes are the same without any of that. Whether it may be
+done is decided by `TensorRows.takes`, batch by batch: for all but plain integers the dataset itself is asked, as torch asks it.
+
+How the batches of one loader are read: one value, decided once, from the loader's arguments and its dataset.
+
+It travels in the job. The trainer that publishes orders, the workers that fill them and the reader without workers obey it; none
+asks the dataset again. A question that is answered in two places has two answers: batches of text were once published in chunks, as
+one place took them for rows, and each chunk's worker wrote the whole batch, as another took them for ragged.
+
+Precedence: a custom collate_fn (the whole batch, by itself), then `read_batch_into`, `read_into`, `__getitems__`, `__getitem__`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Several threads of one worker reading samples at once: for datasets that wait, for a disk or a network, or give up the GIL.
+"""Reading the samples of the claimed rows: one by one, all at once, or by several threads; and who is to blame while it lasts.
+
+Several threads of one worker reading samples at once: for datasets that wait, for a disk or a network, or give up the GIL.
 
 Rows are given out in order and their results taken in order, so the worker always waits for the oldest row, and that one gets the
 blame for a delay. A death may be any row's: whoever takes the rows over reads them one by one, so that the next death names the

@@ -1,6 +1,19 @@
-"""A worker's way through an IterableDataset: one iterator for each pass, made when the pass's first order is taken.
+"""What a worker says of itself along with a batch, so that a resumed run goes on as if it had not stopped (torch mode).
+
+    the dataset's state_dict(), the iterator's, where the global generators stand
+
+A snapshot describes the worker right behind the batch it travels with, however far the worker has read ahead. It reaches the
+trainer as bytes, which are only opened when someone asks for the loader's state.
+
+A worker's way through an IterableDataset: one iterator for each pass, made when the pass's first order is taken.
 
 The dataset itself sees to it that workers read different samples (get_worker_info); an order only says how many are wanted.
+
+The note that travels with a batch in torch mode: where its worker stands, and whether its iterable dataset has ended.
+
+    one byte of flags | the snapshot, or where in the payload it lies if it is longer than a note may be
+
+A worker that has nothing new to tell sends the flags alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Which part of an image becomes the result, and of what size: torchvision's crops as windows.
+"""ImageDecoder: from the bytes of an image file to a row of a batch, in two passes over the pixels.
+
+The library decodes, at a half, a quarter or an eighth where that is exact enough, and if it can only what the window needs;
+`_core.resample` takes the window out of that and resizes, mirrors, normalises and lays it out where it is delivered. It reckons in
+pixels of the whole image either way, so that what was left out changes no byte. Parameters are drawn from the sample's own
+generator.
+
+Which part of an image becomes the result, and of what size: torchvision's crops as windows.
 
 A window says everything that resampling needs to know, in pixels of the image as it is stored. A crop that torchvision makes in two
 steps (resize, then cut) is one window here: no pixel is computed that is not wanted.

@@ -1,4 +1,7 @@
-"""Which images a folder holds, and of which class: as torchvision's ImageFolder finds them, in its order."""
+"""ImageFolder: image files on this machine, each class in a folder of its own, or a list of them.
+
+Which images a folder holds, and of which class: as torchvision's ImageFolder finds them, in its order.
+"""
 
 from __future__ import annotations
 

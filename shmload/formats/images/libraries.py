@@ -1,4 +1,22 @@
-"""What every library's images have in common: a size, pixels or a part of them, and the memory these are decoded into."""
+"""From the bytes of a file to RGB pixels: which library decodes, and what it is not given.
+
+JPEG goes to Pillow's libjpeg-turbo, called directly so that a part of an image can be decoded, else to simplejpeg. Both decode into
+memory of ours and report damage within a scan; Pillow and OpenCV make something up for what is damaged and say nothing. simplejpeg
+reads every file to its end; the others are kept from files that are cut off. PNG and all others go to Pillow. What a file is, its
+bytes say, not its name. Conversions to RGB are Pillow's, except that of 16 bits, which there is a clipping: the high byte is taken.
+
+What every library's images have in common: a size, pixels or a part of them, and the memory these are decoded into.
+
+What the head of a file says of the image in it, read before any library makes room for the pixels.
+
+Source: ITU-T T.81 (JPEG), annex B; W3C Portable Network Graphics (third edition), 5.
+
+The libjpeg-turbo that Pillow brings, called directly: it decodes what a crop needs of a JPEG, and leaves the rest out.
+
+simplejpeg and OpenCV have a libjpeg-turbo each, but hide it. Pillow's wheels carry one as a shared library, and distributions link
+Pillow with the system's. `_core.jpeg` binds whichever it is at run time; where there is none, or an old one, or one of another
+interface, JPEGs are decoded whole, by simplejpeg or Pillow: the same pixels.
+"""
 
 from __future__ import annotations
 

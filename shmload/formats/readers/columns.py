@@ -1,4 +1,22 @@
-"""The libraries that the readers stand on, imported when a file is opened."""
+"""Columns as the readers find them: lying in a mapped file, or decoded block by block.
+
+A batch's rows are put in the order of their blocks first, so that each block is decoded and looked at once, and are written to
+the places they were asked for in.
+
+The libraries that the readers stand on, imported when a file is opened.
+
+Something that every process opens for itself, at its first use: files of libraries that do not survive a fork.
+
+A child that inherits an open file leaves it alone, does not even close it (that would run the library on a state whose locks and
+threads stayed behind in the parent), and opens its own. The lock that keeps two threads from opening twice goes by the process,
+too: one that another thread held at the fork would never be released in the child.
+
+One sample, written the way a batch is: what a dataset that reads batches answers `__getitem__` with.
+
+Decoded blocks of a file (row groups, chunks), the ones used last, within a number of bytes.
+
+What the datasets of columns share: rows by number, into a batch or one by one, of files that each process opens itself.
+"""
 
 from __future__ import annotations
 

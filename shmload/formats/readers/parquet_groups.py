@@ -1,4 +1,14 @@
-"""What fields the columns of a Parquet file are, by their arrow types."""
+"""Row groups of Parquet files, decoded to arrow tables, and their rows as addresses.
+
+The groups in the cache are seen as one table whose chunks are theirs (`batch/arrow_columns.py`), so that one native copy a
+column serves a batch, however many groups its rows come of. That table is made anew when a group was decoded. A batch that touches
+more groups than the cache holds takes its rows out of one after the other instead: it never holds more than one of them beside the
+cache.
+
+pyarrow's own threads are not used: they would not be there in a forked worker, and workers are what decodes in parallel here.
+
+What fields the columns of a Parquet file are, by their arrow types.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A field of a schema, read for a whole batch from the members of its samples.
+"""TarDataset: the samples of WebDataset shards on this machine, each reached by its index.
+
+A field of a schema, read for a whole batch from the members of its samples.
 
 The native readers copy what is as plain as it is usually written; the row they stop at is decoded here, which either converts it or
 raises the error that says what is wrong with it.

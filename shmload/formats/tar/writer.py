@@ -1,4 +1,8 @@
-"""Headers of tar members: 512 bytes of ustar, the same ones every time.
+"""TarWriter: samples to shards, the same bytes every time.
+
+A member is a header (`writer.py`) and its payload; a sample's members stand in the order of their extensions.
+
+Headers of tar members: 512 bytes of ustar, the same ones every time.
 
 What of a path does not fit a header's name goes to its prefix; longer paths get a PAX header before their own, payloads from 8 GiB
 on a size in base 256. Owners, times and modes are fixed.

@@ -1,4 +1,11 @@
-"""What a schema asks of a record, and the words for what a record does not give."""
+"""TFRecord files as one dataset: any record at any time, decoded into the batch's rows without the GIL.
+
+What a schema asks of a record, and the words for what a record does not give.
+
+Fields whose one value of bytes is decoded in Python: images, and what else a function makes of bytes.
+
+An `ImageDecoder` writes the image where it is delivered; what any other function gives is checked and copied there.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,29 @@
-"""Where shards lie until they are sent: a few files without names, which go with the process, also when it is killed.
+"""What a packing keeps in the store: its claim, a record beside each shard, and at its end the manifest.
+
+    packing.json                            generation of the packing under way; the last one that began
+    <generation>/shard-000000.tar.json      written after its shard and index: these are whole
+    <generation>/etags.json                 of a bucket: the versions of all of these, as the store named them; before the manifest
+    manifest.json                           of the newest whole generation; written last
+
+A shard that is there counts as whole if its bytes are those that were written. A bucket's objects are, if they are still of the
+versions that were noted; what those are made of, such as several parts' digests, is the store's affair. An object of another
+version, or of one that was not noted, is read and its checksum compared, and so is every file of a folder, whose version is only a
+time and an inode.
+
+A generation is named after the dataset and the arguments, so the same packing finds what it has done, whoever killed it, and
+two of the same at once write the same bytes under the same names. One of another kind takes the claim over: who finds another
+name in it stops. Once the manifest is written, all other objects in folders of generations are removed, except of one that was
+claimed since. Objects that are no such names are never touched.
+
+Where shards lie until they are sent: a few files without names, which go with the process, also when it is killed.
 
 They lie in memory if it has room for them, and are written over by the next shards: pages that are there cost one copy, and new
 ones of a disk's file system several times that.
+
+A shard on its way: written into a file without a name, which goes with its last descriptor, also when the process is
+killed.
+
+Sends finished shards while the next ones are packed, by a few threads; room for a few shards is all it takes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,42 @@
-"""What the bytes of a file are, by how they begin: names say little, and a reader chooses its decoder by the extension."""
+"""A sample as members of a tar file: (extension, bytes), by one table, which every value survives in kind.
+
+| value | extension | is read back as |
+|---|---|---|
+| image (see `pictures.py`), encoded image | jpg, png, tif, ... , npy | an image |
+| int, numpy's and tensors of one whole number | cls | int |
+| str | txt | str |
+| bool, float, None | json | the same |
+| list, tuple, dict, of what JSON keeps | json | the same; a tuple as a list |
+| array, tensor | npy | array |
+| dict or list of arrays (a list: under "0", "1", ...) | npz | dict of arrays |
+| bytes | bin, or by its kind if it is an encoded image | bytes |
+| path (`pathlib`) | what the file is | its bytes |
+
+A sample that is a tuple is an image and, if there is one, a label. One that is a dict keeps its names: `image` and `label`
+stand for the two of a tuple, other fields become `<name>.<extension>` ("caption.txt"), which webdataset decodes by the last
+part. A name that already ends in a known extension ("seg.png") stays as it is, for values that are bytes or that its encoder takes.
+
+Nothing is pickled. What none of these keeps is an error that names the field.
+
+What the bytes of a file are, by how they begin: names say little, and a reader chooses its decoder by the extension.
+
+An image as the bytes of a file: those it came from where it is surely unchanged, else encoded without loss.
+
+| image | becomes |
+|---|---|
+| Pillow's, not changed since it was opened from a file | the file's bytes |
+| Pillow's, mode 1, L, LA, P, RGB, RGBA, I;16 | PNG |
+| Pillow's, mode CMYK, F, I, LAB, YCbCr | TIFF, which keeps them |
+| array or tensor, uint8, one, three or four channels | PNG |
+| the same of uint16, one channel | PNG of 16 bits |
+| the same of floats that are all k / 255 | PNG: what ToTensor made of a picture |
+| any other array or tensor | .npy |
+
+With three dimensions, an array is height, width, channels if its last extent is 1, 3 or 4, else channels first; a tensor is
+channels first if its first extent is 1, 3 or 4, else channels last: each as its library has it where both could be meant.
+
+With a quality, what would have been PNG of 8 bits in L or RGB is JPEG instead. That is a loss, so nothing does it unasked.
+"""
 
 from __future__ import annotations
 

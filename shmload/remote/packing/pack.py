@@ -1,7 +1,22 @@
-"""The dataset to be packed, seen from the packer: how many samples, and the members of any of them.
+"""The packing itself: which stretches of the order are still to be packed, and each of them from the loader's batches to
+shards.
+
+The order is cut into shards as it comes, so where a shard begins depends on the sizes of all samples before it. A packing that
+goes on therefore keeps whole shards where they are, and packs the *gaps* between them: a gap begins where the shard before it
+ends, and ends where the next one begins, with the number that the next one says. Should a dataset not be the same any more, and
+a gap not come out at that number, the shards behind it are packed again, too.
+
+The dataset to be packed, seen from the packer: how many samples, and the members of any of them.
 
 A dataset that only opens files of a list is packed from these files, byte for byte, and no image is decoded. That it does no
 more cannot be told from its code, so some of its samples are compared with what Pillow makes of their files.
+
+The dataset that a packing's loader reads: position in the packing order -> the sample's members as they stand in a shard.
+
+Workers do all of the encoding, headers and padding included, in the slot of the ring. The trainer writes out what lies there.
+Where a sample comes to lie depends on its position alone, so the number of workers changes no byte.
+
+upload_cv_dataset: any dataset of images and labels, as shards in a store.
 """
 
 from __future__ import annotations

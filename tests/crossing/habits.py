@@ -392,12 +392,15 @@ class Trial:
                 self.begin(loaders).take()
                 self.settle()
 
-    @staticmethod
-    def _states(loaders: Loaders, passes: Passes) -> list[str]:
-        """Of the ranks that have come furthest: one whose batch was all bad has gone on to the next, and the others follow it."""
+    def _states(self, loaders: Loaders, passes: Passes) -> list[str]:
+        """Of the ranks that have come furthest: one whose batch was all bad has gone on to the next, and the others follow it.
+
+        One that so came to its own end, while others still have a row in the last step, is over already.
+        """
         furthest = max(place.step for place in passes.places)
-        pairs = zip(loaders.each, passes.places, strict=True)
-        return [json.dumps(loader.state_dict()) for loader, place in pairs if place.step == furthest]
+        pairs = [pair for pair in zip(loaders.each, passes.places, strict=True) if pair[1].step == furthest]
+        under_way = [pair for pair in pairs if not self._has_ended(pair[1])]
+        return [json.dumps(loader.state_dict()) for loader, _ in under_way or pairs]
 
     def _load(self, loaders: Loaders, states: list[str]) -> None:
         """Any rank's state is good for all."""

@@ -61,7 +61,8 @@ def test_a_reader_gets_whole_events_in_order_and_knows_what_it_missed(race: Race
 
 @pytest.mark.parametrize("plant", [1, 2])
 def test_the_race_catches_a_reader_that_is_careless(race: Race, plant: int) -> None:
-    assert TORN in [race(1_000_000, 16, plant).returncode for _ in range(10)]
+    # on a busy machine the two seldom run at once, and many runs show nothing
+    assert any(race(1_000_000, 16, plant).returncode == TORN for _ in range(100))
 
 
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])

@@ -288,8 +288,7 @@ class ShmLoader(DataLoader[T]):
         Returns:
             a new dict, which the loader does not keep.
         """
-        self._passes.config = self._config()
-        return self._passes.state_dict()
+        return self._passes.state_dict(self._config)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state` was taken: the next iteration yields the rest of that epoch.
@@ -437,7 +436,7 @@ class ShmLoader(DataLoader[T]):
             batch: what the loader yielded, or any part of it.
             stream: a `torch.cuda.Stream`.
         """
-        self._builder.record_stream(self._config(), batch, stream)
+        self._builder.record_stream(self.device, batch, stream)
 
     def __repr__(self) -> str:
         mode = "torch mode" if self.seed is None else f"seed {self.seed}"
@@ -452,9 +451,7 @@ class ShmLoader(DataLoader[T]):
         )
 
     def check_worker_number_rationality(self) -> None:
-        """Warns, as torch does, of more workers than there are cores; actors have the cluster's, a shared worker pool all
-        ranks'.
-        """
+        """Warns, as torch does, of more workers than there are cores; actors have the cluster's, a shared pool all ranks'."""
         if self.backend != "ray" and self.share is None:
             super().check_worker_number_rationality()
 

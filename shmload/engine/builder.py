@@ -391,7 +391,7 @@ class EngineBuilder:
         if self.tuner is not None and not self.tuner.is_of(config):  # they may be set between passes
             self.tuner = tuner_of(config, self._tell)
         known = config.batch_size if config.auto_collation else 1
-        sender = self.sender(config)  # both must mean the same device where "cuda" is whichever is current
+        sender = self.sender(config.device)  # both must mean the same device where "cuda" is whichever is current
         calls = (
             calls_of(None, pin_memory=config.pin_memory and config.share is None) if sender is None else sender.calls
         )
@@ -427,17 +427,17 @@ class EngineBuilder:
             self.trace.follow(engine)
         return engine
 
-    def sender(self, config: LoaderConfig) -> Sender | None:
+    def sender(self, device: Any) -> Sender | None:
         """What sends batches to the device, in all passes, as their buffers are the same; None: they stay on the host."""
-        if config.device is None:
+        if device is None:
             return None
-        if self._sender is None or self._sender.device is not config.device:  # it may be set between passes
-            self._sender = sender_of(config.device)
+        if self._sender is None or self._sender.device is not device:  # it may be set between passes
+            self._sender = sender_of(device)
         return self._sender
 
-    def record_stream(self, config: LoaderConfig, batch: Any, stream: Any) -> None:
+    def record_stream(self, device: Any, batch: Any, stream: Any) -> None:
         """See ShmLoader.record_stream."""
-        sender = self.sender(config)
+        sender = self.sender(device)
         all_releases = [engine.releases for engine in self.engines if engine.releases is not None]
         named: set[tuple[int, int]] = set()
 

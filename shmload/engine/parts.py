@@ -125,9 +125,7 @@ class Hook:
     """
 
     def neighbours(self, parts: Parts) -> tuple[PeerRing, ...]:
-        """Rings of the node's other ranks in which the worker pool helps; asked once there is a ring, and before there is a worker
-        pool.
-        """
+        """Rings of the node's other ranks in which the pool helps; asked once there is a ring, and before there is a pool."""
         return ()
 
     def order_bell(self, parts: Parts, bell: Doorbell) -> Doorbell:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -281,7 +282,7 @@ class SeedStream:
         if self._pins:
             batch = pin_memory(batch)  # type: ignore[no-untyped-call]  # torch's own
         if batch is not NOTHING:
-            batch = sent_now(batch, self._builder.sender(self.config))
+            batch = sent_now(batch, self._builder.sender(self.config.device))
         place.step = self.epochs.behind(place.step)
         return batch
 
@@ -294,8 +295,8 @@ class SeedStream:
         self._next_epoch, self._first_step, self._place = epoch, 0, None
         self._log.resumed(epoch, 0, by="set_epoch")
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the batch that comes next."""
+    def state_dict(self, now: Callable[[], LoaderConfig] | None = None) -> dict[str, Any]:
+        """The state of the batch that comes next; the schedule says all of it."""
         return self.epochs.state_dict(*self._position())
 
     def load_state_dict(self, state: dict[str, Any], *, is_trusted: bool | None = None) -> None:

@@ -86,12 +86,16 @@ class TorchPasses:
         with replayed(origin, generator):
             return kind(loader, self, state)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where the newest pass stands, or the next one would begin."""
+    def state_dict(self, now: Callable[[], LoaderConfig]) -> dict[str, Any]:
+        """Where the newest pass stands, or the next one would begin.
+
+        Args:
+            now: gives the loader's arguments; they are asked for between passes only, as a state may be wanted with every batch.
+        """
         if self._loaded is not None:
             return packed_state(self._loaded)
         if self.progress is None or self.progress.is_finished:
-            state = fresh_state(self.config, self.progress)
+            state = fresh_state(now(), self.progress)
         else:
             state = self.progress.state()
         return packed_state({**state, "passes": self.log.num_passes})
@@ -467,7 +471,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
         config = passes.config
         origin = origin_of(config.generator)
         self.turns = Turns()
-        self._sender = passes.builder.sender(config)
+        self._sender = passes.builder.sender(config.device)
         resumed = ((state or {}).get("workers") or [{}])[0]
         if "dataset" in resumed:
             config.dataset.load_state_dict(resumed["dataset"])

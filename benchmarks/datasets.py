@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmload.tools.bench.contestants import LoaderOptions
-from shmload.tools.bench.workloads import Field, Photos, photo_files
+from shmload.tools.bench.contestants import Field, LoaderOptions, Photos, photo_files
 
 
 class Fields:

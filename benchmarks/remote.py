@@ -110,8 +110,8 @@ def pack_into(store: Any) -> None:
     """Packs the photos, unless they are there."""
     from shmload._core.crc32c import crc32c
     from shmload.formats import TarWriter
-    from shmload.formats.tar.shard import ShardIndex, pack_index
-    from shmload.remote.shards import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
+    from shmload.formats.tar.dataset import ShardIndex, pack_index
+    from shmload.remote.fetch import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
 
     if list(store.list_objects()):
         return

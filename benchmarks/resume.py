@@ -31,7 +31,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from benchmarks.common import Result, Row, Settings, main
 from shmload import ShmLoader
-from shmload.schedule.codec import opened, sealed
+from shmload.schedule.state import opened, sealed
 from shmload.worker.sample_rng import begin_sample
 
 BATCH = 256

@@ -48,7 +48,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload import BlockShuffle, LengthBuckets, Permutation, TokenBudget, Weighted
-from shmload.schedule.bucketed import Bucketed
+from shmload.schedule.samplers import Bucketed
 from shmload.schedule.schedule import KeyedOrder
 
 N = 10**6

@@ -35,35 +35,33 @@ if TYPE_CHECKING:
         WorkerDied,
     )
     from shmload.formats.shared_index import SharedIndex
-    from shmload.launch.spawning import spawn
+    from shmload.launch.supervisor import spawn
     from shmload.loader import ShmLoader
-    from shmload.schedule.bucketed import LengthBuckets, TokenBudget
     from shmload.schedule.mix import Mix
     from shmload.schedule.permutation import Permutation
+    from shmload.schedule.samplers import BlockShuffle, LengthBuckets, TokenBudget, Weighted
     from shmload.schedule.schedule import Schedule
-    from shmload.schedule.shuffles import BlockShuffle
-    from shmload.schedule.weighted import Weighted
     from shmload.worker.sample_rng import sample_info, sample_rng
 
 __version__ = "0.1.0"
 
 _PLACES = {
-    "BlockShuffle": "shmload.schedule.shuffles",
+    "BlockShuffle": "shmload.schedule.samplers",
     "Device": "shmload.device.sending",
     "Jagged": "shmload.batch.deliver",
     "Mix": "shmload.schedule.mix",
-    "LengthBuckets": "shmload.schedule.bucketed",
+    "LengthBuckets": "shmload.schedule.samplers",
     "Normalise": "shmload.device.sending",
     "Padded": "shmload.batch.deliver",
     "Permutation": "shmload.schedule.permutation",
     "Schedule": "shmload.schedule.schedule",
     "SharedIndex": "shmload.formats.shared_index",
     "ShmLoader": "shmload.loader",
-    "TokenBudget": "shmload.schedule.bucketed",
-    "Weighted": "shmload.schedule.weighted",
+    "TokenBudget": "shmload.schedule.samplers",
+    "Weighted": "shmload.schedule.samplers",
     "sample_info": "shmload.worker.sample_rng",
     "sample_rng": "shmload.worker.sample_rng",
-    "spawn": "shmload.launch.spawning",
+    "spawn": "shmload.launch.supervisor",
 }
 _ERRORS = "shmload.errors"
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmload.engine.watching import CopyWatch, Holder, Watched, enable, is_enabled
+from shmload.engine.parts import CopyWatch, Holder, Watched, enable, is_enabled
 
 __all__ = ["Holder", "enable", "is_enabled", "is_poisoned", "watch_copies"]
 

@@ -23,19 +23,18 @@ from typing_extensions import TypeVar  # torch's own requirement
 
 from shmload.audit.recorder import Recorder
 from shmload.batch.ragged import AS_TORCH_OR_LIST
-from shmload.engine.autotune import AutoNumber, first_numbers, is_auto
+from shmload.engine.autotune import AutoNumber, Setting, first_numbers, is_auto
 from shmload.engine.builder import EngineBuilder, LoaderConfig, Make, as_keyed, check_arguments
-from shmload.engine.controller import Setting
 from shmload.engine.engine import Engine
-from shmload.engine.orders import BadSamples, OnError
-from shmload.engine.watching import Holder
+from shmload.engine.parts import Holder
+from shmload.engine.ring import BadSamples, OnError
 from shmload.metrics import EpochCallback
-from shmload.modes.epoch_watch import EpochWatches
+from shmload.modes.passes import EpochWatches
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
-from shmload.worker.generators import own_generators
 from shmload.worker.reader import DecodesBatches, DecodesSamples, Samples
+from shmload.worker.torch_side import own_generators
 from shmload.world import ability_of
 
 if TYPE_CHECKING:
@@ -417,7 +416,7 @@ class ShmLoader(DataLoader[T]):
             description: what stands before the bar.
             console: rich's, to draw elsewhere.
         """
-        from shmload.modes.bar import shown  # rich is slow to import, and few loaders show a bar
+        from shmload.modes.passes import shown  # rich is slow to import, and few loaders show a bar
 
         try:
             total: int | None = len(self)

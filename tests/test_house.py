@@ -55,4 +55,4 @@ def test_importing_shmload_brings_neither_torch_nor_numpy() -> None:
 
 
 def test_a_worker_brings_no_torch_by_itself() -> None:
-    assert run("import sys, shmload.worker.process; print('torch' in sys.modules)") == "False"
+    assert run("import sys, shmload.worker.pool; print('torch' in sys.modules)") == "False"

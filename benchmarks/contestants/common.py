@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from shmload.tools.bench.contestants import LoaderOptions, keywords
+from shmload.tools.bench.contestants import NUM_LABELS as NUM_PHOTO_LABELS
+from shmload.tools.bench.contestants import ROW_LENGTH, SHAPE, SIDE, STRIDE, WINDOW, LoaderOptions, crop_into, keywords
 from shmload.tools.bench.measure import fill, protocol
-from shmload.tools.bench.workloads import NUM_LABELS as NUM_PHOTO_LABELS
-from shmload.tools.bench.workloads import ROW_LENGTH, SHAPE, SIDE, STRIDE, WINDOW, crop_into
 
 NUMBER_NBYTES = 8
 

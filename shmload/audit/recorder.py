@@ -27,7 +27,6 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 
 import shmload
 from shmload._core.trainer import Order
-from shmload.audit.digest import digest_of
 from shmload.audit.file import (
     DISTRIBUTED,
     ITERABLE,
@@ -37,11 +36,12 @@ from shmload.audit.file import (
     Header,
     Mode,
     batch_record,
+    digest_of,
     event_record,
     header_line,
 )
 from shmload.engine.builder import LoaderConfig
-from shmload.engine.orders import NOTHING
+from shmload.engine.ring import NOTHING
 from shmload.schedule.schedule import SCHEDULE_VERSION, BatchSchedule, Schedule
 from shmload.world import ability_of, rank_and_world_size
 

@@ -29,7 +29,7 @@ import numpy as np
 from shmload._core.mapping import Mapping as Memory
 from shmload._core.rows import ArrayColumn, BoolColumn, FloatColumn, IntColumn, TensorColumn
 from shmload.batch.layout import Field, Layout, is_plain_tensor, of_numpy, of_torch
-from shmload.batch.packed import (
+from shmload.batch.ragged import (
     ARRAY,
     ATOMS,
     DICT,
@@ -42,9 +42,13 @@ from shmload.batch.packed import (
     Node,
     PackedBatch,
     Packer,
+    Ragged,
+    Rows,
+    Stacked,
+    check_rows,
     is_record,
+    ragged_node,
 )
-from shmload.batch.ragged import Ragged, Rows, Stacked, check_rows, ragged_node
 from shmload.errors import SampleError
 
 

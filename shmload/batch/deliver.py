@@ -27,7 +27,7 @@ from shmload import faults
 from shmload._core.text import read_text
 from shmload._core.trainer import Lease
 from shmload.batch.layout import ELEMENT_TYPES, Layout
-from shmload.batch.packed import (
+from shmload.batch.ragged import (
     ARRAY,
     DICT,
     FOREIGN,

@@ -11,7 +11,7 @@ import typer
 from shmload.cli.terminal import readable
 
 if TYPE_CHECKING:
-    from shmload.shm.janitor import Leftover
+    from shmload.shm.owners import Leftover
 
 
 def clean(
@@ -22,9 +22,9 @@ def clean(
 
     Who is dead is known by a lock and not by a process number, so a loader that lives in another container is not touched.
     """
-    from shmload.shm import janitor
+    from shmload.shm import owners
 
-    found = janitor.sweep() if yes else janitor.find_leftovers()
+    found = owners.sweep() if yes else owners.find_leftovers()
     if as_json:
         typer.echo(json.dumps([_as_dict(leftover, removed=yes and not leftover.error) for leftover in found], indent=1))
     else:

@@ -22,7 +22,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print every finding as JSON instead of text.")] = False,
 ) -> None:
     """Check this host: shared memory, cgroups, limits, kernel, processors, software; say what to change."""
-    from shmload.shm.host import Host
+    from shmload.shm.names import Host
     from shmload.tools.doctor import examine
 
     findings = examine(Host())

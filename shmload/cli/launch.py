@@ -47,7 +47,7 @@ def launch(
     from shmload.errors import RankFailed
     from shmload.launch.ranks import LOOPBACK, STATIC_PORT, Command, HeldPort, Place, number_of_ranks, rank_specs
     from shmload.launch.supervisor import Ranks, Stopped
-    from shmload.shm.host import Host
+    from shmload.shm.names import Host
 
     if not module and not os.path.exists(script):
         raise typer.BadParameter(f"there is no file {script!r}", param_hint="SCRIPT")

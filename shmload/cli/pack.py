@@ -40,8 +40,7 @@ def pack(
     """Pack a dataset into shards. One that was interrupted goes on when the same command is given again."""
     from shmload.errors import StoreError
     from shmload.remote.packing.pack import Options, Packing
-    from shmload.storage.client import make_client
-    from shmload.storage.urls import open_store
+    from shmload.storage.client import make_client, open_store
     from shmload.tools.named import dataset_of
 
     begin = perf_counter()

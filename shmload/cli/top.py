@@ -40,8 +40,7 @@ def top(
     from rich.live import Live
 
     from shmload.tools.inspect.formats import is_cache
-    from shmload.tools.top.view import picture
-    from shmload.tools.top.watch import Watch
+    from shmload.tools.top import Watch, picture
 
     if svg is not None and not once:
         raise typer.BadParameter("a picture is of one look: give --once, too", param_hint="--svg")

@@ -8,16 +8,41 @@ CUDA, through torch: its streams, its caching allocator, its copies.
 A failed cudaHostRegister leaves its error behind for the next one who asks for the last error, which is torch after its next
 kernel; so the error is taken away at once. Registered memory is `is_pinned()` to torch, and a copy from it is asynchronous; unlike
 memory of torch's own pinned allocator, nobody records an event for it: pending_copies.py does.
+
+The slots of one ring as pinned memory: each is a piece of its own, registered once and unregistered before it is unmapped.
+
+Slot by slot, and not the segment at once, because a copy may not reach across two pieces, one that grows leaves the others as they
+are, and a ring that is closed under living batches is left piece by piece. Each piece keeps its mapping. A device that will not
+register (a limit on locked memory, say) is asked no more: batches are as good, and copies from them wait for themselves.
+
+A slot comes back when its batch dies, and is free when the copies from it are done.
+
+A copy with `non_blocking=True` from pinned memory has only been asked for when the call returns, and it holds no reference to the
+tensor it reads. So where a lease ends an event is recorded behind it, on the thread's current streams, on those that were current
+where the batch was delivered, and on those that `record_stream` has named. Until all of its events are done the slot *cools*.
+They are asked at each `next()`; they are waited for only when the batch that is wanted has no slot. No thread is needed.
+
+A lease may end where nothing can be recorded: in a thread that Python does not know, or by an error of the device. Such a slot has
+no event; it is free once the whole device has been waited for, which is done when no other slot can be had.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+
+from shmload._core.mapping import Mapping
+from shmload._core.trainer import TrainerRing
+from shmload.errors import CopyFailed
+from shmload.world import users_frame
 
 
 @runtime_checkable
@@ -201,3 +226,243 @@ def _forget_last_error() -> None:
     except OSError:  # a torch that is linked with it
         return
     runtime.cudaGetLastError()
+
+
+@dataclass
+class _Piece:
+    mapping: Mapping
+    address: int
+    nbytes: int
+    is_registered: bool = False
+
+
+class Pins:
+    """Which slot lies where, and whether it is pinned."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._pieces: dict[int, _Piece] = {}
+        self._waiting: list[int] = []  # slots that have memory and are to be registered
+        self._pid = os.getpid()
+        self.has_failed = False
+        self.warning = ""  # to be given where an exception loses nothing
+
+    def add(self, slot: int, mapping: Mapping, offset: int, nbytes: int) -> None:
+        """Says where a slot lies from now on. It is registered later: workers that are forked should find the device untouched."""
+        self._pieces[slot] = _Piece(mapping, mapping.address + offset, nbytes)
+        self._waiting.append(slot)
+
+    def register(self) -> None:
+        """Registers what has come since the last time."""
+        while self._waiting:
+            piece = self._pieces.get(self._waiting.pop())
+            if piece is None or piece.is_registered or self.has_failed:  # a slot may have grown twice meanwhile
+                continue
+            try:
+                self._calls.register(piece.address, piece.nbytes)
+            except RuntimeError as error:
+                self.has_failed = True
+                self.warning = (
+                    f"{piece.nbytes} bytes of the ring could not be pinned for {self._calls.name} ({error}): batches come in "
+                    "memory that is not pinned, and copies from it are slower. Raise the limit on locked memory (ulimit -l), or "
+                    "lower prefetch_factor, num_workers or batch_size"
+                )
+            else:
+                piece.is_registered = True
+
+    def remove(self, slot: int) -> None:
+        """Lets a slot's piece go, from which nothing copies any more."""
+        piece = self._pieces.pop(slot, None)
+        if piece is not None and piece.is_registered:
+            self._calls.unregister(piece.address)
+
+    def slot_at(self, address: int) -> int:
+        """The slot in which an address lies; -1: none."""
+        for slot, piece in self._pieces.items():
+            if 0 <= address - piece.address < piece.nbytes:
+                return slot
+        return -1
+
+    def __del__(self) -> None:
+        # what ended where nobody could be told of it; nobody has it any more
+        if sys is None or sys.is_finalizing() or self._pid != os.getpid() or not self._pieces:
+            return
+        self._calls.synchronize()
+        for slot in list(self._pieces):
+            self.remove(slot)
+
+
+LEASED = 3  # of TrainerRing.state
+
+
+class Releases:
+    """What the ends of leases leave behind. It knows no ring: it is told of leases that outlive theirs."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._events: dict[int, list[Any]] = {}  # slot -> the events it waits for
+        self._named: dict[int, list[Any]] = {}  # slot -> streams beside the current ones
+        self.pins = Pins(calls)
+        self.is_closed = False
+
+    def name_stream(self, slot: int, stream: Any) -> None:
+        """Has a leased slot wait for this stream, too."""
+        named = self._named.setdefault(slot, [])
+        if stream not in named:
+            named.append(stream)
+
+    def delivered(self, slot: int) -> None:
+        """A batch is handed out now, in this thread: its slot waits for what is current here, wherever the batch dies."""
+        if not self._calls.is_capturing():  # what a graph copies no event can tell of
+            self._named[slot] = list(self._calls.current_streams())
+
+    def ended(self, slot: int) -> None:
+        """A lease ends now, in this thread."""
+        self._events.pop(slot, None)
+        named = self._named.pop(slot, [])
+        streams = [*named, *(stream for stream in self._calls.current_streams() if stream not in named)]
+        self._events[slot] = [self._calls.record(stream) for stream in streams]
+        if self.is_closed:
+            self.wait(slot)
+            self.pins.remove(slot)
+
+    def has_events(self, slot: int) -> bool:
+        """Whether it is known what the slot waits for."""
+        return slot in self._events
+
+    def is_cool(self, slot: int) -> bool:
+        """Whether its copies are known to be done."""
+        events = self._events.get(slot)
+        if events is None:
+            return False
+        try:
+            if not all(self._calls.is_done(event) for event in events):
+                return False
+        except RuntimeError as error:
+            self._events.pop(slot, None)  # then only the whole device can say
+            raise self._failure(error) from error
+        self._events.pop(slot, None)
+        return True
+
+    def wait(self, slot: int) -> None:
+        """Returns when its copies are done."""
+        try:
+            for event in self._events.pop(slot, ()):
+                self._calls.wait_on_host(event)
+        except RuntimeError as error:
+            raise self._failure(error) from error
+
+    def wait_for_all(self) -> None:
+        """Returns when all copies are done, of whatever slot."""
+        try:
+            self._calls.synchronize()
+        except RuntimeError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: RuntimeError) -> CopyFailed:
+        return CopyFailed(
+            f"{self._calls.name} failed at something it was given before, perhaps a copy of a batch: {error}. Batches copied since "
+            "the last synchronisation may be wrong; go on from a checkpoint in a new process"
+        )
+
+
+class Reports(Protocol):
+    """Says what is wrong with a slot that is free now: watching.py does, where it is asked to."""
+
+    noted: dict[int, list[Any]]
+
+    def __call__(self, slot: int) -> Sequence[str]:
+        """Warnings."""
+
+
+class PendingCopies:
+    """The slots of one ring that copies may still read.
+
+    Attributes:
+        late: is asked of every slot that has cooled; None: nobody looks.
+    """
+
+    def __init__(self, ring: TrainerRing, calls: Calls) -> None:
+        self._ring = ring
+        self.releases = Releases(calls)
+        self.pins = self.releases.pins
+        self.late: Reports | None = None
+        ring.cool(self.releases.ended)
+
+    def look(self) -> None:
+        """Registers memory that is new, frees what has cooled. Never waits.
+
+        Raises:
+            CopyFailed: the device says so.
+        """
+        pins = self.pins
+        pins.register()
+        if pins.warning:
+            text, pins.warning = pins.warning, ""
+            self.warn(text, UserWarning)
+        for slot in self._ring.pending_copies:
+            if self.releases.is_cool(slot):
+                self._free(slot)
+
+    def wait(self) -> bool:
+        """Waits until a slot has cooled, the one that came back first if that is known. False: none cools."""
+        pending_copies = self._ring.pending_copies
+        known = next((slot for slot in pending_copies if self.releases.has_events(slot)), -1)
+        if known >= 0:
+            self.releases.wait(known)
+            self._free(known)
+        elif pending_copies:
+            self.releases.wait_for_all()
+            for slot in pending_copies:
+                self._free(slot)
+        return bool(pending_copies)
+
+    def _free(self, slot: int) -> None:
+        reports = () if self.late is None else self.late(slot)
+        self._ring.cooled(slot)
+        for text in reports:
+            self.warn(text)
+
+    @staticmethod
+    def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+        """Warns at the user's line."""
+        warnings.warn(text, category, stacklevel=users_frame()[1])
+
+    def close(self) -> None:
+        """Waits for all copies and unregisters what nobody holds; the rest goes with the batches that are left.
+
+        Raises:
+            CopyFailed: the device says so; everything is closed then, too.
+        """
+        releases, ring = self.releases, self._ring
+        if releases.is_closed:
+            return
+        releases.is_closed = True
+        failure: RuntimeError | None = None
+        pending_copies = ring.pending_copies
+        is_unknown = False
+        for slot in pending_copies:
+            is_unknown |= not releases.has_events(slot)
+            failure = _tried(releases.wait, slot) or failure
+        if is_unknown or failure is not None:
+            failure = _tried(releases.wait_for_all) or failure
+        reports = [] if self.late is None else [text for slot in pending_copies for text in self.late(slot)]
+        for slot in pending_copies:
+            ring.cooled(slot)
+        for slot in range(ring.num_slots):
+            if ring.state(slot) != LEASED or releases.has_events(slot):  # the latter has ended this moment
+                failure = _tried(releases.wait, slot) or failure
+                failure = _tried(self.pins.remove, slot) or failure
+        for text in reports:
+            self.warn(text)
+        if failure is not None:
+            raise failure
+
+
+def _tried(call: Callable[..., object], *arguments: Any) -> RuntimeError | None:
+    """What a call fails with: the rest is to be closed all the same."""
+    try:
+        call(*arguments)
+    except RuntimeError as error:
+        return error
+    return None

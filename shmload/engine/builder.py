@@ -22,14 +22,11 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from shmload.batch.deliver import mapped, parts_of
 from shmload.device.sending import NUM_SENT, Device, Sender, calls_of, check_device, sender_of
-from shmload.engine.autotune import Autotuner, is_auto, tuner_of
-from shmload.engine.controller import Setting
-from shmload.engine.orders import BadSamples, BatchSource, OnError
-from shmload.engine.parts import EngineOptions, Hook
-from shmload.engine.watching import Holders, is_enabled
+from shmload.engine.autotune import Autotuner, Setting, is_auto, tuner_of
+from shmload.engine.parts import EngineOptions, Holders, Hook, is_enabled
+from shmload.engine.ring import BadSamples, BatchSource, OnError
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
-from shmload.worker.reader import ReadPlan, plan_of
-from shmload.worker.spec import Job
+from shmload.worker.reader import Job, ReadPlan, plan_of
 from shmload.world import ability_of
 
 if TYPE_CHECKING:

@@ -34,18 +34,16 @@ from shmload._core.trainer import (
 )
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
-from shmload.device.pins import Releases
-from shmload.engine.feed import DeviceFeed
-from shmload.engine.orders import NOTHING, BadSamples, Delivery, Turns
-from shmload.engine.parts import EngineOptions, Hook, Parts
-from shmload.engine.reader import add_memory
+from shmload.device.calls import Releases
+from shmload.engine.parts import DeviceFeed, EngineOptions, Holders, Hook, Parts
+from shmload.engine.ring import NOTHING, BadSamples, Delivery, Turns
+from shmload.engine.stats import add_memory
 from shmload.engine.supervision import Verdict
-from shmload.engine.watching import Holders
-from shmload.shm import forks
+from shmload.shm import owners
 from shmload.worker.failure import Failure
 from shmload.worker.pool import STOP_GRACE_S, interrupts_held
+from shmload.worker.reader import Job
 from shmload.worker.snapshot import END, NO_NEWS, Note, load_note
-from shmload.worker.spec import Job
 
 log = logging.getLogger("shmload")
 
@@ -128,7 +126,7 @@ class Engine:
         while self._backlog:
             slot = self._ring.hold()
             if slot < 0:
-                forks.settle()
+                owners.settle()
                 slot = self._ring.hold()
             if slot < 0:
                 return

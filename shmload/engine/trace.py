@@ -32,7 +32,7 @@ from shmload._core.mapping import Mapping
 
 if TYPE_CHECKING:
     from shmload.engine.builder import EngineBuilder
-    from shmload.engine.orders import BatchSource
+    from shmload.engine.ring import BatchSource
 
 log = logging.getLogger("shmload")
 

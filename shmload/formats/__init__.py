@@ -8,38 +8,35 @@ from shmload.world import lazy_names
 
 if TYPE_CHECKING:
     from shmload.formats.arrays import ArrayDataset
-    from shmload.formats.images.decoder import CenterCrop, ImageDecoder, RandomResizedCrop, Resize
+    from shmload.formats.images.decoder import CenterCrop, ImageDecoder, RandomResizedCrop, Resize, with_restart_markers
     from shmload.formats.images.folder import ImageFolder
-    from shmload.formats.images.restart import with_restart_markers
-    from shmload.formats.readers.hdf5 import HDF5Dataset
+    from shmload.formats.readers.files import HDF5Dataset, SafetensorsDataset, ZarrDataset
     from shmload.formats.readers.parquet import ParquetDataset
-    from shmload.formats.readers.safetensors import SafetensorsDataset
-    from shmload.formats.readers.zarr import ZarrDataset
     from shmload.formats.tar.dataset import TarDataset
     from shmload.formats.tar.stream import TarStream
     from shmload.formats.tar.writer import TarWriter
     from shmload.formats.tfrecord.dataset import TFRecordDataset
-    from shmload.formats.tfrecord.writer import TFRecordWriter
+    from shmload.formats.tfrecord.files import TFRecordWriter
     from shmload.formats.tokens import TokenDataset
 
 _PLACES = {
     "ArrayDataset": "shmload.formats.arrays",
     "CenterCrop": "shmload.formats.images.decoder",
-    "HDF5Dataset": "shmload.formats.readers.hdf5",
+    "HDF5Dataset": "shmload.formats.readers.files",
     "ImageDecoder": "shmload.formats.images.decoder",
     "ImageFolder": "shmload.formats.images.folder",
     "ParquetDataset": "shmload.formats.readers.parquet",
     "RandomResizedCrop": "shmload.formats.images.decoder",
     "Resize": "shmload.formats.images.decoder",
-    "SafetensorsDataset": "shmload.formats.readers.safetensors",
+    "SafetensorsDataset": "shmload.formats.readers.files",
     "TFRecordDataset": "shmload.formats.tfrecord.dataset",
-    "TFRecordWriter": "shmload.formats.tfrecord.writer",
+    "TFRecordWriter": "shmload.formats.tfrecord.files",
     "TarDataset": "shmload.formats.tar.dataset",
     "TarStream": "shmload.formats.tar.stream",
     "TarWriter": "shmload.formats.tar.writer",
     "TokenDataset": "shmload.formats.tokens",
-    "ZarrDataset": "shmload.formats.readers.zarr",
-    "with_restart_markers": "shmload.formats.images.restart",
+    "ZarrDataset": "shmload.formats.readers.files",
+    "with_restart_markers": "shmload.formats.images.decoder",
 }
 
 __all__ = [

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from shmload.batch.array_rows import ArrayRows, TypedArray, typed_array
+from shmload.batch.rows import ArrayRows, TypedArray, typed_array
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import check_local
 from shmload.formats.shared_index import Memory

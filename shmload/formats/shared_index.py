@@ -27,11 +27,10 @@ from shmload._core.index_builder import ColumnBuilder, pack_dicts, pack_tuples
 from shmload._core.index_reader import PackedRows
 from shmload._core.mapping import Mapping as MappedMemory
 from shmload.errors import RingTooSmall
-from shmload.shm import forks, names
-from shmload.shm.group import Group
+from shmload.shm import names, owners
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import SHM_DIR, meeting_stem, proc_self
-from shmload.shm.segment import available_bytes, open_segment
+from shmload.shm.segment import Group, available_bytes, open_segment
 from shmload.world import run_key
 
 ALIGNMENT = 64
@@ -312,7 +311,7 @@ class Memory:
 
     def ticket(self) -> Any:
         """What a pickle says of the memory, for `attach`."""
-        return forks.carried(self.mapping) if self.reference is None or forks.is_abroad() else self.reference
+        return owners.carried(self.mapping) if self.reference is None or owners.is_abroad() else self.reference
 
     @classmethod
     def attach(cls, reference: Any, *, keeps_open: bool = False) -> Memory:

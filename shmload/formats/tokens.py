@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.tokens import WindowReader, by_window, check_offsets, cross, cut, document_offsets, pack
-from shmload.batch.array_rows import place_of
+from shmload.batch.rows import place_of
 from shmload.errors import ShardCorrupt
 from shmload.formats.arrays import HeldArrays
 from shmload.formats.paths import check_local

@@ -11,10 +11,8 @@ from typing import Any
 
 from shmload.growing.dataset import GrowingDataset, SnapshotRecords
 from shmload.growing.files import BAD, CONTROL, MAX_INFLATED_BYTES, CacheFile, write_whole
-from shmload.growing.library import CacheStatistics, Library, are_samples, statistics_of
-from shmload.growing.run import Epochs, Missing, forget_runs
-from shmload.growing.sampler_supervisor import Sampler
-from shmload.growing.samplers import Samplers
+from shmload.growing.library import CacheStatistics, Epochs, Library, Missing, are_samples, forget_runs, statistics_of
+from shmload.growing.samplers import Sampler, Samplers
 from shmload.growing.writer import CacheWriter
 from shmload.storage.folder import BudgetedFolder
 

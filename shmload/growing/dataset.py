@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from shmload.errors import ShardCorrupt, StateMismatch
 from shmload.formats.tfrecord.dataset import TFRecordDataset
 from shmload.growing.files import EPOCH_SHIFT, MAX_EPOCH, MAX_INFLATED_BYTES, CacheFile, Snapshot, WalkedFile, tell_bad
-from shmload.growing.run import Epochs, read_snapshot
+from shmload.growing.library import Epochs, read_snapshot
 from shmload.schedule.schedule import BatchSchedule, Schedule, Uneven
 
 _plain = lru_cache(maxsize=8)(Schedule)

@@ -4,22 +4,63 @@ Once the cache is full an epoch leaves the oldest files out, a share of the budg
 while the epoch runs; without it everything would be held in every epoch, and the cache would never be renewed.
 
 What a growing cache is doing, for its own process and for stats readers.
+
+One training run's snapshots, the same for all its ranks.
+
+    .growing/runs/<name>/epoch-<e>.json   frozen by the first rank to need it, visible when it is whole; the others read it
+    .growing/runs/<name>/epoch-<e>.begun  a rank has begun to read it; until then it may be frozen anew
+    .growing/runs/<name>/attending        a shared flock on it says that a rank of the run lives
+    .growing/runs/<name>/gate             whoever comes or goes holds an exclusive flock on it
+
+A rank that comes to a run nobody attends, and resumes nothing, is the first of a new one: snapshots of an earlier run of the same
+name go. One that resumes keeps those up to its epoch's, and so is given the very samples that it would have had.
+
+The trainer's side of a growing dataset: which snapshot an epoch has, and the hold on its files while it is read.
+
+An epoch's snapshot is frozen when its first batch is ordered, which is while the last batches of the epoch before are still under
+way: no worker stands still for it. Its files are held from then until a later epoch begins, the loader closes or the process ends.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
 import select
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, time
-from typing import Any
+from typing import Any, Literal
 
-from shmload.growing.files import CONTROL, CacheFile, Intake, newest_generation, read_own_name, told_bad
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.errors import StateMismatch, WorkerDied
+from shmload.growing.files import (
+    CONTROL,
+    EPOCH_SHIFT,
+    MAX_EPOCH,
+    CacheFile,
+    Gone,
+    Intake,
+    Snapshot,
+    newest_generation,
+    read_own_name,
+    told_bad,
+    write_whole,
+)
 from shmload.growing.samplers import Samplers
 from shmload.growing.writer import WriterStatistics, told_by_samplers, told_by_writers
 from shmload.storage.folder import BudgetedFolder, Leases
-from shmload.storage.ledger import Kept
+from shmload.storage.ledger import Kept, close_kept, open_kept
+from shmload.world import run_key
 
 LOOK_S = 0.05  # between looks for the first samples; other machines' writers ring no bell
 EXAMINE_S = 0.2  # how long files dropped in by others may keep an epoch from beginning, behind the first of them
@@ -233,3 +274,365 @@ def statistics_of(library: Library, num_gone: Mapping[int, int]) -> CacheStatist
         samplers=told_by_samplers(control),
         num_gone=num_gone,
     )
+
+
+KEPT_SNAPSHOTS = 64  # of a run: states of older epochs cannot be resumed
+
+
+def run_name(given: str | None, world_size: int) -> str:
+    """What the ranks of a run have in common and no other run has: as given, else what their launcher told them all.
+
+    Args:
+        given: by the user; None: of one rank a name drawn anew.
+    """
+    if given is None and world_size == 1:
+        return secrets.token_hex(6)
+    key = run_key()[1:] if given is None else ("named", given)  # the first is of this node alone
+    return hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+
+
+def is_run_name(name: object) -> bool:
+    """Whether it is a name of a run: it becomes part of a path, and a state may say anything."""
+    return isinstance(name, str) and re.fullmatch("[0-9a-f]{12}", name) is not None
+
+
+def run_path(folder: Path, name: str) -> Path:
+    """Where a run's snapshots lie."""
+    return folder / CONTROL / "runs" / name
+
+
+def kept_snapshot(path: Path, epoch: int) -> Snapshot | None:
+    """The snapshot of an epoch of the run there, if it is frozen and kept."""
+    try:
+        return read_snapshot(_file(path, epoch))
+    except FileNotFoundError:
+        return None
+
+
+def _file(path: Path, epoch: int) -> Path:
+    return path / f"epoch-{epoch}.json"
+
+
+class Run:
+    """This rank's part in a run; ends with the object.
+
+    Args:
+        resumed: the epoch that is gone on in; None: the run begins.
+    """
+
+    def __init__(self, folder: Path, name: str, resumed: int | None) -> None:
+        self.name = name
+        self._attending = -1
+        self.path = run_path(folder, name)
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self._gate():
+            self._attending = open_kept(os.fspath(self.path / "attending"), os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(self._attending, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pass
+            else:
+                for epoch in self._epochs():
+                    if resumed is None or epoch > resumed:
+                        self._forget(epoch)
+            fcntl.flock(self._attending, fcntl.LOCK_SH)
+
+    @contextmanager
+    def _gate(self) -> Iterator[None]:
+        fd = os.open(self.path / "gate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def file(self, epoch: int) -> Path:
+        """Where an epoch's snapshot lies."""
+        return _file(self.path, epoch)
+
+    def _epochs(self) -> list[int]:
+        return sorted(int(path.stem.removeprefix("epoch-")) for path in self.path.glob("epoch-*.json"))
+
+    def read(self, epoch: int) -> Snapshot | None:
+        """An epoch's snapshot, if it is frozen."""
+        return kept_snapshot(self.path, epoch)
+
+    def freeze(self, snapshot: Snapshot) -> bool:
+        """Makes this the epoch's snapshot, unless another rank was first. A few of the newest are kept."""
+        is_ours = write_whole(self.file(snapshot.epoch), snapshot.dumps(), is_new=True)
+        for epoch in self._epochs()[:-KEPT_SNAPSHOTS]:
+            self._forget(epoch)
+        return is_ours
+
+    def begin(self, epoch: int) -> None:
+        """Says that this epoch's snapshot is read, so that it stays what it is."""
+        self._mark(epoch).touch()
+
+    def take_back(self, snapshot: Snapshot) -> bool:
+        """Forgets a snapshot that no rank has begun to read. False: one has.
+
+        A rank that froze it ahead of its time and was killed held its files no longer, and they may be gone before another comes.
+        """
+        with self._gate():
+            if self._mark(snapshot.epoch).exists():
+                return False
+            if self.read(snapshot.epoch) == snapshot:
+                self._forget(snapshot.epoch)
+            return True
+
+    def _mark(self, epoch: int) -> Path:
+        return self.path / f"epoch-{epoch}.begun"
+
+    def _forget(self, epoch: int) -> None:
+        self.file(epoch).unlink(missing_ok=True)
+        self._mark(epoch).unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Attends no longer. Twice is no error."""
+        attending, self._attending = self._attending, -1
+        close_kept(attending)
+
+    def __del__(self) -> None:
+        if sys is not None and not sys.is_finalizing():  # as in storage/folder.py
+            self.leave()
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """The snapshot in a file; FileNotFoundError if there is none, ShardCorrupt if it is damaged."""
+    return Snapshot.loads(path.read_bytes(), path)
+
+
+def forget_runs(folder: Path, is_there: Callable[[str], bool]) -> None:
+    """Removes runs that nobody attends and of whose samples nothing is left: no state of theirs can be resumed."""
+    runs = folder / CONTROL / "runs"
+    for path in runs.iterdir() if runs.is_dir() else ():
+        try:
+            fd = os.open(path / "attending", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            snapshots = [read_snapshot(file) for file in path.glob("epoch-*.json")]
+            if not any(is_there(file.name) for snapshot in snapshots for file in snapshot.files):
+                shutil.rmtree(path, ignore_errors=True)
+        except (OSError, ValueError):  # it is attended, or on its way out
+            pass
+        finally:
+            os.close(fd)
+
+
+Missing = Literal["error", "skip", "substitute"]
+NAMED = 5  # files that are gone that an error names
+log = logging.getLogger("shmload")
+
+
+class Epochs:
+    """The epochs of one run, as one rank sees them.
+
+    Args:
+        run: its name; None: drawn, or made of what the launcher says.
+        min_samples: an epoch waits for so many.
+        timeout_s: for so long at most.
+        missing: what a resume does about samples that were evicted.
+    """
+
+    identity = "growing cache"
+    n = 0
+
+    def __init__(
+        self, library: Library, *, run: str | None, min_samples: int, timeout_s: float, missing: Missing
+    ) -> None:
+        self._library, self._name = library, run
+        self._min_samples, self._timeout_s, self._missing = min_samples, timeout_s, missing
+        self.world_size = 1  # set with the schedule, before any epoch is asked for
+        self.smallest = 1  # samples without which an epoch has no step
+        self._run: Run | None = None
+        self._snapshots: dict[int, Snapshot] = {}
+        self._holds: dict[int, Hold] = {}
+        self._gone: dict[int, Gone] = {}
+        self._begun: set[int] = set()
+        self._unsettled = -1  # an epoch that could not be frozen ahead of its time
+
+    # ------------------------------------------------------------ the run
+
+    @property
+    def run(self) -> Run:
+        """This rank's part in its run; begun at the first look."""
+        if self._run is None:
+            self._run = Run(self._library.path, run_name(self._name, self.world_size), None)
+        return self._run
+
+    def state(self, epoch: int) -> dict[str, Any] | None:
+        """What a state says of an epoch's snapshot; None before it is begun, as until then it may be frozen anew."""
+        snapshot = self._snapshots.get(epoch)
+        if snapshot is None or epoch not in self._begun:
+            return None
+        return {"run": self.run.name, "n": snapshot.n, "digest": snapshot.digest}
+
+    def go_on_from(self, named: Mapping[str, Any], epoch: int) -> None:
+        """Takes a state's snapshot for its epoch.
+
+        Raises:
+            StateMismatch: it is not kept any more, or samples of it are gone and that is an error, or this names none.
+        """
+        is_dict = isinstance(named, Mapping) and isinstance(named.get("digest"), str)
+        if not is_dict or not is_run_name(named.get("run")) or epoch > MAX_EPOCH:
+            raise StateMismatch(
+                f"the state names no snapshot of epoch {epoch}: {named!r:.200}. Load what state_dict() returned"
+            )
+        path = run_path(self._library.path, named["run"])
+        snapshot = kept_snapshot(path, epoch)
+        if snapshot is None or snapshot.digest != named["digest"]:
+            held = "is not there" if snapshot is None else "is another"
+            raise StateMismatch(
+                f"the state names the snapshot {named['digest']} of epoch {epoch}, which {held} in {path}: resume "
+                "with the folder that the state was saved with, or begin this epoch anew with a state of its start"
+            )
+        before = self._snapshots, self._holds
+        self._snapshots, self._holds = {}, {}
+        try:
+            self._take(snapshot, is_named=True)
+        except StateMismatch:
+            self._snapshots, self._holds = before
+            raise
+        for hold in before[1].values():
+            hold.release()
+        if self._run is not None and self._run.name != named["run"]:
+            self._run.leave()
+            self._run = None
+        if self._run is None:
+            self._run = Run(self._library.path, named["run"], epoch)
+        self._begun = {epoch}
+
+    # ------------------------------------------------------------ an epoch
+
+    def is_settled(self, epoch: int) -> bool:
+        """Whether an epoch has a snapshot, or is to have one now, whatever it takes.
+
+        One that lies ahead of those begun must not disturb them: what stands in its way is raised when it begins.
+        """
+        if epoch in self._snapshots or not self._begun or epoch <= max(self._begun):
+            return True
+        if epoch == self._unsettled:
+            return False
+        try:
+            self.snapshot(epoch, timeout_s=0.0)
+        except (TimeoutError, WorkerDied, StateMismatch):
+            self._unsettled = epoch  # another look with each batch would cost too much
+            return False
+        return True
+
+    def snapshot(self, epoch: int, timeout_s: float | None = None) -> Snapshot:
+        """An epoch's snapshot; frozen by the first rank that asks for it.
+
+        Args:
+            timeout_s: seconds to wait for samples; None: as long as the dataset was told.
+        Raises:
+            TimeoutError: too few samples have been collected.
+            StateMismatch: it was frozen long ago, and samples of it are gone.
+        """
+        known = self._snapshots.get(epoch)
+        if known is not None:
+            return known
+        if epoch > MAX_EPOCH:
+            raise ValueError(f"a growing dataset's epoch is at most {MAX_EPOCH}; got {epoch}")
+        while (found := self.run.read(epoch)) is None or not self._take(found, is_named=False):
+            if found is not None:
+                continue
+            files = self._library.collected(
+                max(self._min_samples, self.smallest), self._timeout_s if timeout_s is None else timeout_s
+            )
+            hold = self._library.hold([file.name for file in files])
+            kept = tuple(file for file in files if file.name in hold.names)
+            if sum(file.num_records for file in kept) < max(self._min_samples, self.smallest):
+                hold.release()  # evicted between the look and the hold
+                continue
+            found = Snapshot(epoch, kept)
+            if self.run.freeze(found):
+                self._holds[epoch], self._snapshots[epoch] = hold, found
+                log.info("epoch %d reads %d samples in %d files, %d bytes", epoch, found.n, len(kept), found.nbytes)
+                return found
+            hold.release()
+        return found
+
+    def _take(self, snapshot: Snapshot, *, is_named: bool) -> bool:
+        """Holds what is there of a snapshot's files, and does what is to be done about the others.
+
+        Args:
+            is_named: by a state.
+        Returns:
+            False: some are gone, and nobody had begun to read it, so it is to be frozen anew.
+        """
+        hold = self._library.hold([file.name for file in snapshot.files])
+        is_gone = tuple(file.name not in hold.names for file in snapshot.files)
+        if any(is_gone):
+            if not is_named and self.run.take_back(snapshot):
+                hold.release()
+                return False
+            gone = Gone(snapshot, is_gone)
+            text = _told(gone)
+            if self._missing == "error" or all(is_gone):
+                hold.release()
+                raise StateMismatch(f"{text}. Remedy: {_REMEDY if not all(is_gone) else _REMEDY_ALL}")
+            did = "left out" if self._missing == "skip" else "replaced by others of that epoch"
+            log.warning("%s; they are %s", text, did)
+            self._gone[snapshot.epoch] = gone
+        self._holds[snapshot.epoch], self._snapshots[snapshot.epoch] = hold, snapshot
+        return True
+
+    def keys(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The indices of an epoch's records, less those that are gone; never none, as other ranks have a batch here too."""
+        gone = self._gone.get(epoch)
+        if gone is not None:
+            there = records[~gone.mask(records)] if self._missing == "skip" else records[:0]
+            records = there if len(there) else gone.substituted(records[: 1 if self._missing == "skip" else None])
+        return records + (epoch << EPOCH_SHIFT)
+
+    @property
+    def num_gone(self) -> dict[int, int]:
+        """Samples that are gone, by epoch."""
+        return {epoch: gone.num_samples for epoch, gone in self._gone.items()}
+
+    # ------------------------------------------------------------ holds
+
+    def begins(self, epoch: int) -> None:
+        """Says that an epoch is read from now on: files of earlier ones may be evicted."""
+        self._release(epoch)
+        self._unsettled = -1
+        for earlier in [e for e in self._snapshots if e < epoch - 1]:
+            del self._snapshots[earlier]
+            self._gone.pop(earlier, None)
+        snapshot = self.snapshot(epoch)
+        if epoch not in self._holds:  # the loader has been closed since
+            self._take(snapshot, is_named=True)
+        self.run.begin(epoch)
+        self._begun = {epoch}
+
+    def ended(self) -> None:
+        """Says that none is read any more."""
+        self._release(MAX_EPOCH + 1)
+
+    def _release(self, epoch: int) -> None:
+        for earlier in [e for e in self._holds if e < epoch]:
+            self._holds.pop(earlier).release()
+
+
+def _told(gone: Gone) -> str:
+    snapshot = gone.snapshot
+    names = [
+        f"{file.name} ({file.num_records})"
+        for file, is_gone in zip(snapshot.files, gone.is_gone, strict=True)
+        if is_gone
+    ]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return (
+        f"epoch {snapshot.epoch}: {gone.num_samples} of its {snapshot.n} samples are gone, evicted since: "
+        f"{', '.join(names[:NAMED])}{more}"
+    )
+
+
+_REMEDY = (
+    'cache.dataset(missing="skip") reads the rest, missing="substitute" other samples of that epoch in their place; or begin '
+    "the next epoch with set_epoch"
+)
+_REMEDY_ALL = "begin the next epoch with set_epoch: nothing of this one is left to read"

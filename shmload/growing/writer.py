@@ -24,7 +24,7 @@ from time import monotonic
 from typing import Any
 
 from shmload.errors import CacheFull
-from shmload.formats.tfrecord.writer import TFRecordWriter
+from shmload.formats.tfrecord.files import TFRecordWriter
 from shmload.growing.files import CONTROL, next_generation, own_name
 from shmload.storage.folder import BudgetedFolder, Reservation
 from shmload.storage.ledger import close_kept, is_locked, open_kept, try_lock

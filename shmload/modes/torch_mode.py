@@ -28,15 +28,13 @@ from shmload import faults
 from shmload._core.trainer import Order
 from shmload.device.sending import sent_now
 from shmload.engine.engine import Engine
-from shmload.engine.orders import NOTHING, DeliveryLog, Turns
+from shmload.engine.ring import NOTHING, DeliveryLog, Turns
 from shmload.errors import WorkerDied
-from shmload.modes.epoch_watch import EpochWatch, EpochWatches
-from shmload.modes.inline import InlineReader, collated, next_of_dataset
-from shmload.modes.torch_order import SamplerReader
-from shmload.modes.torch_state import Progress, TorchState, check_torch_state, fresh_state, packed_state
-from shmload.worker.generators import Origin, origin_of, replayed
+from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, collated, next_of_dataset
+from shmload.modes.torch_order import Progress, SamplerReader, TorchState, check_torch_state, fresh_state, packed_state
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.snapshot import NO_NEWS, with_shared_seed
+from shmload.worker.torch_side import Origin, origin_of, replayed
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

@@ -2,8 +2,8 @@
 
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.join import Join
-from shmload.pipeline.reconcile import reconcile
 from shmload.pipeline.stages import Collate, DistributedBatchedMap, Map, Partition, Permutation, Range
+from shmload.pipeline.stream import reconcile
 
 __all__ = [
     "Collate",

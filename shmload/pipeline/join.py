@@ -3,25 +3,101 @@
 Who is drawn at each step is worked out from the weights alone (schedule/mix.py), so all ranks draw alike and every prefix holds
 of each member what it should, within one. By itself a Join calls its members, each with workers of its own. As the first stage of a
 Conveyer it is a source of single items, and one worker pool does for all.
+
+A Join's turns: position -> member, by shmload's mixture of weights.
+
+A Join as the first stage of a Conveyer: its members' items as one source of keys.
+
+    key = the member's own key * number of members + the member's number
+
+A member goes on where it stands when an epoch of the Join ends, so what has been drawn of it is always the beginning of its own row
+of epochs: each of them comes whole before the next begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from shmload.engine.orders import Turns
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.engine.ring import Turns
 from shmload.errors import SampleError, StateMismatch
 from shmload.pipeline.conveyer import Conveyer
-from shmload.pipeline.draws import Draws
-from shmload.pipeline.join_source import JoinSource
-from shmload.pipeline.plan import Plan, compose
-from shmload.pipeline.stages import SEED
-from shmload.schedule.mix import Stop, check_stop, check_weights
-from shmload.schedule.permutation import MAX_N
+from shmload.pipeline.stages import SEED, Plan, PoolOptions, RowProgram, compose
+from shmload.pipeline.stream import Keys
+from shmload.schedule.mix import Drawn, Shares, Stop, check_stop, check_weights, exact_weight, length
+from shmload.schedule.permutation import MAX_N, digest
 from shmload.schedule.state import check_checksum, with_checksum
 
 __all__ = ["Join"]
+
+
+class Draws:
+    """Which member each draw of an epoch is of; the same in every epoch.
+
+    Args:
+        sizes: draws that each member has in an epoch of its own; MAX_N: it has no end.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[Any], stop: Stop) -> None:
+        self._made_of = (sizes, weights, stop)
+        self.shares = Shares.of([list(weights)])
+        is_never_whole = stop == "all" and max(sizes) >= MAX_N
+        self.n = length(sizes, self.shares, "repeat" if is_never_whole else stop)
+        self.is_endless = self.n >= MAX_N
+        self._drawn = Drawn(self.shares, self.n)
+        made_of = f"{list(sizes)}, {[str(exact_weight(weight)) for weight in weights]}, {stop}"
+        self.mark = digest(np.frombuffer(made_of.encode(), np.uint8))
+
+    def member_at(self, position: int) -> int:
+        """Whose the draw at a position is."""
+        block = self._drawn.block_at(position)
+        return int(block.members[position - block.start])
+
+    def blocks(self, start: int, stop: int) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.int64]]]:
+        """The draws of [start, stop), part by part: whose they are, and what each member had been drawn before."""
+        while start < stop:
+            block = self._drawn.block_at(start)
+            end = min(stop, block.stop)
+            yield block.members[start - block.start : end - block.start], self._drawn.counters_at(start)
+            start = end
+
+    def counters_at(self, position: int) -> list[int]:
+        """Draws of each member before a position."""
+        counters: list[int] = self._drawn.counters_at(position).tolist()
+        return counters
+
+    def check_at(self, position: int, counters: Sequence[Any]) -> None:
+        """Returns if these may be what `counters_at` gives for that position.
+
+        Raises:
+            StateMismatch: they cannot be.
+        """
+        total = self.shares.total
+        if (
+            len(counters) != self.shares.num_members
+            or any(type(count) is not int for count in counters)
+            or sum(counters) != position
+            or position > self.n
+            or any(
+                abs(count * total - self.shares.cumulative(member, position)) >= total
+                for member, count in enumerate(counters)
+            )
+        ):
+            raise StateMismatch(
+                f"counters must be the draws of {self.shares.num_members} members before position {position}, each within one of "
+                f"its share; got {list(counters)!r:.200}. Load what state() returned"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Draws, self._made_of  # a copy begins without what was worked out
+
+    def learn(self, position: int, counters: Sequence[int]) -> None:
+        """Takes over what has been checked, so that it need not be worked out anew."""
+        self._drawn.learn(position, counters)
+
 
 STATE_VERSION = 1
 
@@ -250,3 +326,143 @@ def _plan_of(number: int, member: Any) -> Plan:
             "Conveyer that the Join begins needs single items of all ranks: put that stage behind the Join"
         )
     return plan
+
+
+READ_AHEAD = 1024  # keys that are worked out at a time: a batch has few of each of many members
+
+
+class JoinSource:
+    """The items of several pipelines as one source.
+
+    Args:
+        plans: of the members.
+    Raises:
+        ValueError: the members are so large that keys do not fit.
+    """
+
+    def __init__(self, plans: Sequence[Plan], weights: Sequence[Any], stop: Stop, seed: int) -> None:
+        self._sources: list[Keys] = [plan.source for plan in plans]
+        self._programs = [
+            RowProgram(plan.source, plan.functions, [f"{name}, of member {number}" for name in plan.names])
+            for number, plan in enumerate(plans)
+        ]
+        self._draws = Draws([MAX_N if source.repeating else source.n for source in self._sources], weights, stop)
+        self._newest = (0, np.empty(0, np.int64))  # (position, keys from there on)
+        self.pools: list[PoolOptions] = [plan.pool for plan in plans]
+        self.seed = seed
+        self.repeating = self._draws.is_endless
+        self.n = sum(source.n for source in self._sources) if self.repeating else self._draws.n
+        if (largest := _num_keys(self.members)) > MAX_N:
+            raise ValueError(
+                f"an epoch of the Join's members has keys up to {largest}, which counts a member's items times the number of "
+                f"members, and at most 2^62 can be told apart: join fewer items"
+            )
+
+    @property
+    def identity(self) -> str:
+        """Which order this is; a state saved under another is refused."""
+        members = ", ".join(source.identity for source in self._sources)
+        if len(members) > 200:
+            members = f"{len(self._sources)} members, {digest(np.frombuffer(members.encode(), np.uint8))}"
+        return f"Join({members}; {self._draws.mark})"
+
+    @property
+    def members(self) -> list[Any]:
+        """What its keys are made of, for who reads them."""
+        return [source.members for source in self._sources]
+
+    def take(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The keys at positions [start, stop); beyond n, of the epochs that follow."""
+        first, keys = self._newest
+        if not first <= start <= stop <= first + len(keys):
+            end = MAX_N if self.repeating else (start // self.n + 1) * self.n
+            keys = self._take(start, max(stop, min(start + READ_AHEAD, end)))
+            self._newest = first, keys = start, keys
+        return keys[start - first : stop - first].copy()
+
+    def _take(self, start: int, stop: int) -> NDArray[np.int64]:
+        parts = []
+        while start < stop:
+            epoch, place = self._place(start)
+            end = stop if self.repeating else min(stop, (epoch + 1) * self.n)
+            before = self._before(epoch)
+            parts += [
+                self._keys(members, counters + before)
+                for members, counters in self._draws.blocks(place, place + end - start)
+            ]
+            start = end
+        return np.concatenate([np.empty(0, np.int64), *parts])
+
+    def _keys(self, members: NDArray[np.uint16], counters: NDArray[np.int64]) -> NDArray[np.int64]:
+        keys = np.empty(len(members), np.int64)
+        for member in np.unique(members).tolist():
+            its = members == member
+            first = int(counters[member])
+            keys[its] = self._sources[member].take(first, first + int(its.sum())) * len(self._sources) + member
+        return keys
+
+    def _place(self, position: int) -> tuple[int, int]:
+        return (0, position) if self.repeating else divmod(position, self.n)
+
+    def _before(self, epoch: int) -> NDArray[np.int64]:
+        """Draws of each member in the epochs before."""
+        whole = self._draws.counters_at(self.n) if epoch else [0] * len(self._sources)
+        return np.array(whole, np.int64) * epoch
+
+    def item(self, key: int) -> Any:
+        """What a key stands for: the member's item, behind the member's functions."""
+        key, member = divmod(key, len(self._sources))
+        return self._programs[member].value(key)
+
+    def name(self, key: int) -> str:
+        """What a key stands for, for people."""
+        key, member = divmod(key, len(self._sources))
+        return f"{self._sources[member].name(key)} of member {member}"
+
+    # ------------------------------------------------------------ position
+
+    @property
+    def num_counters(self) -> int:
+        """One for each member, at every depth."""
+        return len(self._sources) + sum(source.num_counters for source in self._sources)
+
+    def counters_at(self, position: int) -> list[int]:
+        """Draws of each member before a position, in its epoch; then those of members that are Joins, in theirs."""
+        epoch, place = self._place(position)
+        counters = self._draws.counters_at(place)
+        had = self._before(epoch) + counters
+        return [
+            *counters,
+            *(c for s, count in zip(self._sources, had.tolist(), strict=True) for c in s.counters_at(count)),
+        ]
+
+    def go_on_at(self, position: int, counters: Sequence[int]) -> None:
+        """Takes over what `counters_at` gave for that position.
+
+        Raises:
+            StateMismatch: it cannot have. Nothing is taken over then.
+        """
+        if len(counters) != self.num_counters:
+            raise StateMismatch(
+                f"the state of this Join has {self.num_counters} counters, one for each member; got {len(counters)}. Load what "
+                "state() returned"
+            )
+        for draws, place, its in list(self._checked(position, counters)):
+            draws.learn(place, its)
+
+    def _checked(self, position: int, counters: Sequence[int]) -> Iterator[tuple[Draws, int, Sequence[int]]]:
+        """Which counters are whose, at which place, at every depth."""
+        epoch, place = self._place(position)
+        done = len(self._sources)
+        self._draws.check_at(place, counters[:done])
+        yield self._draws, place, counters[:done]
+        before = self._before(epoch).tolist()
+        for source, whole, count in zip(self._sources, before, counters[:done], strict=True):
+            its, done = counters[done : done + source.num_counters], done + source.num_counters
+            if isinstance(source, JoinSource):
+                yield from source._checked(whole + count, its)
+
+
+def _num_keys(members: Any) -> int:
+    """Keys of an epoch lie below it."""
+    return members if isinstance(members, int) else len(members) * max(map(_num_keys, members))

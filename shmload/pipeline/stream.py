@@ -3,18 +3,87 @@
 A source is one row of keys, epoch after epoch. A step goes by its first position (schedule/schedule.py), which is also what
 a state holds: the items that all ranks have had are those before it. If the source repeats, positions count on across the ends of
 epochs, and for the loader that reads it all of it is one epoch; else they begin anew with each.
+
+One state for a job whose ranks saved theirs at different steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload.errors import StateMismatch
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, KeyedOrder, Uneven, stream_end, stream_positions
+from shmload.schedule.state import CHECK, check_checksum
+
+log = logging.getLogger("shmload")
+
+
+def reconcile(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The state to load on every rank, out of one from each of them.
+
+    It is that of the rank which had come the least far: nothing is lost, and what other ranks have had beyond it comes again, which
+    a warning counts. After equal steps all states are alike, and any of them will do.
+
+    Args:
+        states: of a Conveyer or a Join, in any order.
+    Raises:
+        StateMismatch: they are not of one pipeline; says what differs.
+    """
+    if not states:
+        raise StateMismatch("reconcile needs the state of each rank; got none")
+    first = _identity(states[0])
+    for number, state in enumerate(states):
+        if _identity(state) != first:
+            raise StateMismatch(
+                f"states 0 and {number} are of different pipelines: {first} and {_identity(state)}. Give the states of the ranks "
+                "of one job"
+            )
+    for state in states:
+        check_checksum(state)
+    by_progress = sorted(states, key=_progress)
+    (epoch, least), (last_epoch, most) = _progress(by_progress[0]), _progress(by_progress[-1])
+    if (epoch, least) != (last_epoch, most):
+        log.warning(
+            "ranks had saved between position %d of epoch %d and position %d of epoch %d: all go on at the first, and what lies "
+            "between comes again on the ranks that have had it",
+            least,
+            epoch,
+            most,
+            last_epoch,
+        )
+    return dict(by_progress[0])
+
+
+def _identity(state: Any) -> Any:
+    """What must be alike."""
+    try:
+        _progress(state)
+        if state["mode"] == "join":
+            return _marks(state["members"])
+        return {name: value for name, value in state.items() if name not in ("epoch", "position", "counters", CHECK)}
+    except (TypeError, ValueError, LookupError, AttributeError):
+        raise StateMismatch(
+            f"reconcile takes states of a Conveyer or a Join as state() returns them; got {state!r:.200}"
+        ) from None
+
+
+def _marks(entries: list[Any]) -> list[Any]:
+    """Of a Join's entries, or a member's, what says whose they are: their text, at every depth."""
+    return [_marks(entry) if isinstance(entry, list) else entry for entry in entries if isinstance(entry, list | str)]
+
+
+def _progress(state: Mapping[str, Any]) -> tuple[int, int]:
+    """(epoch, position), of a Join in draws."""
+    if state["mode"] != "join":
+        return int(state["epoch"]), int(state["position"])
+    _, epoch, *members = state["members"]
+    return epoch, sum(count for count, _ in members)
 
 
 class Keys(Protocol):

@@ -52,13 +52,13 @@ from shmload._core.watch import die_with
 from shmload.batch.layout import ALIGNMENT, Layout
 from shmload.ray.cluster import Call, Cluster
 from shmload.ray.decoder import Outcome, Setting, Task
-from shmload.shm.group import Doorbell
-from shmload.worker.birth import process_begin_ns
+from shmload.shm.segment import Doorbell
 from shmload.worker.failure import Failure
-from shmload.worker.process import GONE, open_memory
+from shmload.worker.loop import process_begin_ns
+from shmload.worker.pool import GONE, open_memory
+from shmload.worker.reader import Post
 from shmload.worker.slot_memory import LOOK_AGAIN_S, Bell, SlotMemory
 from shmload.worker.snapshot import dump_note
-from shmload.worker.spec import Post
 
 HALF_LIFE_S = 20.0  # of a measure: each new attempt at what takes too long holds up all
 WEIGHT = 0.25  # of the newest measure

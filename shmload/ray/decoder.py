@@ -34,12 +34,12 @@ from shmload._core.trainer import FAILED, ORDERED, Lease, TrainerRing, control_n
 from shmload.batch.collate import RowPlacer
 from shmload.batch.layout import Layout
 from shmload.errors import SampleTimeout
-from shmload.shm import forks
+from shmload.shm import owners
 from shmload.worker.failure import REMEDY, Failure, sample_at, timeout_text
 from shmload.worker.loop import WorkerLoop
-from shmload.worker.process import prepare
+from shmload.worker.pool import prepare
+from shmload.worker.reader import Job, Post
 from shmload.worker.snapshot import END, load_note
-from shmload.worker.spec import Job, Post
 
 GROWTH = 1.25  # as ring_memory's
 ORDER_CAPACITY = 4096  # a larger order lies in memory of its own
@@ -341,7 +341,7 @@ class Decoder:
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
         try:
-            job = forks.loads(pickled_job)
+            job = owners.loads(pickled_job)
             _name_classes_of_main()
             job, source, snapshots = prepare(job, post)
         except Exception as error:

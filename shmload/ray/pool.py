@@ -15,9 +15,9 @@ from typing import Any
 
 from shmload import faults
 from shmload.ray.agent import Briefing
-from shmload.shm import forks, reaper
+from shmload.shm import owners
 from shmload.worker.pool import Death, PreparedWorkers, ProcessPool, WorkerPool, processes, with_pickled_job
-from shmload.worker.spec import Job, Post
+from shmload.worker.reader import Job, Post
 
 MAX_AHEAD = 4  # tasks of a worker: one is decoded, one travels, one is copied, and one comes early
 
@@ -87,7 +87,7 @@ class RayPool:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(briefing.paths), "RAY_USAGE_STATS_ENABLED": "0"}
         command = [sys.executable, "-m", "shmload.ray.agent"]
         agent = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
-        reaper.watch(agent.pid)
+        owners.watch(agent.pid)
         self._agent = agent
         pidfd = os.pidfd_open(agent.pid)
         self._watch = select.poll()
@@ -124,7 +124,7 @@ class RayPool:
         if self._dead or self._agent is None:
             return
         self._ending()
-        reaper.forget(self._agent.pid)
+        owners.forget(self._agent.pid)
         posts = tuple(dataclasses.replace(post, resume=b"") for post in self._posts)
         self._launch(dataclasses.replace(self._briefing, posts=posts, is_again=True))
 
@@ -150,7 +150,7 @@ class RayPool:
             pass
         finally:
             self._ending()
-            reaper.forget(agent.pid)
+            owners.forget(agent.pid)
             self._agent = None
 
 
@@ -171,7 +171,7 @@ def pickled_by_value(job: Job) -> bytearray:
     from ray import cloudpickle
 
     try:
-        return forks.dumps(job, lambda value, take: cloudpickle.dumps(value, protocol=5, buffer_callback=take))
+        return owners.dumps(job, lambda value, take: cloudpickle.dumps(value, protocol=5, buffer_callback=take))
     except Exception as error:
         raise TypeError(
             'backend="ray" sends the dataset, collate_fn and worker_init_fn to other machines, and they cannot be pickled: '

@@ -8,9 +8,9 @@ from shmload.world import lazy_names
 
 if TYPE_CHECKING:
     from shmload.remote.dataset import RemoteDataset
+    from shmload.remote.fetch import Manifest
     from shmload.remote.indexed import RemoteSamples
     from shmload.remote.packing.pack import upload_cv_dataset
-    from shmload.remote.shards import Manifest
     from shmload.remote.stages import (
         Continue,
         default_collation_fn,
@@ -20,22 +20,21 @@ if TYPE_CHECKING:
         warn_and_continue,
         warn_and_stop,
     )
-    from shmload.schedule.shuffles import ShardShuffle
-    from shmload.storage.client import Client, make_client
-    from shmload.storage.urls import open_store
+    from shmload.schedule.samplers import ShardShuffle
+    from shmload.storage.client import Client, make_client, open_store
 
 _PLACES = {
     "Client": "shmload.storage.client",
     "Continue": "shmload.remote.stages",
-    "Manifest": "shmload.remote.shards",
+    "Manifest": "shmload.remote.fetch",
     "RemoteDataset": "shmload.remote.dataset",
     "RemoteSamples": "shmload.remote.indexed",
-    "ShardShuffle": "shmload.schedule.shuffles",
+    "ShardShuffle": "shmload.schedule.samplers",
     "default_collation_fn": "shmload.remote.stages",
     "ignore_and_continue": "shmload.remote.stages",
     "ignore_and_stop": "shmload.remote.stages",
     "make_client": "shmload.storage.client",
-    "open_store": "shmload.storage.urls",
+    "open_store": "shmload.storage.client",
     "reraise_exception": "shmload.remote.stages",
     "upload_cv_dataset": "shmload.remote.packing.pack",
     "warn_and_continue": "shmload.remote.stages",

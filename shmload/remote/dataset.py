@@ -44,10 +44,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
+from shmload.remote.fetch import Shards, shards_in, shards_of_urls
 from shmload.remote.indexed import RemoteSamples, RemoteSource, RemoteUnits, taken_at
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.packing.pack import store_of
-from shmload.remote.shards import Shards, shards_in, shards_of_urls
 from shmload.remote.stages import (
     Batch,
     Batched,
@@ -72,10 +72,10 @@ from shmload.remote.stages import (
     reraise_exception,
     run_stages,
 )
+from shmload.schedule.samplers import ShardShuffle
 from shmload.schedule.schedule import Uneven
-from shmload.schedule.shuffles import ShardShuffle
-from shmload.shm import forks
-from shmload.storage.urls import open_store
+from shmload.shm import owners
+from shmload.storage.client import open_store
 from shmload.world import rank_and_world_size
 
 __all__ = [
@@ -151,7 +151,7 @@ class Passes:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def __getstate__(self) -> dict[str, Any]:
-        if forks.is_abroad():
+        if owners.is_abroad():
             return {"home": "", "nonce": b"", "next": self.begin(None)}
         return {"home": self._home, "nonce": self._nonce, "next": self.next}
 

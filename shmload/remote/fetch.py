@@ -5,34 +5,66 @@ The index of a shard that lies in a store and that nobody has indexed: its heade
 A file's worth of address space stands for the shard. What is read is put where it belongs, and the scan of a whole shard goes over
 it: the same checks, the same index. Pieces of a few MiB are read while members are small, for those hold many headers; what a large
 member holds is passed over and takes no memory, as nobody looks at it.
+
+Which shards a dataset is made of: by its manifest, by listing a folder, or by their names.
+
+It is looked up once, where the dataset is made, and goes with it to every worker: so all of them read the same shards, whatever
+happens in the store meanwhile.
+
+The manifest of a packed dataset: which shards it is made of, how large they are, and their checksums.
+
+It is one JSON object, `manifest.json` in the dataset's folder, and it is written last, by one atomic put: what it names is
+there, whole. Shards lie in a folder named after their *generation*. Another packing has another one, so that a reader that goes
+by one manifest never sees shards of two.
+
+    manifest.json                           this
+    <generation>/shard-000000.tar           samples
+    <generation>/shard-000000.tar.index     where they lie in it: `formats.tar.shard.ShardIndex`, packed
+
+What is read here decides what is fetched and how much memory it gets, and may come from anywhere. So nothing in it is believed
+unchecked, and what is not known is an error rather than left out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
+import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from typing_extensions import Buffer
 
 from shmload._core import tar
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
-from shmload.formats.tar.shard import ShardIndex, map_file, pack_index, unpack_index
-from shmload.remote.shards import RemoteShard, Shards
+from shmload.formats.paths import shard_paths
+from shmload.formats.tar.dataset import ShardIndex, map_file, pack_index, unpack_index
 from shmload.storage.cache import Fetch, FileFetch
+from shmload.storage.client import split_url
 from shmload.storage.http import WebReader
+from shmload.storage.local import Store
 
 __all__ = [
+    "MANIFEST_NAME",
+    "IndexEntry",
+    "Manifest",
+    "RemoteShard",
+    "ShardEntry",
+    "Shards",
     "fetch_index",
     "fetch_of",
     "fetch_range",
     "name_of",
     "scan_remote",
+    "shards_in",
+    "shards_of_urls",
 ]
 
 _BLOCK = 512
@@ -210,3 +242,376 @@ def _made(shards: Shards, shard: RemoteShard, copy: Any) -> bytes:
         f"{shard.store.url}/{entry.name}: it has {found} as bytes and checksum, and the manifest says "
         f"{(entry.nbytes, entry.crc32c)}: the object is damaged, or was replaced. Upload the dataset again"
     )
+
+
+MANIFEST_NAME = "manifest.json"
+FORMAT = "shmload-shards"
+VERSION = 1
+INDEX_SUFFIX = ".index"
+_GENERATION = re.compile(r"[0-9a-f]{16}")
+_DIGEST = re.compile(r"[0-9a-f]{8}")
+_SHARD = re.compile(r"shard-[0-9]{6,9}\.tar")
+_LARGEST = (1 << 63) - 1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """The packed index of a shard, an object of its own.
+
+    Attributes:
+        name: relative to the dataset's folder.
+        nbytes: of it.
+        crc32c: of its bytes, 8 hexadecimal digits.
+    """
+
+    name: str
+    nbytes: int
+    crc32c: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """One shard.
+
+    Attributes:
+        name: relative to the dataset's folder: "<generation>/shard-000000.tar".
+        nbytes: of the whole file.
+        num_samples: in it.
+        crc32c: of its bytes, 8 hexadecimal digits.
+        index: the object beside it that says where its samples lie.
+    """
+
+    name: str
+    nbytes: int
+    num_samples: int
+    crc32c: str
+    index: IndexEntry
+
+    @classmethod
+    def of(cls, given: Any, generation: str, where: str) -> Self:
+        """An entry from what `as_dict` made of it.
+
+        Raises:
+            ShardCorrupt: it is none, or of another generation; the text begins with `where`.
+        """
+        try:
+            return cls(**_shard(given, "", generation))
+        except _Wrong as error:
+            raise ShardCorrupt(f"{where}: {error}") from None
+
+    def as_dict(self) -> dict[str, Any]:
+        """What JSON keeps of it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a packed dataset is made of.
+
+    Attributes:
+        generation: of these shards, 16 hexadecimal digits; other contents have another.
+        seed: of the order in which samples were packed.
+        num_samples: in all shards.
+        nbytes: of all shards, without their indexes.
+        extensions: of all members, sorted.
+        shards: in their order.
+    """
+
+    generation: str
+    seed: int
+    num_samples: int
+    nbytes: int
+    extensions: tuple[str, ...]
+    shards: tuple[ShardEntry, ...]
+
+    @classmethod
+    def parse(cls, data: Buffer, *, name: str = MANIFEST_NAME) -> Self:
+        """Reads a manifest.
+
+        Args:
+            data: the object's bytes.
+            name: of the object, for errors: its URL.
+        Raises:
+            ShardCorrupt: it is none, of an unknown version, or contradicts itself; the text says where.
+        """
+        try:
+            given = json.loads(bytes(data), object_pairs_hook=_without_doubles)
+        except (ValueError, RecursionError) as error:
+            raise ShardCorrupt(f"{name}: is no manifest of shards: {error}") from error
+        try:
+            return cls._of(given)
+        except _Wrong as error:
+            raise ShardCorrupt(f"{name}: {error}") from None
+
+    @classmethod
+    def _of(cls, given: Any) -> Self:
+        if not isinstance(given, dict) or given.get("format") != FORMAT:
+            raise _Wrong("", f"a manifest of shards, with format {FORMAT!r}, is needed; this is something else")
+        if given.get("version") != VERSION or type(given["version"]) is not int:
+            raise _Wrong(
+                "version", f"{VERSION} is known here, got {given.get('version')!r}; a newer shmload may read it"
+            )
+        names = ("format", "version", "generation", "seed", "num_samples", "nbytes", "extensions", "shards")
+        _has_exactly(given, names, "")
+        generation = _text(given["generation"], "generation", _GENERATION, "16 hexadecimal digits")
+        extensions = _each(given["extensions"], "extensions", _extension)
+        if list(extensions) != sorted(set(extensions)):
+            raise _Wrong("extensions", "they are sorted and each is there once; these are not")
+        shards = _each(given["shards"], "shards", lambda one, at: ShardEntry(**_shard(one, at, generation)))
+        found = cls(
+            generation,
+            _number(given["seed"], "seed", at_most=(1 << 64) - 1),
+            _number(given["num_samples"], "num_samples"),
+            _number(given["nbytes"], "nbytes"),
+            extensions,
+            shards,
+        )
+        if len({shard.name for shard in shards}) != len(shards):
+            raise _Wrong("shards", "two of them have the same name")
+        for what in ("num_samples", "nbytes"):
+            told, summed = getattr(found, what), sum(getattr(shard, what) for shard in shards)
+            if told != summed:
+                raise _Wrong(what, f"it says {told}, and its {len(shards)} shards have {summed}")
+        return found
+
+    def dump(self) -> bytes:
+        """Its bytes: the same ones for equal manifests."""
+        told = {
+            "format": FORMAT,
+            "version": VERSION,
+            "generation": self.generation,
+            "seed": self.seed,
+            "num_samples": self.num_samples,
+            "nbytes": self.nbytes,
+            "extensions": list(self.extensions),
+            "shards": [shard.as_dict() for shard in self.shards],
+        }
+        return (json.dumps(told, indent=1) + "\n").encode("ascii")
+
+
+class _Wrong(Exception):
+    """What is wrong in a manifest, and where."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where}: {what}" if where else what)
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError(f"an object of it says something twice, among {sorted(name for name, _ in pairs)}")
+    return found
+
+
+def _shard(given: Any, where: str, generation: str) -> dict[str, Any]:
+    """The arguments of a ShardEntry."""
+    before = f"{where}." if where else ""
+    _has_exactly(given, ("name", "nbytes", "num_samples", "crc32c", "index"), where)
+    name = given["name"]
+    folder, _, file = name.partition("/") if isinstance(name, str) else ("", "", "")
+    if folder != generation or not _SHARD.fullmatch(file):
+        raise _Wrong(f"{before}name", f"{generation}/shard-000000.tar or the like is needed; got {name!r}")
+    index = given["index"]
+    _has_exactly(index, ("name", "nbytes", "crc32c"), f"{before}index")
+    if index["name"] != name + INDEX_SUFFIX:
+        raise _Wrong(f"{before}index.name", f"{name + INDEX_SUFFIX} is needed; got {index['name']!r}")
+    return {
+        "name": name,
+        "nbytes": _number(given["nbytes"], f"{before}nbytes", at_least=1),
+        "num_samples": _number(given["num_samples"], f"{before}num_samples", at_least=1),
+        "crc32c": _text(given["crc32c"], f"{before}crc32c", _DIGEST, "8 hexadecimal digits"),
+        "index": IndexEntry(
+            index["name"],
+            _number(index["nbytes"], f"{before}index.nbytes", at_least=1),
+            _text(index["crc32c"], f"{before}index.crc32c", _DIGEST, "8 hexadecimal digits"),
+        ),
+    }
+
+
+def _has_exactly(given: Any, names: tuple[str, ...], where: str) -> None:
+    if not isinstance(given, dict):
+        raise _Wrong(where, f"an object with {', '.join(names)} is needed; got {_short(given)}")
+    if absent := [name for name in names if name not in given]:
+        raise _Wrong(where, f"{', '.join(absent)} is missing")
+    if unknown := sorted(name for name in given if name not in names):
+        raise _Wrong(where, f"{_short(unknown[0])} is not known in version {VERSION}")
+
+
+def _each(given: Any, where: str, read: Callable[[Any, str], T]) -> tuple[T, ...]:
+    if not isinstance(given, list):
+        raise _Wrong(where, f"a list is needed; got {_short(given)}")
+    return tuple(read(one, f"{where}[{number}]") for number, one in enumerate(given))
+
+
+def _number(given: Any, where: str, *, at_least: int = 0, at_most: int = _LARGEST) -> int:
+    if type(given) is not int or not at_least <= given <= at_most:
+        raise _Wrong(where, f"an integer from {at_least} to {at_most} is needed; got {_short(given)}")
+    return given
+
+
+def _text(given: Any, where: str, pattern: re.Pattern[str], needed: str) -> str:
+    if not isinstance(given, str) or not pattern.fullmatch(given):
+        raise _Wrong(where, f"{needed} are needed; got {_short(given)}")
+    return given
+
+
+def _extension(given: Any, where: str) -> str:
+    if not isinstance(given, str) or not given or given != given.lower() or "/" in given or "\0" in given:
+        raise _Wrong(where, f"an extension in lower case, without a slash, is needed; got {_short(given)}")
+    return given
+
+
+def _short(given: Any) -> str:
+    shown = repr(given)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+_AT_ONCE = 16  # heads under way
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteShard:
+    """One shard in a store.
+
+    Attributes:
+        key: in the store.
+        nbytes, etag: of the object; the etag is "" where a manifest stands for it.
+        num_samples, crc32c, index: as the manifest says; None: there is none.
+    """
+
+    store: Store
+    key: str
+    nbytes: int
+    etag: str
+    num_samples: int | None = None
+    crc32c: str | None = None
+    index: IndexEntry | None = None
+
+    @property
+    def url(self) -> str:
+        return f"{self.store.url.rstrip('/')}/{self.key}"
+
+    @property
+    def version(self) -> str:
+        """What another content would have another of."""
+        return self.etag or f"crc32c-{self.crc32c}"
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The shards of a dataset, in their order.
+
+    Attributes:
+        generation: of the manifest; None: there is none.
+        home: the store that the manifest is in.
+    """
+
+    all: tuple[RemoteShard, ...]
+    generation: str | None = None
+    home: Store | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(shard.nbytes for shard in self.all)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest shard."""
+        return max(shard.nbytes for shard in self.all)
+
+    def gone(self, shard: RemoteShard, error: Exception) -> Exception:
+        """The error for a shard that is not there, or not the same any more: what has happened, as far as can be told."""
+        if self.home is not None:
+            try:
+                now = Manifest.parse(self.home.get(MANIFEST_NAME), name=f"{self.home.url}/{MANIFEST_NAME}").generation
+            except (ObjectMissing, ShardCorrupt):
+                now = "none"
+            if now != self.generation:
+                return ShardCorrupt(
+                    f"{shard.url}: the dataset was packed anew while it was read: this is of generation {self.generation}, and "
+                    f"{self.home.url} holds {now} by now. Make the dataset anew; a state of the old one does not fit the new one"
+                )
+        return ShardCorrupt(f"{shard.url}: was removed or written to since the dataset was made: {error}. Make it anew")
+
+
+def shards_in(store: Store) -> Shards:
+    """The shards of a folder: those of its manifest, or, without one, all .tar files in it.
+
+    Raises:
+        ObjectMissing: there is none.
+        ShardCorrupt: its manifest is damaged.
+    """
+    try:
+        data = store.get(MANIFEST_NAME)
+    except ObjectMissing:
+        return Shards(tuple(_listed(store)))
+    manifest = Manifest.parse(data, name=f"{store.url}/{MANIFEST_NAME}")
+    if not manifest.shards:
+        raise ObjectMissing(f"{store.url}: its manifest names no shard: pack at least one sample")
+    found = tuple(
+        RemoteShard(store, entry.name, entry.nbytes, "", entry.num_samples, entry.crc32c, entry.index)
+        for entry in manifest.shards
+    )
+    return Shards(found, manifest.generation, store)
+
+
+def _listed(store: Store) -> Iterable[RemoteShard]:
+    num_others, compressed = 0, ""
+    found = []
+    for entry in store.list_objects():
+        if entry.key.endswith(".tar"):
+            found.append(RemoteShard(store, entry.key, entry.nbytes, entry.etag))
+        else:
+            num_others += 1
+            compressed = compressed or (entry.key if entry.key.endswith(_COMPRESSED) else "")
+    if compressed:
+        raise ValueError(
+            f"{store.url}/{compressed} is compressed, and its samples cannot be reached one by one: store plain .tar files"
+        )
+    if not found:
+        raise ObjectMissing(
+            f"{store.url}: holds no shards, neither {MANIFEST_NAME} nor .tar files, only {num_others} other objects: check "
+            "bucket and folder, or pack a dataset into it with upload_cv_dataset or `shmload pack`"
+        )
+    return found
+
+
+def shards_of_urls(urls: str | Iterable[str], open_store: Callable[[str], Store]) -> Shards:
+    """The shards that URLs name: .tar objects, in which braces expand, or one folder.
+
+    Args:
+        open_store: (URL of a folder) -> the store.
+    Raises:
+        ObjectMissing: one is not there.
+        ValueError: a folder stands among others; a compressed shard.
+    """
+    names = shard_paths(urls)
+    folders = [name for name in names if not name.endswith((".tar", *_COMPRESSED))]
+    if folders and len(names) > 1:
+        raise ValueError(
+            f"{folders[0]!r} is no .tar object, and a folder stands alone: give its URL, or those of shards"
+        )
+    if folders:
+        return shards_in(open_store(names[0]))
+    for name in names:
+        if name.endswith(_COMPRESSED):
+            raise ValueError(
+                f"{name} is compressed, and its samples cannot be reached one by one: store plain .tar files, or read it in order "
+                "with shmload.formats.TarStream"
+            )
+    places = [split_url(name) for name in names]
+    stores = {parent: open_store(parent) for parent, _ in places}
+    return Shards(tuple(_looked_up([(stores[parent], key) for parent, key in places])))
+
+
+def _looked_up(places: Sequence[tuple[Store, str]]) -> list[RemoteShard]:
+    def look(place: tuple[Store, str]) -> RemoteShard:
+        store, key = place
+        found = store.head(key)
+        return RemoteShard(store, key, found.nbytes, found.etag)
+
+    with ThreadPoolExecutor(min(len(places), _AT_ONCE), "shmload-head") as pool:
+        return list(pool.map(look, places))

@@ -19,12 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.tar_rows import TarRows
-from shmload.formats.tar.dataset import KEY, Samples, TarDataset
+from shmload.formats.tar.dataset import KEY, Samples, ShardIndex, TarDataset
 from shmload.formats.tar.members import Decode
-from shmload.formats.tar.shard import ShardIndex
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.stages import Program, run_stages
-from shmload.schedule.shuffles import ShardShuffle
+from shmload.schedule.samplers import ShardShuffle
 from shmload.worker.sample_rng import seed_and_epoch
 
 __all__ = [

@@ -534,7 +534,7 @@ class BatchSchedule:
     - "exact": the ranks without one have no such step.
 
     Example:
-        >>> from shmload.schedule.bucketed import LengthBuckets
+        >>> from shmload.schedule.samplers import LengthBuckets
         >>> batches = LengthBuckets([3, 1, 4, 1, 5], batch_size=1)
         >>> schedule = BatchSchedule(batches, seed=7, world_size=2)
         >>> [schedule.num_valid(0, step, rank=1) for step in range(0, schedule.end_of(0, rank=1), schedule.stride)]

@@ -9,12 +9,33 @@ The checksum of a state: whatever has kept it since, the loader that takes it kn
 
 It is that of canonical JSON, so JSON there and back, torch.save, another order of keys and tuples in place of lists change nothing.
 It tells of damage. Who writes a state on purpose can write its checksum, too; that a state runs no code is codec.py's affair.
+
+The parts of a state whose shape varies, as one string of JSON.
+
+torch.distributed.checkpoint loads into the keys that a fresh object's state has, so every state of a loader must have the same.
+A user's own state comes back exactly as it was: what JSON has no word for is written as {"$word": ...}, and reading that runs
+no code. What has no word here either is pickled, so that saving does not fail; as a pickle can run any code, one is opened only
+where the program has said that it trusts its states (torch.load's weights_only would let such a string through).
+
+    None, bool, int, float, str, list, dict of str     themselves; "$int", "$float" where JSON has no digits for it
+    tuple, set, frozenset, other dicts                  "$tuple", "$set", "$frozenset", "$dict", "$ordered" (an OrderedDict)
+    bytes, bytearray, complex                           "$bytes", "$bytearray", "$complex"
+    numpy arrays and scalars, tensors                   "$array", "$scalar", "$tensor": dtype, shape, bytes
+    anything else                                       "$pickle": its type's name, bytes
 """
 
+import base64
 import json
+import math
+import pickle
+import struct
 import zlib
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import Any, NotRequired, TypedDict, cast, get_origin, get_type_hints
+
+import numpy as np
+import torch
 
 from shmload.errors import StateMismatch
 from shmload.schedule.schedule import BatchSchedule, KeyedOrder, Schedule
@@ -30,6 +51,202 @@ __all__ = [
     "resume",
     "with_checksum",
 ]
+
+MAX_DEPTH = 100  # of containers in each other; what lies deeper is pickled, as what holds itself must be
+_MAX_INT = 1 << 63
+
+
+def sealed(value: Any) -> str:
+    """The value as a string: JSON, and in it what is marked as the user's own."""
+    return json.dumps(value, default=_marked, allow_nan=False)
+
+
+def opened(text: str, *, is_trusted: bool) -> Any:
+    """Inverse of `sealed`.
+
+    Args:
+        is_trusted: pickles in it may be opened.
+    Raises:
+        StateMismatch: it holds a pickle and is not trusted.
+        ValueError, TypeError, LookupError, RecursionError: it is not what `sealed` gives.
+    """
+    return _opened(json.loads(text), is_trusted)
+
+
+class UsersOwn:
+    """A value in what is sealed that the user has made, and that must come back exactly as it is."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _marked(own: Any) -> dict[str, Any]:
+    if not isinstance(own, UsersOwn):
+        raise TypeError(f"{type(own).__name__} is neither JSON nor marked as the user's own")
+    return {"$own": _written(own.value, 0)}
+
+
+def _opened(found: Any, is_trusted: bool) -> Any:
+    if type(found) is list:
+        return [_opened(part, is_trusted) for part in found]
+    if type(found) is not dict:
+        return found
+    if found.keys() == {"$own"}:
+        return _read(found["$own"], is_trusted)
+    return {name: _opened(part, is_trusted) for name, part in found.items()}
+
+
+# ------------------------------------------------------------ writing
+
+
+def _written(value: Any, depth: int) -> Any:
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
+        return value
+    if kind is int:
+        return value if -_MAX_INT <= value < _MAX_INT else {"$int": hex(value)}  # Python limits the digits of others
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": _text(struct.pack("<d", value))}
+    if depth > MAX_DEPTH:
+        return _pickled(value)
+    if kind is list:
+        return [_written(part, depth + 1) for part in value]
+    if kind is dict and all(type(name) is str and not name.startswith("$") for name in value):
+        return {name: _written(part, depth + 1) for name, part in value.items()}
+    if (word := _PAIRS.get(kind)) is not None:
+        return {word: [[_written(part, depth + 1) for part in pair] for pair in value.items()]}
+    if (word := _SEVERAL.get(kind)) is not None:
+        return {word: [_written(part, depth + 1) for part in value]}
+    if kind is bytes or kind is bytearray:
+        return {f"${kind.__name__}": _text(value)}
+    if kind is complex:
+        return {"$complex": _text(struct.pack("<dd", value.real, value.imag))}
+    if kind is torch.Tensor and (written := _written_tensor(value)) is not None:
+        return {"$tensor": written}
+    if kind is np.ndarray and (written := _written_array(value)) is not None:
+        return {"$array": written}
+    if isinstance(value, np.generic) and (written := _written_array(np.asarray(value))) is not None:
+        return {"$scalar": written}
+    return _pickled(value)
+
+
+_PAIRS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered"}
+_SEVERAL: dict[type, str] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
+
+
+def _pickled(value: Any) -> dict[str, Any]:
+    return {"$pickle": [f"{type(value).__module__}.{type(value).__qualname__}", _text(pickle.dumps(value))]}
+
+
+def _written_tensor(tensor: torch.Tensor) -> list[Any] | None:
+    """None for one that is more than numbers on the CPU."""
+    is_more = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or is_more:
+        return None
+    try:
+        raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    except RuntimeError:  # a dtype without a size in bytes
+        return None
+    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _text(raw)]
+
+
+def _written_array(array: np.ndarray[Any, Any]) -> list[Any] | None:
+    """None for one of objects, or of a dtype that numpy cannot name."""
+    if array.dtype.names is None and array.dtype.kind not in "biufcSUMm":
+        return None
+    descr = np.lib.format.dtype_to_descr(array.dtype)
+    if array.dtype.hasobject or np.lib.format.descr_to_dtype(descr) != array.dtype:
+        return None
+    order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    return [descr, list(array.shape), order, _text(array.tobytes(order))]  # type: ignore[arg-type]  # one of the two letters
+
+
+# ------------------------------------------------------------ reading
+
+
+def _read(found: Any, is_trusted: bool) -> Any:
+    if type(found) is list:
+        return [_read(part, is_trusted) for part in found]
+    if type(found) is not dict:
+        return found
+    if len(found) == 1:
+        ((word, held),) = found.items()
+        if word == "$pickle":
+            return _unpickled(held[0], held[1], is_trusted=is_trusted)
+        if (build := _BUILT.get(word)) is not None:
+            return build([_read(part, is_trusted) for part in held])
+        if word.startswith("$"):
+            return _PLAIN[word](held)
+    return {name: _read(part, is_trusted) for name, part in found.items()}
+
+
+def _unpickled(kind: str, text: str, *, is_trusted: bool) -> Any:
+    if not is_trusted:
+        raise StateMismatch(
+            f"the state holds an object of {kind} that only pickle can read, and a pickle can run any code: if nobody else can "
+            "write where the state comes from, give ShmLoader trust_state=True; else let the object's owner tell its state in "
+            "numbers, text, bytes, arrays, tensors and containers of them"
+        )
+    return pickle.loads(_bytes(text))
+
+
+def _read_tensor(held: list[Any]) -> torch.Tensor:
+    name, shape, text = held
+    dtype, raw = getattr(torch, name), bytearray(_bytes(text))
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{name} is no dtype")
+    if not raw:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(raw, dtype=torch.uint8).clone().view(dtype).reshape(shape)
+
+
+def _read_array(held: list[Any]) -> np.ndarray[Any, Any]:
+    descr, shape, order, text = held
+    dtype, raw = np.lib.format.descr_to_dtype(_with_tuples(descr)), bytearray(_bytes(text))
+    if dtype.hasobject:
+        raise TypeError("an array of objects")
+    array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, buffer=raw, order=order)
+    if array.nbytes != len(raw):
+        raise ValueError(f"an array of {array.nbytes} bytes has {len(raw)}")
+    return array.copy(order)
+
+
+def _with_tuples(descr: Any) -> Any:
+    """A dtype's description, whose fields JSON has made lists."""
+    if isinstance(descr, str):
+        return descr
+    return [
+        (tuple(name) if isinstance(name, list) else name, _with_tuples(of), *map(tuple, shape))
+        for name, of, *shape in descr
+    ]
+
+
+_BUILT: dict[str, Callable[[list[Any]], Any]] = {
+    "$tuple": tuple,
+    "$set": set,
+    "$frozenset": frozenset,
+    "$dict": dict,
+    "$ordered": OrderedDict,
+}
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    "$int": lambda text: int(text, 16),
+    "$float": lambda text: struct.unpack("<d", _bytes(text))[0],
+    "$complex": lambda text: complex(*struct.unpack("<dd", _bytes(text))),
+    "$bytes": lambda text: _bytes(text),
+    "$bytearray": lambda text: bytearray(_bytes(text)),
+    "$tensor": _read_tensor,
+    "$array": _read_array,
+    "$scalar": lambda held: _read_array(held)[()],
+}
+
+
+def _text(raw: bytes | bytearray) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
 
 CHECK = "check"
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from shmload.engine.engine import Engine
-from shmload.engine.orders import BadSamples, BatchSource
 from shmload.engine.parts import EngineOptions, Hook
+from shmload.engine.ring import BadSamples, BatchSource
 from shmload.sharing.balancing import Balancer
 from shmload.sharing.following import FollowingEngine
 from shmload.sharing.leading import Leader
 from shmload.sharing.rank_group import gather
-from shmload.worker.spec import Job
+from shmload.worker.reader import Job
 from shmload.world import rank_and_world_size
 
 if TYPE_CHECKING:

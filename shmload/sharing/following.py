@@ -15,14 +15,13 @@ from shmload._core.mapping import Mapping
 from shmload._core.trainer import FAILED, FILLING, FollowerRing, Lease, Order, Share
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
-from shmload.engine.orders import Delivery, Turns
 from shmload.engine.parts import CopyOut, EngineOptions
-from shmload.engine.reader import RingReader
+from shmload.engine.ring import Delivery, Turns
+from shmload.engine.stats import RingReader
 from shmload.errors import RankLeft, WorkerDied
 from shmload.sharing.rank_group import RankGroup
 from shmload.sharing.rank_sync import RankSync
-from shmload.shm.group import Doorbell
-from shmload.shm.segment import open_segment
+from shmload.shm.segment import Doorbell, open_segment
 from shmload.worker.failure import Failure
 
 WAIT_S = 0.02  # the longest sleep between looks at who has ended

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from shmload.errors import RankLeft
 from shmload.shm import names
-from shmload.shm.group import Group
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import meeting_stem, pidfd_of, start_of
+from shmload.shm.segment import Group
 from shmload.world import run_key
 
 MEET_S = 300.0  # for the others to come, where the loader has no timeout: they may have more to import and to open

@@ -25,7 +25,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shmload.shm import names, reaper
+from shmload.shm import names, owners
 from shmload.shm.names import SHM_DIR
 
 _DIGEST_NBYTES = 16
@@ -92,7 +92,7 @@ class Meeting:
                 self._control_path, self._gate_path = self._place()
             try:
                 if self._control < 0:
-                    reaper.attend(self._control_path)
+                    owners.attend(self._control_path)
                     self._control = _opened(self._control_path)
                     fcntl.flock(self._control, fcntl.LOCK_SH)
                 gate = _opened(self._gate_path)

@@ -33,7 +33,7 @@ from typing_extensions import Buffer
 
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, StoreError
-from shmload.storage.store import StoredObject, checked_key
+from shmload.storage.local import StoredObject, checked_key
 from shmload.storage.transport import Answer, Retry, RetryPolicy, TransientError, Transport
 
 __all__ = [

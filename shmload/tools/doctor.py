@@ -25,9 +25,8 @@ from types import ModuleType
 from typing import Literal
 
 import shmload
-from shmload.shm import janitor, segment
-from shmload.shm.host import Host, listed
-from shmload.shm.names import STEM_PATTERN, new_stem
+from shmload.shm import owners, segment
+from shmload.shm.names import STEM_PATTERN, Host, listed, new_stem
 
 Level = Literal["good", "advice", "problem"]
 
@@ -458,7 +457,7 @@ def try_memfd() -> None:
 
 def try_semaphore() -> None:
     """Makes a semaphore as a loader would, rings it and lets it go."""
-    from shmload.shm.group import Doorbell
+    from shmload.shm.segment import Doorbell
 
     bell = Doorbell.create(f"/{new_stem()}-doctor")
     try:
@@ -513,7 +512,7 @@ def _fails(attempt: Callable[[], None]) -> str:
 def check_leftovers(host: Host) -> Iterator[Finding]:
     """What dead loaders of this user have left, and what other users hold."""
     folder = str(host.root / "dev/shm")
-    found = janitor.find_leftovers(folder)
+    found = owners.find_leftovers(folder)
     if found:
         yield advice(
             "leftovers",

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from shmload.engine.reader import RingReader
+from shmload.engine.stats import RingReader
 from shmload.engine.trace import TRAINER, Span, Tape, Timeline, timelines_of
 
 SHORTEST_S, LONGEST_S = 0.0005, 0.05  # between two looks

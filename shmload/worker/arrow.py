@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from shmload.batch.arrow_columns import Column, Indices, column_of
 from shmload.batch.layout import of_any, of_numpy
 from shmload.batch.ragged import Ragged
+from shmload.batch.rows import Column, Indices, column_of
 from shmload.worker.reader import InPlace
 
 _FORMATTERS = {  # the only ones whose results are known here

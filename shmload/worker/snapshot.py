@@ -23,8 +23,8 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from shmload.worker.reader import Job
 from shmload.worker.sample_rng import Streams
-from shmload.worker.spec import Job
 from shmload.world import ability_of
 
 

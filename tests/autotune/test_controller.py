@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmload.engine.controller import LOOK, Limits, Memory, Setting, Window, bound_by, decide, looked
+from shmload.engine.autotune import LOOK, Limits, Memory, Setting, Window, bound_by, decide, looked
 from tests.autotune.tuning_kit import Pipeline
 
 LOADS = [

@@ -16,7 +16,7 @@ from shmload._core.mapping import Mapping, give_back_pages
 from shmload._core.trainer import FREE, PARKED, TrainerRing, control_nbytes
 from shmload.engine import autotune
 from shmload.engine.ring import RingMemory
-from shmload.shm.group import Group
+from shmload.shm.segment import Group
 from tests.autotune.tuning_kit import change, engine_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
@@ -233,9 +233,9 @@ def test_the_worker_that_leaves_passes_the_bell_on(engine_parts: Iterator[Any]) 
 def engine_parts() -> Any:
     """The body of worker 2 over a ring, and the bell of its worker pool."""
     from shmload._core.filler import WorkerRing
-    from shmload.shm.group import Doorbell
+    from shmload.shm.segment import Doorbell
     from shmload.worker.loop import WorkerLoop
-    from shmload.worker.spec import Job
+    from shmload.worker.reader import Job
 
     nbytes = control_nbytes(2, 3, **AREAS)
     fd = os.memfd_create("body")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shmload import ShmLoader
-from shmload.engine.controller import Decision, Limits, Memory, Setting, Window, decide
+from shmload.engine.autotune import Decision, Limits, Memory, Setting, Window, decide
 from shmload.engine.engine import Engine
 
 N, BATCH, SEED = 60, 4, 11

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import IterableDataset, Sampler
 
 from shmload import ShmLoader
-from shmload.engine.orders import Turns
+from shmload.engine.ring import Turns
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Range
 from tests.behaviour.behaviour_kit import DEADLINE_S, Numbers, words
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shmload.tools.bench.workloads import WORKLOADS
+from shmload.tools.bench.contestants import WORKLOADS
 from shmload.tools.named import make_dataset
 
 ROOT = Path(__file__).resolve().parents[2]

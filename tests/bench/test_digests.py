@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
+from shmload.tools.bench.contestants import WORKLOADS
 from shmload.tools.bench.measure import digest, num_rows, rows_digest, touch
 from shmload.tools.bench.report import LoaderReport, WorkloadReport
 from shmload.tools.bench.rounds import Job, Outcome, Task, compare, first_difference
-from shmload.tools.bench.workloads import WORKLOADS
 
 
 def batch():

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from shmload.tools.bench import measure, plot, rounds
+from shmload.tools.bench.contestants import WORKLOADS
 from shmload.tools.bench.report import Report, machine
 from shmload.tools.bench.rounds import Options
-from shmload.tools.bench.workloads import WORKLOADS
 from shmload.tools.named import BenchError
 
 

@@ -5,7 +5,7 @@ import pytest
 from shmload.tools.bench.rounds import Options
 from shmload.tools.named import BenchError, make_dataset, names, resolve
 
-HERE = "shmload.tools.bench.workloads"
+HERE = "shmload.tools.bench.contestants"
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +15,7 @@ def planted(monkeypatch, request):
 
 
 def test_a_spec_names_an_object_of_a_module():
-    from shmload.tools.bench.workloads import Plain
+    from shmload.tools.bench.contestants import Plain
 
     assert Plain is resolve(f"{HERE}:Plain", what="--dataset")
     assert Plain.__len__ is resolve(f"{HERE}:Plain.__len__", what="--dataset")

@@ -130,7 +130,7 @@ def test_no_bound_is_worth_less_than_nothing_and_demands_are_never_negative(work
         ("planted:Sleeping", (), "source"),
         ("planted:Computing", (), "decode"),
         ("planted:Good", ("--step-ms", "20"), "consumer"),
-        ("shmload.tools.bench.workloads:Plain", (), "hand-off"),
+        ("shmload.tools.bench.contestants:Plain", (), "hand-off"),
     ],
 )
 def test_a_dataset_that_is_truly_so_gets_its_verdict(bench, dataset, arguments, bound):

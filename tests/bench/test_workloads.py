@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
+from shmload.tools.bench.contestants import OWN_PHOTOS, WORKLOADS, photo_files
 from shmload.tools.bench.measure import fill, protocol
-from shmload.tools.bench.workloads import OWN_PHOTOS, WORKLOADS, photo_files
 
 
 def poisoned(dataset, rows):
@@ -66,7 +66,7 @@ def test_each_workload_says_what_its_ratio_means():
 def test_a_photo_has_other_crops_at_other_indices():
     photos = pytest.importorskip("simplejpeg") and WORKLOADS["photos"]
     assert photos.missing() is None
-    from shmload.tools.bench.workloads import Photos
+    from shmload.tools.bench.contestants import Photos
 
     dataset = Photos(photo_files()[:1])
     assert not np.array_equal(dataset[0]["image"], dataset[1]["image"])

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from shmload._core.filler import DONE, ERROR
 from shmload.batch.ragged import AS_TORCH_OR_LIST
 from shmload.ray.decoder import Decoder, Setting, Task
-from shmload.shm import forks
+from shmload.shm import owners
 from shmload.worker.failure import Failure
-from shmload.worker.reader import plan_of
+from shmload.worker.reader import Job, Post, plan_of
 from shmload.worker.sample_rng import kept_generators
-from shmload.worker.spec import Job, Post
 from tests.cluster.ray_datasets import Failing, InPlace, Rows, Texts
 
 AREA = 16384
@@ -35,7 +34,7 @@ def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Deco
 
 
 def sent(value: Any) -> bytearray:
-    return forks.dumps(value, lambda value, take: pickle.dumps(value, protocol=5, buffer_callback=take))
+    return owners.dumps(value, lambda value, take: pickle.dumps(value, protocol=5, buffer_callback=take))
 
 
 def part(keys: list[int], first: int, end: int, *, is_pickled: bool = False) -> Task:

@@ -16,18 +16,18 @@ from shmload import SharedIndex
 from shmload.formats import ArrayDataset, TarWriter
 from shmload.remote import RemoteDataset
 from shmload.remote.dataset import Passes
-from shmload.shm import forks
+from shmload.shm import owners
 
 
 def pickled_job_of(value: Any) -> Any:
-    packed = forks.dumps(value, lambda value, take: pickle.dumps(value, protocol=5, buffer_callback=take))
+    packed = owners.dumps(value, lambda value, take: pickle.dumps(value, protocol=5, buffer_callback=take))
     return np.frombuffer(bytes(packed), np.uint8)
 
 
 def test_arrays_are_read_where_they_have_arrived() -> None:
     pickled_job = pickled_job_of(ArrayDataset((np.arange(12).reshape(4, 3), torch.arange(4, dtype=torch.bfloat16))))
     gc.collect()  # what it was made of has gone, as for another machine it was never there
-    first, second = forks.loads(pickled_job), forks.loads(pickled_job)
+    first, second = owners.loads(pickled_job), owners.loads(pickled_job)
     assert [row.tolist() for row in first[3]] == [[9, 10, 11], 3.0]
     arrays = [held._held.arrays["0"].array for held in (first, second)]
     assert np.shares_memory(arrays[0], arrays[1])
@@ -41,7 +41,7 @@ def test_an_index_and_a_view_of_it_are_read_where_they_have_arrived() -> None:
     nbytes = index.nbytes
     del index
     gc.collect()
-    whole, view, _ = forks.loads(pickled_job)
+    whole, view, _ = owners.loads(pickled_job)
     assert [whole[3], view[0], view[-1]] == [("3.jpg", 3), ("8.jpg", 8), ("0.jpg", 0)]
     assert whole.nbytes == nbytes
     assert whole.column(1).tolist() == list(range(9))
@@ -51,7 +51,7 @@ def test_an_index_and_a_view_of_it_are_read_where_they_have_arrived() -> None:
 def test_passes_that_are_counted_elsewhere_are_told_the_next_and_the_trainer_goes_on_behind_it() -> None:
     here = Passes()
     for number in range(3):
-        one, other = forks.loads(pickled_job_of(here)), forks.loads(pickled_job_of(here.__class__(number)))
+        one, other = owners.loads(pickled_job_of(here)), owners.loads(pickled_job_of(here.__class__(number)))
         assert [one.begin(11), other.begin(11)] == [number, number]
     assert here.next == 3
 
@@ -66,10 +66,10 @@ def test_shards_kept_in_a_folder_of_their_own_get_one_on_each_machine(
     pickled_job = pickled_job_of(here)
     home = here._source.local._private
     assert home is not None
-    there = forks.loads(pickled_job)
+    there = owners.loads(pickled_job)
     assert there._source.local._private.path == home.path  # this is its machine
     shutil.rmtree(home.path)
-    there = forks.loads(pickled_job)
+    there = owners.loads(pickled_job)
     assert [sample["cls"] for sample in there] == [b"3"]
     made = there._source.local._private.path
     assert made != home.path

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shmload.shm.host import Host
+from shmload.shm.names import Host
 
 Tree = dict[str, str]
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from shmload.shm.host import Host
+from shmload.shm.names import Host
 from shmload.tools import doctor
 
 Hosts = Callable[..., Host]

@@ -58,7 +58,7 @@ class Driver:
         from tests.faults.matrix_trainer import GROWING, expected
 
         if cell.method == "forkserver" and forkserver._forkserver._forkserver_pid is None:
-            forkserver.set_forkserver_preload(["torch", "tests.faults.matrix_data", "shmload.worker.process"])
+            forkserver.set_forkserver_preload(["torch", "tests.faults.matrix_data", "shmload.worker.pool"])
             with _silence():
                 forkserver.ensure_running()
         key = (cell.point in GROWING, cell.mode)

@@ -16,9 +16,9 @@ from multiprocessing import resource_tracker
 import psutil
 import pytest
 
-from shmload.shm import janitor, reaper
-from shmload.shm.group import Group
+from shmload.shm import owners
 from shmload.shm.names import SHM_DIR
+from shmload.shm.segment import Group
 from tests.faults import trainer_program
 from tests.faults.faults_kit import DEADLINE_S, program_env
 from tests.faults.killed_kit import BOUND_S, Family, files_with, kill_alone, names_of, running, started
@@ -42,9 +42,7 @@ def kill_all_at_once(pids: list[int]) -> None:
 
 def start_another() -> str:
     """What the next start on this host says that it has removed."""
-    code = (
-        "import logging; logging.basicConfig(level=logging.INFO); from shmload.shm.group import Group; Group().close()"
-    )
+    code = "import logging; logging.basicConfig(level=logging.INFO); from shmload.shm.segment import Group; Group().close()"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, env=program_env(), check=True
     )
@@ -143,7 +141,7 @@ def dead_group_of(uid: int) -> tuple[str, list[str]]:
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-        reaper.enter = reaper.leave = lambda: None  # it was killed, too
+        owners.enter = owners.leave = lambda: None  # it was killed, too
         group = Group()
         group.segment("control", 4096)
         group.doorbell("ready")
@@ -171,7 +169,7 @@ def test_another_users_leftovers_are_theirs() -> None:
         if pid == 0:
             os.setgroups([])
             os.setuid(NOBODY)
-            os._exit(0 if stem in [found.stem for found in janitor.sweep()] else 1)
+            os._exit(0 if stem in [found.stem for found in owners.sweep()] else 1)
         assert os.waitpid(pid, 0)[1] == 0
         assert files_with({stem}) == []
     finally:

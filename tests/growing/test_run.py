@@ -12,7 +12,7 @@ import pytest
 from shmload.errors import ShardCorrupt, StateMismatch
 from shmload.growing import SampleCache
 from shmload.growing.files import CacheFile, Snapshot, next_generation
-from shmload.growing.run import KEPT_SNAPSHOTS, Run, forget_runs, read_snapshot, run_name
+from shmload.growing.library import KEPT_SNAPSHOTS, Run, forget_runs, read_snapshot, run_name
 from tests.growing.growing_kit import dataset_of, epoch_of, loader_of, put
 
 

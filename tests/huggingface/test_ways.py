@@ -24,7 +24,7 @@ from datasets.formatting.formatting import PythonFormatter
 from datasets.formatting.torch_formatter import TorchFormatter
 
 from shmload import ShmLoader
-from shmload.batch.arrow_columns import column_of
+from shmload.batch.rows import column_of
 from shmload.errors import SampleError
 from tests.huggingface.hf_kit import (
     LISTS,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shmload.shm.group import Group
+from shmload.shm.segment import Group
 
 
 @pytest.fixture(autouse=True, scope="module")

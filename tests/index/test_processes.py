@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from shmload import SharedIndex, ShmLoader
-from shmload.shm import group, segment
+from shmload.shm import segment
 from shmload.shm.names import SHM_DIR, process_stem
 from tests.children import python
 from tests.index.index_kit import Files, Photo, gone_within, growth_of_epoch, path_of
@@ -196,9 +196,9 @@ def test_every_mapping_is_of_one_file_and_read_only() -> None:
 
 
 def test_its_group_lives_only_with_it() -> None:
-    alive = len(group._alive)
+    alive = len(segment._alive)
     index = SharedIndex(["a"])
-    assert len(group._alive) == alive + 1
+    assert len(segment._alive) == alive + 1
     del index
     gc.collect()
-    assert len(group._alive) == alive
+    assert len(segment._alive) == alive

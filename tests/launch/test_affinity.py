@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.launch.topology import Core, shares
+from shmload.launch.ranks import Core, shares
 
 
 @st.composite

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shmload.launch.ranks import HeldPort, Place, environment, number_of_ranks, rank_specs
-from shmload.shm.host import Host
+from shmload.shm.names import Host
 from shmload.world import rank_and_world_size
 
 PLACE = Place("127.0.0.1", 1234, "run")

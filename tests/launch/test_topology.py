@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shmload.launch.topology import Core, cores, device_nodes, num_devices
-from shmload.shm.host import Host
+from shmload.launch.ranks import Core, cores, device_nodes, num_devices
+from shmload.shm.names import Host
 
 
 def host(root: Path, files: dict[str, str], **environ: str) -> Host:

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from shmload.shm import janitor
+from shmload.shm import owners
 from shmload.shm.names import SHM_DIR
-from shmload.tools.top.watch import Watch
+from shmload.tools.top import Watch
 from tests.faults.faults_kit import DEADLINE_S, program_env
 from tests.faults.killed_kit import Family
 from tests.live.live_kit import look_until, only_loader, running
@@ -168,7 +168,7 @@ def test_a_killed_trainer_becomes_a_leftover() -> None:
             assert look["leftovers"]["nbytes"] > 4096
             assert stem not in [loader["stem"] for loader in look["loaders"]]
         finally:
-            janitor.sweep()
+            owners.sweep()
 
 
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")

@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from shmload.engine.stats import describe
-from shmload.tools.top.view import nbytes_text, number, picture, seconds, sparkline
-from shmload.tools.top.watch import totals
+from shmload.tools.top import nbytes_text, number, picture, seconds, sparkline, totals
 from tests.live.live_kit import SECOND, made_up, slot, worker
 
 ORDERED, LEASED = 2, 3

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from shmload.engine.reader import Block, Found
-from shmload.tools.top import watch
-from shmload.tools.top.watch import HISTORY, Watch
+from shmload.engine.stats import Block, Found
+from shmload.tools import top
+from shmload.tools.top import HISTORY, Watch
 from tests.live.live_kit import SECOND, made_up
 
 Blocks = dict[str, Any]
@@ -38,9 +38,9 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
         def snapshot(self) -> Any:
             return there[self.path]
 
-    monkeypatch.setattr(watch, "RingReader", Reader)
-    monkeypatch.setattr(watch, "FINDING_S", 0.0)
-    monkeypatch.setattr(watch, "FINDING_SHARE", 0)
+    monkeypatch.setattr(top, "RingReader", Reader)
+    monkeypatch.setattr(top, "FINDING_S", 0.0)
+    monkeypatch.setattr(top, "FINDING_SHARE", 0)
     return there
 
 
@@ -106,10 +106,10 @@ def test_pids_of_another_namespace_are_not_looked_up_in_this_one(
 
 def test_finding_is_not_done_more_often_than_it_may_cost(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    find: Callable[[], Found] = watch.RingReader.find
-    monkeypatch.setattr(watch.RingReader, "find", lambda: calls.append(None) or find())
+    find: Callable[[], Found] = top.RingReader.find
+    monkeypatch.setattr(top.RingReader, "find", lambda: calls.append(None) or find())
     watched = Watch()
-    monkeypatch.setattr(watch, "FINDING_S", 1e9)
+    monkeypatch.setattr(top, "FINDING_S", 1e9)
     for _ in range(3):
         watched.look()
     assert len(calls) == 1

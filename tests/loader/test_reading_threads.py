@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from shmload import ShmLoader, sample_info, sample_rng
-from shmload.worker.sample_reader import ReadingThreads
+from shmload.worker.reader import ReadingThreads
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
 NUM_THREADS = 4

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from shmload.remote.shards import Manifest
+from shmload.remote.fetch import Manifest
 from shmload.storage.local import LocalStore
 from tests.packing.kill_kit import NUM_SAMPLES, finished, killed_after
 from tests.packing.packing_kit import packed

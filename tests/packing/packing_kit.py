@@ -15,10 +15,9 @@ import numpy as np
 from PIL import Image
 
 from shmload.formats import TarDataset
+from shmload.remote.fetch import Manifest
 from shmload.remote.packing.pack import Options, Packing
-from shmload.remote.shards import Manifest
-from shmload.storage.local import LocalStore
-from shmload.storage.store import StoredObject
+from shmload.storage.local import LocalStore, StoredObject
 
 
 class Grey:

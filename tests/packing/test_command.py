@@ -15,8 +15,8 @@ from shmload.cli import app
 from shmload.cli.pack import progress_on
 from shmload.cli.terminal import shown
 from shmload.formats import TarWriter, TFRecordWriter
+from shmload.remote.fetch import Manifest
 from shmload.remote.packing.pack import Progress
-from shmload.remote.shards import Manifest
 from shmload.storage.local import LocalStore
 from tests.packing.packing_kit import names_in, names_of, samples_in
 

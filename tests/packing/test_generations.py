@@ -11,10 +11,9 @@ import pytest
 
 import shmload
 from shmload import StoreError
+from shmload.remote.fetch import Manifest
 from shmload.remote.packing.generation import Generation
-from shmload.remote.shards import Manifest
-from shmload.storage.local import LocalStore
-from shmload.storage.store import StoredObject
+from shmload.storage.local import LocalStore, StoredObject
 from tests.packing.packing_kit import CountingStore, Folder, Grey, names_in, names_of, packed, samples_in
 
 PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))

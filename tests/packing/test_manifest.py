@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload import ShardCorrupt
+from shmload.remote.fetch import IndexEntry, Manifest, ShardEntry
 from shmload.remote.packing.generation import Record
-from shmload.remote.shards import IndexEntry, Manifest, ShardEntry
 
 GENERATION = "0123456789abcdef"
 

@@ -27,7 +27,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "what samples draw that are read at once depends on who reads how many of them",
-        "shmload/worker/sample_reader.py",
+        "shmload/worker/reader.py",
         "            if not drew_for_many():\n",
         "            if samples is not None:\n",
         ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
@@ -36,7 +36,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "the same without workers",
-        "shmload/modes/inline.py",
+        "shmload/modes/passes.py",
         "            self._reads_many = not drew_for_many()  #",
         "            #",
         ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
@@ -44,7 +44,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a group's fields stand in the order of the folder's entries",
-        "shmload/formats/readers/zarr.py",
+        "shmload/formats/readers/files.py",
         "dict(sorted(found.arrays()))",
         "dict(found.arrays())",
         ("tests/formats/readers/test_zarr.py::test_fields_stand_in_the_order_of_their_names",),
@@ -207,7 +207,7 @@ CROSSED_DEFECTS = [
     Defect(
         "G1",
         "a forked rank has the program's handlers of crashes",
-        "shmload/launch/spawning.py",
+        "shmload/launch/supervisor.py",
         "    faulthandler.disable()  # what",
         "    # what",
         ("tests/launch/test_spawn.py::test_what_the_program_does_with_a_signal_is_not_the_ranks",),

@@ -43,7 +43,7 @@ DEFECTS = [
     Defect(
         "R2",
         "a resume begins its epoch anew",
-        "shmload/modes/seed_epochs.py",
+        "shmload/modes/seed_mode.py",
         "            epoch, step = resume(state, schedule)\n",
         "            epoch, step = resume(state, schedule)[0], 0\n",
         (
@@ -134,7 +134,7 @@ DEFECTS = [
     Defect(
         "R6",
         "a replacement's randomness is its process's own",
-        "shmload/worker/sample_reader.py",
+        "shmload/worker/reader.py",
         "self._ring.worker_id, reseed=job.seed_samples)",
         "self._ring.worker_id, reseed=False)",
         ("tests/faults/test_crash_points.py::test_a_death_in_the_stream_does_not_show_in_it[after_claim-rows]",),
@@ -151,7 +151,7 @@ DEFECTS = [
     Defect(
         "R7",
         "the reaper shares the trainer's process group",
-        "shmload/shm/reaper.py",
+        "shmload/shm/owners.py",
         "            start_new_session=True,\n",
         "",
         ("tests/shm/test_leftovers.py::test_nothing_stays_when_the_owner_is_killed",),
@@ -159,7 +159,7 @@ DEFECTS = [
     Defect(
         "R7",
         "workers do not watch their trainer",
-        "shmload/worker/process.py",
+        "shmload/worker/pool.py",
         "    die_with(post.trainer_pid)\n",
         "",
         ("tests/faults/test_killed_with_reaper.py::test_workers_end_with_their_trainer_although_its_reaper_is_gone",),
@@ -167,7 +167,7 @@ DEFECTS = [
     Defect(
         "R7",
         "a living neighbour's lock is not believed",
-        "shmload/shm/janitor.py",
+        "shmload/shm/owners.py",
         "nobody is declared dead\n        return True\n",
         "nobody is declared dead\n        return False\n",
         ("tests/shm/test_leftovers.py::test_a_living_neighbour_is_never_swept",),
@@ -176,7 +176,7 @@ DEFECTS = [
     Defect(
         "R7",
         "workers that are still starting when the trainer is killed are left alone",
-        "shmload/shm/reaper.py",
+        "shmload/shm/owners.py",
         ' && kill -9 "${{worker%:*}}"\n',
         "\n",
         ("tests/shm/test_leftovers.py::test_workers_that_do_not_end_by_themselves_are_killed_and_no_other_process",),
@@ -260,7 +260,7 @@ DEFECTS = [
     Defect(
         "R12",
         "a worker keeps the epoch of its first order",
-        "shmload/worker/sample_reader.py",
+        "shmload/worker/reader.py",
         "        begin_sample(job.seed, self._ring.epoch, ",
         '        begin_sample(job.seed, self.__dict__.setdefault("epoch", self._ring.epoch), ',
         (
@@ -292,7 +292,7 @@ DEFECTS = [
     Defect(
         "R14",
         "bad samples are not counted",
-        "shmload/engine/orders.py",
+        "shmload/engine/ring.py",
         "        self.count += 1\n",
         "",
         (
@@ -303,7 +303,7 @@ DEFECTS = [
     Defect(
         "R14",
         "the substitute is another than the order says",
-        "shmload/engine/orders.py",
+        "shmload/engine/ring.py",
         "self.next_index(order, first_row, tries + 1)",
         "self.next_index(order, first_row, tries + 2)",
         ("tests/loader/test_policies.py::test_the_next_of_the_same_permutation_stands_in",),
@@ -311,7 +311,7 @@ DEFECTS = [
     Defect(
         "R14",
         "max_bad caps nothing",
-        "shmload/engine/orders.py",
+        "shmload/engine/ring.py",
         "        if self._max_bad is not None and self.count > self._max_bad:\n",
         "        if False:\n",
         ("tests/loader/test_policies.py::test_more_bad_samples_than_allowed_end_it",),

@@ -106,7 +106,7 @@ ENGINE_DEFECTS = [
     Defect(
         "E4",
         "a pinned slot forgets the stream of its batch's delivery",
-        "shmload/device/pins.py",
+        "shmload/device/calls.py",
         "            self._named[slot] = list(self._calls.current_streams())\n",
         "            pass\n",
         (

@@ -29,7 +29,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B7",
         "a rank that has less than others says that the epoch is over",
-        "shmload/pipeline/run.py",
+        "shmload/pipeline/conveyer.py",
         "        return self.position >= self.schedule.end_of(self.epoch, rank=0)\n",
         "        return self.position >= self.schedule.end_of(self.epoch, self._rank)\n",
         ("tests/pipeline/test_state.py::test_a_rank_that_has_less_than_others_saves_a_state_that_loses_nothing",),
@@ -37,7 +37,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B8",
         "a state counts what was fetched together and not asked for",
-        "shmload/pipeline/run.py",
+        "shmload/pipeline/conveyer.py",
         "        self._fetched.extend(outcomes)\n",
         "        self._fetched.extend(outcomes)\n        self.position += len(outcomes) - 1\n",
         (f"{STREAM}test_single_items_that_are_fetched_together_resume_between_any_two",),
@@ -45,7 +45,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B8",
         "a resume forgets how much was ordered together",
-        "shmload/pipeline/run.py",
+        "shmload/pipeline/conveyer.py",
         "            self._iterator = iter(self.loader)\n",
         "            self._stream.rounds_at.clear()\n            self._iterator = iter(self.loader)\n",
         ("tests/pipeline/test_audit.py::test_a_resume_where_the_next_fetch_begins_takes_all_of_what_was_fetched",),
@@ -61,7 +61,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B10",
         "a Join in a Join is worked out from its start",
-        "shmload/pipeline/join_source.py",
+        "shmload/pipeline/join.py",
         "                yield from source._checked(whole + count, its)\n",
         "                continue\n",
         ("tests/pipeline/test_join_state.py::test_a_conveyer_over_a_nested_join_keeps_the_counters_of_every_depth",),
@@ -77,7 +77,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B12",
         "an item that fails is passed over until another comes",
-        "shmload/pipeline/run.py",
+        "shmload/pipeline/conveyer.py",
         "            items = iterator.next_step()\n",
         "            items = next(iterator)\n",
         (f"{WORKERS}test_an_item_that_ends_its_worker_twice_is_lost_alone_and_at_once",),
@@ -85,7 +85,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B12",
         "a time-out does not name its item",
-        "shmload/pipeline/items.py",
+        "shmload/pipeline/stages.py",
         "        if isinstance(error, SampleTimeout | WorkerDied):\n",
         "        if isinstance(error, WorkerDied):\n",
         (f"{WORKERS}test_an_item_that_takes_too_long_is_lost_with_the_place_it_hung_at",),

@@ -116,7 +116,7 @@ SHARING_DEFECTS = [
     Defect(
         "G1",
         "nobody is let in",
-        "shmload/sharing/helpers.py",
+        "shmload/sharing/balancing.py",
         "        self._ring.accept(record, ticket)\n",
         "",
         (f"{BALANCING}test_a_rank_whose_worker_stands_still_is_helped_by_its_neighbours_and_no_batch_is_another",),
@@ -124,7 +124,7 @@ SHARING_DEFECTS = [
     Defect(
         "G1",
         "what a dead helper held is nobody's",
-        "shmload/sharing/helpers.py",
+        "shmload/sharing/balancing.py",
         "            while self._ring.recover(record) >= 0:\n                num_taken_back += 1\n",
         "",
         (

@@ -64,7 +64,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a pass of living workers begins with what their iterators told in the last one",
-        "shmload/modes/torch_state.py",
+        "shmload/modes/torch_order.py",
         "        self._notes = [between_passes(note) for note in last._notes] if self._is_iterable else last._notes\n",
         "        self._notes = last._notes\n",
         (f"{LIVING}[iterable, iterator-3 persistent]",),
@@ -72,7 +72,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a state between passes forgets the sampler's own",
-        "shmload/modes/torch_state.py",
+        "shmload/modes/torch_order.py",
         "        own = own_state(config.index_sampler)\n",
         "        pass\n",
         (f"{LIVING}[a stateful sampler-0]",),
@@ -80,7 +80,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "in seed mode a sampler that is at its end is begun anew when it is asked again",
-        "shmload/modes/seed_epochs.py",
+        "shmload/modes/seed_mode.py",
         "        self._now = (epoch, step + (keys is not None), batches)",
         "        self._now = (epoch, step + 1, batches)",
         (f"{LIVING}[a stateful sampler, seed-1]",),
@@ -88,7 +88,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a state between passes is of the last snapshot",
-        "shmload/modes/torch_state.py",
+        "shmload/modes/torch_order.py",
         "        told = [pickle.loads(note) if note else {} for note in self._notes]",
         "        told = [pickle.loads(note) if note else {} for note in self._snapshot[1]]",
         (
@@ -123,7 +123,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a pickle in a state is opened unasked",
-        "shmload/schedule/codec.py",
+        "shmload/schedule/state.py",
         "    if not is_trusted:\n",
         "    if is_trusted is None:\n",
         (
@@ -145,7 +145,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a growing dataset's state names a folder anywhere",
-        "shmload/growing/run.py",
+        "shmload/growing/library.py",
         '    return isinstance(name, str) and re.fullmatch("[0-9a-f]{12}", name) is not None\n',
         "    return isinstance(name, str)\n",
         (f"{RESUME}damaged.py::test_a_run_that_a_state_names_is_no_path",),

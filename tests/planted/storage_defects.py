@@ -20,7 +20,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "leases of other processes are not looked at",
-        "shmload/storage/session.py",
+        "shmload/storage/ledger.py",
         "            found |= inos\n",
         "",
         (f"{PROCESSES}test_a_killed_process_holds_nothing_and_whoever_waits_goes_on_at_once",),
@@ -28,7 +28,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a request that cannot be met evicts what there is",
-        "shmload/storage/eviction.py",
+        "shmload/storage/folder.py",
         "            victims.append(kept)\n            freed += kept.nbytes\n",
         "            victims.append(kept)\n            freed += kept.nbytes\n            self.remove(ledger, kept)\n",
         (f"{FOLDER}test_a_request_that_cannot_be_met_removes_nothing",),
@@ -36,7 +36,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a reservation does not take its blocks of the disk",
-        "shmload/storage/eviction.py",
+        "shmload/storage/folder.py",
         "                    os.posix_fallocate(fd, start, nbytes)\n",
         "                    os.ftruncate(fd, start + nbytes)\n",
         (f"{DISK}test_a_disk_full_of_leased_files_is_told_with_figures_and_waited_for",),
@@ -52,7 +52,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a child that ends its copies ends its parent's",
-        "shmload/storage/session.py",
+        "shmload/storage/ledger.py",
         "        if self.pid == os.getpid():\n            self._dropped.append(inos)\n",
         "        if True:\n            self._dropped.append(inos)\n",
         (f"{PROCESSES}test_a_child_that_ends_its_copies_ends_nothing_of_its_parents",),
@@ -111,7 +111,7 @@ STORAGE_DEFECTS = [
     Defect(
         "A15",
         "who waits is not told of a lease taken back",
-        "shmload/storage/session.py",
+        "shmload/storage/ledger.py",
         "            self._free += freed\n        self.ring()\n",
         "            self._free += freed\n        self._version += 1\n",
         (f"{FOLDER}test_a_waiter_gets_room_when_a_lease_ends",),

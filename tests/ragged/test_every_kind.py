@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from shmload import ShmLoader
 from shmload.batch.ragged import ragged_of
-from shmload.modes.inline import collated
+from shmload.modes.passes import collated
 from tests.ragged.ragged_kit import Frozen, Opaque, Pair, Record, Samples, assert_same, reference
 
 pytestmark = [

@@ -36,11 +36,11 @@ PAGES = {  # page -> its title, what begins the places that stand on it (the fir
     ),
     "remote.md": (
         "Shards on an object store",
-        ("shmload.remote", "shmload.storage", "shmload.schedule.shuffles"),
+        ("shmload.remote", "shmload.storage", "shmload.schedule.samplers"),
         ("packing", "stores"),
     ),
     "metrics.md": ("Metrics", ("shmload.metrics",), ("trace",)),
-    "debug.md": ("Debugging", ("shmload.debug", "shmload.engine.watching"), ("memory",)),
+    "debug.md": ("Debugging", ("shmload.debug", "shmload.engine.parts"), ("memory",)),
     "samples.md": ("Samples and batches", ("shmload",), ("samples", "shared_index")),
 }
 SECTIONS = ("Returns", "Yields", "Raises", "Cost", "Thread/process safety", "Source", "Example")

@@ -14,11 +14,10 @@ from typing_extensions import Buffer
 from shmload._core.crc32c import crc32c
 from shmload.errors import StoreError
 from shmload.formats import TarWriter
-from shmload.formats.tar.shard import pack_index
+from shmload.formats.tar.dataset import pack_index
 from shmload.remote import RemoteDataset
-from shmload.remote.shards import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry, Shards, shards_in
-from shmload.storage.local import LocalStore
-from shmload.storage.store import StoredObject
+from shmload.remote.fetch import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry, Shards, shards_in
+from shmload.storage.local import LocalStore, StoredObject
 
 NBYTES = 20480  # of a shard with five of the samples here
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shmload.errors import ObjectMissing, ShardCorrupt
 from shmload.remote import RemoteDataset
-from shmload.remote.shards import shards_in
+from shmload.remote.fetch import shards_in
 from shmload.storage.local import LocalStore
 from tests.remote.remote_kit import dataset_of, label, labels, watched, write_packed, write_plain
 

@@ -12,7 +12,7 @@ import pytest
 from shmload import ShmLoader
 from shmload.formats import TarDataset
 from shmload.remote import RemoteDataset, RemoteSamples
-from shmload.remote.shards import shards_in
+from shmload.remote.fetch import shards_in
 from tests.remote.remote_kit import NBYTES, CountedStore, dataset_of, joined, watched, write_packed, write_plain
 
 SCHEMA = {"npy": ("float32", (8,)), "cls": "int64", "__key__": str}

@@ -20,8 +20,8 @@ import pytest
 from shmload import ShmLoader
 from shmload.errors import ShardCorrupt, StoreError
 from shmload.remote import RemoteDataset
+from shmload.remote.fetch import shards_in
 from shmload.remote.local_shards import Fetched, LocalShards, Prefetcher, PrivateFolder, remove_abandoned
-from shmload.remote.shards import shards_in
 from shmload.storage.folder import BudgetedFolder
 from shmload.storage.local import LocalStore
 from tests.remote.remote_kit import NBYTES, dataset_of, labels, watched, write_packed, write_plain

@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from shmload import BlockShuffle, Mix, ShmLoader
 from shmload.modes.torch_order import SamplerReader
-from shmload.worker.generators import origin_of
+from shmload.worker.torch_side import origin_of
 
 N = 10**11  # as an array of int64: 745 GiB
 

@@ -12,7 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shmload import ShmLoader
 from shmload.errors import StateMismatch
-from shmload.schedule.codec import opened
+from shmload.schedule.state import opened
 from tests.resume import noisy_data as data
 
 KINDS = {"iterator": data.StatefulIteratorLines, "dataset": data.StatefulLines, "neither": data.Lines}

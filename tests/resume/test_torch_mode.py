@@ -15,7 +15,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from shmload import ShmLoader
 from shmload.errors import StateMismatch
-from shmload.schedule.codec import opened
+from shmload.schedule.state import opened
 from tests.resume import noisy_data as data
 
 Make = Callable[[], ShmLoader]

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
 from shmload import ShmLoader, StateMismatch
-from shmload.schedule.codec import UsersOwn, opened, sealed
-from shmload.schedule.state import with_checksum
+from shmload.schedule.state import UsersOwn, opened, sealed, with_checksum
 from tests.resume import noisy_data as data
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.schedule.shuffles import ShardShuffle
+from shmload.schedule.samplers import ShardShuffle
 
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 

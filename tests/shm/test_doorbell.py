@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from shmload.shm.group import Doorbell, Group, JointBell
+from shmload.shm.segment import Doorbell, Group, JointBell
 
 
 def wake_each_other(there: Doorbell, back: Doorbell) -> None:

@@ -17,11 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload import ShmLoader
-from shmload.shm import janitor
-from shmload.shm.group import Group
-from shmload.shm.janitor import find_leftovers, sweep
+from shmload.shm import owners
 from shmload.shm.names import SHM_DIR, process_stem
-from shmload.shm.segment import open_segment
+from shmload.shm.owners import find_leftovers, sweep
+from shmload.shm.segment import Group, open_segment
 
 STEM = f"shmload-{os.getuid()}-0123456789ab-0"
 
@@ -140,7 +139,7 @@ def test_a_control_segment_is_locked_before_it_has_its_name(monkeypatch: pytest.
 @pytest.mark.slow
 def test_many_janitors_and_owners_at_once_leave_the_living_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = process_stem().replace(str(os.getuid()), r"(\d+)", 1)
-    monkeypatch.setattr(janitor, "STEM_PATTERN", re.compile(rf"(?:sem\.)?({ours}-\d+)-.+"))  # not what others test now
+    monkeypatch.setattr(owners, "STEM_PATTERN", re.compile(rf"(?:sem\.)?({ours}-\d+)-.+"))  # not what others test now
     stop = threading.Event()
 
     def sweeps() -> None:
@@ -168,7 +167,7 @@ def test_many_janitors_and_owners_at_once_leave_the_living_alone(monkeypatch: py
 def test_a_real_loaders_owner_is_known_by_its_pid(monkeypatch: pytest.MonkeyPatch) -> None:
     with ShmLoader(list(range(8)), batch_size=2, seed=1, num_workers=1) as loader:
         next(iter(loader))
-        monkeypatch.setattr(janitor, "_is_locked", lambda fd: False)
+        monkeypatch.setattr(owners, "_is_locked", lambda fd: False)
         assert [os.getpid()] == [found.pid for found in find_leftovers() if process_stem() in found.stem]
 
 

@@ -14,16 +14,16 @@ from time import monotonic
 import psutil
 import pytest
 
-from shmload.shm import janitor, reaper
-from shmload.shm.group import Group
+from shmload.shm import owners
 from shmload.shm.names import SHM_DIR
+from shmload.shm.segment import Group
 
 OWNER = """
 import os, sys, signal
 from shmload.shm import reaper
 if "no-reaper" in sys.argv:
     reaper.enter = reaper.leave = lambda: None
-from shmload.shm.group import Group
+from shmload.shm.segment import Group
 if "no-room" in sys.argv:
     from shmload.shm import segment
     segment.shm_free_bytes = lambda: 0
@@ -118,7 +118,7 @@ def test_the_janitor_removes_what_the_reaper_could_not() -> None:
         child.wait()
         assert len(left(stem)) == 3
         swept = [
-            found for found in janitor.sweep() if found.stem == stem
+            found for found in owners.sweep() if found.stem == stem
         ]  # however young: a container may restart at once
         assert len(swept) == 1
         assert swept[0].nbytes >= 1 << 20
@@ -127,13 +127,13 @@ def test_the_janitor_removes_what_the_reaper_could_not() -> None:
 
 def test_a_living_neighbour_is_never_swept() -> None:
     with owner() as (_, stem):
-        assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
+        assert stem not in [found.stem for found in owners.sweep(guard_s=-1)]
         assert len(left(stem)) == 3
 
 
 def test_a_living_neighbour_whose_ring_found_no_room_is_never_swept() -> None:
     with owner("no-room") as (_, stem):
-        assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
+        assert stem not in [found.stem for found in owners.sweep(guard_s=-1)]
         assert left(stem) == {f"{stem}-control", f"sem.{stem}-ready"}
 
 
@@ -145,20 +145,20 @@ def test_what_such_a_one_leaves_when_it_is_killed_goes_too() -> None:
 
 def test_a_stopped_reaper_does_not_hold_up_the_end() -> None:
     group = Group()
-    assert reaper._shell is not None
-    os.kill(reaper._shell.pid, signal.SIGSTOP)
+    assert owners._shell is not None
+    os.kill(owners._shell.pid, signal.SIGSTOP)
     group.close()
-    assert reaper._shell is None
+    assert owners._shell is None
 
 
 def test_a_killed_reaper_is_replaced() -> None:
     first = Group()
-    assert reaper._shell is not None
-    pid = reaper._shell.pid
+    assert owners._shell is not None
+    pid = owners._shell.pid
     os.kill(pid, signal.SIGKILL)
-    reaper._shell.wait()
+    owners._shell.wait()
     second = Group()
-    assert reaper._shell.pid != pid
+    assert owners._shell.pid != pid
     second.close()
     first.close()
 
@@ -167,15 +167,15 @@ def test_a_look_removes_nothing() -> None:
     with owner("no-reaper") as (child, stem):
         child.kill()
         child.wait()
-        assert stem in [found.stem for found in janitor.find_leftovers()]
+        assert stem in [found.stem for found in owners.find_leftovers()]
         assert len(left(stem)) == 3
-        assert stem in [found.stem for found in janitor.sweep()]
+        assert stem in [found.stem for found in owners.sweep()]
 
 
 def test_our_own_living_groups_are_never_swept() -> None:
     group = Group()
     group.segment("control", 4096)
-    assert group.stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
+    assert group.stem not in [found.stem for found in owners.sweep(guard_s=-1)]
     group.close()
 
 
@@ -183,7 +183,7 @@ def test_foreign_names_are_never_swept() -> None:
     path = f"{SHM_DIR}/shmload-not-ours"
     os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
     try:
-        janitor.sweep(guard_s=-1)
+        owners.sweep(guard_s=-1)
         assert os.path.exists(path)
     finally:
         os.unlink(path)
@@ -191,7 +191,7 @@ def test_foreign_names_are_never_swept() -> None:
 
 def test_an_orderly_end_says_nothing_and_leaves_nothing() -> None:
     code = (
-        "from shmload.shm.group import Group; g = Group(); g.segment('control', 4096); g.doorbell('b'); print(g.stem)"
+        "from shmload.shm.segment import Group; g = Group(); g.segment('control', 4096); g.doorbell('b'); print(g.stem)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -14,9 +14,8 @@ import pytest
 from shmload._core.mapping import Mapping
 from shmload.errors import RingTooSmall
 from shmload.shm import names
-from shmload.shm.group import Group
 from shmload.shm.names import new_stem
-from shmload.shm.segment import Segment, memfd_path, open_segment
+from shmload.shm.segment import Group, Segment, memfd_path, open_segment
 from tests.shm.mount_kit import READ_ONLY, in_mount_namespace, needs_unshare, of_size
 
 MIB = 1 << 20
@@ -103,7 +102,7 @@ def test_descriptors_do_not_pile_up() -> None:
 
 CHILD = """
 import os, sys
-from shmload.shm.group import Group
+from shmload.shm.segment import Group
 from shmload.shm.segment import Segment
 from shmload.shm.names import new_stem
 from shmload.errors import RingTooSmall

@@ -19,9 +19,8 @@ from rich.traceback import Traceback
 
 from shmload.errors import StoreError
 from shmload.remote import make_client
-from shmload.storage.client import Client, client_of
-from shmload.storage.credentials import Credentials
-from shmload.storage.urls import open_store
+from shmload.storage.client import Client, client_of, open_store
+from shmload.storage.s3 import Credentials
 from tests.storage import store_kit
 from tests.storage.fault_proxy import FaultProxy, Garbage, Status
 

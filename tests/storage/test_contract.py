@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from shmload.errors import ObjectExists, ObjectMissing, StoreError
 from shmload.storage import http, s3
+from shmload.storage.client import open_store
 from shmload.storage.http import HttpStore
-from shmload.storage.local import LocalStore
-from shmload.storage.store import Store, StoredObject
-from shmload.storage.urls import open_store
+from shmload.storage.local import LocalStore, Store, StoredObject
 from tests.storage import store_kit
 
 KEYS = ["a", "a b/c+d=e&f?g#h%20i.tar", "a/b", "a-b", "ab", "ä/日本.txt", "deep/er/and/deeper", "it's <x>"]

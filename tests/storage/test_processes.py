@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shmload.storage import http
-from shmload.storage.store import Store
+from shmload.storage.local import Store
 from tests.storage import store_kit
 
 DATA = np.random.default_rng(7).bytes(200_000)

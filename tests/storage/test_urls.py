@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from shmload.errors import StoreError
 from shmload.remote import make_client
+from shmload.storage.client import is_url, join_url, open_store, split_url
 from shmload.storage.http import HttpStore
-from shmload.storage.local import LocalStore
+from shmload.storage.local import LocalStore, is_key
 from shmload.storage.s3 import S3Store
-from shmload.storage.store import is_key
-from shmload.storage.urls import is_url, join_url, open_store, split_url
 from tests.storage import store_kit
 
 CLIENT = make_client("http://h", "a", "s", retries=1, parallel=9)
@@ -114,8 +113,8 @@ def test_nothing_is_needed_beside_the_core() -> None:
     code = (
         "import sys\n"
         "for name in ('obstore', 'boto3', 'botocore'): sys.modules[name] = None\n"
-        "import shmload.remote, shmload.storage.urls\n"
-        "store = shmload.storage.urls.open_store('http://bkt', shmload.remote.make_client('http://h', 'a', 's'))\n"
+        "import shmload.remote, shmload.storage.client\n"
+        "store = shmload.storage.client.open_store('http://bkt', shmload.remote.make_client('http://h', 'a', 's'))\n"
         "print(store.url, 'torch' in sys.modules)\n"
     )
     done = subprocess.run(

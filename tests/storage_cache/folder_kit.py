@@ -6,8 +6,7 @@ import os
 import stat
 
 from shmload.storage.folder import BudgetedFolder
-from shmload.storage.ledger import NEW, OURS, Kept, close_kept
-from shmload.storage.session import USERS
+from shmload.storage.ledger import NEW, OURS, USERS, Kept, close_kept
 
 
 def content(name: str, nbytes: int) -> bytes:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from shmload import CacheFull, StoreError
-from shmload.storage import session as session_module
+from shmload.storage import ledger as session_module
 from shmload.storage.folder import BudgetedFolder
 from shmload.storage.ledger import HIDDEN, NEW, Kept
 from tests.storage_cache.folder_kit import being_written, content, die, names, put, really_there, users

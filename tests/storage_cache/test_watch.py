@@ -8,9 +8,8 @@ from time import monotonic
 import pytest
 
 from shmload import CacheFull
-from shmload.storage import eviction as watch_module
-from shmload.storage.eviction import LOOK_S, Watch
-from shmload.storage.folder import BudgetedFolder
+from shmload.storage import folder as watch_module
+from shmload.storage.folder import LOOK_S, BudgetedFolder, Watch
 from tests.storage_cache.folder_kit import put
 
 

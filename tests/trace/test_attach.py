@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from shmload import ShmLoader
 from shmload.cli import app
-from shmload.engine.reader import Block, Found, RingReader
+from shmload.engine.stats import Block, Found, RingReader
 from shmload.shm import segment
 from shmload.tools import trace
 from shmload.tools.trace import Recording

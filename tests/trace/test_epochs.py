@@ -18,7 +18,7 @@ import torch
 import shmload.metrics
 from shmload import ShmLoader
 from shmload.metrics import EpochMetrics, summary_line, to_log, to_tensorboard
-from shmload.modes.epoch_watch import nbytes_of, rows_of
+from shmload.modes.passes import nbytes_of, rows_of
 from tests.trace.trace_kit import Broken, Growing, Plain, Rows, Stream, run
 
 MODES = pytest.mark.parametrize("seed", [1, None])
@@ -212,7 +212,7 @@ def test_a_copy_has_no_callbacks() -> None:
 
 
 def test_nothing_is_measured_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.modes.epoch_watch.EpochWatch", None)
+    monkeypatch.setattr("shmload.modes.passes.EpochWatch", None)
     run(ShmLoader(Rows(), 8, seed=1))
     run(ShmLoader(Rows(), 8))
 

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.modes.epoch_watch import Waits
+from shmload.modes.passes import Waits
 
 
 @given(st.lists(st.integers(0, 2**50), min_size=1, max_size=200), st.floats(0, 1))

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import ShardCorrupt
-from shmload.formats.images.decoder import ImageDecoder
-from shmload.formats.images.libraries import checked, open_image, open_picture, rgb_picture
+from shmload.formats.images.decoder import ImageDecoder, checked, open_image, open_picture, rgb_picture
 from shmload.formats.paths import check_local
 from shmload.formats.shared_index import SharedIndex
 

@@ -34,8 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.gather import gather_rows
-from shmload.batch.array_rows import ArrayRows, TypedArray
 from shmload.batch.layout import of_any, of_numpy
+from shmload.batch.rows import ArrayRows, TypedArray
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import check_local
 

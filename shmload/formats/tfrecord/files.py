@@ -10,16 +10,20 @@ batch; what remains is a file cut off between the two, whose reader the system k
 Offsets are taken from our own file beside the shard (`<name>.shmload-index`), else from a tfindex file that agrees with the shard's
 size, else from a walk, whose result is then written beside the shard if the folder allows.
 
-    our index: "SHMLOAD TFRECORD INDEX 1\\n" | json of name, size, mtime_ns, crc32c of the offsets "\\n" | int64 offsets
+    our index: "SHMLOAD TFRECORD INDEX 1\n" | json of name, size, mtime_ns, crc32c of the offsets "\n" | int64 offsets
+
+Writing TFRecord files: whole or not at all, and the same bytes for the same records.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
 import tempfile
 import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from numpy.typing import NDArray
 
 from shmload._core.crc32c import crc32c, masked
 from shmload._core.mapped_file import MappedFile
+from shmload._core.record_writer import BYTES, FLOATS, INTS, RecordBuffer
 from shmload._core.records import record_starts
 from shmload.errors import ShardCorrupt
 
@@ -198,3 +203,220 @@ def _inflated(path: str, data: Any, kind: str, max_inflated_bytes: int) -> bytes
     except zlib.error as error:
         raise ShardCorrupt(f"{path}: the {kind} stream is corrupted after {total} inflated bytes: {error}") from error
     return b"".join(parts)
+
+
+_FULL = 1 << 20  # bytes of records written to the file at a time
+
+
+class TFRecordWriter:
+    """Writes records under a temporary name beside `path`, which takes its place when the writer is closed.
+
+    As a context manager it leaves no file, and an older one untouched, if the block raises.
+
+    Args:
+        path: of the file; its folder must be there.
+        compression: None, "gzip" or "zlib", of the whole file.
+        raw: fields of dicts whose arrays are written as one value of bytes each, as they lie in memory: for images and anything
+            else whose type a float_list or int64_list would change. Their schema gives dtype and shape back.
+        index: also write where the records begin, beside the file, as `TFRecordDataset` would on its first pass.
+    Raises:
+        ValueError: an unknown compression, or an index of a compressed file.
+        OSError: nothing can be written beside `path`.
+    Cost: one copy of each value, and its checksum. Records go to the file a MiB at a time.
+    Example:
+        >>> import tempfile
+        >>> from shmload.formats import TFRecordDataset, TFRecordWriter
+        >>> path = f"{tempfile.mkdtemp()}/train.tfrecord"
+        >>> with TFRecordWriter(path) as writer:
+        ...     for label in range(3):
+        ...         writer.write({"label": label, "name": f"sample {label}"})
+        >>> TFRecordDataset(path, {"label": "int64", "name": str})[2]["name"]
+        'sample 2'
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        compression: str | None = None,
+        raw: Iterable[str] = (),
+        index: bool = False,
+    ) -> None:
+        if compression not in (None, "gzip", "zlib"):
+            raise ValueError(f'compression is None, "gzip" or "zlib"; got {compression!r}')
+        if index and compression:
+            raise ValueError("index=True needs compression=None: a compressed file cannot be sought in")
+        self.path = os.fspath(path)
+        self.num_records = 0
+        self._raw = frozenset(raw)
+        self._starts = [0] if index else None
+        self._compression = compression
+        self._buffer = RecordBuffer()
+        self._file: Any = os.fdopen(self._created(), "wb", buffering=0)
+        self._deflate = zlib.compressobj() if compression == "zlib" else None
+        self._sink: Any = self._whole(self._file)
+        if compression == "gzip":
+            self._sink = gzip.GzipFile("", "wb", fileobj=self._sink, mtime=0)
+
+    def _created(self) -> int:
+        """A descriptor of the file that is written."""
+        descriptor, self._name = tempfile.mkstemp(prefix=".shmload-", dir=os.path.dirname(self.path) or ".")
+        os.fchmod(descriptor, 0o666 & ~_umask())
+        return descriptor
+
+    def _whole(self, file: Any) -> Any:
+        """What bytes are written to, all that are given."""
+        return _Whole(file)
+
+    def _published(self) -> None:
+        """Gives the file its name, when all is written."""
+        os.replace(self._name, self.path)
+
+    def _removed(self) -> None:
+        """Leaves nothing of the file."""
+        os.unlink(self._name)
+
+    def write(self, record: Any) -> None:
+        """Writes one record: bytes as they are, or a dict as a tf.train.Example with its keys sorted.
+
+        Floats become a float_list (float64 is rounded to float32, the only float of the format), integers and bools an int64_list,
+        str, bytes and lists of them a bytes_list; shapes are not kept. Arrays and tensors of any shape are taken.
+
+        Args:
+            record: bytes, or a dict by field.
+        Raises:
+            TypeError: a field holds what no list of the format can.
+            ValueError: a number is beyond int64, or the writer is closed.
+        """
+        if isinstance(record, Mapping):
+            fields = [(name.encode(), *self._values(name, record[name])) for name in sorted(record)]
+            self._appended(self._open().append_example(fields))
+        else:
+            self._appended(self._open().append(record))
+
+    def write_sequence(self, context: Mapping[str, Any], feature_lists: Mapping[str, Iterable[Any]]) -> None:
+        """Writes one tf.train.SequenceExample.
+
+        Args:
+            context: fields of the whole record, as of `write`.
+            feature_lists: lists by field; each value of a list is one step.
+        Raises:
+            TypeError, ValueError: as of `write`.
+        """
+        fields = [(name.encode(), *self._values(name, context[name])) for name in sorted(context)]
+        lists = [
+            (name.encode(), [self._values(name, step) for step in feature_lists[name]])
+            for name in sorted(feature_lists)
+        ]
+        self._appended(self._open().append_sequence(fields, lists))
+
+    def _open(self) -> RecordBuffer:
+        if self._file is None:
+            raise ValueError(f"the writer of {self.path} is closed")
+        return self._buffer
+
+    def _appended(self, nbytes: int) -> None:
+        self.num_records += 1
+        if self._starts is not None:
+            self._starts.append(self._starts[-1] + nbytes)
+        if self._buffer.nbytes >= _FULL:
+            self._flush()
+
+    def _values(self, name: str, value: Any) -> tuple[int, list[Any]]:
+        """The kind of a field's list and the buffers of its values."""
+        if isinstance(value, bytes | bytearray | memoryview):
+            return BYTES, [value]
+        if isinstance(value, str):
+            return BYTES, [value.encode()]
+        if type(value) is int and -(2**63) <= value < 2**63 and name not in self._raw:
+            return INTS, [value.to_bytes(8, "little", signed=True)]
+        if isinstance(value, list | tuple) and value and isinstance(value[0], str | bytes):
+            return BYTES, [v.encode() if isinstance(v, str) else v for v in value]
+        array = np.ascontiguousarray(value)
+        if name in self._raw:
+            return BYTES, [array.reshape(-1).view(np.uint8)]
+        if array.dtype.kind == "f":
+            return FLOATS, [array.astype(np.float32, copy=False)]
+        if array.dtype.kind in "iub":
+            if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
+                raise ValueError(f"field {name!r} holds {int(array.max())}: an int64_list ends at 2**63 - 1")
+            return INTS, [array.astype(np.int64, copy=False)]
+        raise TypeError(
+            f"field {name!r} is a {type(value).__name__} of dtype {array.dtype}: an Example holds floats, integers, bools, str and "
+            "bytes; name it in raw= to write its memory"
+        )
+
+    def _flush(self) -> None:
+        if self._deflate is not None:
+            self._buffer.write_to(_Deflated(self._deflate, self._sink))
+        else:
+            self._buffer.write_to(self._sink)
+
+    def close(self) -> None:
+        """Writes what is left and gives the file its name."""
+        if self._file is None:
+            return
+        try:
+            self._flush()
+            if self._deflate is not None:
+                self._sink.write(self._deflate.flush())
+            if self._compression == "gzip":
+                self._sink.close()
+            status = os.fstat(self._file.fileno())
+            self._published()
+        except BaseException:
+            self.abandon()
+            raise
+        self._file.close()
+        self._file = None
+        if self._starts is not None:
+            identity = {"name": Path(self.path).name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+            write_index(self.path, identity, np.array(self._starts, np.int64))
+
+    def abandon(self) -> None:
+        """Gives up: leaves no file, and an older one untouched."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._removed()
+
+    def __enter__(self) -> TFRecordWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+
+class _Whole:
+    """An unbuffered file that writes all it is given: a single write() may stop short."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        at = 0
+        while at < view.nbytes:
+            at += self._file.write(view[at:])
+        return at
+
+    def flush(self) -> None: ...
+
+
+class _Deflated:
+    """A file that is written through zlib."""
+
+    def __init__(self, deflate: Any, sink: Any) -> None:
+        self._deflate, self._sink = deflate, sink
+
+    def write(self, data: Any) -> None:
+        self._sink.write(self._deflate.compress(data))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -43,12 +43,12 @@ from pathlib import Path
 from shmload import faults
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
-from shmload.formats.tar.shard import ShardIndex, pack_index
+from shmload.formats.tar.dataset import ShardIndex, pack_index
 from shmload.formats.tar.writer import archive_nbytes
-from shmload.remote.shards import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
+from shmload.remote.fetch import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
 from shmload.shm.segment import available_bytes
 from shmload.storage.http import WebReader
-from shmload.storage.store import Store, StoredObject
+from shmload.storage.local import Store, StoredObject
 
 _SHARE = 8  # of the memory there is, one part is for shards
 

@@ -37,11 +37,11 @@ from shmload.formats.images.folder import ImageFolder
 from shmload.formats.tar.dataset import KEY
 from shmload.formats.tar.writer import BLOCK, archive_nbytes, member_header, member_name
 from shmload.loader import ShmLoader
+from shmload.remote.fetch import Manifest
 from shmload.remote.packing.generation import NUM_THREADS, Generation, Record, Sender, ShardFile, Spool
 from shmload.remote.packing.members import Members, OpenFile, Payload, file_member, members_of, value_member
-from shmload.remote.shards import Manifest
 from shmload.schedule.permutation import Permutation
-from shmload.storage.store import Store
+from shmload.storage.local import Store
 from shmload.worker.sample_rng import begin_sample, kept_generators
 
 NUM_PROBED_FILES = 4  # samples of a dataset of files that are compared
@@ -264,7 +264,7 @@ def _behind(extension: str) -> bytes:
 
 def with_markers(members: Members) -> Members:
     """The members, JPEG files among them with restart markers."""
-    from shmload.formats.images.restart import with_restart_markers
+    from shmload.formats.images.decoder import with_restart_markers
 
     is_jpeg = [extension.rpartition(".")[2] in ("jpg", "jpeg") for extension, _ in members]
     return [
@@ -584,7 +584,7 @@ def store_of(client: Any, bucket: str, base_folder: str) -> Store:
     if not bucket:
         raise ValueError("bucket is needed: its name, or without a client a folder or a URL")
     if client is None:
-        from shmload.storage.urls import open_store
+        from shmload.storage.client import open_store
 
         return open_store("/".join(part.rstrip("/") for part in (os.fspath(bucket), base_folder) if part))
     from shmload.storage.client import client_of

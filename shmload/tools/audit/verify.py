@@ -21,10 +21,20 @@ from typing import Any
 import numpy as np
 
 from shmload._core.trainer import Order
-from shmload.audit.digest import digest_of
-from shmload.audit.file import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Batch, Header, Mode, read_header, read_log
+from shmload.audit.file import (
+    DISTRIBUTED,
+    ITERABLE,
+    SUFFIX,
+    AuditLog,
+    Batch,
+    Header,
+    Mode,
+    digest_of,
+    read_header,
+    read_log,
+)
 from shmload.loader import ShmLoader
-from shmload.modes.inline import InlineReader
+from shmload.modes.passes import InlineReader
 from shmload.tools.audit.orders import Judged, item_numbers, judge_epoch, judge_items, judge_pass, judge_stream
 from shmload.tools.audit.timeline import Delivery, EpochReport, LoaderReport, Part, Report, Timeline
 

@@ -18,9 +18,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
+from shmload.tools.bench.contestants import WORKLOADS, Prepared, Workload
 from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport, machine
 from shmload.tools.bench.verdict import judge_all
-from shmload.tools.bench.workloads import WORKLOADS, Prepared, Workload
 from shmload.tools.named import BenchError
 
 LOADERS = ("shmload", "torch", "shmload-seed")

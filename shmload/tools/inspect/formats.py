@@ -23,12 +23,10 @@ from shmload._core.records import record_starts
 from shmload.errors import ShardCorrupt
 from shmload.formats import tokens
 from shmload.formats.arrays import ArrayDataset
-from shmload.formats.readers.hdf5 import HDF5Dataset
+from shmload.formats.readers.files import HDF5Dataset, SafetensorsDataset, ZarrDataset
 from shmload.formats.readers.parquet import ParquetDataset
-from shmload.formats.readers.safetensors import SafetensorsDataset
-from shmload.formats.readers.zarr import ZarrDataset
-from shmload.formats.tar import shard
-from shmload.formats.tar.dataset import KEY, TarDataset
+from shmload.formats.tar.dataset import KEY, TarDataset, load_index
+from shmload.formats.tar.dataset import SUFFIX as TAR_SUFFIX
 from shmload.formats.tfrecord.files import SUFFIX, RecordFile
 from shmload.tools.inspect.summary import Head, Sizes, Summary, described, head_of, nbytes_of
 
@@ -244,7 +242,7 @@ def _describe_tar(head: Head, num_samples: int) -> Summary:
         count, sizes = len(nbytes), Sizes.of(nbytes)
         notes = [f"compressed by {head.compression}: it can only be read in order, by TarStream"]
     else:
-        index = shard.load_index(str(head.path), cache=False)
+        index = load_index(str(head.path), cache=False)
         dataset = TarDataset(head.path, cache=False)
         count = index.num_samples
         samples = [dataset[i] for i in range(min(num_seen, count))]
@@ -264,7 +262,7 @@ def _kind(value: Any) -> str:
 
 
 def _index_tar(head: Head) -> Indexed:
-    return _index_beside(head, shard.SUFFIX, lambda: shard.load_index(str(head.path)).num_samples)
+    return _index_beside(head, TAR_SUFFIX, lambda: load_index(str(head.path)).num_samples)
 
 
 # ------------------------------------------------------------ TFRecord files, plain or compressed
@@ -544,7 +542,7 @@ def _describe_megatron(head: Head, num_samples: int) -> Summary:
 
 def _manifest_at(path: Path) -> Path | None:
     """The manifest of a packed dataset that a path is, or has in it."""
-    from shmload.remote.shards import FORMAT, MANIFEST_NAME
+    from shmload.remote.fetch import FORMAT, MANIFEST_NAME
 
     if path.is_dir():
         path = path / MANIFEST_NAME
@@ -556,7 +554,7 @@ def _manifest_at(path: Path) -> Path | None:
 
 def _packed(path: Path, num_samples: int) -> Summary:
     """All that a manifest says, and the first samples of its first shard."""
-    from shmload.remote.shards import Manifest
+    from shmload.remote.fetch import Manifest
 
     manifest = Manifest.parse(path.read_bytes(), name=str(path))
     notes = [f"generation {manifest.generation}, packed in the order of seed {manifest.seed}"]

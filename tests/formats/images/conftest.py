@@ -13,8 +13,7 @@ import pytest
 from PIL import Image
 
 import shmload
-from shmload.formats.images.decoder import Window
-from shmload.formats.images.libraries import unbound
+from shmload.formats.images.decoder import Window, unbound
 
 PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
 Encode = Callable[..., bytes]

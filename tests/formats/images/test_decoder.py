@@ -13,8 +13,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from shmload.formats import CenterCrop, ImageDecoder, RandomResizedCrop, Resize
-from shmload.formats.images.decoder import Window
-from shmload.formats.images.libraries import rgb_picture
+from shmload.formats.images.decoder import Window, rgb_picture
 
 Encode = Callable[..., bytes]
 ByPillow = Callable[[Image.Image, Window], Any]

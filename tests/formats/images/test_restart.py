@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shmload.formats import with_restart_markers
-from shmload.formats.images.libraries import jpeg_header, unbound
-from shmload.formats.images.restart import recoded
+from shmload.formats.images.decoder import jpeg_header, recoded, unbound
 from tests.formats.images.jpegs import SAMPLINGS, dropped_scan, encoded, interval, markers
 
 Encode = Callable[..., bytes]

@@ -1,0 +1,410 @@
+"""What a pass was like: batches, waits and bytes are counted while it runs, and whoever has asked is told at its end.
+
+A progress bar over a loader's batches: how many of how many, samples/s, and how much of the time the program waited.
+
+It is drawn by the loop itself, a few times a second, so there is no thread; on stderr, and only where that is a terminal.
+
+Reading in the trainer itself (`num_workers=0`): the same samples, randomness and batches, without a ring.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from functools import partial
+from time import monotonic, monotonic_ns
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from shmload._core.trainer import Order
+from shmload.batch.collate import RowOut, pack_samples, private_rows, private_tensors, registered_functions
+from shmload.batch.deliver import PrivateBatch, structure, unpack
+from shmload.batch.ragged import Arenas, Ragged, RaggedRows
+from shmload.engine.ring import NOTHING, BadSamples
+from shmload.metrics import EpochCallback, EpochMetrics, callbacks_of_environment
+from shmload.worker.reader import Job, no_room
+from shmload.worker.sample_rng import begin_many, begin_sample, drew_for_many, end_samples, kept_generators
+from shmload.world import rank_and_world_size
+
+if TYPE_CHECKING:
+    from shmload.engine.builder import EngineBuilder, LoaderConfig
+    from shmload.engine.ring import DeliveryLog
+
+SUB_BITS = 4  # buckets per power of two, as bits: a bucket is at most 1/16 of its values wide
+
+
+class Waits:
+    """A count per bucket of durations in ns. A bucket spans less than 1/16 of its values, so its middle is right to 1/32."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self.count = 0
+        self.total_ns = 0
+
+    def add(self, ns: int) -> None:
+        """Takes one in."""
+        self.count += 1
+        self.total_ns += ns
+        shift = max(ns.bit_length() - SUB_BITS - 1, 0)
+        bucket = (shift << (SUB_BITS + 1)) | (ns >> shift)
+        self._counts[bucket] = self._counts.get(bucket, 0) + 1
+
+    def quantile(self, q: float) -> float:
+        """The value in ns below or at which a share `q` of them lie; 0 if there is none."""
+        wanted = q * self.count
+        seen = 0
+        for bucket in sorted(self._counts):
+            seen += self._counts[bucket]
+            if seen >= wanted:
+                shift, head = bucket >> (SUB_BITS + 1), bucket & ((1 << (SUB_BITS + 1)) - 1)
+                return (head << shift) + ((1 << shift) - 1) / 2
+        return 0.0
+
+
+log = logging.getLogger("shmload")
+
+NO_TOTALS = {"nbytes": 0, "num_restarts": 0, "busy_s": 0.0}
+
+
+class EpochWatches:
+    """The accounts of a loader's passes, one at a time.
+
+    Attributes:
+        callbacks: who is told what an epoch was like.
+    """
+
+    def __init__(self) -> None:
+        self.callbacks = callbacks_of_environment()
+        self._newest: weakref.ref[EpochWatch] | None = None
+
+    def begin(
+        self, config: LoaderConfig, builder: EngineBuilder, deliveries: DeliveryLog, epoch: int
+    ) -> EpochWatch | None:
+        """Begins a pass; None if nobody wants to know. One before it that has not ended was broken off."""
+        self.close()
+        if not self.callbacks:
+            return None
+        watch = EpochWatch(config, builder, deliveries, epoch, self.callbacks)
+        self._newest = weakref.ref(watch)
+        return watch
+
+    def close(self) -> None:
+        """A pass that has not ended was broken off."""
+        if self._newest is not None and (watch := self._newest()) is not None:
+            watch.end(is_complete=False)
+
+
+class EpochWatch:
+    """The account of one pass. Its iterator owns it."""
+
+    def __init__(
+        self,
+        config: LoaderConfig,
+        builder: EngineBuilder,
+        deliveries: DeliveryLog,
+        epoch: int,
+        callbacks: list[EpochCallback],
+    ) -> None:
+        self._builder, self._deliveries, self._callbacks = builder, deliveries, callbacks
+        self._num_workers = config.total_workers
+        self._epoch = epoch
+        self._place = rank_and_world_size(config.rank, config.world_size)
+        self._num_bad = builder.bad_samples.count
+        self._engine = builder.last
+        self._totals = NO_TOTALS if self._engine is None else self._engine.totals()
+        self._is_iterable = config.is_iterable
+        self._waits = Waits()
+        self._samples = self._nbytes = 0
+        self._asked_ns = self._began_ns = self._last_ns = 0
+        self._has_ended = False
+        self._pid = os.getpid()
+
+    def asked(self) -> None:
+        """A batch is asked for."""
+        self._asked_ns = monotonic_ns()
+
+    def delivered(self, batch: Any) -> None:
+        """It is handed out."""
+        now = monotonic_ns()
+        if self._waits.count == 0:
+            self._began_ns = self._asked_ns
+            if self._builder.last is not self._engine:  # workers have started only now
+                self._engine, self._totals = self._builder.last, NO_TOTALS
+        self._last_ns = now
+        self._waits.add(now - self._asked_ns)
+        order = self._deliveries.last
+        assert order is not None
+        self._samples += rows_of(batch, order.nrows) if self._is_iterable else order.nrows
+        if self._num_workers == 0:
+            self._nbytes += nbytes_of(batch)
+
+    def end(self, *, is_complete: bool) -> None:
+        """Tells what the pass was like; once."""
+        if self._has_ended or self._pid != os.getpid():  # a forked worker has a copy
+            return
+        self._has_ended = True
+        if not is_complete and self._waits.count == 0:
+            return
+        now = monotonic_ns() if is_complete else self._last_ns
+        metrics = self._metrics(now - self._began_ns if self._waits.count else 0, is_complete)
+        for callback in list(self._callbacks):
+            try:
+                callback(metrics)
+            except Exception:  # what only looks on must not end a training
+                log.exception("a callback of on_epoch_end failed; training goes on")
+
+    def _metrics(self, wall_ns: int, is_complete: bool) -> EpochMetrics:
+        totals = self._totals if self._engine is None else self._engine.totals()
+        wall_s = wall_ns / 1e9
+        busy = None
+        if self._num_workers:
+            self._nbytes = int(totals["nbytes"] - self._totals["nbytes"])
+            busy = (
+                min((totals["busy_s"] - self._totals["busy_s"]) / (self._num_workers * wall_s), 1.0) if wall_s else 0.0
+            )
+        return {
+            "epoch": self._epoch,
+            "rank": self._place[0],
+            "world_size": self._place[1],
+            "is_complete": is_complete,
+            "batches": self._waits.count,
+            "samples": self._samples,
+            "nbytes": self._nbytes,
+            "wall_s": wall_s,
+            "samples_per_s": self._samples / wall_s if wall_s else 0.0,
+            "nbytes_per_s": self._nbytes / wall_s if wall_s else 0.0,
+            "wait_share": self._waits.total_ns / wall_ns if wall_ns else 0.0,
+            "wait_p50_s": self._waits.quantile(0.5) / 1e9,
+            "wait_p99_s": self._waits.quantile(0.99) / 1e9,
+            "workers_busy_share": busy,
+            "num_bad_samples": self._builder.bad_samples.count - self._num_bad,
+            "num_restarts": int(totals["num_restarts"] - self._totals["num_restarts"]),
+        }
+
+    def __del__(self) -> None:
+        if sys is not None and not sys.is_finalizing() and hasattr(self, "_pid"):
+            self.end(is_complete=False)
+
+
+def nbytes_of(batch: Any) -> int:
+    """Bytes of the tensors, arrays and strings in a batch."""
+    if isinstance(batch, torch.Tensor):
+        if batch.is_nested:
+            return nbytes_of(batch.values())
+        return batch.numel() * batch.element_size()
+    if isinstance(batch, np.ndarray):
+        return batch.nbytes
+    if isinstance(batch, bytes):
+        return len(batch)
+    if isinstance(batch, str):
+        return len(batch.encode("utf-8", "surrogatepass"))
+    if isinstance(batch, Mapping):
+        return sum(map(nbytes_of, batch.values()))
+    if isinstance(batch, list | tuple):
+        return sum(map(nbytes_of, batch))
+    return 0
+
+
+def rows_of(batch: Any, ordered: int) -> int:
+    """Rows of an iterable dataset's batch, whose last one may hold fewer than were ordered: its first tensor's."""
+    if isinstance(batch, torch.Tensor) and batch.ndim:
+        return min(len(batch), ordered)
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple) and batch:
+        return rows_of(batch[0], ordered)
+    return ordered
+
+
+T = TypeVar("T")
+
+LOOK_S = 0.1  # between two drawings
+NUM_LOOKS = 30  # over which samples/s and the share of waiting are taken
+
+
+def shown(
+    batches: Iterator[T], total: int | None, done: int, log: DeliveryLog, description: str, console: Console | None
+) -> Iterator[T]:
+    """The batches of one pass, with a bar.
+
+    Args:
+        total: batches of a whole pass, of which `done` lie behind; None: nobody knows.
+        log: knows of how many samples the batch just yielded is made.
+        console: where it is drawn; None: stderr.
+    """
+    console = Console(stderr=True) if console is None else console
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[rate]}", markup=False),
+    )
+    looks: deque[tuple[float, int, float]] = deque([(monotonic(), 0, 0.0)], maxlen=NUM_LOOKS)  # when, rows, waited
+    rows, waited, due = 0, 0.0, 0.0
+    with Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal) as progress:
+        task = progress.add_task(description, total=total, completed=done, rate="")
+        while True:
+            began = monotonic()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                progress.update(task, completed=done)
+                return
+            now = monotonic()
+            order = log.last
+            assert order is not None
+            done, rows, waited = done + 1, rows + order.nrows, waited + now - began
+            if now >= due:
+                due = now + LOOK_S
+                since = looks[0]
+                looks.append((now, rows, waited))
+                progress.update(task, completed=done, rate=_rate(since, looks[-1]), refresh=True)
+            yield batch
+            del batch  # the loop has its own reference: this one must not keep the slot
+
+
+def _rate(since: tuple[float, int, float], now: tuple[float, int, float]) -> str:
+    elapsed, rows, waited = (b - a for a, b in zip(since, now, strict=True))
+    if elapsed <= 0:
+        return ""
+    return f"{rows / elapsed:,.0f} samples/s, waiting {waited / elapsed:.0%}"
+
+
+class InlineReader:
+    """Reads whole batches of a dataset into private memory.
+
+    Args:
+        bad_samples: what is done about samples that cannot be read.
+    """
+
+    def __init__(self, job: Job, bad_samples: BadSamples) -> None:
+        self._job = job
+        self._bad_samples = bad_samples
+        self._in_place = job.plan.in_place(job.dataset)
+        self._reads_many = job.plan.has_getitems  # until its samples draw random numbers
+        self._arenas = Arenas()
+        self._row = -1
+
+    def read(self, order: Order) -> Any:
+        """The batch of an order; NOTHING if every sample of it is skipped. Seed mode leaves the trainer's generators alone."""
+        try:
+            if self._job.seed is None or not self._job.seed_samples:
+                return self._read_good(order)
+            with kept_generators():
+                return self._read_good(order)
+        finally:
+            end_samples()
+
+    def _read_good(self, order: Order) -> Any:
+        while order.nrows:
+            indices = order.indices
+            keys = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+            self._row = -1
+            try:
+                return self._read(keys, order.epoch)
+            except Exception as error:
+                bad = self._bad_rows(keys, order.epoch) if self._bad_samples.are_tolerated else ()
+                if not bad:
+                    raise
+                order.indices = self._bad_samples.replaced(order, bad, partial(_itself, error))
+        return NOTHING
+
+    def _bad_rows(self, keys: list[Any], epoch: int) -> list[int]:
+        """The rows that cannot be read, one of which has just shown itself; none if it is the batch that failed."""
+        bad = [] if self._row < 0 else [self._row]
+        for row in range(self._row + 1, len(keys)):
+            try:
+                self._begin(row, keys[row], epoch)
+                self._job.plan.try_sample(self._job.dataset, self._in_place, keys[row])
+            except Exception:
+                bad.append(row)
+        return bad
+
+    def _read(self, keys: list[Any], epoch: int) -> Any:
+        job = self._job
+        if self._in_place is not None and self._in_place.takes(keys):
+            return self._read_in_place(keys, epoch)
+        if not job.auto_collation:
+            self._begin(0, keys[0], epoch)
+            sample = job.dataset[keys[0]]
+            self._row = -1
+            return (job.collate_fn or torch.utils.data.default_convert)(sample)
+        if self._reads_many:
+            self._begin(-1, keys[0], epoch)
+            begin_many(can_repeat=True, compares=job.seed_samples)
+            samples = job.dataset.__getitems__(keys)
+            self._reads_many = not drew_for_many()  # what a sample draws is keyed by the sample
+        if not self._reads_many:
+            samples = [self._sample(row, key, epoch) for row, key in enumerate(keys)]
+            self._row = -1
+        return (job.collate_fn or partial(collated, ragged=job.plan.ragged))(samples)
+
+    def _sample(self, row: int, key: Any, epoch: int) -> Any:
+        self._begin(row, key, epoch)
+        return self._job.plan.sample(self._job.dataset, key)
+
+    def _begin(self, row: int, key: Any, epoch: int) -> None:
+        self._row = row
+        job = self._job
+        begin_sample(job.seed, epoch, key if type(key) is int else -1, 0, reseed=job.seed_samples)
+
+    def _begin_ragged(self, keys: list[Any], row: int, epoch: int) -> bool:
+        self._begin(row, keys[max(row, 0)], epoch)
+        if row < 0:
+            begin_many(can_repeat=False)
+        return True
+
+    def _read_in_place(self, keys: list[Any], epoch: int) -> Any:
+        assert self._in_place is not None
+        plan = self._job.plan
+        layout = plan.layout
+        assert layout is not None
+        if plan.is_whole:
+            assert plan.ragged is not None
+            ragged_rows = RaggedRows(layout, plan.ragged, len(keys), no_room, self._arenas)
+            self._in_place.read_ragged(keys, ragged_rows, lambda row: self._begin_ragged(keys, row, epoch))
+            return unpack(PrivateBatch(ragged_rows.finish()))
+        tensors = private_tensors(layout, len(keys))
+        rows = private_rows(layout, len(keys), tensors)
+        if self._in_place.read_batch_into is not None:
+            self._begin(-1, keys[0], epoch)
+            begin_many(can_repeat=False)
+            self._in_place.read_batch_into(np.asarray(keys, np.int64), RowOut(rows, slice(0, len(keys))))
+        else:
+            assert self._in_place.read_into is not None
+            for row, key in enumerate(keys):
+                self._begin(row, key, epoch)
+                self._in_place.read_into(key, RowOut(rows, row))
+        return structure(layout.tree, tensors)
+
+
+def collated(samples: list[Any], ragged: Ragged | None) -> Any:
+    """The batch of some samples, in private memory: torch's default collate, and with a rule what that does not take."""
+    packed = None if ragged is None else pack_samples(samples, ragged, registered_functions())
+    return torch.utils.data.default_collate(samples) if packed is None else unpack(PrivateBatch(packed))
+
+
+def _itself(error: BaseException) -> BaseException:
+    return error
+
+
+def next_of_dataset(config: LoaderConfig, order: Order, row: int) -> int:
+    """The index that takes a bad sample's place where a sampler orders: the dataset's next.
+
+    Raises:
+        TypeError: the sampler gives keys.
+    """
+    ordered = order.indices[row]
+    if not isinstance(ordered, int | np.integer):
+        raise TypeError(f'on_error="substitute" needs integer indices: the sampler gave {ordered!r}. Use "skip"')
+    return (int(ordered) + 1) % len(config.dataset)

@@ -31,9 +31,7 @@ flags = [
 if debug:
     flags += ["-O0", "-g", "-UNDEBUG"]
 else:
-    flags += (
-        ["-O1", "-DNDEBUG"] if sanitizer else ["-O3", "-DNDEBUG", "-g0"]
-    )  # Python's own flags ask for -g: 4 times the size
+    flags += ["-O1", "-DNDEBUG"] if sanitizer else ["-O3", "-DNDEBUG", "-g0"]  # Python's own flags ask for -g: 4 times the size
 link = []
 if sanitizer:
     flags += [f"-fsanitize={sanitizer}", "-g", "-fno-omit-frame-pointer"]

@@ -171,10 +171,7 @@ def measure(settings: Settings) -> Result:
     """Measures the three workloads."""
     rows, measured = [], {}
     for name, load in LOADS.items():
-        rounds = [
-            {pool: alone(load, pool, settings.seconds) for pool in (*load.pools, "auto")}
-            for _ in range(settings.rounds)
-        ]
+        rounds = [{pool: alone(load, pool, settings.seconds) for pool in (*load.pools, "auto")} for _ in range(settings.rounds)]
         check_alike(name, [each for found in rounds for each in found.values()])
         shares = [found["auto"].rate / max(found[pool].rate for pool in load.pools) for found in rounds]
         last = rounds[-1]
@@ -185,14 +182,7 @@ def measure(settings: Settings) -> Result:
             f"best fixed {last[best].rate:.0f} with {best}, worst {min(last[c].rate for c in load.pools):.0f}"
         )
         rows.append(
-            Row(
-                f"autotune, {name}: share of the best worker pool",
-                median(shares),
-                "",
-                beside,
-                ">= 0.95",
-                median(shares) >= 0.95,
-            )
+            Row(f"autotune, {name}: share of the best worker pool", median(shares), "", beside, ">= 0.95", median(shares) >= 0.95)
         )
         measured[name] = [
             {str(pool): {k: v for k, v in asdict(each).items() if k != "digests"} for pool, each in found.items()}

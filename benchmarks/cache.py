@@ -65,15 +65,11 @@ def costs(rounds: int) -> dict[str, float]:
             publish(folder, f"{number:05}")
         for each in range(rounds):
             names = [kept.name for kept in folder.files()]
-            found.setdefault("lease", []).append(
-                seconds(NUM_FILES, lambda i, names=names: folder.lease(names[i]).release())
-            )
+            found.setdefault("lease", []).append(seconds(NUM_FILES, lambda i, names=names: folder.lease(names[i]).release()))
             found.setdefault("lease all", []).append(seconds(5, lambda i: folder.lease_many().release()))
             found.setdefault("publish", []).append(seconds(1000, lambda i, each=each: publish(folder, f"a-{each}-{i}")))
             with BudgetedFolder(path, NUM_FILES * KIB).lease_many(names[2000:]):
-                found.setdefault("publish, leased", []).append(
-                    seconds(500, lambda i, each=each: publish(folder, f"b-{each}-{i}"))
-                )
+                found.setdefault("publish, leased", []).append(seconds(500, lambda i, each=each: publish(folder, f"b-{each}-{i}")))
             found.setdefault("listing", []).append(seconds(1, lambda i: folder.refresh()))
     with folder_in_memory() as path:
         cache = Cache(path, NUM_FILES * KIB)
@@ -145,13 +141,9 @@ def measure(settings: Settings) -> Result:
         Row("lease and release a cached file", lease, "us", at_once, "< 30", lease < 30),
         Row("open an object that is there", opening, "us", "", "< 30", opening < 30),
         Row(f"reserve and publish among {NUM_FILES} files", publishing, "ms", listed, "< 3", publishing < 3),
-        Row(
-            "openings that found their shard", 100 * announced, "%", shares, ">= 0.95 Belady", announced >= 0.95 * best
-        ),
+        Row("openings that found their shard", 100 * announced, "%", shares, ">= 0.95 Belady", announced >= 0.95 * best),
     ]
-    return Result(
-        rows, {"seconds": cost, "found": {"announced": announced, "short": short, "recent": recent, "best": best}}
-    )
+    return Result(rows, {"seconds": cost, "found": {"announced": announced, "short": short, "recent": recent, "best": best}})
 
 
 if __name__ == "__main__":

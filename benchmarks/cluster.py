@@ -121,9 +121,7 @@ def rows_of(found: Found) -> list[Row]:
         f"{name} {middle(found, f'{name} x 2, one node')['mb_per_s']:.0f}"
         for name in ("shmload", "seed's way", "Ray Data", "torch, local", "shmload, local")
     )
-    rows.append(
-        Row("2 actors on one node: rate over the seed's way", seeds, "x", f"MB/s: {beside}", ">= 5x", seeds >= 5)
-    )
+    rows.append(Row("2 actors on one node: rate over the seed's way", seeds, "x", f"MB/s: {beside}", ">= 5x", seeds >= 5))
     for nodes in NODES:
         for count in NUMS_WORKERS:
             mine, plain = (f"{name} x {count}, {nodes}" for name in ("shmload", "ray.get"))

@@ -22,9 +22,7 @@ def where() -> int:
 
 def main(nums_cpus: list[int]) -> None:
     node = {"object_store_memory": STORE_NBYTES}
-    folder = tempfile.mkdtemp(
-        prefix="ray", dir="/tmp"
-    )  # sockets lie in it: a longer path would not fit their addresses
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # sockets lie in it: a longer path would not fit their addresses
     os.environ["RAY_TMPDIR"] = folder  # where the address of the newest cluster is written, whatever temp_dir says
     os.mkdir(f"{folder}/ray")
     head = {**node, "num_cpus": nums_cpus[0], "include_dashboard": False, "temp_dir": folder}

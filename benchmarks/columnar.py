@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from shmload.formats import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
-from shmload.tools.bench.rounds import Job
+from shmload.tools.bench.rounds import BenchJob
 
 COUNT, PER_GROUP = 40_000, 1_000
 
@@ -60,9 +60,7 @@ def files() -> Iterator[Path]:
 
 
 def opened(kind: str, path: str) -> Any:
-    return {"parquet": ParquetDataset, "hdf5": HDF5Dataset, "zarr": ZarrDataset, "safetensors": SafetensorsDataset}[
-        kind
-    ](path)
+    return {"parquet": ParquetDataset, "hdf5": HDF5Dataset, "zarr": ZarrDataset, "safetensors": SafetensorsDataset}[kind](path)
 
 
 class PyarrowRows:
@@ -119,7 +117,7 @@ CASES = {  # name: (kind, file, what torch reads that is written by hand)
 def measure(settings: Settings) -> Result:
     """Measures each format."""
 
-    def job(dataset: str, loader: str, **arguments: str) -> Job:
+    def job(dataset: str, loader: str, **arguments: str) -> BenchJob:
         return forked(
             settings,
             workload="columnar",
@@ -143,9 +141,7 @@ def measure(settings: Settings) -> Result:
     for name, (_, _, by_hand) in CASES.items():
         mine, theirs = cost[f"{name}: shmload"], cost[f"{name}: torch"]
         beside = f"{mine:.2f} us, torch {theirs:.1f}" + (f", by hand {cost[f'{name}: by hand']:.1f}" if by_hand else "")
-        rows.append(
-            Row(f"{name}, CPU a sample: torch over shmload", theirs / mine, "x", beside, ">= 5x", theirs >= 5 * mine)
-        )
+        rows.append(Row(f"{name}, CPU a sample: torch over shmload", theirs / mine, "x", beside, ">= 5x", theirs >= 5 * mine))
     return Result(rows, {"cases": plain(found)})
 
 

@@ -18,12 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from shmload.tools.bench.report import WIDE, Report, Spread, WorkloadReport, machine, show
-from shmload.tools.bench.rounds import Job, Options, benchmark, run_jobs
+from shmload.tools.bench.rounds import BenchJob, BenchOptions, benchmark, run_jobs
 
 # ways to read without ShmLoader, beside torch's own
-THREADS, GETITEMS, INLINE = (
-    f"benchmarks.contestants.ways:{name}" for name in ("Threads", "torch_getitems", "torch_inline")
-)
+THREADS, GETITEMS, INLINE = (f"benchmarks.contestants.ways:{name}" for name in ("Threads", "torch_getitems", "torch_inline"))
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Quiet:
 
 def side_by_side(workload: str, loaders: Sequence[str], settings: Settings) -> tuple[WorkloadReport, Report]:
     """One built-in workload through the main command's own machinery, bytes compared."""
-    options = Options(
+    options = BenchOptions(
         workloads=(workload,),
         loaders=tuple(loaders),
         rounds=settings.rounds,
@@ -87,14 +85,14 @@ def ratio(report: WorkloadReport, metric: str, loader: str, other: str) -> float
     return Spread.of([mine[metric] / theirs[metric] for mine, theirs in pairs]).median
 
 
-def forked(settings: Settings, **job: Any) -> Job:
+def forked(settings: Settings, **job: Any) -> BenchJob:
     """A job of 2 forked workers, for as long as the settings say."""
-    return Job(num_workers=2, start_method="fork", seconds=settings.seconds, **job)
+    return BenchJob(num_workers=2, start_method="fork", seconds=settings.seconds, **job)
 
 
 def ways(
     name: str, cases: Mapping[str, tuple[str, str]], settings: Settings, batch_size: int, **arguments: Any
-) -> dict[str, Job]:
+) -> dict[str, BenchJob]:
     """Jobs of one benchmark: (loader, what it reads of the module `name`) by case."""
     return {
         case: forked(
@@ -109,7 +107,7 @@ def ways(
     }
 
 
-def in_turn(cases: dict[str, Job], settings: Settings) -> dict[str, dict[str, Spread]]:
+def in_turn(cases: dict[str, BenchJob], settings: Settings) -> dict[str, dict[str, Spread]]:
     """Every case in a fresh process, round after round; metrics by case."""
     values: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for number in range(settings.rounds):
@@ -148,9 +146,7 @@ def figure(row: Row) -> str:
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a table."""
     lines = ["| measured | result | beside | aim | |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {row.what} | {figure(row)} | {row.beside} | {row.aim} | {'met' if row.met else 'missed'} |" for row in rows
-    ]
+    lines += [f"| {row.what} | {figure(row)} | {row.beside} | {row.aim} | {'met' if row.met else 'missed'} |" for row in rows]
     return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ Result (2 cores): first batch 0.259 s, torch 0.69 s; wait at an epoch's end 29.8
 """
 
 from benchmarks.common import Result, Row, Settings, in_turn, main, plain
-from shmload.tools.bench.rounds import Job
+from shmload.tools.bench.rounds import BenchJob
 
 LOADERS = {"shmload": "shmload-seed", "torch": "torch"}
 
@@ -26,7 +26,7 @@ def measure(settings: Settings) -> Result:
     """Measures both questions."""
     cases = {}
     for name, loader in LOADERS.items():
-        cases[f"{name}, first batch"] = Job(
+        cases[f"{name}, first batch"] = BenchJob(
             workload="slow",
             dataset="benchmarks.datasets:Slow",
             loader=loader,
@@ -36,7 +36,7 @@ def measure(settings: Settings) -> Result:
             seconds=0.01,
             warmup_s=0.0,
         )
-        cases[f"{name}, epoch end"] = Job(
+        cases[f"{name}, epoch end"] = BenchJob(
             workload="short photos",
             dataset="benchmarks.datasets:short_photos",
             loader=loader,

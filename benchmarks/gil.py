@@ -74,12 +74,7 @@ def kept(shape: str, name: str, seconds: float) -> tuple[float, float, float]:
     source = ArrayDataset(tuple(t.numpy() for t in dataset.tensors)) if name == "shmload" else dataset
     os.sched_setaffinity(0, cores[1:] or cores)  # workers inherit it
     loader = LOADERS[name](
-        source,
-        batch_size=batch_size,
-        shuffle=True,
-        num_workers=2,
-        multiprocessing_context="fork",
-        persistent_workers=True,
+        source, batch_size=batch_size, shuffle=True, num_workers=2, multiprocessing_context="fork", persistent_workers=True
     )
     batches = endless(loader)
     for _ in range(20):

@@ -231,9 +231,7 @@ def checks(gpu: Cuda) -> dict[str, float]:
             expected = normalise.made_of(torch.stack([torch.from_numpy(images[i]["image"]) for i in rows]))
             equal.append(torch.equal(expected, batch["image"].cpu()))
     logged = Logged(gpu.calls())
-    with ShmLoader(
-        Images(NUM_LOGGED * gpu.batch_size), device=logged, **few
-    ) as loader:  # small: it is replayed once a copy
+    with ShmLoader(Images(NUM_LOGGED * gpu.batch_size), device=logged, **few) as loader:  # small: it is replayed once a copy
         for batch in loader:
             batch["image"][:1].sum()
     logged.save(LOG, origin="benchmarks/gpu.py", device_name=gpu.name(), torch=torch.__version__)
@@ -268,9 +266,7 @@ def fresh(name: str, *arguments: Any) -> dict[str, float]:
 def measure(settings: Settings) -> Result:
     """Measures all of it."""
     if not torch.cuda.is_available():
-        print(
-            "benchmarks.gpu: skipped, as torch.cuda.is_available() is False here: nothing was measured", file=sys.stderr
-        )
+        print("benchmarks.gpu: skipped, as torch.cuda.is_available() is False here: nothing was measured", file=sys.stderr)
         return Result([])
     return measured(settings, fresh, Cuda())
 
@@ -278,10 +274,7 @@ def measure(settings: Settings) -> Result:
 def measured(settings: Settings, run: Callable[..., dict[str, float]], gpu: Cuda) -> Result:
     """All of it, each case by `run`."""
     rounds = [
-        {
-            "limit": run("limit", settings.seconds),
-            **{kind: run("through", kind, settings.seconds) for kind in (*KINDS, HOST)},
-        }
+        {"limit": run("limit", settings.seconds), **{kind: run("through", kind, settings.seconds) for kind in (*KINDS, HOST)}}
         for _ in range(settings.rounds)
     ]
     waits = {kind: run("bubbles", kind, settings.seconds) for kind in KINDS}
@@ -304,24 +297,13 @@ def _speeds(rounds: list[dict[str, dict[str, float]]]) -> Iterator[Row]:
 
     def beside(kind: str) -> str:
         speed = median(each[kind]["bytes_s"] for each in rounds)
-        cpu = (
-            ""
-            if kind == "limit"
-            else f", {median(each[kind]['cpu_us'] for each in rounds):.0f} us of trainer CPU a batch"
-        )
+        cpu = "" if kind == "limit" else f", {median(each[kind]['cpu_us'] for each in rounds):.0f} us of trainer CPU a batch"
         return f"{kind} {speed / 1e9:.2f} GB/s{cpu}"
 
     for kind in KINDS[1:]:
         of_limit, faster = ratio("bytes_s", kind, "limit"), ratio("bytes_s", kind, "torch")
         cheaper = ratio("cpu_us", "torch", kind)
-        yield Row(
-            f"{kind}: bytes/s over the limit of pinned copies",
-            of_limit,
-            "x",
-            beside("limit"),
-            ">= 0.9x",
-            of_limit >= 0.9,
-        )
+        yield Row(f"{kind}: bytes/s over the limit of pinned copies", of_limit, "x", beside("limit"), ">= 0.9x", of_limit >= 0.9)
         yield Row(f"{kind}: bytes/s over torch", faster, "x", beside(kind), ">= 1.5x", faster >= 1.5)
         yield Row(f"{kind}: trainer CPU below torch", cheaper, "x", beside("torch"), ">= 20x", cheaper >= 20)
     with_device = ratio("bytes_s", "shmload device", HOST)
@@ -332,9 +314,7 @@ def _waits(found: dict[str, dict[str, float]]) -> Iterator[Row]:
     for kind, waits in found.items():
         counts = ", ".join(f"{name}: {count:.0f}" for name, count in waits.items() if not name.endswith("_ms"))
         text = f"median {waits['median_ms']:.3f} ms; {counts}; steps of {waits['step_ms']:.1f} ms"
-        yield Row(
-            f"{kind}: worst bubble, 20 ms steps", waits["worst_ms"], "ms", text, "<= 1 ms", waits["worst_ms"] <= 1
-        )
+        yield Row(f"{kind}: worst bubble, 20 ms steps", waits["worst_ms"], "ms", text, "<= 1 ms", waits["worst_ms"] <= 1)
 
 
 def _once(registered: dict[str, float], right: dict[str, float]) -> Iterator[Row]:

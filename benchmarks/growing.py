@@ -244,9 +244,7 @@ def measure(settings: Settings) -> Result:
             found.setdefault("TFRecordDataset", []).append(of_tensorflow(settings.seconds))
     if not has_tensorflow:
         print(f"without TensorFlow: {TENSORFLOW} names no Python that has it", file=sys.stderr)
-    middle = {
-        kind: {name: Spread.of([one[name] for one in each]).median for name in each[0]} for kind, each in found.items()
-    }
+    middle = {kind: {name: Spread.of([one[name] for one in each]).median for name in each[0]} for kind, each in found.items()}
     ours, others = middle["shmload"], {kind: each for kind, each in middle.items() if kind != "shmload"}
 
     def beside(name: str, digits: int) -> str:

@@ -182,9 +182,7 @@ def measure(settings: Settings) -> Result:
     ours, marked, torchs = cost["shmload"], cost["shmload with restart markers"], rate["shmload"] / rate["torch"]
     beside = ", ".join(f"{name} {value:.0f}" for name, value in cost.items() if name != "shmload")
     rows = [
-        Row(
-            "JPEG of 95 kB to 224: CPU an image", ours, "us", f"{beside}; one core {core:.0f}", "<= 1,200", ours <= 1200
-        ),
+        Row("JPEG of 95 kB to 224: CPU an image", ours, "us", f"{beside}; one core {core:.0f}", "<= 1,200", ours <= 1200),
         Row(
             "JPEG of 95 kB to 224: CPU with restart markers over without",
             marked / ours,

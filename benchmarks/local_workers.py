@@ -79,9 +79,7 @@ def run(pool: str, slowness: int, seconds: float, address: str) -> float:
     """The same in a fresh process."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.local_workers", "--case"]
     command += [pool, str(slowness), str(seconds), address]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, HERE: "yes"}, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, HERE: "yes"}, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise SystemExit(f"{pool}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
     return float(json.loads(done.stdout.strip().rpartition("\n")[2]))

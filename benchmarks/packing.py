@@ -34,7 +34,7 @@ from PIL import Image
 
 from benchmarks.common import Result, Row, Settings, main
 from shmload.errors import ObjectMissing
-from shmload.remote.packing.pack import Options, Packing
+from shmload.remote.packing.pack import Packing, PackOptions
 from shmload.schedule.permutation import Permutation
 from shmload.storage.local import LocalStore, StoredObject
 from shmload.tools.bench.contestants import OWN_PHOTOS
@@ -46,15 +46,11 @@ class Arrays:
     """Parts of the photographs, decoded once."""
 
     def __init__(self) -> None:
-        wholes = [
-            np.array(Image.open(path).convert("RGB").resize((448, 336))) for path in sorted(OWN_PHOTOS.glob("*.jpg"))
-        ]
+        wholes = [np.array(Image.open(path).convert("RGB").resize((448, 336))) for path in sorted(OWN_PHOTOS.glob("*.jpg"))]
         rng = np.random.default_rng(SEED)
         self._parts = [
             np.ascontiguousarray(wholes[n % len(wholes)][y : y + 224, x : x + 224])
-            for n, y, x in zip(
-                range(NUM_ARRAYS), rng.integers(0, 112, NUM_ARRAYS), rng.integers(0, 224, NUM_ARRAYS), strict=True
-            )
+            for n, y, x in zip(range(NUM_ARRAYS), rng.integers(0, 112, NUM_ARRAYS), rng.integers(0, 224, NUM_ARRAYS), strict=True)
         ]
 
     def __len__(self) -> int:
@@ -110,7 +106,7 @@ class Forgetful:
 
 
 def by_shmload(dataset: Any, store: Any) -> None:
-    options = Options(MAXSIZE, MAXCOUNT, 2, SEED, multiprocessing_context="fork")
+    options = PackOptions(MAXSIZE, MAXCOUNT, 2, SEED, multiprocessing_context="fork")
     Packing(dataset, store, options, None).run()
 
 

@@ -101,18 +101,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         index_ns, first_us = row["index_s"] * 1e9, row["first_batch_s"] * 1e6
         size = f"{row['n']:,}" if row["n"] == 65_536 else f"10^{len(str(row['n'])) - 1}"
-        lines.append(
-            f"{size:>8}  {row['method']:<13} {index_ns:>7.2f} ns {first_us:>10.1f} us {row['held_bytes']:>10,} B"
-        )
+        lines.append(f"{size:>8}  {row['method']:<13} {index_ns:>7.2f} ns {first_us:>10.1f} us {row['held_bytes']:>10,} B")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table")
-    parser.add_argument(
-        "--max-bytes", type=int, default=1 << 30, help="largest array a peer may make; 1 GiB unless told"
-    )
+    parser.add_argument("--max-bytes", type=int, default=1 << 30, help="largest array a peer may make; 1 GiB unless told")
     parser.add_argument("--row", nargs=2, metavar=("METHOD", "N"), help="measure this row only, in this process")
     arguments = parser.parse_args()
     if arguments.row:

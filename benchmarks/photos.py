@@ -27,8 +27,7 @@ def measure(settings: Settings) -> Result:
     decode = f"{1e6 / core:.0f} us of decoding on one core"
     spent = found.loaders["shmload"].metrics["cpu_us_per_sample"].median
     rest = ", ".join(
-        f"{name.rpartition(':')[2]} {ratio(found, 'samples_per_s', 'shmload', name):.2f}x"
-        for name in (GETITEMS, THREADS)
+        f"{name.rpartition(':')[2]} {ratio(found, 'samples_per_s', 'shmload', name):.2f}x" for name in (GETITEMS, THREADS)
     )
     rows = [
         Row("photos: photos/s over torch", rate, "x", f"over {rest}", "> 1x", rate > 1),

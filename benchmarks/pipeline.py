@@ -83,9 +83,7 @@ def measure(settings: Settings) -> Result:
     for kind in BATCHES:
         rate = over(f"pipeline, {kind}", f"loader, {kind}", "samples_per_s")
         cpu = over(f"pipeline, {kind}", f"loader, {kind}", "cpu_us_per_sample")
-        rows.append(
-            Row(f"pipeline of {kind}: samples/s over ShmLoader's", rate, "x", f"CPU {cpu:.2f}x", ">= 0.9x", rate >= 0.9)
-        )
+        rows.append(Row(f"pipeline of {kind}: samples/s over ShmLoader's", rate, "x", f"CPU {cpu:.2f}x", ">= 0.9x", rate >= 0.9))
     rate = over("pipeline, items", "torch, items", "samples_per_s")
     cpu = over("pipeline, items", "torch, items", "cpu_us_per_sample")
     rows.append(Row("single items: items/s over torch's", rate, "x", f"CPU {cpu:.2f}x", ">= 3x", rate >= 3))

@@ -181,9 +181,7 @@ def read_view(batch_size: int = BATCH, **options: Any) -> int:
 
     view = dataset(window=5, **options).indexed(schema={"jpg": ("uint8", (None,)), "cls": "int64"})
     total, seen = 0, 0
-    with ShmLoader(
-        view, batch_size=batch_size, sampler=view.block_shuffle(), seed=0, num_workers=2, ragged="jagged"
-    ) as loader:
+    with ShmLoader(view, batch_size=batch_size, sampler=view.block_shuffle(), seed=0, num_workers=2, ragged="jagged") as loader:
         for number, batch in enumerate(loader):
             total += batch["jpg"].values.nbytes
             seen += len(batch["cls"])
@@ -204,10 +202,7 @@ def read_fluent(**options: Any) -> int:
 
 def presigned() -> list[str]:
     client = s3()
-    return [
-        client.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": f"{FOLDER}/{key}"})
-        for key, _ in shards()
-    ]
+    return [client.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": f"{FOLDER}/{key}"}) for key, _ in shards()]
 
 
 def read_webdataset(urls: list[str]) -> int:
@@ -323,9 +318,7 @@ def in_a_process(case: str, folder: str) -> dict[str, float]:
     interpreter = os.environ.get(INTERPRETER, sys.executable) if theirs else sys.executable
     before = server_cpu_s()
     command = [interpreter, "-W", "ignore", "-m", "benchmarks.remote", "case", case, folder]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             out, said = process.communicate(timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:
@@ -345,9 +338,7 @@ def server_cpu_s() -> float:
     import psutil
 
     port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
-    listening = [
-        each.pid for each in psutil.net_connections("tcp") if each.status == "LISTEN" and each.laddr.port == port
-    ]
+    listening = [each.pid for each in psutil.net_connections("tcp") if each.status == "LISTEN" and each.laddr.port == port]
     if not listening or listening[0] is None:
         return 0.0
     folder = psutil.Process(listening[0]).environ().get("CEPH_CONF", "none")
@@ -367,9 +358,7 @@ def measure(settings: Settings) -> Result:
         except LookupError as error:
             return Result([], {"left out": str(error)})
         os.environ.update(
-            AWS_ENDPOINT_URL=server.endpoint,
-            AWS_ACCESS_KEY_ID=server.access_key,
-            AWS_SECRET_ACCESS_KEY=server.secret_key,
+            AWS_ENDPOINT_URL=server.endpoint, AWS_ACCESS_KEY_ID=server.access_key, AWS_SECRET_ACCESS_KEY=server.secret_key
         )
     upload()
     found: dict[str, list[dict[str, float]]] = {}
@@ -391,9 +380,7 @@ def measure(settings: Settings) -> Result:
                     print(f"left out: {error}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as place:
         memory = in_a_process("memory", f"{place}/private/shards")
-    return Result(
-        rows_of(found, memory), {"cases": found, "memory": memory, "left out": left_out, "load": os.getloadavg()}
-    )
+    return Result(rows_of(found, memory), {"cases": found, "memory": memory, "left out": left_out, "load": os.getloadavg()})
 
 
 def pack_for(peer: str) -> None:
@@ -413,9 +400,7 @@ def rows_of(found: dict[str, list[dict[str, float]]], memory: dict[str, float]) 
     rate = {case: median(case, lambda one: one["nbytes"] / one["s"] / 1e6) for case in found}
     cpu = {case: median(case, lambda one: one["cpu_s"] / NUM_PHOTOS * 1e6) for case in found}
     whole = {case: median(case, lambda one: (one["cpu_s"] + one["server_s"]) / NUM_PHOTOS * 1e6) for case in found}
-    beside = ", ".join(
-        f"{case} {rate[case]:.0f} MB/s {cpu[case]:.0f} us ({whole[case]:.0f} with the server)" for case in found
-    )
+    beside = ", ".join(f"{case} {rate[case]:.0f} MB/s {cpu[case]:.0f} us ({whole[case]:.0f} with the server)" for case in found)
     rows = []
 
     def compare(case: str, other: str, aim: float) -> None:
@@ -435,9 +420,7 @@ def rows_of(found: dict[str, list[dict[str, float]]], memory: dict[str, float]) 
     for case in ("cold", "warm", "warm, batches of 256"):
         got = median(case, lambda one: one["trainer_s_per_gib"])
         rows.append(Row(f"trainer's CPU, {case}", got, "s/GiB", "", "<= 0.02", got <= 0.02))
-    over = ", ".join(
-        f"{name} {peak:.0f} MB" for name, peak in memory.items() if name in ("trainer", "workers", "budget")
-    )
+    over = ", ".join(f"{name} {peak:.0f} MB" for name, peak in memory.items() if name in ("trainer", "workers", "budget"))
     cache = memory["cache"]
     rows.append(Row("disk of the cache at most", cache, "MB", over, "<= budget", cache <= memory["budget"]))
     rows[0] = replace(rows[0], beside=beside)

@@ -95,10 +95,7 @@ def measure(settings: Settings) -> Result:
                     with tempfile.TemporaryDirectory() as place:
                         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.remote_http", "case", case, url]
                         done = subprocess.run(
-                            [*command, f"{place}/cache"],
-                            capture_output=True,
-                            text=True,
-                            env={**os.environ, "SHARDS": str(names)},
+                            [*command, f"{place}/cache"], capture_output=True, text=True, env={**os.environ, "SHARDS": str(names)}
                         )
                     if done.returncode:
                         raise SystemExit(f"{case}: {done.stderr[-2000:]}")
@@ -106,10 +103,7 @@ def measure(settings: Settings) -> Result:
                     one["server_s"] = sum(sum(each.cpu_times()[:2]) for each in psutil.Process(pid).children()) - before
                     values.append(one)
                     print(f"{case}: {one}", file=sys.stderr)
-    medians = {
-        case: {name: statistics.median(one[name] for one in values) for name in values[0]}
-        for case, values in found.items()
-    }
+    medians = {case: {name: statistics.median(one[name] for one in values) for name in values[0]} for case, values in found.items()}
     beside = ", ".join(
         f"{case} {m['nbytes'] / m['s'] / 1e6:.0f} MB/s, {m['cpu_s']:.2f} s of CPU, server {m['server_s']:.2f}"
         for case, m in medians.items()

@@ -167,11 +167,7 @@ def measure(settings: Settings) -> Result:
     kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
     us = best(lambda: call_us(lambda: begin_sample(1, 2, 3, 0, reseed=True), 5000), settings.rounds)
     random.setstate(kept[0]), np.random.set_state(kept[1]), torch.set_rng_state(kept[2])
-    rows = [
-        *asked,
-        *resumed,
-        Row("seed_samples, per sample", us, "us", "random, numpy and torch", "<= 25 us", us <= 25),
-    ]
+    rows = [*asked, *resumed, Row("seed_samples, per sample", us, "us", "random, numpy and torch", "<= 25 us", us <= 25)]
     return Result(rows, {"states": states_found, "resumes": resumes_found, "seed_samples_us": us})
 
 

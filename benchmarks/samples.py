@@ -84,9 +84,7 @@ def _ragged(mode: str) -> Any:
     return loader
 
 
-shmload_list, shmload_pad, shmload_nested, shmload_jagged = (
-    _ragged(mode) for mode in ("list", "pad", "nested", "jagged")
-)
+shmload_list, shmload_pad, shmload_nested, shmload_jagged = (_ragged(mode) for mode in ("list", "pad", "nested", "jagged"))
 
 
 class Alone:

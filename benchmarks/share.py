@@ -57,15 +57,7 @@ def rank(number: int, run: str, dataset: Any, num_batches: int, share: str | Non
     """CPU a batch of one rank, of its own and its workers'; workers are counted when they have ended, and so as a whole."""
     os.environ.update(LOCAL_RANK=str(number), LOCAL_WORLD_SIZE=str(NUM_RANKS), TORCHELASTIC_RUN_ID=run)
     loader = ShmLoader(
-        dataset,
-        64,
-        shuffle=True,
-        seed=1,
-        num_workers=1,
-        rank=0,
-        world_size=1,
-        share=share,
-        multiprocessing_context="fork",
+        dataset, 64, shuffle=True, seed=1, num_workers=1, rank=0, world_size=1, share=share, multiprocessing_context="fork"
     )
     batches = iter(loader)
     for _ in range(NUM_WARM):
@@ -84,9 +76,7 @@ def in_ranks(target: Callable[..., None], *arguments: Any) -> list[Any]:
     """What each rank sends of target(number, run, *arguments, sender), forked."""
     fork, run = multiprocessing.get_context("fork"), secrets.token_hex(8)
     ends = [fork.Pipe(duplex=False) for _ in range(NUM_RANKS)]
-    ranks = [
-        fork.Process(target=target, args=(number, run, *arguments, ends[number][1])) for number in range(NUM_RANKS)
-    ]
+    ranks = [fork.Process(target=target, args=(number, run, *arguments, ends[number][1])) for number in range(NUM_RANKS)]
     for process in ranks:
         process.start()
     told = [receiver.recv() for receiver, _ in ends]

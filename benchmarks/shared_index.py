@@ -164,9 +164,7 @@ def measure(settings: Settings) -> Result:
     mine, rows_of = found["SharedIndex of str"], found["SharedIndex of tuples"]
 
     def beside(metric: str, unit: float, form: str) -> str:
-        return ", ".join(
-            f"{name} {found[name][metric] / unit:{form}}" for name in KINDS if name != "SharedIndex of str"
-        )
+        return ", ".join(f"{name} {found[name][metric] / unit:{form}}" for name in KINDS if name != "SharedIndex of str")
 
     grown = max(mine["private_bytes"], mine["whole_bytes"]) / MIB
     grown_rows = max(rows_of["private_bytes"], rows_of["whole_bytes"]) / MIB

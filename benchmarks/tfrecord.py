@@ -47,7 +47,7 @@ import torch
 from benchmarks.common import THREADS, Result, Row, Settings, in_turn, main, plain
 from shmload.formats import TFRecordDataset, TFRecordWriter
 from shmload.tools.bench.contestants import LoaderOptions
-from shmload.tools.bench.rounds import Job
+from shmload.tools.bench.rounds import BenchJob
 
 NUMEL = 1 << 18
 MANY = 2048  # records of 4 KiB in a large batch
@@ -223,8 +223,8 @@ def write_rates() -> dict[str, float]:
     return {name: max(rates) for name, rates in found.items()}
 
 
-def job(name: str, dataset: str, pattern: str, loader: str, batch_size: int, seconds: float) -> Job:
-    return Job(
+def job(name: str, dataset: str, pattern: str, loader: str, batch_size: int, seconds: float) -> BenchJob:
+    return BenchJob(
         workload=name,
         dataset=f"benchmarks.tfrecord:{dataset}",
         arguments={"pattern": pattern},
@@ -270,16 +270,7 @@ def _large_rows(found: dict[str, Any], us: dict[str, float]) -> list[Row]:
     times = cost["torch"] / cost["shmload"]
     beside = ", ".join(f"{name} {each:.0f}" for name, each in cost.items()) + " us"
     rows = [Row(f"{title}, CPU a sample: torch over shmload", times, "x", beside, ">= 5x", times >= 5)]
-    rows.append(
-        Row(
-            f"{title}, CPU a sample",
-            cost["shmload"],
-            "us",
-            "FFCV 140 on its own files",
-            "<= 140",
-            cost["shmload"] <= 140,
-        )
-    )
+    rows.append(Row(f"{title}, CPU a sample", cost["shmload"], "us", "FFCV 140 on its own files", "<= 140", cost["shmload"] <= 140))
     if "spdl" in rate:
         faster = rate["shmload"] / rate["spdl"]
         beside = ", ".join(f"{name} {each:.0f}" for name, each in rate.items()) + " samples/s"

@@ -43,26 +43,16 @@ def measure(settings: Settings) -> Result:
         ("torch numpy, 16 MiB", "torch", "benchmarks.datasets:as_numpy"),
     ):
         cases[name] = forked(
-            settings,
-            workload="blocks",
-            dataset="benchmarks.datasets:Blocks",
-            loader=loader,
-            batch_size=16,
-            collate=collate,
+            settings, workload="blocks", dataset="benchmarks.datasets:Blocks", loader=loader, batch_size=16, collate=collate
         )
     found = in_turn(cases, settings)
     lines = {
-        name: np.polyfit(
-            NUM_FIELDS, [found[f"{name}, {count} fields"]["trainer_us_per_batch"].median for count in NUM_FIELDS], 1
-        )
+        name: np.polyfit(NUM_FIELDS, [found[f"{name}, {count} fields"]["trainer_us_per_batch"].median for count in NUM_FIELDS], 1)
         for name in LOADERS
     }
     one = {name: found[f"{name}, 1 fields"]["trainer_us_per_batch"].median for name in LOADERS}
     slope = {name: float(line[0]) for name, line in lines.items()}
-    per_gib = {
-        name: found[f"{name}, 16 MiB"]["trainer_s_per_gib"].median
-        for name in ("shmload", "torch tensors", "torch numpy")
-    }
+    per_gib = {name: found[f"{name}, 16 MiB"]["trainer_s_per_gib"].median for name in ("shmload", "torch tensors", "torch numpy")}
     watch = f"torch {one['torch']:.0f}, stop-watch {one['stop-watch']:.1f}"
     tensors, arrays = (per_gib[name] / per_gib["shmload"] for name in ("torch tensors", "torch numpy"))
     mine = f"{per_gib['shmload']:.4f} s/GiB"

@@ -94,17 +94,12 @@ def train_together(side: int, folder: str) -> None:
                 if epoch == STOPPED_EPOCH and len(losses) == len(loader) // 2:
                     break
             if is_first:
-                print(
-                    f"{num_ranks} ranks, epoch {epoch}: loss {np.mean(losses):.4f} of {len(losses)} steps", flush=True
-                )
+                print(f"{num_ranks} ranks, epoch {epoch}: loss {np.mean(losses):.4f} of {len(losses)} steps", flush=True)
         stats, train_s = loader.stats(), perf_counter() - begin
         if is_first:
             parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
             torch.save({name: part.state_dict() for name, part in parts.items()}, f"{folder}/checkpoint.pt")
-            print(
-                f"rank 0 waited {stats['wait_s'] / train_s:.1%} of {train_s:.1f} s: {stats['samples']} samples",
-                flush=True,
-            )
+            print(f"rank 0 waited {stats['wait_s'] / train_s:.1%} of {train_s:.1f} s: {stats['samples']} samples", flush=True)
     distributed.barrier()  # the other ranks' records are complete, too
 
 

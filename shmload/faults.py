@@ -54,16 +54,7 @@ STORAGE_POINTS = (  # of any process that uses a cache's folder
     "before_publish",
     "after_publish",
 )
-PACKER_POINTS = (
-    "claimed",
-    "sending",
-    "shard_sent",
-    "index_sent",
-    "shard_noted",
-    "before_manifest",
-    "after_manifest",
-    "cleaning",
-)
+PACKER_POINTS = ("claimed", "sending", "shard_sent", "index_sent", "shard_noted", "before_manifest", "after_manifest", "cleaning")
 EXIT_CODE = 77  # of a process that a charge has made exit
 
 F = TypeVar("F", bound=Callable[..., Any])

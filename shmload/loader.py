@@ -243,10 +243,7 @@ class ShmLoader(DataLoader[T]):
         """The arguments as they are now: some may be set between passes."""
         given = {name: getattr(self, name) for name in _ARGUMENTS}
         return LoaderConfig(
-            **given,
-            index_sampler=self._index_sampler,
-            auto_collation=self._auto_collation,
-            has_own_order=self._has_own_order,
+            **given, index_sampler=self._index_sampler, auto_collation=self._auto_collation, has_own_order=self._has_own_order
         )
 
     @property
@@ -360,10 +357,7 @@ class ShmLoader(DataLoader[T]):
         Cost: about 0.1 ms with a few workers; the files of their processes under /proc are read.
         """
         builder = self._builder
-        told: dict[str, Any] = {
-            "num_bad_samples": builder.bad_samples.count,
-            "bad_samples": list(builder.bad_samples.listed),
-        }
+        told: dict[str, Any] = {"num_bad_samples": builder.bad_samples.count, "bad_samples": list(builder.bad_samples.listed)}
         if builder.tuner is not None:
             told["autotune"] = builder.tuner.stats()
         return told if builder.last is None else {**builder.last.counters(), **told}

@@ -30,9 +30,7 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None) 
             rank, world_size = distributed.get_rank(), distributed.get_world_size()
         else:
             world_size = int(os.environ.get("WORLD_SIZE", "1"))
-            found = os.environ.get("RANK") or os.environ.get(
-                "LOCAL_RANK"
-            )  # Lightning's children know only the second at first
+            found = os.environ.get("RANK") or os.environ.get("LOCAL_RANK")  # Lightning's children know only the second at first
             if found is None and world_size > 1:
                 raise ValueError(
                     f"WORLD_SIZE says that there are {world_size} ranks, and neither RANK nor torch.distributed which of them this "

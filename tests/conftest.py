@@ -32,9 +32,7 @@ _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  #
 def stems_left() -> set[str]:
     """Groups in /dev/shm that are this process's, or that no living process owns. Other suites on this host do not count."""
     return {found.stem for found in owners.find_leftovers(guard_s=-1)} | {
-        match[1]
-        for name in os.listdir("/dev/shm")
-        if (match := STEM_PATTERN.fullmatch(name)) and process_stem() in name
+        match[1] for name in os.listdir("/dev/shm") if (match := STEM_PATTERN.fullmatch(name)) and process_stem() in name
     }
 
 

@@ -53,11 +53,7 @@ def imports_of(path: Path) -> Iterator[str]:
         else:
             continue
         for steps in (name.split(".") for name in names):
-            if (
-                steps[0] == "shmload"
-                and len(steps) > 1
-                and (PACKAGE / steps[1]).is_dir() | (PACKAGE / f"{steps[1]}.py").is_file()
-            ):
+            if steps[0] == "shmload" and len(steps) > 1 and (PACKAGE / steps[1]).is_dir() | (PACKAGE / f"{steps[1]}.py").is_file():
                 yield steps[1]
 
 
@@ -75,9 +71,7 @@ def _nearest(below: dict[str, set[str]]) -> dict[str, set[str]]:
     def reached(room: str) -> set[str]:
         return below[room].union(*(reached(other) for other in below[room]))
 
-    return {
-        room: {o for o in others if not any(o in reached(p) for p in others - {o})} for room, others in below.items()
-    }
+    return {room: {o for o in others if not any(o in reached(p) for p in others - {o})} for room, others in below.items()}
 
 
 def picture() -> str:

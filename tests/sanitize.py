@@ -90,9 +90,7 @@ def copy_tree(folder: Path) -> None:
 
 def runtime(sanitizer: str) -> str:
     """What must be loaded before Python: the sanitizer's runtime, and for its C++ exceptions libstdc++."""
-    names = {"address": ("libasan.so", "libubsan.so", "libstdc++.so"), "thread": ("libtsan.so", "libstdc++.so")}[
-        sanitizer
-    ]
+    names = {"address": ("libasan.so", "libubsan.so", "libstdc++.so"), "thread": ("libtsan.so", "libstdc++.so")}[sanitizer]
     return " ".join(
         subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
         for name in names
@@ -115,10 +113,7 @@ def run(sanitizer: str, folder: Path, arguments: list[str]) -> int:
     subprocess.run(build, cwd=folder, check=True, env={**os.environ, "SHMLOAD_SANITIZE": BUILDS[sanitizer]})
     for path in folder.glob("report.*"):
         path.unlink()
-    options = {
-        name: f"{value}:log_path={folder}/report" if name.endswith("_OPTIONS") else value
-        for name, value in OPTIONS.items()
-    }
+    options = {name: f"{value}:log_path={folder}/report" if name.endswith("_OPTIONS") else value for name, value in OPTIONS.items()}
     done = subprocess.run(
         [
             *("setarch", "-R"),  # ThreadSanitizer needs addresses where it expects them

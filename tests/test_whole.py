@@ -49,15 +49,11 @@ def selected(folder: Path, *arguments: str) -> list[str]:
 
 @pytest.mark.slow
 def test_slow_tests_run_where_they_are_named_and_when_all_are_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(
-        '[tool.pytest.ini_options]\ntestpaths = ["some"]\nmarkers = ["slow: slow"]\n'
-    )
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["some"]\nmarkers = ["slow: slow"]\n')
     (tmp_path / "conftest.py").write_text((HERE / "conftest.py").read_text())
     some = tmp_path / "some"
     some.mkdir()
-    (some / "test_some.py").write_text(
-        "import pytest\n\n\ndef test_quick(): pass\n\n\n@pytest.mark.slow\ndef test_slow(): pass\n"
-    )
+    (some / "test_some.py").write_text("import pytest\n\n\ndef test_quick(): pass\n\n\n@pytest.mark.slow\ndef test_slow(): pass\n")
     assert selected(tmp_path) == ["test_quick"]
     assert selected(tmp_path, "--all") == ["test_quick", "test_slow"]
     assert selected(tmp_path, "some") == ["test_quick", "test_slow"]

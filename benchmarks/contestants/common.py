@@ -129,9 +129,7 @@ FORMS: dict[str, tuple[Callable[[Any, int], Stored], Callable[[bytes, int], Any]
 def form(dataset: Any) -> tuple[Callable[[Any, int], Stored], Callable[[bytes, int], Any]]:
     name = type(dataset).__name__
     if name not in FORMS:
-        raise ValueError(
-            f"peers store the samples of built-in workloads: needs one of {', '.join(FORMS)}, given {name}"
-        )
+        raise ValueError(f"peers store the samples of built-in workloads: needs one of {', '.join(FORMS)}, given {name}")
     return FORMS[name]
 
 

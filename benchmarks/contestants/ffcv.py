@@ -45,9 +45,7 @@ def write(dataset: Any, folder: Path) -> None:
 
 def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
     if type(dataset).__name__ == "Photos":
-        raise ValueError(
-            "FFCV decodes and crops by functions of its own, which numba compiles: the bytes would be others"
-        )
+        raise ValueError("FFCV decodes and crops by functions of its own, which numba compiles: the bytes would be others")
     return Batches(dataset, options)
 
 
@@ -75,7 +73,5 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         for leaves in self.loader:
-            shaped = (
-                leaf.squeeze(1) if is_number else leaf for leaf, is_number in zip(leaves, self.are_numbers, strict=True)
-            )
+            shaped = (leaf.squeeze(1) if is_number else leaf for leaf, is_number in zip(leaves, self.are_numbers, strict=True))
             yield tree_unflatten(list(shaped), self.tree)

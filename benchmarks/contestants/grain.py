@@ -50,9 +50,7 @@ class Batches(Continued):
 
     def pipeline(self, source: InOrder) -> Iterator[Any]:
         workers, ahead = self.options.num_workers, self.options.prefetch_factor or 2
-        reading = grain.MapDataset.source(source).to_iter_dataset(
-            grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead)
-        )
+        reading = grain.MapDataset.source(source).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=ahead))
         if workers:
             several = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead)
             reading = reading.mp_prefetch(several)

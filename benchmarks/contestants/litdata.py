@@ -35,11 +35,7 @@ class Decoded(litdata.StreamingDataset):
 def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
     folder = written(options, functools.partial(write, dataset))
     samples = Decoded(decoder(dataset), input_dir=str(folder), shuffle=True, drop_last=False, seed=options.seed)
-    loader: Loader = litdata.StreamingDataLoader(
-        samples,
-        batch_size=options.batch_size,
-        **worker_settings(options),
-    )
+    loader: Loader = litdata.StreamingDataLoader(samples, batch_size=options.batch_size, **worker_settings(options))
     return loader
 
 

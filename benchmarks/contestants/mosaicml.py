@@ -36,11 +36,7 @@ def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
         batch_size=options.batch_size,
         num_canonical_nodes=1,  # more of them pad an epoch with samples that come twice
     )
-    loader: Loader = streaming.StreamingDataLoader(
-        samples,
-        batch_size=options.batch_size,
-        **worker_settings(options),
-    )
+    loader: Loader = streaming.StreamingDataLoader(samples, batch_size=options.batch_size, **worker_settings(options))
     return loader
 
 

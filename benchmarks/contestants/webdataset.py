@@ -39,11 +39,7 @@ def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
     batches = samples.map(functools.partial(decode, decoded=decoder(dataset))).batched(
         options.batch_size, collation_fn=collate, partial=True
     )
-    loader: Loader = webdataset.WebLoader(
-        batches,
-        batch_size=None,
-        **worker_settings(options),
-    )
+    loader: Loader = webdataset.WebLoader(batches, batch_size=None, **worker_settings(options))
     return loader
 
 

@@ -12,15 +12,7 @@ def sample_key_pair(seed: int, epoch: int, index: int, stream: int = 0) -> tuple
 
 class KeyedPermutation:
     def __new__(
-        cls,
-        n: int,
-        *,
-        seed: int,
-        epoch: int,
-        stream: int = 0,
-        num_rounds: int = 8,
-        table_max_n: int = ...,
-        isa: str | None = None,
+        cls, n: int, *, seed: int, epoch: int, stream: int = 0, num_rounds: int = 8, table_max_n: int = ..., isa: str | None = None
     ) -> Self: ...
     def fill(self, start: int, out: NDArray[np.int64]) -> None: ...
     def take(self, positions: NDArray[np.int64], out: NDArray[np.int64]) -> None: ...

@@ -29,9 +29,7 @@ MAX_WORKERS: int
 ANYONE: int
 ANY_SLOT: int
 
-def control_nbytes(
-    num_slots: int, num_workers: int, *, order_capacity: int, text_capacity: int, layout_capacity: int
-) -> int: ...
+def control_nbytes(num_slots: int, num_workers: int, *, order_capacity: int, text_capacity: int, layout_capacity: int) -> int: ...
 def share_nbytes(num_ranks: int, num_slots: int) -> int: ...
 def live_leases() -> list[Lease]: ...
 def stop_poisoning() -> None: ...
@@ -47,13 +45,7 @@ class Order:
     origins: list[tuple[int, int]] | None
     ordered: Sequence[Any] | NDArray[Any] | None
     def __init__(
-        self,
-        epoch: int,
-        step: int,
-        indices: Sequence[Any] | NDArray[Any],
-        worker: int = -1,
-        *,
-        is_given: bool = False,
+        self, epoch: int, step: int, indices: Sequence[Any] | NDArray[Any], worker: int = -1, *, is_given: bool = False
     ) -> None: ...
     @property
     def nrows(self) -> int: ...
@@ -218,9 +210,7 @@ class Lease:
     def meta(self) -> bytes: ...
     def capsule(self, offset: int, code: int, bits: int, shape: tuple[int, ...]) -> Any: ...
     @overload
-    def tensors(
-        self, plan: tuple[tuple[Any, ...], ...], from_dlpack: Callable[[Any], _T], names: None = None
-    ) -> list[_T]: ...
+    def tensors(self, plan: tuple[tuple[Any, ...], ...], from_dlpack: Callable[[Any], _T], names: None = None) -> list[_T]: ...
     @overload
     def tensors(
         self, plan: tuple[tuple[Any, ...], ...], from_dlpack: Callable[[Any], _T], names: tuple[str, ...]

@@ -92,13 +92,7 @@ class Recorder:
         self._event("resume", {"epoch": epoch, "step": step, "by": by})
 
     def begins(
-        self,
-        config: LoaderConfig,
-        epoch: int,
-        step: int,
-        *,
-        schedule: Schedule | BatchSchedule | None = None,
-        rank: int = 0,
+        self, config: LoaderConfig, epoch: int, step: int, *, schedule: Schedule | BatchSchedule | None = None, rank: int = 0
     ) -> None:
         """A pass begins at that step.
 
@@ -286,9 +280,7 @@ def header_of(config: LoaderConfig, schedule: Schedule | BatchSchedule | None, r
     batches = config.index_sampler
     sampler = getattr(batches, "sampler", batches)
     is_distributed = isinstance(sampler, DistributedSampler)
-    ranks = (
-        (sampler.rank, sampler.num_replicas) if is_distributed else rank_and_world_size(config.rank, config.world_size)
-    )
+    ranks = (sampler.rank, sampler.num_replicas) if is_distributed else rank_and_world_size(config.rank, config.world_size)
     return Header(
         mode=Mode.TORCH if config.seed is None else Mode.SAMPLED,
         n=config.num_samples,

@@ -133,9 +133,7 @@ class RowOut(Mapping[str, Any]):
 
     def reserve(self, name: str, n: Any) -> Any:
         """The view of a ragged field's row: for schemas that have one."""
-        raise KeyError(
-            f"out.reserve({name!r}): the schema has no ragged field; give one the dimension None in its shape"
-        )
+        raise KeyError(f"out.reserve({name!r}): the schema has no ragged field; give one the dimension None in its shape")
 
 
 def private_tensors(layout: Layout, nrows: int) -> list[Any]:
@@ -273,16 +271,12 @@ def registered_functions() -> dict[Any, Callable[[list[Any]], Any]]:
         return {}
     table = torchs.default_collate_fn_map
     return {
-        kind: partial(function, collate_fn_map=table)
-        for kind, function in table.items()
-        if function.__module__ != torchs.__name__
+        kind: partial(function, collate_fn_map=table) for kind, function in table.items() if function.__module__ != torchs.__name__
     }
 
 
 class _Columns:
-    def __init__(
-        self, packer: Packer, ragged: Ragged | None, functions: Mapping[Any, Callable[[list[Any]], Any]]
-    ) -> None:
+    def __init__(self, packer: Packer, ragged: Ragged | None, functions: Mapping[Any, Callable[[list[Any]], Any]]) -> None:
         self._packer = packer
         self._ragged = ragged
         self._functions = functions
@@ -393,9 +387,7 @@ class _Columns:
         if len(set(map(len, shapes))) > 1:
             if mode == "list":
                 return self._list(rows.arrays, name)
-            raise SampleError(
-                f'field {name!r} has rows of different numbers of dimensions: only ragged="list" takes these'
-            )
+            raise SampleError(f'field {name!r} has rows of different numbers of dimensions: only ragged="list" takes these')
         dims = rule.dims.get(name, (0,))
         if mode != "list":
             check_rows(name, rows, dims)

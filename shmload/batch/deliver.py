@@ -220,10 +220,7 @@ def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_lea
     if isinstance(batch, NestedTensor):
         values, offsets, lengths = batch._values, batch._offsets, batch._lengths
         return torch.nested.nested_tensor_from_jagged(  # its own clone() would share the offsets
-            of_tensor(values),
-            of_tensor(offsets),
-            None if lengths is None else of_tensor(lengths),
-            batch._ragged_idx,
+            of_tensor(values), of_tensor(offsets), None if lengths is None else of_tensor(lengths), batch._ragged_idx
         )
     if isinstance(batch, torch.Tensor):
         return of_tensor(batch)
@@ -242,7 +239,7 @@ def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_lea
     return of_leaf(batch)
 
 
-class Source(Protocol):
+class BatchMemory(Protocol):
     """Memory that holds a packed batch."""
 
     def meta(self) -> bytes:
@@ -256,7 +253,7 @@ class Source(Protocol):
 
 
 @faults.at("mapping")
-def unpack(source: Source) -> Any:
+def unpack(source: BatchMemory) -> Any:
     """The batch in a source."""
     return _Builder(source).build(marshal.loads(source.meta()))
 
@@ -265,7 +262,7 @@ class _Builder:
     """Turns nodes back into objects. A class and not a closure that calls itself: that would be a reference cycle, and hold the
     lease until the garbage collector comes by."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: BatchMemory) -> None:
         self._source = source
 
     def build(self, node: tuple[Any, ...]) -> Any:

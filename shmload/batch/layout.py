@@ -186,14 +186,10 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | str | None = 
     for name, spec in schema.items():
         dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
         if any(extent is not None and int(extent) < 0 for extent in shape):
-            raise ValueError(
-                f"schema field {name!r} has shape {shape}: extents are at least 0, or None for a ragged dimension"
-            )
+            raise ValueError(f"schema field {name!r} has shape {shape}: extents are at least 0, or None for a ragged dimension")
         if dtype in (str, bytes):
             if shape != ():
-                raise ValueError(
-                    f"schema field {name!r} is text of shape {shape}: a row of text is one value, shape ()"
-                )
+                raise ValueError(f"schema field {name!r} is text of shape {shape}: a row of text is one value, shape ()")
             fields.append(Field(str(name), dtype.__name__, (), "text"))
             continue
         extents = tuple(None if extent is None else int(extent) for extent in shape)
@@ -229,11 +225,7 @@ def layout_of_sample(sample: Any) -> Layout:
 def _tree_of(value: Any, name: str, fields: list[Field]) -> tuple[Any, ...]:
     kind = type(value)
     if kind is dict:
-        return (
-            "dict",
-            tuple(value),
-            tuple(_tree_of(v, f"{name}.{k}" if name else str(k), fields) for k, v in value.items()),
-        )
+        return ("dict", tuple(value), tuple(_tree_of(v, f"{name}.{k}" if name else str(k), fields) for k, v in value.items()))
     if kind is tuple or kind is list:
         return "list", tuple(_trees_of(value, name, fields))
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -91,9 +91,7 @@ class TextRuns:
         gather_runs(self._addresses, self._lengths, room[ends : self.nbytes])
 
 
-VALUE, TEXT, TUPLED, LIST, TUPLE, DICT, NAMED, RECORD, TENSOR, ARRAY, ROWS, PADDED, JAGGED, NESTED, FOREIGN, SPARSE = (
-    range(16)
-)
+VALUE, TEXT, TUPLED, LIST, TUPLE, DICT, NAMED, RECORD, TENSOR, ARRAY, ROWS, PADDED, JAGGED, NESTED, FOREIGN, SPARSE = range(16)
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 PIECES_AT = ALIGNMENT  # where the first piece begins, behind the head
 Node = tuple[Any, ...]
@@ -364,9 +362,7 @@ class Ragged:
         return self.of_field.get(name, self.of_arrays)
 
 
-def ragged_of(
-    asked: str | Mapping[str, str], schema: Mapping[str, Any] | None, *, is_torch_mode: bool
-) -> Ragged | None:
+def ragged_of(asked: str | Mapping[str, str], schema: Mapping[str, Any] | None, *, is_torch_mode: bool) -> Ragged | None:
     """The rule of a loader; None: what torch's collate refuses is refused.
 
     Raises:
@@ -374,15 +370,9 @@ def ragged_of(
     """
     given = asked.values() if isinstance(asked, Mapping) else [asked]
     if not all(mode in MODES for mode in given):
-        raise ValueError(
-            f'ragged is "list", "pad", "nested", "jagged", or a mapping of field names to these; got {asked!r}'
-        )
+        raise ValueError(f'ragged is "list", "pad", "nested", "jagged", or a mapping of field names to these; got {asked!r}')
     shapes = {name: _shape_of(spec) for name, spec in (schema or {}).items()}
-    dims = {
-        name: tuple(i for i, extent in enumerate(shape) if extent is None)
-        for name, shape in shapes.items()
-        if None in shape
-    }
+    dims = {name: tuple(i for i, extent in enumerate(shape) if extent is None) for name, shape in shapes.items() if None in shape}
     if isinstance(asked, Mapping):
         of_field = {**dict.fromkeys(dims, "list"), **asked}
     else:
@@ -569,9 +559,7 @@ class RaggedRows:
         room_of: (bytes wanted) -> the slot's memory; too little of it means that the batch is written elsewhere first.
     """
 
-    def __init__(
-        self, layout: Layout, ragged: Ragged, nrows: int, room_of: Callable[[int], Room], arenas: Arenas
-    ) -> None:
+    def __init__(self, layout: Layout, ragged: Ragged, nrows: int, room_of: Callable[[int], Room], arenas: Arenas) -> None:
         self._layout = layout
         self._ragged = ragged
         self._nrows = nrows
@@ -782,9 +770,7 @@ class _Arena:
         shape = tuple(np.shape(value))
         wanted = self._field.shape
         if len(shape) != len(wanted) or any(w not in (None, s) for w, s in zip(wanted, shape, strict=True)):
-            raise SampleError(
-                f"field {self._field.name!r} has shape {wanted} in the schema; a row of {shape} was given"
-            )
+            raise SampleError(f"field {self._field.name!r} has shape {wanted} in the schema; a row of {shape} was given")
         row = self._take(math.prod(shape)).reshape(shape)
         self.rows.append(row)
         row[...] = value

@@ -65,14 +65,10 @@ def typed_array(name: object, value: Any) -> TypedArray:
         if element is not None:
             import torch
 
-            same_width = (
-                value if element.numpy is not None else value.view(getattr(torch, _SAME_WIDTH[element.itemsize]))
-            )
+            same_width = value if element.numpy is not None else value.view(getattr(torch, _SAME_WIDTH[element.itemsize]))
             array = same_width.numpy()
     else:
-        raise TypeError(
-            f"array {name!r} is a {type(value).__name__}; needs a numpy array, a torch tensor or a .npy path"
-        )
+        raise TypeError(f"array {name!r} is a {type(value).__name__}; needs a numpy array, a torch tensor or a .npy path")
     if element is None:
         raise TypeError(f"array {name!r} has dtype {value.dtype}, which no tensor has: convert it to numbers before")
     if array.ndim == 0:
@@ -125,9 +121,7 @@ def _gather_of(array: NDArray[Any]) -> RowGather:
     width = array.itemsize // (2 if array.dtype.kind == "c" else 1)
     swap = 1 if array.dtype.isnative else width
     address, stride = array.__array_interface__["data"][0], array.strides[0]
-    return RowGather(
-        address, len(array), stride, np.array(offsets, np.int64), count, item_nbytes, item_stride, swap, array
-    )
+    return RowGather(address, len(array), stride, np.array(offsets, np.int64), count, item_nbytes, item_stride, swap, array)
 
 
 def range_of(count: int, step: int) -> list[int]:
@@ -136,13 +130,11 @@ def range_of(count: int, step: int) -> list[int]:
 
 
 Indices = NDArray[np.int64]
-Chunk = tuple[
-    int, int, int, int
-]  # address of element 0, of the first offset (0: rows of one length), first, last element
+Chunk = tuple[int, int, int, int]  # address of element 0, of the first offset (0: rows of one length), first, last element
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
+class ArrowColumn:
     """One column.
 
     Attributes:
@@ -250,7 +242,7 @@ def _strip_nul(addresses: Indices, lengths: Indices) -> None:
         left = left[lengths[left] > 0]
 
 
-def column_of(name: str, column: Any) -> Column | None:
+def column_of(name: str, column: Any) -> ArrowColumn | None:
     """The addresses of a ChunkedArray; None if its rows are no plain numbers, text, or lists of numbers, or some are null."""
     kind, shape = column.type, None
     if isinstance(kind, pa.BaseExtensionType):
@@ -278,7 +270,7 @@ def column_of(name: str, column: Any) -> Column | None:
     offset_nbytes = 0
     if dtype in (str, bytes) or (depth and (shape is None or shape[0] is None)):
         offset_nbytes = _offset_nbytes(kind)
-    return Column(
+    return ArrowColumn(
         name,
         dtype,
         (*first, *next(iter(inner))),
@@ -290,9 +282,7 @@ def column_of(name: str, column: Any) -> Column | None:
     )
 
 
-def _walked(
-    array: Any, dtype: Any, shape: tuple[int | None, ...] | None
-) -> tuple[Chunk, tuple[int | None, ...]] | None:
+def _walked(array: Any, dtype: Any, shape: tuple[int | None, ...] | None) -> tuple[Chunk, tuple[int | None, ...]] | None:
     """One chunk and the shape of its rows; None if it has nulls inside, or lists in lists that differ in length."""
     if dtype in (str, bytes):
         _, offsets, data = array.buffers()

@@ -17,9 +17,7 @@ Names = list[str] | None
 
 
 def bench(
-    workload: Annotated[
-        Names, typer.Option(help="photos, records, rows, tokens, python; may repeat.", show_default="all")
-    ] = None,
+    workload: Annotated[Names, typer.Option(help="photos, records, rows, tokens, python; may repeat.", show_default="all")] = None,
     dataset: Annotated[
         str | None, typer.Option(metavar="MODULE:NAME", help="Your own dataset, or a function that returns it.")
     ] = None,
@@ -52,8 +50,7 @@ def bench(
         ),
     ] = None,
     prefetch: Annotated[
-        Names,
-        typer.Option(metavar="N,N", help="Batches ahead per worker (prefetch_factor).", show_default="torch's, 2"),
+        Names, typer.Option(metavar="N,N", help="Batches ahead per worker (prefetch_factor).", show_default="torch's, 2")
     ] = None,
     step_ms: Annotated[
         float,
@@ -63,31 +60,22 @@ def bench(
         ),
     ] = 0.0,
     cold: Annotated[
-        bool,
-        typer.Option("--cold", help="Also time one pass with the workload's files dropped from the page cache first."),
+        bool, typer.Option("--cold", help="Also time one pass with the workload's files dropped from the page cache first.")
     ] = False,
     cold_files: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="PATH", help="With --cold: the files and folders your own data lie in; may repeat."),
+        list[Path] | None, typer.Option(metavar="PATH", help="With --cold: the files and folders your own data lie in; may repeat.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="Length of a timed part, after the warm-up.")] = 1.5,
     rounds: Annotated[
-        int | None,
-        typer.Option(help="Turns of every loader, each in a fresh process.", show_default="3; 1 with several settings"),
+        int | None, typer.Option(help="Turns of every loader, each in a fresh process.", show_default="3; 1 with several settings")
     ] = None,
-    start_method: Annotated[
-        str | None, typer.Option(help="fork, spawn or forkserver.", show_default="Python's own")
-    ] = None,
-    collate: Annotated[
-        str | None, typer.Option(metavar="MODULE:NAME", help="Your own collate_fn, with --dataset.")
-    ] = None,
+    start_method: Annotated[str | None, typer.Option(help="fork, spawn or forkserver.", show_default="Python's own")] = None,
+    collate: Annotated[str | None, typer.Option(metavar="MODULE:NAME", help="Your own collate_fn, with --dataset.")] = None,
     seed: Annotated[int, typer.Option(help="Of the order, alike for all loaders.")] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all figures; - is stdout, without a table.")
     ] = None,
-    plot_file: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw what was measured.")
-    ] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw what was measured.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few seconds: to see that it works, not how fast.")] = False,
 ) -> None:
     """Measure torch's DataLoader and ShmLoader side by side, on built-in workloads, your own dataset or your DataLoader.
@@ -96,12 +84,12 @@ def bench(
     bounds the loader, and how many workers would do.
     """
     from shmload.tools.bench import plot
-    from shmload.tools.bench.rounds import Options, benchmark
+    from shmload.tools.bench.rounds import BenchOptions, benchmark
     from shmload.tools.named import BenchError, names, numbers
 
     to_stdout = json_file == Path("-")
     try:
-        options = Options(
+        options = BenchOptions(
             workloads=tuple(names(workload or [])),
             dataset=dataset,
             torch_loader=torch_loader,

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 COLOURS = {"good": "green", "advice": "yellow", "problem": "bold red"}
 
 
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print every finding as JSON instead of text.")] = False,
-) -> None:
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print every finding as JSON instead of text.")] = False) -> None:
     """Check this host: shared memory, cgroups, limits, kernel, processors, software; say what to change."""
     from shmload.shm.names import Host
     from shmload.tools.doctor import examine

@@ -13,17 +13,12 @@ import typer
 from shmload.cli.terminal import readable, refusing, shown
 
 
-def index(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="TFRecord files and tar shards.")],
-) -> None:
+def index(paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="TFRecord files and tar shards.")]) -> None:
     """Build the index beside each file, and say what was written, how large it is and how long it took."""
     from shmload.tools.inspect.formats import index as build
 
     lines, num_refused = [], 0
-    with (
-        refusing("index", OSError, ValueError, RuntimeError, ModuleNotFoundError),
-        shown(sys.stderr.isatty()) as progress,
-    ):
+    with refusing("index", OSError, ValueError, RuntimeError, ModuleNotFoundError), shown(sys.stderr.isatty()) as progress:
         for path in progress.over(paths, lambda path: path.name):
             begin = perf_counter()
             made = build(path)

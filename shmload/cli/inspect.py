@@ -19,14 +19,10 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Files, folders of images or Zarr, growing caches.")
-    ],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files, folders of images or Zarr, growing caches.")],
     samples: Annotated[int, typer.Option(min=0, help="How many of the first samples to show.")] = 3,
     dtype: Annotated[str | None, typer.Option(help="Of raw tokens in a .bin file: uint16, say.")] = None,
-    plot_file: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the first pictures as a grid.")
-    ] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the first pictures as a grid.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
 ) -> None:
     """Say what is in files: format, fields, counts, sizes, the first samples. Formats are known by their bytes."""

@@ -13,27 +13,21 @@ import typer
 
 def launch(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file; with --module a module's name.")],
-    args: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="What follows goes to the script as it is.")
-    ] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What follows goes to the script as it is.")] = None,
     nprocs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes on this machine.", show_default="one for each CUDA device; else 1"),
+        int | None, typer.Option(min=1, help="Processes on this machine.", show_default="one for each CUDA device; else 1")
     ] = None,
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as for python -m.")] = False,
     grace: Annotated[float, typer.Option(min=0, help="Seconds from SIGTERM to SIGKILL when ranks are ended.")] = 5.0,
     pin: Annotated[bool, typer.Option(help="Give each rank processors of its own.")] = True,
-    logs: Annotated[
-        Path | None, typer.Option(help="Append each rank's output to FOLDER/rank_N.log.", metavar="FOLDER")
-    ] = None,
+    logs: Annotated[Path | None, typer.Option(help="Append each rank's output to FOLDER/rank_N.log.", metavar="FOLDER")] = None,
     nnodes: Annotated[int, typer.Option(min=1, help="Machines; run the command on each.")] = 1,
     node_rank: Annotated[int, typer.Option(min=0, help="Which of the machines this is.")] = 0,
     master_addr: Annotated[
         str | None, typer.Option(help="Name or address of machine 0; needed with several.", metavar="HOST")
     ] = None,
     master_port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="Port of rank 0.", show_default="a free one; with several machines 29500"),
+        int | None, typer.Option(min=1, max=65535, help="Port of rank 0.", show_default="a free one; with several machines 29500")
     ] = None,
 ) -> None:
     """Run a script in one process per GPU, with torch.distributed's environment, as torchrun --standalone does.
@@ -45,20 +39,16 @@ def launch(
     import secrets
 
     from shmload.errors import RankFailed
-    from shmload.launch.ranks import LOOPBACK, STATIC_PORT, Command, HeldPort, Place, number_of_ranks, rank_specs
+    from shmload.launch.ranks import LOOPBACK, STATIC_PORT, Command, HeldPort, NodePlace, number_of_ranks, rank_specs
     from shmload.launch.supervisor import Ranks, Stopped
     from shmload.shm.names import Host
 
     if not module and not os.path.exists(script):
         raise typer.BadParameter(f"there is no file {script!r}", param_hint="SCRIPT")
     if nnodes > 1 and master_addr is None:
-        raise typer.BadParameter(
-            "with several machines they must be told where machine 0 is", param_hint="--master-addr"
-        )
+        raise typer.BadParameter("with several machines they must be told where machine 0 is", param_hint="--master-addr")
     if node_rank >= nnodes:
-        raise typer.BadParameter(
-            f"machines are numbered from 0 to {nnodes - 1}; got {node_rank}", param_hint="--node-rank"
-        )
+        raise typer.BadParameter(f"machines are numbered from 0 to {nnodes - 1}; got {node_rank}", param_hint="--node-rank")
     held = None
     if master_port is None:
         if nnodes == 1:
@@ -66,12 +56,10 @@ def launch(
         master_port = held.number if held is not None else STATIC_PORT
     # the same on all machines, and another one in the next run
     run_id = secrets.token_hex(8) if nnodes == 1 else f"{master_addr}:{master_port}"
-    place = Place(master_addr or LOOPBACK, master_port, run_id, nnodes, node_rank)
+    place = NodePlace(master_addr or LOOPBACK, master_port, run_id, nnodes, node_rank)
     host = Host()
     command = [sys.executable, *(["-m"] if module else []), script, *(args or [])]
-    ranks = Ranks(
-        Command(command), rank_specs(place, number_of_ranks(nprocs, host), host, pin=pin, logs=logs), grace_s=grace
-    )
+    ranks = Ranks(Command(command), rank_specs(place, number_of_ranks(nprocs, host), host, pin=pin, logs=logs), grace_s=grace)
     try:
         ranks.run()
     except RankFailed as failure:

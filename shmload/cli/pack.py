@@ -13,7 +13,7 @@ import typer
 from shmload.cli.terminal import Bar, readable, refuse, shown
 
 if TYPE_CHECKING:
-    from shmload.remote.packing.pack import Progress
+    from shmload.remote.packing.pack import PackProgress
 
 
 def pack(
@@ -39,13 +39,13 @@ def pack(
 ) -> None:
     """Pack a dataset into shards. One that was interrupted goes on when the same command is given again."""
     from shmload.errors import StoreError
-    from shmload.remote.packing.pack import Options, Packing
+    from shmload.remote.packing.pack import Packing, PackOptions
     from shmload.storage.client import make_client, open_store
     from shmload.tools.named import dataset_of
 
     begin = perf_counter()
     try:
-        options = Options(int(maxsize), maxcount, workers, seed, quality, restart_markers)
+        options = PackOptions(int(maxsize), maxcount, workers, seed, quality, restart_markers)
         dataset = dataset_of(source)
         store = open_store(dest, make_client(endpoint) if endpoint else None)
         with shown(sys.stderr.isatty()) as bar:
@@ -75,10 +75,10 @@ def _in_a_line(error: BaseException) -> object:
     return "; ".join(line for line in lines[last + 1 :] if line and not line.startswith((" ", "shmload: ")))
 
 
-def progress_on(bar: Bar) -> "Callable[[Progress], None]":
+def progress_on(bar: Bar) -> "Callable[[PackProgress], None]":
     """Reports how far the packing is: samples on the bar, bytes and shards in the store beside it."""
 
-    def report(progress: "Progress") -> None:
+    def report(progress: "PackProgress") -> None:
         stored = f"{progress.num_shards:,} shards, {readable(progress.nbytes)} in the store"
         bar.progress.update(bar.task, total=progress.total, completed=progress.num_samples, description=stored)
 

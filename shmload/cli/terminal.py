@@ -101,14 +101,7 @@ class Bar:
 def shown(visible: bool) -> Iterator[Bar]:
     """A progress bar that is drawn only if `visible`, and gone at the end."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
         BarColumn(24),

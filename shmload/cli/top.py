@@ -28,9 +28,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="One interval, one view, and the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print each look as one line of JSON.")] = False,
     pid: Annotated[list[int] | None, typer.Option(help="Only loaders of this process, or of its children.")] = None,
-    cache: Annotated[
-        list[Path] | None, typer.Option(help="Also this growing cache: its folder. May be repeated.")
-    ] = None,
+    cache: Annotated[list[Path] | None, typer.Option(help="Also this growing cache: its folder. May be repeated.")] = None,
     svg: Annotated[Path | None, typer.Option(help="With --once: also write the view as a picture.")] = None,
 ) -> None:
     """Show the running loaders of this host, from their control blocks, without touching them. q or ^C ends it."""

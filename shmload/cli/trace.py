@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 def trace(
     pid: Annotated[int | None, typer.Option(help="Of the training process.", show_default="every loader")] = None,
-    seconds: Annotated[
-        float, typer.Option(min=0, help="How long to record. 0: only what the recorders hold already.")
-    ] = 5.0,
+    seconds: Annotated[float, typer.Option(min=0, help="How long to record. 0: only what the recorders hold already.")] = 5.0,
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="The trace; ui.perfetto.dev opens it.")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a stretch of it.")] = None,
 ) -> None:

@@ -15,7 +15,7 @@ from shmload.cli.terminal import console, refusing, shown
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shmload.tools.audit.timeline import Report
+    from shmload.tools.audit.timeline import AuditReport
 
 COLOURS = {"proven": "green", "unfinished": "cyan", "consistent": "yellow", "defect": "bold red"}
 LISTED_MAX = 20  # skipped and substituted samples in the table; --json has all
@@ -33,8 +33,7 @@ def verify(
     ] = None,
     samples: Annotated[int, typer.Option(help="With --dataset: how many batches, besides those suspected.")] = 32,
     allow_restarts: Annotated[
-        bool,
-        typer.Option("--allow-restarts", help="A start that loaded no state throws away what came before."),
+        bool, typer.Option("--allow-restarts", help="A start that loaded no state throws away what came before.")
     ] = False,
 ) -> None:
     """Judge the records of a run: each epoch must hold each sample once, over ranks, resumes and world sizes."""
@@ -59,15 +58,13 @@ def verify(
     raise typer.Exit(report.status)
 
 
-def show(report: "Report", console: "Console") -> None:
+def show(report: "AuditReport", console: "Console") -> None:
     """A table of epochs, then what was found, and the verdict."""
     from rich.markup import escape
     from rich.table import Table
 
     for loader in report.loaders:
-        table = Table(
-            title=f"{escape(loader.title)}, {loader.num_ranks} ranks, {loader.num_files} files", title_justify="left"
-        )
+        table = Table(title=f"{escape(loader.title)}, {loader.num_ranks} ranks, {loader.num_files} files", title_justify="left")
         for name in ("epoch", "batches", "samples", "padding", "skipped", "substituted", "rolled back"):
             table.add_column(name, justify="right")
         table.add_column("verdict")

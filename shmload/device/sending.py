@@ -67,9 +67,7 @@ class Normalise:
         for name in ("mean", "std"):
             object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
         if not self.mean or len(self.mean) != len(self.std):
-            raise ValueError(
-                f"normalise needs one mean and one std a channel; got {len(self.mean)} means and {len(self.std)} stds"
-            )
+            raise ValueError(f"normalise needs one mean and one std a channel; got {len(self.mean)} means and {len(self.std)} stds")
         if not all(value > 0 for value in self.std):
             raise ValueError(f"normalise divides by std, which is above 0; got {self.std}")
         if self.dtype not in DTYPES:
@@ -102,9 +100,7 @@ class Normalise:
 
 
 @lru_cache
-def _constants(
-    mean: tuple[float, ...], std: tuple[float, ...], target: str, device: torch.device
-) -> tuple[torch.Tensor, ...]:
+def _constants(mean: tuple[float, ...], std: tuple[float, ...], target: str, device: torch.device) -> tuple[torch.Tensor, ...]:
     """255, mean and std on the device, made once: that waits for its stream."""
     # 255 as a tensor there: by a number of the host CUDA multiplies with the reciprocal, which rounds twice
     # (pytorch: aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu)

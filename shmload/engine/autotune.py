@@ -87,7 +87,7 @@ class Setting(NamedTuple):
         return self.num_workers * self.prefetch
 
 
-class Window(NamedTuple):
+class RateWindow(NamedTuple):
     """What was measured over a stretch of time in which nothing was changed."""
 
     seconds: float
@@ -140,14 +140,12 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Memory:
+class LookMemory:
     """What is remembered from window to window: those since the last change, a change on trial, and what brought nothing."""
 
-    windows: tuple[Window, ...] = ()
+    windows: tuple[RateWindow, ...] = ()
     trial: Trial | None = None
-    barred: dict[tuple[What, bool], Load] = field(
-        default_factory=dict
-    )  # (what, was it more) -> the load under which it failed
+    barred: dict[tuple[What, bool], Load] = field(default_factory=dict)  # (what, was it more) -> the load under which it failed
     look: Look | None = None  # the newest
     leaning: tuple[What, bool] | None = None  # the change that it spoke for, if that was not urgent
 
@@ -159,7 +157,7 @@ class Decision(NamedTuple):
     reason: str
 
 
-def decide(now: Setting, memory: Memory, window: Window, limits: Limits) -> tuple[Memory, Decision | None]:
+def decide(now: Setting, memory: LookMemory, window: RateWindow, limits: Limits) -> tuple[LookMemory, Decision | None]:
     """Takes in one more window.
 
     Returns:
@@ -168,7 +166,7 @@ def decide(now: Setting, memory: Memory, window: Window, limits: Limits) -> tupl
     if now.num_ahead > limits.room and now.prefetch > limits.least.prefetch:  # not a matter of measuring
         smaller = now._replace(prefetch=max(limits.room // now.num_workers, limits.least.prefetch))
         reason = f"memory is short: there is room for {limits.room} batches, {now.num_ahead} are ordered ahead"
-        return Memory(barred=memory.barred, look=memory.look), Decision(smaller, reason)
+        return LookMemory(barred=memory.barred, look=memory.look), Decision(smaller, reason)
     windows = (*memory.windows, window)
     if len(windows) < LOOK:
         return replace(memory, windows=windows), None
@@ -176,19 +174,19 @@ def decide(now: Setting, memory: Memory, window: Window, limits: Limits) -> tupl
     if memory.trial is not None and (decision := _verdict(now, memory.trial, look)) is not None:
         tried = memory.trial
         failed = {(tried.what, tried.before < now): tried.look.load}
-        return Memory(barred={**memory.barred, **failed}, look=look), decision
+        return LookMemory(barred={**memory.barred, **failed}, look=look), decision
     barred = {change: load for change, load in memory.barred.items() if load.is_like(look.load)}
     proposed = _proposal(now, look, limits, barred)
     if proposed is None:
-        return Memory(barred=barred, look=look), None
+        return LookMemory(barred=barred, look=look), None
     what, decision = proposed
     change = (what, decision.setting > now)
     if look.waits < WAITS_LONG and memory.leaning != change:
-        return Memory(barred=barred, look=look, leaning=change), None
-    return Memory(trial=Trial(what, now, look), barred=barred, look=look), decision
+        return LookMemory(barred=barred, look=look, leaning=change), None
+    return LookMemory(trial=Trial(what, now, look), barred=barred, look=look), decision
 
 
-def looked(windows: tuple[Window, ...], now: Setting) -> Look:
+def looked(windows: tuple[RateWindow, ...], now: Setting) -> Look:
     """The medians of some windows."""
     step_s = _median(max(w.seconds - w.wait_s, 1e-9) / w.num_batches for w in windows)
     work_s = _median(max(w.busy_s, 1e-9) / w.num_batches for w in windows)
@@ -215,9 +213,7 @@ def _verdict(now: Setting, trial: Trial, look: Look) -> Decision | None:
     return Decision(before, reason)
 
 
-def _proposal(
-    now: Setting, look: Look, limits: Limits, barred: dict[tuple[What, bool], Load]
-) -> tuple[What, Decision] | None:
+def _proposal(now: Setting, look: Look, limits: Limits, barred: dict[tuple[What, bool], Load]) -> tuple[What, Decision] | None:
     needed = look.load.work_s / look.load.step_s
     waits = f"the trainer waits {look.waits:.0%} of the time, {_busy(now)} {min(look.busy, 1):.0%}"
     if look.waits >= WAITS:
@@ -254,9 +250,7 @@ def bound_by(now: Setting, look: Look, limits: Limits) -> str:
     if look.waits < WAITS:
         return f"the trainer: it waits {look.waits:.0%} of the time"
     if look.busy < BUSY:
-        return (
-            f"what workers wait for: they are busy {look.busy:.0%} of the time, and the trainer waits {look.waits:.0%}"
-        )
+        return f"what workers wait for: they are busy {look.busy:.0%} of the time, and the trainer waits {look.waits:.0%}"
     most = " and there may be no more" if now.num_workers == limits.most.num_workers else ""
     return f"the workers: they are busy {min(look.busy, 1):.0%} of the time{most}; the trainer waits {look.waits:.0%}"
 
@@ -274,9 +268,7 @@ def _ahead(setting: Setting) -> str:
 
 
 def _median(values: Iterable[float]) -> float:
-    return float(
-        np.median([*values])
-    )  # the statistics module brings decimals and fractions: 4 ms of every program's start
+    return float(np.median([*values]))  # the statistics module brings decimals and fractions: 4 ms of every program's start
 
 
 AUTO = "auto"
@@ -327,9 +319,7 @@ def most_workers(root: Path = Path("/"), environ: Mapping[str, str] = os.environ
     if not given:
         return num_cpus(root, environ)
     if not given.isdecimal() or int(given) < 1:
-        raise ValueError(
-            f'{LIMIT} is a whole number from 1 up, the most workers that num_workers="auto" takes; got {given!r}'
-        )
+        raise ValueError(f'{LIMIT} is a whole number from 1 up, the most workers that num_workers="auto" takes; got {given!r}')
     return int(given)
 
 
@@ -411,14 +401,12 @@ class Autotuner:
         if is_auto(config.prefetch_factor):
             least, most = least._replace(prefetch=1), most._replace(prefetch=PREFETCH_MAX)
         self._least, self._most = least, most
-        self._setting = Setting(
-            min(given.num_workers, most.num_workers), given.prefetch
-        )  # a copy may come from a larger host
+        self._setting = Setting(min(given.num_workers, most.num_workers), given.prefetch)  # a copy may come from a larger host
         needed = most.num_workers * max(least.prefetch, min(FIRST_PREFETCH, most.prefetch))
         self._most_ahead = max(needed, min(most.num_ahead, MOST_AHEAD))
         self.num_ahead = self._setting.num_ahead
         tell(self._setting)
-        self._memory = Memory()
+        self._memory = LookMemory()
         self._decisions: deque[dict[str, Any]] = deque(maxlen=NUM_KEPT)
         self._bound_by = ""
         self._limits = Limits(least, most, self._most_ahead, self._most_ahead, 0.0)
@@ -454,7 +442,7 @@ class Autotuner:
     def _look(self, engine: Engine) -> None:
         if self._engine is None or self._engine() is not engine:
             self._engine = weakref.ref(engine)
-            self._memory = Memory(barred=self._memory.barred)
+            self._memory = LookMemory(barred=self._memory.barred)
             self._begin(engine)
             return
         self._num_batches += self._count
@@ -473,7 +461,7 @@ class Autotuner:
     def _end_window(self, engine: Engine, seconds: float) -> None:
         (wait_s, busy_s, num_restarts), before = engine.pace(), self._before
         if engine.worker_set.is_complete() and num_restarts == before[2]:
-            window = Window(seconds, wait_s - before[0], busy_s - before[1], self._num_batches)
+            window = RateWindow(seconds, wait_s - before[0], busy_s - before[1], self._num_batches)
             allowed = ring_budget(self._ring_bytes, engine.size.payload_nbytes)
             room = min(max(engine.size.room(allowed), 1), self._most_ahead)
             self._limits = Limits(self._least, self._most, self._most_ahead, room, engine.worker_set.start_s)
@@ -492,7 +480,7 @@ class Autotuner:
             self._most = self._most._replace(num_workers=before.num_workers)
             engine.size.resize(before.num_workers)
             setting, reason = before, f"{reason}; but no more processes could be started"
-            self._memory = Memory(barred=self._memory.barred)
+            self._memory = LookMemory(barred=self._memory.barred)
         self._setting, self.num_ahead = setting, setting.num_ahead
         look = self._memory.look
         self._decisions.append(

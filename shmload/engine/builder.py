@@ -187,11 +187,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
 
 def as_keyed(dataset: Any, seed: int | None) -> Any:
     """What is read of a dataset: in seed mode, which asks by number, an iterable's own items by number if it has them."""
-    if (
-        seed is None
-        or not isinstance(dataset, IterableDataset)
-        or (keyed_items := ability_of(dataset, "keyed_items")) is None
-    ):
+    if seed is None or not isinstance(dataset, IterableDataset) or (keyed_items := ability_of(dataset, "keyed_items")) is None:
         return dataset
     return keyed_items()
 
@@ -259,9 +255,7 @@ def _check_threads(given: Mapping[str, Any]) -> None:
     if num_threads == 1:
         return
     if given["num_workers"] == 0:
-        raise ValueError(
-            f"threads_per_worker={num_threads} needs num_workers > 0: the trainer reads with its own thread"
-        )
+        raise ValueError(f"threads_per_worker={num_threads} needs num_workers > 0: the trainer reads with its own thread")
     if isinstance(given["dataset"], IterableDataset):
         raise ValueError(f"threads_per_worker={num_threads} needs a map-style dataset: an iterator has one next sample")
     if given["seed_samples"]:
@@ -286,9 +280,7 @@ def _check_policies(given: Mapping[str, Any]) -> None:
     if limit_s is not None and not limit_s > 0:
         raise ValueError(f"sample_timeout_s is a positive number of seconds or None; got {limit_s}")
     if limit_s is not None and given["num_workers"] == 0:
-        raise ValueError(
-            "sample_timeout_s needs num_workers > 0: nobody can interrupt a sample that the trainer reads itself"
-        )
+        raise ValueError("sample_timeout_s needs num_workers > 0: nobody can interrupt a sample that the trainer reads itself")
     if max_restarts is not None and max_restarts < 0:
         raise ValueError(f"max_restarts is at least 0 or None; got {max_restarts}")
     if max_restarts and is_iterable:
@@ -320,16 +312,8 @@ def _check_share(given: Mapping[str, Any]) -> None:
             "a fixed size: num_workers as a number above 0, of the one worker pool, and prefetch_factor as a number or None",
         ),
         (given["backend"] != "process", "backend", "workers of this machine: leave backend out"),
-        (
-            given["device"] is not None,
-            "device",
-            "batches on the host: leave device out, and copy them with pin_memory=True",
-        ),
-        (
-            given["on_error"] != "raise",
-            "on_error",
-            'on_error="raise": what a bad sample means is decided in each rank alone',
-        ),
+        (given["device"] is not None, "device", "batches on the host: leave device out, and copy them with pin_memory=True"),
+        (given["on_error"] != "raise", "on_error", 'on_error="raise": what a bad sample means is decided in each rank alone'),
         (given["audit"] is not None, "audit", "no audit, where each sample stands once: audit a run without share"),
         (
             ability_of(given["dataset"], "epoch_schedule") is not None,
@@ -389,9 +373,7 @@ class EngineBuilder:
             self.tuner = tuner_of(config, self._tell)
         known = config.batch_size if config.auto_collation else 1
         sender = self.sender(config.device)  # both must mean the same device where "cuda" is whichever is current
-        calls = (
-            calls_of(None, pin_memory=config.pin_memory and config.share is None) if sender is None else sender.calls
-        )
+        calls = calls_of(None, pin_memory=config.pin_memory and config.share is None) if sender is None else sender.calls
         make, of_kind = self._kind(config, self)
         engine = make(
             dataclasses.replace(config.job(), **of_job),

@@ -21,24 +21,14 @@ from typing import Any
 from torch.autograd import profiler
 
 from shmload import faults
-from shmload._core.trainer import (
-    ANY_SLOT,
-    FAILED,
-    FILLING,
-    HELD,
-    ORDERED,
-    READY,
-    REPACK,
-    Lease,
-    Order,
-)
+from shmload._core.trainer import ANY_SLOT, FAILED, FILLING, HELD, ORDERED, READY, REPACK, Lease, Order
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
 from shmload.device.calls import Releases
 from shmload.engine.parts import DeviceFeed, EngineOptions, Holders, Hook, Parts
 from shmload.engine.ring import NOTHING, BadSamples, Delivery, Turns
 from shmload.engine.stats import add_memory
-from shmload.engine.supervision import Verdict
+from shmload.engine.supervision import LoaderEnd
 from shmload.shm import owners
 from shmload.worker.failure import Failure
 from shmload.worker.pool import STOP_GRACE_S, interrupts_held
@@ -72,7 +62,7 @@ class Engine:
         self._lost: Order | None = None
         self._death_look = 0.0
         self.on_delivery: Callable[[], None] | None = None
-        self._broken: Verdict | None = None
+        self._broken: LoaderEnd | None = None
         self._pid = os.getpid()
         self._is_closed = False
         self.turns = Turns()
@@ -83,12 +73,7 @@ class Engine:
         assert parts.pool is not None
         self.control, self.num_slots, self.pool = parts.control, parts.num_slots, parts.pool
         self.worker_set, self.size = parts.worker_set, parts.size
-        self._ring, self._memory, self._writer, self._supervisor = (
-            parts.ring,
-            parts.memory,
-            parts.writer,
-            parts.supervisor,
-        )
+        self._ring, self._memory, self._writer, self._supervisor = (parts.ring, parts.memory, parts.writer, parts.supervisor)
         self._ready, self._grants, self._orders = parts.ready, parts.grants, parts.orders
         self._pending_copies, self._copy_out = parts.pending_copies, parts.copy_out
         # what is sent ahead is copied by us alone
@@ -348,9 +333,7 @@ class Engine:
 
     def _who_holds(self) -> str:
         """What a warning adds about those who hold slots."""
-        return (
-            "".join(hook.who_holds() for hook in self._hooks) or "; shmload.debug.enable() says where they were taken"
-        )
+        return "".join(hook.who_holds() for hook in self._hooks) or "; shmload.debug.enable() says where they were taken"
 
     def _settle(self, order: Order, found: int) -> bool:
         """Sees to a batch that will not become ready by itself.
@@ -542,9 +525,7 @@ class Engine:
     @property
     def wants_pinned(self) -> bool:
         """Whether a batch that is not pinned is to be copied to pinned memory: not where the ring could not be, nor on a device."""
-        return self._options.num_sent is None and (
-            self._pending_copies is None or not self._pending_copies.pins.has_failed
-        )
+        return self._options.num_sent is None and (self._pending_copies is None or not self._pending_copies.pins.has_failed)
 
     @property
     def releases(self) -> Releases | None:

@@ -44,15 +44,7 @@ from shmload.engine.supervision import Size, Supervisor, WorkerSet, num_slots
 from shmload.errors import CopyFailed
 from shmload.shm import owners
 from shmload.shm.segment import Doorbell, Group, JointBell
-from shmload.worker.pool import (
-    STACK_NBYTES,
-    STOP_GRACE_S,
-    Backend,
-    WorkerPool,
-    interrupts_held,
-    prepare_workers,
-    processes,
-)
+from shmload.worker.pool import STACK_NBYTES, STOP_GRACE_S, Backend, WorkerPool, interrupts_held, prepare_workers, processes
 from shmload.worker.reader import Job, PeerRing
 from shmload.worker.snapshot import Note
 from shmload.world import users_frame, users_place
@@ -218,9 +210,7 @@ class Parts:
         order_in: the order that stands in a slot, if one does.
     """
 
-    def __init__(
-        self, job: Job, options: EngineOptions, hooks: Sequence[Hook], order_in: Callable[[int], Order | None]
-    ) -> None:
+    def __init__(self, job: Job, options: EngineOptions, hooks: Sequence[Hook], order_in: Callable[[int], Order | None]) -> None:
         self.options = options
         self.num_slots = num_slots(options.num_ordered) + options.num_pending_copies
         self.pending_copies: PendingCopies | None = None
@@ -369,7 +359,7 @@ class Watched(NamedTuple):
     batch_in: Callable[[int], str]
 
 
-class _Copy(NamedTuple):
+class _NotedCopy(NamedTuple):
     event: Any
     where: str
     batch: str
@@ -411,9 +401,7 @@ class CopyWatch(TorchFunctionMode):
                     "whatever lies there then. Copy into a tensor of your own before, and capture what reads that"
                 )
             else:
-                engine.pending_copies.late.noted.setdefault(slot, []).append(
-                    _Copy(engine.calls.record(stream), where, batch)
-                )
+                engine.pending_copies.late.noted.setdefault(slot, []).append(_NotedCopy(engine.calls.record(stream), where, batch))
 
 
 class Late:
@@ -421,7 +409,7 @@ class Late:
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self.noted: dict[int, list[_Copy]] = {}
+        self.noted: dict[int, list[_NotedCopy]] = {}
 
     def __call__(self, slot: int) -> list[str]:
         """What is to be said of a slot that is free now; its copies are forgotten."""

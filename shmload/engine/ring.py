@@ -307,9 +307,7 @@ class BadSamples:
 ALIGNMENT = mmap.PAGESIZE  # 4 KiB at least; what ranks share is renewed by pages
 GROWTH = 1.25  # a slot that had to grow gets this much more than was asked for
 LEAST_SLOTS = 4  # one filled, one with the user, and two so that neither waits for the other
-SHM_SHARE = (
-    4  # a slot that comes later takes at most one part in so many of what /dev/shm has left: others need some, too
-)
+SHM_SHARE = 4  # a slot that comes later takes at most one part in so many of what /dev/shm has left: others need some, too
 
 
 class RingMemory:
@@ -486,9 +484,7 @@ class RingMemory:
 
     def order_path(self, slot: int, order: Any) -> bytes:
         """Puts an order that is too large for its area into a segment and says which; empty if it fits the area."""
-        if (
-            not self._orders and len(order) * 8 <= self._ring.order_capacity
-        ):  # 8 bytes an index; of a pickle it is more than enough
+        if not self._orders and len(order) * 8 <= self._ring.order_capacity:  # 8 bytes an index; of a pickle it is more than enough
             return b""
         old = self._orders.pop(slot, None)
         if old is not None:
@@ -521,9 +517,7 @@ class OrderWriter:
         is_packed: samples have no fixed rows, as is known beforehand.
     """
 
-    def __init__(
-        self, ring: TrainerRing, memory: RingMemory, orders: Sequence[Doorbell | JointBell], *, is_packed: bool
-    ) -> None:
+    def __init__(self, ring: TrainerRing, memory: RingMemory, orders: Sequence[Doorbell | JointBell], *, is_packed: bool) -> None:
         self._ring = ring
         self._memory = memory
         self._orders = orders

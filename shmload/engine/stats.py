@@ -37,7 +37,7 @@ _FLOCK = re.compile(r"\d+: FLOCK +\w+ +WRITE (\d+) ([0-9a-f]+):([0-9a-f]+):(\d+)
 _MEMFD = re.compile(r"/memfd:(.+) \(deleted\)")
 
 
-class Block(NamedTuple):
+class ControlBlock(NamedTuple):
     """A living loader's control block.
 
     Attributes:
@@ -57,7 +57,7 @@ class Block(NamedTuple):
 class Found(NamedTuple):
     """What was found on the host."""
 
-    blocks: list[Block]
+    blocks: list[ControlBlock]
     leftovers: list[Leftover]
 
 
@@ -118,7 +118,7 @@ class RingReader:
         return Tape(self.control, with_history=with_history)
 
 
-def _named(folder: str, holders: dict[tuple[int, int, int], int]) -> Iterator[Block]:
+def _named(folder: str, holders: dict[tuple[int, int, int], int]) -> Iterator[ControlBlock]:
     try:
         names = sorted(os.listdir(folder))
     except OSError:
@@ -133,7 +133,7 @@ def _named(folder: str, holders: dict[tuple[int, int, int], int]) -> Iterator[Bl
             continue
         if status.st_size:  # an empty one only marks that the ring is in a memfd (shm/group.py)
             key = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
-            yield Block(match[1], f"{folder}/{name}", status.st_uid, holders.get(key), "shm")
+            yield ControlBlock(match[1], f"{folder}/{name}", status.st_uid, holders.get(key), "shm")
 
 
 def _holders(proc: str) -> dict[tuple[int, int, int], int]:
@@ -146,7 +146,7 @@ def _holders(proc: str) -> dict[tuple[int, int, int], int]:
     return {(int(one[2], 16), int(one[3], 16), int(one[4])): int(one[1]) for one in held}
 
 
-def _in_memfds(proc: str) -> Iterator[Block]:
+def _in_memfds(proc: str) -> Iterator[ControlBlock]:
     """The lowest pid that has one open is its trainer's: workers map it and close it."""
     seen = set()
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdigit()):
@@ -161,7 +161,7 @@ def _in_memfds(proc: str) -> Iterator[Block]:
                 match = name and STEM_PATTERN.fullmatch(name[1])
                 if match and name and name[1] == match[1] + _CONTROL and match[1] not in seen:
                     seen.add(match[1])
-                    yield Block(match[1], path, os.stat(path).st_uid, pid, "memfd")
+                    yield ControlBlock(match[1], path, os.stat(path).st_uid, pid, "memfd")
             except OSError:
                 continue
 
@@ -238,10 +238,7 @@ def introduce(ring: TrainerRing, job: Job, rank: int | None, world_size: int | N
     except ValueError:  # nobody has said which rank this is: the loader asks again, and loudly, where it matters
         rank, world_size = 0, 1
     ring.introduce(
-        dataset_name=type(job.dataset).__name__.encode(),
-        read_path=job.plan.path.encode(),
-        rank=rank,
-        world_size=world_size,
+        dataset_name=type(job.dataset).__name__.encode(), read_path=job.plan.path.encode(), rank=rank, world_size=world_size
     )
 
 
@@ -388,11 +385,7 @@ def _is_ready(slot: dict[str, Any]) -> bool:
 def _slots(seen: Snapshot) -> dict[str, int]:
     states = Counter(slot["state"] for slot in seen["slots"])
     num_ready = sum(_is_ready(slot) for slot in seen["slots"])
-    return {
-        **{name: states[state] for name, state in STATES.items()},
-        "filling": states[ORDERED] - num_ready,
-        "ready": num_ready,
-    }
+    return {**{name: states[state] for name, state in STATES.items()}, "filling": states[ORDERED] - num_ready, "ready": num_ready}
 
 
 def _orders(seen: Snapshot) -> list[Report]:

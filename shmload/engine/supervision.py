@@ -151,7 +151,7 @@ def num_slots(num_ordered: int) -> int:
 VAIN_DEATHS = 10  # in a row, of workers with no claim and no batch delivered between: the next would die, too
 
 
-class Verdict(NamedTuple):
+class LoaderEnd(NamedTuple):
     """A death that may not be mended: what WorkerDied says, its cause in torch's words, what the worker was at."""
 
     text: str
@@ -234,7 +234,7 @@ class Supervisor:
         self.num_vain = 0  # deaths of workers with nothing to do, since a batch came: whoever delivers one sets it back
         self.num_taken_back = 0
 
-    def see_to(self, death: Death) -> Verdict | None:
+    def see_to(self, death: Death) -> LoaderEnd | None:
         """Opens a dead worker's rows again and replaces it, if it is wanted; or says why that may not be."""
         held = self._ring.held_by(death.worker_id)
         if held is None and self._worker_set.was_told(death.worker_id):
@@ -273,9 +273,7 @@ class Supervisor:
         held = self._ring.held_by(worker)
         since_ns = self._ring.worker(worker)["since_ns"]
         # 0: it is at no sample, but waits for the trainer or collates
-        has_timed_out = (
-            held is not None and since_ns and (monotonic_ns() - since_ns) / 1e9 > (self._sample_timeout_s or 0)
-        )
+        has_timed_out = held is not None and since_ns and (monotonic_ns() - since_ns) / 1e9 > (self._sample_timeout_s or 0)
         if held is None or not has_timed_out:
             self._unbegun.pop(worker, None)
             return False
@@ -336,7 +334,7 @@ class Supervisor:
         return sample_at(order.indices[row], order.epoch, row, batch)
 
 
-def _verdict(text: str, death: Death, work: str | None) -> Verdict:
+def _verdict(text: str, death: Death, work: str | None) -> LoaderEnd:
     code = death.exitcode or 0
     if code < 0:
         cause = f"DataLoader worker (pid {death.pid}) is killed by signal: {signal.strsignal(-code)}. "
@@ -348,4 +346,4 @@ def _verdict(text: str, death: Death, work: str | None) -> Verdict:
             f"DataLoader worker (pid {death.pid}) exited unexpectedly with exit code {code}. Details are lost due to "
             "multiprocessing. Rerunning with num_workers=0 may give better error trace."
         )
-    return Verdict(text, cause, "" if work is None else f"shmload: it was at {work}")
+    return LoaderEnd(text, cause, "" if work is None else f"shmload: it was at {work}")

@@ -340,9 +340,7 @@ class Trace:
     def __enter__(self) -> Self:
         builder = self._builder
         if (other := builder.trace) is not None:
-            raise RuntimeError(
-                f"this loader is being traced already, to {other.path}: one trace at a time; leave that block first"
-            )
+            raise RuntimeError(f"this loader is being traced already, to {other.path}: one trace at a time; leave that block first")
         builder.trace = self
         for engine in builder.engines:
             self.follow(engine, with_history=False)
@@ -355,9 +353,7 @@ class Trace:
         self._engines.add(engine)
         engine.on_delivery = tape.drain_if_due
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._builder.trace = None
         for engine in self._engines:
             engine.on_delivery = None
@@ -401,10 +397,7 @@ def write(timelines: Sequence[Timeline], path: Path) -> None:
 def begin_of(timelines: Sequence[Timeline]) -> int:
     """When the first event began, in ns of CLOCK_MONOTONIC; 0 if there is none."""
     every = [
-        span
-        for timeline in timelines
-        for track in (timeline.spans, timeline.moments, *timeline.slots.values())
-        for span in track
+        span for timeline in timelines for track in (timeline.spans, timeline.moments, *timeline.slots.values()) for span in track
     ]
     return min((span.begin_ns for span in every), default=0)
 

@@ -19,12 +19,12 @@ import numpy as np
 from shmload.batch.rows import ArrayRows, TypedArray, typed_array
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import check_local
-from shmload.formats.shared_index import Memory
+from shmload.formats.shared_index import IndexMemory
 
 _ALIGNMENT = 64
 
 
-class Place(NamedTuple):
+class ArrayPlace(NamedTuple):
     """Where an array lies in a file, or without a path in the shared segment."""
 
     path: str | None
@@ -35,7 +35,7 @@ class Place(NamedTuple):
     dtype: str
 
 
-def npy_place(path: str | os.PathLike[str]) -> Place:
+def npy_place(path: str | os.PathLike[str]) -> ArrayPlace:
     """Reads the head of a .npy file.
 
     Raises:
@@ -57,11 +57,9 @@ def npy_place(path: str | os.PathLike[str]) -> Place:
         raise ShardCorrupt(f"{path}, offset 10: an array of {dtype} and shape {shape} is not a block of numbers")
     needed = dtype.itemsize * math.prod(shape)
     if offset + needed > nbytes:
-        raise ShardCorrupt(
-            f"{path}, offset {offset}: shape {shape} of {dtype} needs {needed} bytes, {nbytes - offset} are left"
-        )
+        raise ShardCorrupt(f"{path}, offset {offset}: shape {shape} of {dtype} needs {needed} bytes, {nbytes - offset} are left")
     order = _c_order(shape[::-1], dtype.itemsize)[::-1] if is_fortran else _c_order(shape, dtype.itemsize)
-    return Place(path, offset, tuple(shape), order, dtype.str, dtype.name)
+    return ArrayPlace(path, offset, tuple(shape), order, dtype.str, dtype.name)
 
 
 def _c_order(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -76,7 +74,7 @@ class _File(NamedTuple):
     end: int
 
 
-def mapped(place: Place) -> tuple[np.ndarray[Any, Any], _File]:
+def mapped(place: ArrayPlace) -> tuple[np.ndarray[Any, Any], _File]:
     """The array of a file, read-only, and the file, which the map keeps open.
 
     Raises:
@@ -87,9 +85,7 @@ def mapped(place: Place) -> tuple[np.ndarray[Any, Any], _File]:
     try:
         array = np.ndarray(place.shape, place.numpy, whole, place.offset, place.strides)
     except (TypeError, ValueError) as error:
-        raise ShardCorrupt(
-            f"{place.path}, offset {place.offset}: the array does not end within the file: {error}"
-        ) from error
+        raise ShardCorrupt(f"{place.path}, offset {place.offset}: the array does not end within the file: {error}") from error
     steps = zip(place.shape, place.strides, strict=True)
     end = place.offset + array.itemsize + sum(max((n - 1) * step, 0) for n, step in steps) if array.size else 0
     return array, _File(place.path, whole._mmap, end)  # type: ignore[attr-defined]  # numpy's own
@@ -99,8 +95,8 @@ class HeldArrays:
     """Named arrays, from paths, maps, numpy and torch."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._memory: Memory | None = None
-        self._places: dict[str, Place] = {}
+        self._memory: IndexMemory | None = None
+        self._places: dict[str, ArrayPlace] = {}
         self._files: dict[str, _File] = {}
         self.arrays: dict[str, TypedArray] = {}
         self.add(values)
@@ -139,7 +135,7 @@ class HeldArrays:
         end = 0
         for name, (array, dtype) in own.items():
             strides = _c_order(array.shape, array.itemsize)
-            self._places[name] = Place(None, end, array.shape, strides, array.dtype.str, dtype)
+            self._places[name] = ArrayPlace(None, end, array.shape, strides, array.dtype.str, dtype)
             end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
 
         def write(fd: int) -> None:
@@ -150,7 +146,7 @@ class HeldArrays:
                     written += os.pwrite(fd, part[written:].data, at + written)
 
         try:
-            self._memory = Memory.written(end, write, f"sharing the arrays {list(own)}")
+            self._memory = IndexMemory.written(end, write, f"sharing the arrays {list(own)}")
         except BaseException:
             for name in own:
                 del self._places[name]
@@ -167,27 +163,25 @@ class HeldArrays:
                 array = np.ndarray(place.shape, place.numpy, self._memory.mapping, place.offset, place.strides)
             self.arrays[name] = TypedArray(array, place.dtype)
 
-    def __getstate__(self) -> tuple[Any, dict[str, Place]]:
+    def __getstate__(self) -> tuple[Any, dict[str, ArrayPlace]]:
         self.share()
-        return self._memory.ticket() if self._memory is not None else None, {
-            name: self._places[name] for name in self.arrays
-        }
+        return self._memory.ticket() if self._memory is not None else None, {name: self._places[name] for name in self.arrays}
 
-    def __setstate__(self, state: tuple[Any, dict[str, Place]]) -> None:
+    def __setstate__(self, state: tuple[Any, dict[str, ArrayPlace]]) -> None:
         reference, self._places = state
-        self._memory = Memory.attach(reference) if reference is not None else None
+        self._memory = IndexMemory.attach(reference) if reference is not None else None
         self.arrays, self._files = {}, {}
         self._open(self._places)
 
 
-def _place_in_file(value: Any) -> Place | None:
+def _place_in_file(value: Any) -> ArrayPlace | None:
     """Where a map of a file, or a part of one, lies in it; None for what is private to this process."""
     if not isinstance(value, np.memmap) or value.mode == "c" or value.filename is None or value.ndim == 0:
         return None
     begin = np.frombuffer(value._mmap, np.uint8).__array_interface__["data"][0]  # type: ignore[attr-defined]  # numpy's own
     file_begin = value.offset - value.offset % mmap.ALLOCATIONGRANULARITY
     offset = file_begin + value.__array_interface__["data"][0] - begin
-    return Place(os.fspath(value.filename), offset, value.shape, value.strides, value.dtype.str, value.dtype.name)
+    return ArrayPlace(os.fspath(value.filename), offset, value.shape, value.strides, value.dtype.str, value.dtype.name)
 
 
 class ArrayDataset:

@@ -69,9 +69,7 @@ _ALPHABET = string.ascii_uppercase + string.ascii_lowercase
 _MOST = 1_000_000  # names: more is a mistake that would take all memory
 
 
-def shard_paths(
-    given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, reader: str | None = None
-) -> list[str]:
+def shard_paths(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, reader: str | None = None) -> list[str]:
     """The paths that one or several names stand for, in order.
 
     Args:

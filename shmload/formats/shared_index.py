@@ -66,9 +66,7 @@ class ColumnLayout:
     def array(self, memory: MappedMemory, count: int) -> NDArray[Any]:
         """The whole column over the shared memory; not for text. Shape `(count, *shape)`, read-only."""
         num_values = int(np.prod((count, *self.shape)))
-        flat: NDArray[Any] = (
-            np.frombuffer(memoryview(memory), self.dtype, num_values, self.data) if num_values else self._nothing()
-        )
+        flat: NDArray[Any] = np.frombuffer(memoryview(memory), self.dtype, num_values, self.data) if num_values else self._nothing()
         return flat.reshape((count, *self.shape))
 
     def _nothing(self) -> NDArray[Any]:
@@ -78,7 +76,7 @@ class ColumnLayout:
 
 
 @dataclass(frozen=True)
-class Layout:
+class IndexLayout:
     """A whole index.
 
     Attributes:
@@ -91,7 +89,7 @@ class Layout:
     nbytes: int
 
     @classmethod
-    def of(cls, builders: Sequence[ColumnBuilder], row_type: type | None) -> Layout:
+    def of(cls, builders: Sequence[ColumnBuilder], row_type: type | None) -> IndexLayout:
         """Gives every built column its place."""
         columns, end = [], 0
         for number, builder in enumerate(builders):
@@ -101,9 +99,7 @@ class Layout:
             end = _aligned(data + builder.data.nbytes)
             name = number if builder.name is None else builder.name
             dtype = "" if has_words else _SCALARS.get(builder.kind) or str(builder.dtype)
-            columns.append(
-                ColumnLayout(name, builder.kind, dtype, builder.shape, builder.is_nullable, ends, data),
-            )
+            columns.append(ColumnLayout(name, builder.kind, dtype, builder.shape, builder.is_nullable, ends, data))
         return cls(builders[0].count, tuple(columns), row_type, end)
 
 
@@ -117,7 +113,7 @@ _NUMERIC = "biufc"  # numpy's kinds of numbers
 class Packed(NamedTuple):
     """Columns ready to be written, and where each will lie."""
 
-    layout: Layout
+    layout: IndexLayout
     builders: Sequence[ColumnBuilder]
 
     def write(self, fd: int) -> None:
@@ -153,13 +149,13 @@ def pack_entries(entries: Iterable[Any]) -> Packed:
     if isinstance(entries, np.ndarray) and entries.ndim and entries.dtype.kind in _NUMERIC:
         column = ColumnBuilder(None)
         column.extend_array(entries)
-        return Packed(Layout.of([column], None), [column])
+        return Packed(IndexLayout.of([column], None), [column])
     iterator = iter(entries)
     try:
         first = next(iterator)
     except StopIteration:
         column = ColumnBuilder(None)
-        return Packed(Layout.of([column], None), [column])
+        return Packed(IndexLayout.of([column], None), [column])
     if isinstance(first, tuple):
         return _pack_tuples(first, iterator)
     if type(first) is dict:
@@ -168,7 +164,7 @@ def pack_entries(entries: Iterable[Any]) -> Packed:
     column.extend((first,))
     del first
     column.extend(iterator)
-    return Packed(Layout.of([column], None), [column])
+    return Packed(IndexLayout.of([column], None), [column])
 
 
 def pack_columns(columns: Mapping[str, Any]) -> Packed:
@@ -182,7 +178,7 @@ def pack_columns(columns: Mapping[str, Any]) -> Packed:
     if len({builder.count for builder in builders}) > 1:
         lengths = ", ".join(f"{builder.name!r} {builder.count}" for builder in builders)
         raise ValueError(f"the columns of an index have one value per entry each; got different numbers: {lengths}")
-    return Packed(Layout.of(builders, dict), builders)
+    return Packed(IndexLayout.of(builders, dict), builders)
 
 
 def _refuse_tables(entries: Any) -> None:
@@ -221,7 +217,7 @@ def _pack_tuples(first: tuple[Any, ...], iterator: Iterable[Any]) -> Packed:
     pack_tuples((first,), builders, row_type)
     del first
     pack_tuples(iterator, builders, row_type)
-    return Packed(Layout.of(builders, row_type), builders)
+    return Packed(IndexLayout.of(builders, row_type), builders)
 
 
 def _pack_dicts(first: dict[str, Any], iterator: Iterable[Any]) -> Packed:
@@ -231,7 +227,7 @@ def _pack_dicts(first: dict[str, Any], iterator: Iterable[Any]) -> Packed:
     pack_dicts((first,), builders, names)
     del first
     pack_dicts(iterator, builders, names)
-    return Packed(Layout.of(builders, dict), builders)
+    return Packed(IndexLayout.of(builders, dict), builders)
 
 
 def _check_names(names: Iterable[Any]) -> None:
@@ -260,7 +256,7 @@ class Sent(np.ndarray[Any, Any]):
         return self.ctypes.data
 
 
-class Memory:
+class IndexMemory:
     """One mapping of an index, in this process.
 
     Attributes:
@@ -273,7 +269,7 @@ class Memory:
         self.reference = reference
 
     @classmethod
-    def create(cls, packed: Packed) -> Memory:
+    def create(cls, packed: Packed) -> IndexMemory:
         """Makes a segment with the packed columns; its name goes with this object or its process.
 
         Raises:
@@ -282,7 +278,7 @@ class Memory:
         return cls.written(packed.layout.nbytes, packed.write, f"an index of {packed.layout.count} entries")
 
     @classmethod
-    def written(cls, nbytes: int, write: Callable[[int], None], what: str) -> Memory:
+    def written(cls, nbytes: int, write: Callable[[int], None], what: str) -> IndexMemory:
         """Makes a segment that `write` fills through its descriptor.
 
         Raises:
@@ -298,8 +294,7 @@ class Memory:
         except RingTooSmall as error:
             group.close()
             raise MemoryError(
-                f"{what} needs {nbytes} bytes, and this process may take {available_bytes()} "
-                "more: free memory, or hold less in it"
+                f"{what} needs {nbytes} bytes, and this process may take {available_bytes()} more: free memory, or hold less in it"
             ) from error
         except BaseException:
             group.close()
@@ -314,7 +309,7 @@ class Memory:
         return owners.carried(self.mapping) if self.reference is None or owners.is_abroad() else self.reference
 
     @classmethod
-    def attach(cls, reference: Any, *, keeps_open: bool = False) -> Memory:
+    def attach(cls, reference: Any, *, keeps_open: bool = False) -> IndexMemory:
         """Maps another process's index.
 
         Args:
@@ -358,13 +353,13 @@ Fingerprint = str | bytes | int | None
 
 
 class _Board(NamedTuple):
-    layout: Layout
+    layout: IndexLayout
     fingerprint: Fingerprint  # the user's
     digest: str  # of the entries
     ways: tuple[Reference, ...]
 
 
-def share(name: str, pack: Callable[[], Packed], fingerprint: Fingerprint, *, is_packed: bool) -> tuple[Layout, Memory]:
+def share(name: str, pack: Callable[[], Packed], fingerprint: Fingerprint, *, is_packed: bool) -> tuple[IndexLayout, IndexMemory]:
     """The index that this run knows by a name, built if nobody has.
 
     Args:
@@ -384,7 +379,7 @@ def share(name: str, pack: Callable[[], Packed], fingerprint: Fingerprint, *, is
             memory = _attached_to(board) if board is not None else None
             if board is None or memory is None:
                 packed = pack()
-                memory = Memory.create(packed)
+                memory = IndexMemory.create(packed)
                 board = _Board(packed.layout, fingerprint, packed.digest(), ())
             elif fingerprint is not None or board.fingerprint is not None:
                 _check(name, str(board.fingerprint), str(fingerprint), board.fingerprint == fingerprint)
@@ -404,10 +399,10 @@ def share(name: str, pack: Callable[[], Packed], fingerprint: Fingerprint, *, is
     return board.layout, memory
 
 
-def _attached_to(board: _Board) -> Memory | None:
+def _attached_to(board: _Board) -> IndexMemory | None:
     for way in board.ways:
         try:
-            return Memory.attach(way, keeps_open=True)
+            return IndexMemory.attach(way, keeps_open=True)
         except FileNotFoundError:
             continue
     return None
@@ -461,9 +456,7 @@ def pack_manifest(path: str | os.PathLike[str], types: Types | None) -> Packed:
         if path.suffix == ".parquet":
             return _pack_parquet(path)
         if suffix not in (".jsonl", ".txt", *_DELIMITERS):
-            raise ValueError(
-                f"a manifest is .jsonl, .csv, .tsv or .txt (or any of them .gz), or .parquet; got {path.suffix!r}"
-            )
+            raise ValueError(f"a manifest is .jsonl, .csv, .tsv or .txt (or any of them .gz), or .parquet; got {path.suffix!r}")
         errors = "surrogateescape" if suffix == ".txt" else "strict"  # as os.listdir gives file names that are no UTF-8
         with _open_text(path, errors) as file:
             return pack_entries(_rows(file, suffix, types or {}))
@@ -502,9 +495,7 @@ def _table(file: Iterable[str], delimiter: str, types: Types) -> Iterator[dict[s
         raise ValueError(f"types names columns {unknown}, and the file has {names}")
     for number, values in enumerate(row for row in reader if row):
         if len(values) != len(names):
-            raise ValueError(
-                f"entry {number}: {len(values)} values in line {reader.line_num}, and {len(names)} columns {names}"
-            )
+            raise ValueError(f"entry {number}: {len(values)} values in line {reader.line_num}, and {len(names)} columns {names}")
         row: dict[str, Any] = dict(zip(names, values, strict=True))
         for name, convert in types.items():
             try:
@@ -526,7 +517,7 @@ def _pack_parquet(path: Path) -> Packed:
         for batch in file.iter_batches():
             for builder, column in zip(builders, batch.columns, strict=True):
                 builder.extend(column.to_pylist())
-    return Packed(Layout.of(builders, dict), builders)
+    return Packed(IndexLayout.of(builders, dict), builders)
 
 
 def _values(name: str, column: Any) -> Any:
@@ -580,30 +571,22 @@ class SharedIndex(PackedRows, Sequence[Any]):
         (('b.jpg', 5), 2, 8)
     """
 
-    _memory: Memory
-    _layout: Layout
+    _memory: IndexMemory
+    _layout: IndexLayout
     _rows: range
 
     def __init__(
-        self,
-        entries: Iterable[Any] | Callable[[], Iterable[Any]],
-        *,
-        name: str | None = None,
-        fingerprint: Fingerprint = None,
+        self, entries: Iterable[Any] | Callable[[], Iterable[Any]], *, name: str | None = None, fingerprint: Fingerprint = None
     ) -> None:
         if isinstance(entries, Iterable):
             self._build(lambda: pack_entries(entries), name, fingerprint, is_packed=True)
         elif callable(entries):
             self._build(lambda: pack_entries(entries()), name, fingerprint, is_packed=False)
         else:
-            raise TypeError(
-                f"an index needs an iterable of entries, or a function that gives one; got {type(entries).__name__}"
-            )
+            raise TypeError(f"an index needs an iterable of entries, or a function that gives one; got {type(entries).__name__}")
 
     @classmethod
-    def from_columns(
-        cls, columns: Mapping[str, Any], *, name: str | None = None, fingerprint: Fingerprint = None
-    ) -> Self:
+    def from_columns(cls, columns: Mapping[str, Any], *, name: str | None = None, fingerprint: Fingerprint = None) -> Self:
         """An index of dicts, from one sequence or array per key.
 
         Args:
@@ -628,12 +611,7 @@ class SharedIndex(PackedRows, Sequence[Any]):
 
     @classmethod
     def from_manifest(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        types: Types | None = None,
-        name: str | None = None,
-        fingerprint: Fingerprint = None,
+        cls, path: str | os.PathLike[str], *, types: Types | None = None, name: str | None = None, fingerprint: Fingerprint = None
     ) -> Self:
         """An index of what a file lists, read row by row.
 
@@ -678,20 +656,18 @@ class SharedIndex(PackedRows, Sequence[Any]):
         if found.dtype:
             array: NDArray[Any] = found.array(self._memory.mapping, self._layout.count)
             return array[_slice_of(self._rows)]
-        layout = Layout(self._layout.count, (found,), None, self._layout.nbytes)
+        layout = IndexLayout(self._layout.count, (found,), None, self._layout.nbytes)
         return SharedIndex.__new__(SharedIndex)._show(self._memory, layout, self._rows)
 
-    def _build(
-        self, pack: Callable[[], Packed], name: str | None, fingerprint: Fingerprint, *, is_packed: bool
-    ) -> Self:
+    def _build(self, pack: Callable[[], Packed], name: str | None, fingerprint: Fingerprint, *, is_packed: bool) -> Self:
         if name is not None:
             layout, memory = share(name, pack, fingerprint, is_packed=is_packed)
         else:
             packed = pack()
-            layout, memory = packed.layout, Memory.create(packed)
+            layout, memory = packed.layout, IndexMemory.create(packed)
         return self._show(memory, layout, range(layout.count))
 
-    def _show(self, memory: Memory, layout: Layout, rows: range) -> Self:
+    def _show(self, memory: IndexMemory, layout: IndexLayout, rows: range) -> Self:
         self._memory, self._layout, self._rows = memory, layout, rows
         is_tuple = layout.row_type is not None and issubclass(layout.row_type, tuple)
         self._bind(
@@ -700,8 +676,7 @@ class SharedIndex(PackedRows, Sequence[Any]):
             names=tuple(str(column.name) for column in layout.columns) if layout.row_type is dict else None,
             row_type=layout.row_type if is_tuple else None,
             arrays=tuple(
-                column.array(memory.mapping, layout.count) if column.kind == "array" else None
-                for column in layout.columns
+                column.array(memory.mapping, layout.count) if column.kind == "array" else None for column in layout.columns
             ),
             rows=rows,
         )
@@ -726,8 +701,8 @@ class SharedIndex(PackedRows, Sequence[Any]):
         return f"<{type(self).__name__} of {len(self)} entries, {kind}, {self.nbytes} bytes shared>"
 
 
-def _attached(cls: type[SharedIndex], reference: Any, layout: Layout, rows: range) -> SharedIndex:
-    return cls.__new__(cls)._show(Memory.attach(reference), layout, rows)
+def _attached(cls: type[SharedIndex], reference: Any, layout: IndexLayout, rows: range) -> SharedIndex:
+    return cls.__new__(cls)._show(IndexMemory.attach(reference), layout, rows)
 
 
 def _slice_of(rows: range) -> slice:

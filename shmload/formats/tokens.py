@@ -107,9 +107,7 @@ class Windows(Enum):
     PACKED = "whole documents"
 
 
-def planned(
-    windows: Windows, offsets: NDArray[np.int64], window: int, stride: int, seed: int | None, block: int
-) -> Plan:
+def planned(windows: Windows, offsets: NDArray[np.int64], window: int, stride: int, seed: int | None, block: int) -> Plan:
     """The plan of windows that follow documents."""
     if windows is Windows.CROSSED:
         return cross(offsets, window, stride)
@@ -138,15 +136,11 @@ def checked_offsets(index: Any, num_tokens: int, source: str = "") -> NDArray[np
     found = HeldArrays({"document_index": given}).arrays["document_index"].array
     refusal, place = (ShardCorrupt, f"{source}, ") if source else (ValueError, "")
     if found.ndim != 1 or found.dtype.kind not in "iu" or len(found) < 1:
-        raise refusal(
-            f"{place}a document_index is one axis of integers, at least 1; got {found.dtype} of shape {found.shape}"
-        )
+        raise refusal(f"{place}a document_index is one axis of integers, at least 1; got {found.dtype} of shape {found.shape}")
     offsets = np.ascontiguousarray(found, np.int64)
     bad = check_offsets(offsets, num_tokens)
     if bad >= 0:
-        raise refusal(
-            f"{place}document offset {bad} is {offsets[bad]}: offsets ascend from 0 to the {num_tokens} tokens"
-        )
+        raise refusal(f"{place}document offset {bad} is {offsets[bad]}: offsets ascend from 0 to the {num_tokens} tokens")
     return offsets
 
 
@@ -225,9 +219,7 @@ class TokenDataset:
         _check_tokens(flat, out_dtype)
         if has_documents:
             offsets = (
-                document_offsets(flat, separator)
-                if separator is not None
-                else checked_offsets(document_index, len(flat), source)
+                document_offsets(flat, separator) if separator is not None else checked_offsets(document_index, len(flat), source)
             )
             plan = planned(self._windows, offsets, window, stride, seed, block)
             self._held.add(dict(zip(("ends", "starts", "lengths"), plan, strict=True)))
@@ -290,9 +282,7 @@ class TokenDataset:
         address, nbytes = place_of("tokens", out["tokens"])
         segments = positions = 0
         if self._has_segments:
-            segments, positions = (
-                self._place(name, out[name], len(indices)) for name in ("segment_ids", "position_ids")
-            )
+            segments, positions = (self._place(name, out[name], len(indices)) for name in ("segment_ids", "position_ids"))
         self._reader.into(address, segments, positions, nbytes, np.ascontiguousarray(indices, np.int64))
 
     def _place(self, name: str, rows: Any, count: int) -> int:
@@ -324,9 +314,7 @@ def _check(given: Mapping[str, Any]) -> None:
     """Whether the arguments of a dataset fit each other."""
     window, stride, block = given["window"], given["stride"], given["block"]
     if not (1 <= window < 1 << 31 and stride >= 1 and block >= 1):
-        raise ValueError(
-            f"window, stride and block are at least 1, a window less than 2**31; got {window}, {stride}, {block}"
-        )
+        raise ValueError(f"window, stride and block are at least 1, a window less than 2**31; got {window}, {stride}, {block}")
     if given["out_dtype"] not in ("int64", "int32"):
         raise ValueError(f"out_dtype is 'int64' or 'int32'; got {given['out_dtype']!r}")
     bits = int(given["out_dtype"].removeprefix("int"))
@@ -336,13 +324,9 @@ def _check(given: Mapping[str, Any]) -> None:
         raise ValueError("documents are told by a separator or by a document_index; both were given")
     has_documents, crosses = given["has_documents"], given["cross_documents"]
     if given["pack"] and (not has_documents or stride != window):
-        raise ValueError(
-            "pack=True puts whole documents into windows: give separator= or document_index=, and no stride"
-        )
+        raise ValueError("pack=True puts whole documents into windows: give separator= or document_index=, and no stride")
     if crosses and (not has_documents or given["pack"]):
-        raise ValueError(
-            "cross_documents=True tells a window's documents apart: give separator= or document_index=, and no pack"
-        )
+        raise ValueError("cross_documents=True tells a window's documents apart: give separator= or document_index=, and no pack")
     if has_documents and not crosses and stride > window:
         raise ValueError(f"windows of {window} tokens cover documents at strides up to {window}; got {stride}")
 
@@ -355,9 +339,7 @@ def _opened(tokens: Any, dtype: Any) -> Any:
         raise ValueError(f"{tokens}: a raw file does not say what its tokens are: give dtype='uint16' or the like")
     nbytes, kind = os.path.getsize(tokens), np.dtype(dtype).newbyteorder("<")
     if nbytes % kind.itemsize or not nbytes:
-        raise ShardCorrupt(
-            f"{tokens}, offset {nbytes}: {nbytes} bytes are no whole number of {kind} tokens, at least one"
-        )
+        raise ShardCorrupt(f"{tokens}, offset {nbytes}: {nbytes} bytes are no whole number of {kind} tokens, at least one")
     return np.memmap(tokens, kind, "r")
 
 

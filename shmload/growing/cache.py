@@ -11,7 +11,7 @@ from typing import Any
 
 from shmload.growing.dataset import GrowingDataset, SnapshotRecords
 from shmload.growing.files import BAD, CONTROL, MAX_INFLATED_BYTES, CacheFile, write_whole
-from shmload.growing.library import CacheStatistics, Epochs, Library, Missing, are_samples, forget_runs, statistics_of
+from shmload.growing.library import CacheStatistics, GrowingEpochs, Library, Missing, are_samples, forget_runs, statistics_of
 from shmload.growing.samplers import Sampler, Samplers
 from shmload.growing.writer import CacheWriter
 from shmload.storage.folder import BudgetedFolder
@@ -88,7 +88,7 @@ class SampleCache:
 
     def _begin(self) -> None:
         self._samplers: list[Samplers] = []
-        self._datasets: list[Epochs] = []
+        self._datasets: list[GrowingEpochs] = []
         self._library = Library(
             self.folder,
             file_nbytes=self.file_nbytes,
@@ -113,12 +113,7 @@ class SampleCache:
     # ------------------------------------------------------------ writing
 
     def writer(
-        self,
-        *,
-        raw: Iterable[str] = (),
-        compression: str | None = None,
-        publish_s: float = 10.0,
-        timeout_s: float | None = None,
+        self, *, raw: Iterable[str] = (), compression: str | None = None, publish_s: float = 10.0, timeout_s: float | None = None
     ) -> CacheWriter:
         """Writes samples from this process. Close it, or use it as a context manager.
 
@@ -166,12 +161,7 @@ class SampleCache:
             raise ValueError(f"num_processes is at least 1; got {num_processes}")
         if max_restarts < 0:
             raise ValueError(f"max_restarts is at least 0; got {max_restarts}")
-        options: dict[str, Any] = {
-            "raw": tuple(raw),
-            "compression": compression,
-            "publish_s": publish_s,
-            "timeout_s": None,
-        }
+        options: dict[str, Any] = {"raw": tuple(raw), "compression": compression, "publish_s": publish_s, "timeout_s": None}
         samplers = Samplers(
             self.path,
             sampler,
@@ -221,7 +211,7 @@ class SampleCache:
             os.devnull, schema, records=records, verify=verify, defaults=defaults, decode=decode,
             max_inflated_bytes=MAX_INFLATED_BYTES,
         )  # fmt: skip
-        epochs = Epochs(self._library, run=run, min_samples=min_samples, timeout_s=timeout_s, missing=missing)
+        epochs = GrowingEpochs(self._library, run=run, min_samples=min_samples, timeout_s=timeout_s, missing=missing)
         self._datasets.append(epochs)
         return GrowingDataset(self.path, epochs, reader)
 
@@ -233,9 +223,7 @@ class SampleCache:
 
     def stats(self) -> CacheStatistics:
         """The cache now."""
-        return statistics_of(
-            self._library, {epoch: n for epochs in self._datasets for epoch, n in epochs.num_gone.items()}
-        )
+        return statistics_of(self._library, {epoch: n for epochs in self._datasets for epoch, n in epochs.num_gone.items()})
 
     # ------------------------------------------------------------ ends
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from shmload.errors import ShardCorrupt, StateMismatch
 from shmload.formats.tfrecord.dataset import TFRecordDataset
 from shmload.growing.files import EPOCH_SHIFT, MAX_EPOCH, MAX_INFLATED_BYTES, CacheFile, Snapshot, WalkedFile, tell_bad
-from shmload.growing.library import Epochs, read_snapshot
+from shmload.growing.library import GrowingEpochs, read_snapshot
 from shmload.schedule.schedule import BatchSchedule, Schedule, Uneven
 
 _plain = lru_cache(maxsize=8)(Schedule)
@@ -37,7 +37,7 @@ class SnapshotSchedule(BatchSchedule):
     """Pure map (snapshot, step, rank) -> indices.
 
     Args:
-        order: the `Epochs` that say which snapshot an epoch has.
+        order: the `GrowingEpochs` that say which snapshot an epoch has.
         batch_size: of one rank.
         is_shuffled: in a random order, anew in each epoch.
     """
@@ -144,9 +144,9 @@ class GrowingDataset:
         records: reads records of any files by a schema.
     """
 
-    def __init__(self, folder: Path, epochs: Epochs, records: TFRecordDataset) -> None:
+    def __init__(self, folder: Path, epochs: GrowingEpochs, records: TFRecordDataset) -> None:
         self.folder = folder
-        self.epochs: Epochs | None = epochs
+        self.epochs: GrowingEpochs | None = epochs
         self.schema: Mapping[str, Any] = records.schema
         self._records = records
         self._run_path: Path | None = None
@@ -173,9 +173,7 @@ class GrowingDataset:
         assert self._run_path is not None
         return self._run_path
 
-    def epoch_schedule(
-        self, *, seed: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven
-    ) -> SnapshotSchedule:
+    def epoch_schedule(self, *, seed: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven) -> SnapshotSchedule:
         """Which samples each rank reads at each step of each epoch: what ShmLoader asks in place of a length.
 
         Args:
@@ -191,12 +189,7 @@ class GrowingDataset:
         self.epochs.world_size = world_size
         self.epochs.smallest = batch_size * world_size if uneven == "drop" else 1
         return SnapshotSchedule(
-            self.epochs,
-            seed=seed,
-            uneven=uneven,
-            world_size=world_size,
-            batch_size=batch_size,
-            is_shuffled=shuffle,
+            self.epochs, seed=seed, uneven=uneven, world_size=world_size, batch_size=batch_size, is_shuffled=shuffle
         )
 
     def __len__(self) -> int:

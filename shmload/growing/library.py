@@ -313,7 +313,7 @@ def _file(path: Path, epoch: int) -> Path:
     return path / f"epoch-{epoch}.json"
 
 
-class Run:
+class GrowingRun:
     """This rank's part in a run; ends with the object.
 
     Args:
@@ -426,7 +426,7 @@ NAMED = 5  # files that are gone that an error names
 log = logging.getLogger("shmload")
 
 
-class Epochs:
+class GrowingEpochs:
     """The epochs of one run, as one rank sees them.
 
     Args:
@@ -439,14 +439,12 @@ class Epochs:
     identity = "growing cache"
     n = 0
 
-    def __init__(
-        self, library: Library, *, run: str | None, min_samples: int, timeout_s: float, missing: Missing
-    ) -> None:
+    def __init__(self, library: Library, *, run: str | None, min_samples: int, timeout_s: float, missing: Missing) -> None:
         self._library, self._name = library, run
         self._min_samples, self._timeout_s, self._missing = min_samples, timeout_s, missing
         self.world_size = 1  # set with the schedule, before any epoch is asked for
         self.smallest = 1  # samples without which an epoch has no step
-        self._run: Run | None = None
+        self._run: GrowingRun | None = None
         self._snapshots: dict[int, Snapshot] = {}
         self._holds: dict[int, Hold] = {}
         self._gone: dict[int, Gone] = {}
@@ -456,10 +454,10 @@ class Epochs:
     # ------------------------------------------------------------ the run
 
     @property
-    def run(self) -> Run:
+    def run(self) -> GrowingRun:
         """This rank's part in its run; begun at the first look."""
         if self._run is None:
-            self._run = Run(self._library.path, run_name(self._name, self.world_size), None)
+            self._run = GrowingRun(self._library.path, run_name(self._name, self.world_size), None)
         return self._run
 
     def state(self, epoch: int) -> dict[str, Any] | None:
@@ -477,9 +475,7 @@ class Epochs:
         """
         is_dict = isinstance(named, Mapping) and isinstance(named.get("digest"), str)
         if not is_dict or not is_run_name(named.get("run")) or epoch > MAX_EPOCH:
-            raise StateMismatch(
-                f"the state names no snapshot of epoch {epoch}: {named!r:.200}. Load what state_dict() returned"
-            )
+            raise StateMismatch(f"the state names no snapshot of epoch {epoch}: {named!r:.200}. Load what state_dict() returned")
         path = run_path(self._library.path, named["run"])
         snapshot = kept_snapshot(path, epoch)
         if snapshot is None or snapshot.digest != named["digest"]:
@@ -501,7 +497,7 @@ class Epochs:
             self._run.leave()
             self._run = None
         if self._run is None:
-            self._run = Run(self._library.path, named["run"], epoch)
+            self._run = GrowingRun(self._library.path, named["run"], epoch)
         self._begun = {epoch}
 
     # ------------------------------------------------------------ an epoch
@@ -619,11 +615,7 @@ class Epochs:
 
 def _told(gone: Gone) -> str:
     snapshot = gone.snapshot
-    names = [
-        f"{file.name} ({file.num_records})"
-        for file, is_gone in zip(snapshot.files, gone.is_gone, strict=True)
-        if is_gone
-    ]
+    names = [f"{file.name} ({file.num_records})" for file, is_gone in zip(snapshot.files, gone.is_gone, strict=True) if is_gone]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return (
         f"epoch {snapshot.epoch}: {gone.num_samples} of its {snapshot.n} samples are gone, evicted since: "

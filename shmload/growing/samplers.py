@@ -186,13 +186,7 @@ class _One:
 
 
 def keep(
-    trainer_pid: int,
-    commands: Any,
-    told: Path,
-    sampler: Sampler,
-    num_processes: int,
-    max_restarts: int,
-    make_writer: MakeWriter,
+    trainer_pid: int, commands: Any, told: Path, sampler: Sampler, num_processes: int, max_restarts: int, make_writer: MakeWriter
 ) -> None:
     """Runs the supervisor until the trainer says so, or ends.
 
@@ -280,12 +274,7 @@ class SamplerSupervisor:
         one.told["error"] = text or f"sampler {one.worker_id} {describe_exit(code)}"
         if one.in_a_row > self._max_restarts:
             one.told["state"] = "given up"
-            log.error(
-                "sampler %d is given up after %d failures in a row: %s",
-                one.worker_id,
-                one.in_a_row,
-                one.told["error"],
-            )
+            log.error("sampler %d is given up after %d failures in a row: %s", one.worker_id, one.in_a_row, one.told["error"])
             return
         pause = min(PAUSE_S * 2 ** (one.in_a_row - 1), MAX_PAUSE_S)
         log.warning("%s; it is started again in %.1f s", one.told["error"].rstrip(), pause)
@@ -349,9 +338,7 @@ def _num_files(number: int) -> bytes:
     return b"%018d\n" % number
 
 
-def _run(
-    supervisor: int, sampler: Sampler, worker_id: int, num_workers: int, text: int, make_writer: MakeWriter
-) -> None:
+def _run(supervisor: int, sampler: Sampler, worker_id: int, num_workers: int, text: int, make_writer: MakeWriter) -> None:
     """One sampler, from its fork to its end."""
     code = 1
     try:

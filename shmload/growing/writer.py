@@ -120,9 +120,7 @@ def told_by_writers(control: Path) -> list[WriterStatistics]:
         files, records, nbytes, began, waited_s, since = _NUMBERS.unpack_from(data)
         waited_s += time.time() - since if since else 0.0
         role = data[_NUMBERS.size :].decode(errors="replace")
-        found.append(
-            WriterStatistics(int(path.name.split("-")[0]), role, files, records, nbytes, began, waited_s, since > 0)
-        )
+        found.append(WriterStatistics(int(path.name.split("-")[0]), role, files, records, nbytes, began, waited_s, since > 0))
     return found
 
 
@@ -290,13 +288,9 @@ class CacheWriter:
 class _Reserved(TFRecordWriter):
     """A TFRecord file that is written into a reservation."""
 
-    def __init__(
-        self, owner: CacheWriter, reservation: Reservation, raw: Iterable[str], compression: str | None
-    ) -> None:
+    def __init__(self, owner: CacheWriter, reservation: Reservation, raw: Iterable[str], compression: str | None) -> None:
         self._owner, self._reservation, self._compressed = owner, reservation, compression
-        self.nbytes = (
-            0  # of the records so far: as they are before they are compressed, which tells its size only when it ends
-        )
+        self.nbytes = 0  # of the records so far: as they are before they are compressed, which tells its size only when it ends
         super().__init__(reservation.path, compression=compression, raw=raw)
 
     def _appended(self, nbytes: int) -> None:

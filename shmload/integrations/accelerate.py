@@ -143,9 +143,7 @@ class ScheduledBatches(BatchSampler):
         )
 
 
-def prepare(
-    accelerator: Accelerator, loader: ShmLoader[Any], *, device_placement: bool | None = None
-) -> PreparedLoader:
+def prepare(accelerator: Accelerator, loader: ShmLoader[Any], *, device_placement: bool | None = None) -> PreparedLoader:
     """Prepares a ShmLoader as `accelerator.prepare` prepares a DataLoader, and keeps it a ShmLoader.
 
     Give the result to `accelerator.prepare` with the model and the optimizer, or not: it is registered either way.
@@ -187,15 +185,11 @@ def prepare(
 
 def _divided_by_accelerate(accelerator: Accelerator, loader: ShmLoader[Any], device_placement: bool) -> PreparedLoader:
     if accelerator.num_processes > 1 and loader.batch_sampler is None and not isinstance(loader.sampler, BatchSampler):
-        raise ValueError(
-            "batch_size=None over several processes: Accelerate divides batches, give batch_size or a seed"
-        )
+        raise ValueError("batch_size=None over several processes: Accelerate divides batches, give batch_size or a seed")
     plain = accelerator.prepare_data_loader(loader, device_placement)
     accelerator._dataloaders.remove(plain)
     if isinstance(plain, DataLoaderDispatcher) or not isinstance(plain, DataLoaderShard):
-        raise ValueError(
-            f"{type(plain).__name__} is not supported: without a shard of its own a process has nothing to read"
-        )
+        raise ValueError(f"{type(plain).__name__} is not supported: without a shard of its own a process has nothing to read")
     if accelerator.num_processes > 1:
         if plain.batch_sampler is None:  # batches come from `sampler`, each read by one call of the dataset
             loader = _copy(loader, sampler=plain.sampler, batch_size=None)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 _WHAT, _TRACEBACK = 2_000, 200_000  # characters
 
 
-class Report(NamedTuple):
+class RankReport(NamedTuple):
     """What a rank's function has raised.
 
     Attributes:
@@ -44,7 +44,7 @@ def main(fn: Callable[..., object], args: tuple[Any, ...], local_rank: int, repo
         below = error.__traceback__ and error.__traceback__.tb_next  # without this function
         trace = traceback.format_exception(type(error), error, below)
         what = "".join(traceback.format_exception_only(error)).strip()
-        told = Report(_cut(what, _WHAT), _cut("".join(trace), _TRACEBACK), monotonic())
+        told = RankReport(_cut(what, _WHAT), _cut("".join(trace), _TRACEBACK), monotonic())
         with open(report_fd, "wb", closefd=False) as file:
             file.write(json.dumps(told._asdict()).encode() + b"\n")
         sys.exit(1)
@@ -57,6 +57,6 @@ def _cut(text: str, length: int) -> str:
     return f"{text[: length // 2]}\n  ... ({len(text) - length} characters) ...\n{text[-length // 2 :]}"
 
 
-def read_report(told: bytes) -> Report | None:
+def read_report(told: bytes) -> RankReport | None:
     """What `main` has written; None if it is not whole."""
-    return Report(**json.loads(told)) if told.endswith(b"\n") else None
+    return RankReport(**json.loads(told)) if told.endswith(b"\n") else None

@@ -204,7 +204,7 @@ STATIC_PORT = 29500  # torchrun's: where several machines meet if nobody says an
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """Where the ranks of a run meet, and which of its machines this is."""
 
     master_addr: str
@@ -244,11 +244,7 @@ def _bound(family: int, address: str) -> socket.socket:
 
 
 def environment(
-    place: Place,
-    local_rank: int,
-    num_local: int,
-    cpus: tuple[int, ...] = (),
-    inherited: Mapping[str, str] = os.environ,
+    place: NodePlace, local_rank: int, num_local: int, cpus: tuple[int, ...] = (), inherited: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """The whole environment of one rank.
 
@@ -301,7 +297,7 @@ def number_of_ranks(nprocs: int | None, host: Host) -> int:
 
 
 def rank_specs(
-    place: Place,
+    place: NodePlace,
     num_ranks: int,
     host: Host,
     *,
@@ -336,9 +332,7 @@ def rank_specs(
 _BOOT = str(Path(__file__).with_name("boot.py"))
 
 
-def booted(
-    command: Sequence[str], rank_spec: RankSpec, ends: Ends, keep: Sequence[int] = ()
-) -> subprocess.Popen[bytes]:
+def booted(command: Sequence[str], rank_spec: RankSpec, ends: Ends, keep: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """Starts a command as a rank: tied to this thread, in a process group of its own.
 
     The terminal's ^C goes to the foreground's group alone: it reaches the launcher, which decides what becomes of the ranks.
@@ -347,13 +341,7 @@ def booted(
         keep: descriptors that the command inherits besides.
     """
     return subprocess.Popen(
-        [
-            sys.executable,
-            *("-I", "-S", _BOOT),
-            str(os.getpid()),
-            ",".join(map(str, rank_spec.cpus)),
-            *command,
-        ],
+        [sys.executable, *("-I", "-S", _BOOT), str(os.getpid()), ",".join(map(str, rank_spec.cpus)), *command],
         stdin=subprocess.DEVNULL,
         stdout=ends.stdout,
         stderr=ends.stderr,

@@ -51,19 +51,8 @@ from typing import IO, Any, Literal, overload
 
 from shmload.errors import RankFailed
 from shmload.launch import boot, in_rank
-from shmload.launch.in_rank import Report, read_report
-from shmload.launch.ranks import (
-    LOOPBACK,
-    Child,
-    Ends,
-    HeldPort,
-    Place,
-    RankSpec,
-    Spawner,
-    booted,
-    number_of_ranks,
-    rank_specs,
-)
+from shmload.launch.in_rank import RankReport, read_report
+from shmload.launch.ranks import LOOPBACK, Child, Ends, HeldPort, NodePlace, RankSpec, Spawner, booted, number_of_ranks, rank_specs
 from shmload.shm.names import Host
 from shmload.worker.failure import describe_exit
 
@@ -106,9 +95,7 @@ class Signals:
                     signal.signal(number, self._catch)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
 
@@ -280,7 +267,7 @@ class Ending:
     rank: int
     pid: int
     exitcode: int | None
-    report: Report | None = None
+    report: RankReport | None = None
     told: bool = False
     killed: bool = False
 
@@ -300,11 +287,7 @@ def first_to_fail(endings: Sequence[Ending]) -> Ending:
     A signal comes before exceptions, which others raise because a rank has gone; exceptions go by when they were caught.
     """
     return min(
-        endings,
-        key=lambda e: (
-            e.report is not None or e.exitcode is None or e.exitcode > 0,
-            e.report.time_s if e.report else 0.0,
-        ),
+        endings, key=lambda e: (e.report is not None or e.exitcode is None or e.exitcode > 0, e.report.time_s if e.report else 0.0)
     )
 
 
@@ -376,7 +359,7 @@ class _Sitting:
     report_fd: int
     stderr: Pipe | None
     reported: bytes = b""
-    report: Report | None = None
+    report: RankReport | None = None
     exitcode: int | None = None
     told: bool = False
     killed: bool = False
@@ -633,10 +616,7 @@ class Function:
             )
         else:
             process = _Process(
-                target=in_rank.main,
-                args=(self._fn, self._args, rank_spec.local_rank, ends.report),
-                name=name,
-                daemon=False,
+                target=in_rank.main, args=(self._fn, self._args, rank_spec.local_rank, ends.report), name=name, daemon=False
             )
             process.place = (rank_spec, ends)
         process.start()
@@ -657,9 +637,7 @@ def _close(*fds: int) -> None:
         os.close(fd)
 
 
-def _forked(
-    rank_spec: RankSpec, ends: Ends, launcher_pid: int, fn: Callable[..., object], args: tuple[Any, ...]
-) -> None:
+def _forked(rank_spec: RankSpec, ends: Ends, launcher_pid: int, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
     """What boot.py and exec do for others."""
     os.setpgid(0, 0)
     boot.bind(launcher_pid, rank_spec.cpus)
@@ -880,7 +858,7 @@ def spawn(
     num_ranks = number_of_ranks(nprocs, host)
     port = HeldPort()
     try:
-        place = Place(LOOPBACK, port.number, run_id=secrets.token_hex(8))
+        place = NodePlace(LOOPBACK, port.number, run_id=secrets.token_hex(8))
         ranks = Ranks(way, rank_specs(place, num_ranks, host, pin=pin, logs=logs), grace_s)
     except BaseException:
         port.close()

@@ -85,9 +85,7 @@ class EpochWatches:
         self.callbacks = callbacks_of_environment()
         self._newest: weakref.ref[EpochWatch] | None = None
 
-    def begin(
-        self, config: LoaderConfig, builder: EngineBuilder, deliveries: DeliveryLog, epoch: int
-    ) -> EpochWatch | None:
+    def begin(self, config: LoaderConfig, builder: EngineBuilder, deliveries: DeliveryLog, epoch: int) -> EpochWatch | None:
         """Begins a pass; None if nobody wants to know. One before it that has not ended was broken off."""
         self.close()
         if not self.callbacks:
@@ -106,12 +104,7 @@ class EpochWatch:
     """The account of one pass. Its iterator owns it."""
 
     def __init__(
-        self,
-        config: LoaderConfig,
-        builder: EngineBuilder,
-        deliveries: DeliveryLog,
-        epoch: int,
-        callbacks: list[EpochCallback],
+        self, config: LoaderConfig, builder: EngineBuilder, deliveries: DeliveryLog, epoch: int, callbacks: list[EpochCallback]
     ) -> None:
         self._builder, self._deliveries, self._callbacks = builder, deliveries, callbacks
         self._num_workers = config.total_workers
@@ -167,9 +160,7 @@ class EpochWatch:
         busy = None
         if self._num_workers:
             self._nbytes = int(totals["nbytes"] - self._totals["nbytes"])
-            busy = (
-                min((totals["busy_s"] - self._totals["busy_s"]) / (self._num_workers * wall_s), 1.0) if wall_s else 0.0
-            )
+            busy = min((totals["busy_s"] - self._totals["busy_s"]) / (self._num_workers * wall_s), 1.0) if wall_s else 0.0
         return {
             "epoch": self._epoch,
             "rank": self._place[0],

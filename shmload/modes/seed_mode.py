@@ -42,16 +42,7 @@ from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, next_of
 from shmload.modes.torch_order import SamplerReader, is_torchs_own, own_state
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, KeyedOrder, Schedule
-from shmload.schedule.state import (
-    STATE_VERSION,
-    UsersOwn,
-    check_checksum,
-    make_state,
-    opened,
-    resume,
-    sealed,
-    with_checksum,
-)
+from shmload.schedule.state import STATE_VERSION, UsersOwn, check_checksum, make_state, opened, resume, sealed, with_checksum
 from shmload.worker.failure import no_end
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.torch_side import origin_of
@@ -133,11 +124,7 @@ class SampledOrder:
         """
         saved = state if isinstance(state, Mapping) else {}
         identity = {"version": STATE_VERSION, "mode": MODE, "seed": self._seed}
-        differing = [
-            f"{name}: saved {saved.get(name)!r}, now {now!r}"
-            for name, now in identity.items()
-            if saved.get(name) != now
-        ]
+        differing = [f"{name}: saved {saved.get(name)!r}, now {now!r}" for name, now in identity.items() if saved.get(name) != now]
         if differing:
             raise StateMismatch(
                 f"the state belongs to another loader: {'; '.join(differing)}. Remedy: build the loader as it was at saving"
@@ -228,9 +215,7 @@ class Epochs:
             return partial(config.batch_sampler.schedule, uneven=config.uneven)
         growing = ability_of(config.dataset, "epoch_schedule")
         uneven = "drop" if config.drop_last else config.uneven
-        return growing and partial(
-            growing, batch_size=config.batch_size or 1, shuffle=bool(config.shuffle), uneven=uneven
-        )
+        return growing and partial(growing, batch_size=config.batch_size or 1, shuffle=bool(config.shuffle), uneven=uneven)
 
     def _refresh_batches(self, make: Callable[..., BatchSchedule]) -> bool:
         """The same for epochs whose lengths may differ."""
@@ -386,7 +371,7 @@ END = object()  # what a stream gives beyond an epoch's last batch: a StopIterat
 
 
 @dataclass
-class Place:
+class BatchPlace:
     """The batch that comes next."""
 
     epoch: int
@@ -440,7 +425,7 @@ class SeedIterator:
         return len(self._stream)
 
     def __del__(self) -> None:
-        place: Place | None = getattr(self, "place", None)  # none where the pass could not begin
+        place: BatchPlace | None = getattr(self, "place", None)  # none where the pass could not begin
         if place is not None and sys is not None and not sys.is_finalizing():
             self._stream.leave(place)
 
@@ -464,7 +449,7 @@ class SeedStream:
         self._pid = os.getpid()
         self._next_epoch = 0
         self._first_step = 0  # of the next iteration: where a loaded state left off
-        self._place: Place | None = None  # of the newest iterator
+        self._place: BatchPlace | None = None  # of the newest iterator
         self._num_ahead = 0  # batches that are ordered and not delivered, at most
         self._cursor = (0, 0)  # (epoch, step) to be ordered next
         self.valid: int | None = None
@@ -494,14 +479,14 @@ class SeedStream:
         """The next pass."""
         return SeedIterator(self)
 
-    def begin(self) -> tuple[Place, EpochWatch | None]:
+    def begin(self) -> tuple[BatchPlace, EpochWatch | None]:
         """Starts a pass: the next epoch, from its start or from where a loaded state left off."""
         faults.hit("epoch_change")
         with self.turns.lock:
             place = self._begun()
         return place, self._watches.begin(self.config, self._builder, self._log, place.epoch)
 
-    def _begun(self) -> Place:
+    def _begun(self) -> BatchPlace:
         config = self.config
         self._refresh()
         self.epochs.begins(self._next_epoch)
@@ -509,7 +494,7 @@ class SeedStream:
         self._num_ahead = (config.prefetch_factor or 1) * config.total_workers
         if config.device is not None:
             self._num_ahead += NUM_SENT
-        self._place = Place(self._next_epoch, self._first_step)
+        self._place = BatchPlace(self._next_epoch, self._first_step)
         step = self.epochs.step_number(self._first_step)
         self._log.begins(config, self._next_epoch, step, schedule=self.epochs.formula, rank=self.epochs.rank)
         self._next_epoch, self._first_step = self._next_epoch + 1, 0
@@ -517,11 +502,11 @@ class SeedStream:
             self._tell_length(self._engine)
         return self._place
 
-    def ended(self, place: Place) -> None:
+    def ended(self, place: BatchPlace) -> None:
         """Hears that a pass has come to its end."""
         self._log.ended(place.epoch, self.epochs.step_number(place.step))
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: BatchPlace) -> None:
         """Hears that the newest pass goes no further than a place; ranks that share the ring must know if that is not its end."""
         engine = self._engine
         if engine is None or engine.shared_by == 1 or place is not self._place or self._pid != os.getpid():
@@ -529,7 +514,7 @@ class SeedStream:
         if place.step < self.epochs.end_of(place.epoch):
             engine.leave_pass()
 
-    def take(self, place: Place, watch: EpochWatch | None) -> Any:
+    def take(self, place: BatchPlace, watch: EpochWatch | None) -> Any:
         """The batch at a place, which moves on, also beyond one that failed; END beyond the epoch's last.
 
         The place moves last: an interrupt before that loses nothing, as the same batch is taken again.
@@ -609,7 +594,7 @@ class SeedStream:
             num_steps = 0  # it is for stats readers alone
         engine.begin_pass(num_steps, step_stride=self.epochs.stride)
 
-    def _read_inline(self, place: Place, watch: EpochWatch | None) -> Any:
+    def _read_inline(self, place: BatchPlace, watch: EpochWatch | None) -> Any:
         if self._inline is None:
             self._inline = InlineReader(self.config.job(), self._builder.bad_samples)
         order = self.epochs.order(place.epoch, place.step)

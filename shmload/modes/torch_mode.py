@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe, _utils
-from torch.utils.data.dataloader import (
-    _BaseDataLoaderIter,
-    _DatasetKind,
-    _sharding_worker_init_fn,
-    _SingleProcessDataLoaderIter,
-)
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _sharding_worker_init_fn, _SingleProcessDataLoaderIter
 
 from shmload import faults
 from shmload._core.trainer import Order
@@ -31,7 +26,7 @@ from shmload.engine.engine import Engine
 from shmload.engine.ring import NOTHING, DeliveryLog, Turns
 from shmload.errors import WorkerDied
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, collated, next_of_dataset
-from shmload.modes.torch_order import Progress, SamplerReader, TorchState, check_torch_state, fresh_state, packed_state
+from shmload.modes.torch_order import PassProgress, SamplerReader, TorchState, check_torch_state, fresh_state, packed_state
 from shmload.worker.sample_rng import kept_generators
 from shmload.worker.snapshot import NO_NEWS, with_shared_seed
 from shmload.worker.torch_side import Origin, origin_of, replayed
@@ -58,7 +53,7 @@ class TorchPasses:
 
     def __init__(self, config: LoaderConfig, builder: EngineBuilder, log: DeliveryLog, watches: EpochWatches) -> None:
         self.config, self.builder, self.log, self.watches = config, builder, log, watches
-        self.progress: Progress | None = None
+        self.progress: PassProgress | None = None
         self._loaded: TorchState | None = None  # what the next pass goes on from
 
     @property
@@ -139,7 +134,7 @@ class TorchPasses:
 class _Iterator(_BaseDataLoaderIter):
     """What passes with and without workers share: torch's, plus the account of how far they have come."""
 
-    progress: Progress
+    progress: PassProgress
     turns: Turns
     _order: Order  # of the batch that `_next_data` returns
     _recorder: DeliveryLog | None = None  # none yet while batches are read again, unseen
@@ -238,9 +233,7 @@ class TorchIterator(_Iterator):
         self._in_order = config.in_order
         self._every = config.snapshot_every_n_steps
         self._generator = config.generator
-        self._profile_name = (
-            "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # what profiles are searched for
-        )
+        self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # what profiles are searched for
         self._prefetch_factor: int = config.prefetch_factor  # type: ignore[assignment]  # None is torch's TypeError here, too
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
@@ -308,7 +301,7 @@ class TorchIterator(_Iterator):
         self._is_given = self._auto_collation and not reader.is_sliced
         last = None if first_iter else self.progress
         passes = self._passes
-        self.progress = passes.progress = Progress(passes.config, reader, int(self._base_seed), self._shared_seed)
+        self.progress = passes.progress = PassProgress(passes.config, reader, int(self._base_seed), self._shared_seed)
         if last is not None:
             self.progress.follows(last)
         if state is not None:
@@ -477,12 +470,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
         with kept_generators() if is_resumed else nullcontext():
             super().__init__(loader)
             reader = SamplerReader(
-                self._index_sampler,
-                config.generator,
-                every=1,
-                iterator=self._sampler_iter,
-                origin=origin,
-                is_seed_between=True,
+                self._index_sampler, config.generator, every=1, iterator=self._sampler_iter, origin=origin, is_seed_between=True
             )
         job = config.job()
         self._reader = InlineReader(job, passes.builder.bad_samples) if config.reads_inline else None
@@ -496,7 +484,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
         if state is not None:
             reader.resume(state["sampler"])
             self._base_seed = state["base_seed"]
-        self.progress = passes.progress = Progress(config, reader, int(self._base_seed), self._shared_seed)
+        self.progress = passes.progress = PassProgress(config, reader, int(self._base_seed), self._shared_seed)
         self.progress.read_by(self._dataset_fetcher)
         if state is not None:
             self._go_on(state, resumed)

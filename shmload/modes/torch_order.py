@@ -94,7 +94,7 @@ class Done:
         return step < self.first or step in self.beyond
 
 
-class Progress:
+class PassProgress:
     """How far one pass has come. The loader keeps it when the iterator is gone: a loop that was left is resumed, too.
 
     Args:
@@ -141,7 +141,7 @@ class Progress:
     def _take_snapshot(self) -> None:
         self._snapshot = (self.done.first, list(self._notes), self.last_worker, list(self._counts), None)
 
-    def follows(self, last: Progress) -> None:
+    def follows(self, last: PassProgress) -> None:
         """The same workers have made another pass before."""
         self._notes = [between_passes(note) for note in last._notes] if self._is_iterable else last._notes
         self._take_snapshot()
@@ -241,7 +241,7 @@ def identity(config: LoaderConfig) -> dict[str, Any]:
     }
 
 
-def fresh_state(config: LoaderConfig, finished: Progress | None) -> TorchState:
+def fresh_state(config: LoaderConfig, finished: PassProgress | None) -> TorchState:
     """The state before a pass: the next one would draw its order from the generators as they stand now.
 
     Args:
@@ -299,9 +299,7 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
         )
     check_checksum(state)
     differing = [
-        f"{name}: saved {state.get(name)!r}, now {now!r}"
-        for name, now in identity(config).items()
-        if state.get(name) != now
+        f"{name}: saved {state.get(name)!r}, now {now!r}" for name, now in identity(config).items() if state.get(name) != now
     ]
     loaded = _unpacked(state, config.trust_state)
     is_in_parts = _kind_of(loaded["sampler"]) == DATASET  # an iterable one, by worker
@@ -357,9 +355,7 @@ def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
     except StateMismatch:
         raise
     except Exception as error:  # a pickle that is trusted may raise anything
-        raise StateMismatch(
-            f"the state's details cannot be read: {error!r}. Load what state_dict() returned"
-        ) from error
+        raise StateMismatch(f"the state's details cannot be read: {error!r}. Load what state_dict() returned") from error
     del loaded["details"], loaded[CHECK]
     needed = _KINDS.keys() | set(_OUTSIDE)
     faults = [f"{name} is missing" for name in sorted(needed - _OF_ITERABLES - loaded.keys())]
@@ -377,9 +373,7 @@ def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
         if not all(isinstance(told, dict) for told in loaded["workers"]):
             faults.append("workers are no dicts")
     if faults:
-        raise StateMismatch(
-            f"this is no state of a loader in torch mode: {'; '.join(faults)}. Load what state_dict() returned"
-        )
+        raise StateMismatch(f"this is no state of a loader in torch mode: {'; '.join(faults)}. Load what state_dict() returned")
     return loaded
 
 

@@ -34,7 +34,7 @@ from shmload.pipeline.stages import (
     compose,
     items_of,
 )
-from shmload.pipeline.stream import SourceOrder, Stream, StreamSchedule
+from shmload.pipeline.stream import ItemStream, SourceOrder, StreamSchedule
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.schedule import KeyedOrder
 from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Conveyer"]
 
 
-class Run:
+class PipelineRun:
     """Gives batches or items from a position on.
 
     Args:
@@ -60,7 +60,7 @@ class Run:
     def __init__(self, stages: Sequence[Any], plan: Plan, options: Mapping[str, Any]) -> None:
         self._stages, self._plan, self._options = stages, plan, options
         self._rank = plan.partition.rank
-        self._stream = Stream(plan.source, None if plan.collate is None else plan.collate.batch_size)
+        self._stream = ItemStream(plan.source, None if plan.collate is None else plan.collate.batch_size)
         self.schedule: StreamSchedule = self._stream.schedule(
             seed=plan.source.seed, uneven=plan.uneven, world_size=plan.partition.n_ranks
         )
@@ -279,15 +279,13 @@ class Conveyer:
         self.plan = compose(self.stages)
         self.options = options
         if unknown := sorted(set(options) - OPTIONS):
-            raise TypeError(
-                f"Conveyer takes of ShmLoader's arguments {', '.join(sorted(OPTIONS))}; got {', '.join(unknown)}"
-            )
+            raise TypeError(f"Conveyer takes of ShmLoader's arguments {', '.join(sorted(OPTIONS))}; got {', '.join(unknown)}")
         if self.plan.collate is None and (misplaced := sorted(set(options) & OF_BATCHES)):
             raise ValueError(
                 f"{', '.join(misplaced)} is for batches: a single item that fails raises at its turn, and the next call goes on "
                 "behind it; catch that, or add Collate"
             )
-        self._run = Run(self.stages, self.plan, options)
+        self._run = PipelineRun(self.stages, self.plan, options)
         self._turns = Turns()
         self._is_closed = False
 

@@ -81,10 +81,7 @@ class Draws:
             or any(type(count) is not int for count in counters)
             or sum(counters) != position
             or position > self.n
-            or any(
-                abs(count * total - self.shares.cumulative(member, position)) >= total
-                for member, count in enumerate(counters)
-            )
+            or any(abs(count * total - self.shares.cumulative(member, position)) >= total for member, count in enumerate(counters))
         ):
             raise StateMismatch(
                 f"counters must be the draws of {self.shares.num_members} members before position {position}, each within one of "
@@ -128,9 +125,7 @@ class Join:
             raise ValueError("a Join needs at least one (pipeline, weight); got none")
         for number, member in enumerate(members):
             if not (isinstance(member, tuple | list) and len(member) == 2 and isinstance(member[0], Conveyer | Join)):
-                raise TypeError(
-                    f"a Join needs pairs of a Conveyer or Join and its weight; member {number} is {member!r}"
-                )
+                raise TypeError(f"a Join needs pairs of a Conveyer or Join and its weight; member {number} is {member!r}")
         self.members = [pipeline for pipeline, _ in members]
         self.weights = [weight for _, weight in members]
         check_weights(self.weights, len(members), "a Join")
@@ -228,9 +223,7 @@ class Join:
         Raises:
             ValueError: a member gives batches, or a rank's part.
         """
-        return JoinSource(
-            [_plan_of(number, each) for number, each in enumerate(self.members)], self.weights, self.stop, self.seed
-        )
+        return JoinSource([_plan_of(number, each) for number, each in enumerate(self.members)], self.weights, self.stop, self.seed)
 
     # ------------------------------------------------------------ position
 
@@ -387,8 +380,7 @@ class JoinSource:
             end = stop if self.repeating else min(stop, (epoch + 1) * self.n)
             before = self._before(epoch)
             parts += [
-                self._keys(members, counters + before)
-                for members, counters in self._draws.blocks(place, place + end - start)
+                self._keys(members, counters + before) for members, counters in self._draws.blocks(place, place + end - start)
             ]
             start = end
         return np.concatenate([np.empty(0, np.int64), *parts])
@@ -431,10 +423,7 @@ class JoinSource:
         epoch, place = self._place(position)
         counters = self._draws.counters_at(place)
         had = self._before(epoch) + counters
-        return [
-            *counters,
-            *(c for s, count in zip(self._sources, had.tolist(), strict=True) for c in s.counters_at(count)),
-        ]
+        return [*counters, *(c for s, count in zip(self._sources, had.tolist(), strict=True) for c in s.counters_at(count))]
 
     def go_on_at(self, position: int, counters: Sequence[int]) -> None:
         """Takes over what `counters_at` gave for that position.

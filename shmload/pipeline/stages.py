@@ -46,13 +46,7 @@ class NamedErrors(BadSamples):
         name: key -> the item, for people.
     """
 
-    def __init__(
-        self,
-        on_error: OnError,
-        max_bad: int | None,
-        next_index: NextIndex | None,
-        name: Callable[[int], str],
-    ) -> None:
+    def __init__(self, on_error: OnError, max_bad: int | None, next_index: NextIndex | None, name: Callable[[int], str]) -> None:
         super().__init__(on_error, max_bad, next_index)
         self._name = name
 
@@ -149,9 +143,7 @@ class RowProgram:
 class InPlaceProgram(RowProgram):
     """One whose last function decodes straight into the row it is given."""
 
-    def __init__(
-        self, source: Keys, functions: Sequence[Callable[[Any], Any]], stages: Sequence[str], decoder: Any
-    ) -> None:
+    def __init__(self, source: Keys, functions: Sequence[Callable[[Any], Any]], stages: Sequence[str], decoder: Any) -> None:
         super().__init__(source, functions, stages)
         self._decoder = decoder
         self.schema = decoder.schema
@@ -373,9 +365,7 @@ class DistributedBatchedMap:
         if self.buffer_size is not None:
             _set_whole(self, "DistributedBatchedMap(buffer_size)", "buffer_size", 1, 1 << 31)
         if self.timeout is not None and not (isinstance(self.timeout, int | float) and 0 < self.timeout < math.inf):
-            raise ValueError(
-                f"DistributedBatchedMap(timeout) is a number of seconds above 0 or None; got {self.timeout!r}"
-            )
+            raise ValueError(f"DistributedBatchedMap(timeout) is a number of seconds above 0 or None; got {self.timeout!r}")
 
 
 @dataclass(frozen=True)
@@ -511,9 +501,7 @@ def compose(stages: Sequence[Any]) -> Plan:
             raise ValueError(f"{where} gives items of its own, so it can only be the first")
         is_decoded = functions and hasattr(functions[-1], "read_into") and collate is None
         if is_decoded and isinstance(stage, Map | DistributedBatchedMap):
-            raise ValueError(
-                f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate"
-            )
+            raise ValueError(f"{where} follows one that decodes into the batch (read_into): that must be the last before Collate")
         if isinstance(stage, Map | DistributedBatchedMap):
             (names if collate is None else batch_names).append(where.removesuffix(","))
         if isinstance(stage, Map):
@@ -532,9 +520,7 @@ def compose(stages: Sequence[Any]) -> Plan:
         else:
             raise TypeError(f"{where} is no stage: a function becomes one as Map(function)")
     if functions and collate is None and not callable(functions[-1]):
-        raise ValueError(
-            "a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function"
-        )
+        raise ValueError("a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function")
     return Plan(
         source,
         tuple(functions),

@@ -68,9 +68,7 @@ def _identity(state: Any) -> Any:
             return _marks(state["members"])
         return {name: value for name, value in state.items() if name not in ("epoch", "position", "counters", CHECK)}
     except (TypeError, ValueError, LookupError, AttributeError):
-        raise StateMismatch(
-            f"reconcile takes states of a Conveyer or a Join as state() returns them; got {state!r:.200}"
-        ) from None
+        raise StateMismatch(f"reconcile takes states of a Conveyer or a Join as state() returns them; got {state!r:.200}") from None
 
 
 def _marks(entries: list[Any]) -> list[Any]:
@@ -156,7 +154,7 @@ class SourceOrder(KeyedOrder):
         return hash(self.identity)
 
 
-class Stream(KeyedBatches):
+class ItemStream(KeyedBatches):
     """The steps of one pipeline.
 
     Args:

@@ -51,7 +51,7 @@ from shmload._core.rows import copy_from
 from shmload._core.watch import die_with
 from shmload.batch.layout import ALIGNMENT, Layout
 from shmload.ray.cluster import Call, Cluster
-from shmload.ray.decoder import Outcome, Setting, Task
+from shmload.ray.decoder import ActorSetting, Outcome, Task
 from shmload.shm.segment import Doorbell
 from shmload.worker.failure import Failure
 from shmload.worker.loop import process_begin_ns
@@ -80,9 +80,7 @@ class Beside:
         clock: seconds.
     """
 
-    def __init__(
-        self, ring: FetchTimes, processes: range, num_ordered: int, clock: Callable[[], float] = monotonic
-    ) -> None:
+    def __init__(self, ring: FetchTimes, processes: range, num_ordered: int, clock: Callable[[], float] = monotonic) -> None:
         self._ring, self._processes, self._num_ordered, self._clock = ring, processes, num_ordered, clock
         self._last = (0, 0)  # chunks and nanoseconds of all processes, at the last look
         self._process_s = 0.0  # what a batch takes a process; 0: not known
@@ -273,17 +271,13 @@ class Dispatcher:
         beside: the processes of this machine that claim from the same ring, if there are any.
     """
 
-    def __init__(
-        self, cluster: Cluster, stand_ins: list[list[StandIn]], orders: Doorbell, beside: Beside | None = None
-    ) -> None:
+    def __init__(self, cluster: Cluster, stand_ins: list[list[StandIn]], orders: Doorbell, beside: Beside | None = None) -> None:
         self._cluster = cluster
         self._orders = orders
         self._free = [list(of_worker) for of_worker in stand_ins]
         self._num_each = len(stand_ins[0])
         self._beside = beside
-        self._begun: dict[
-            StandIn, tuple[int, float]
-        ] = {}  # tasks its worker had when it claimed, and when; if anyone asks
+        self._begun: dict[StandIn, tuple[int, float]] = {}  # tasks its worker had when it claimed, and when; if anyone asks
         self._back: SimpleQueue[tuple[int, StandIn, float]] = SimpleQueue()  # that are free again, and since when
         self._sent: dict[StandIn, SimpleQueue[None]] = {}
         for place, of_worker in enumerate(stand_ins):
@@ -391,7 +385,7 @@ def main() -> None:
         os._exit(GONE)  # the loader has been closed before this process was up
     rings = [[WorkerRing(control, post.worker_id) for _ in range(briefing.num_ahead)] for post in posts]
     sizes = rings[0][0].text_capacity, rings[0][0].layout_capacity
-    settings = [Setting(post, briefing.paths, *sizes, briefing.sample_timeout_s) for post in posts]
+    settings = [ActorSetting(post, briefing.paths, *sizes, briefing.sample_timeout_s) for post in posts]
     cluster = Cluster(
         briefing.address,
         pickled_job,

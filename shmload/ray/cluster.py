@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from shmload._core.filler import ERROR
 from shmload.errors import ClusterUnreachable, StoreError, WorkerDied
-from shmload.ray.decoder import Decoder, Outcome, Setting, Task, failure_in, forget_word, take_word
+from shmload.ray.decoder import ActorSetting, Decoder, Outcome, Task, failure_in, forget_word, take_word
 from shmload.storage.transport import Retry, RetryPolicy, TransientError
 
 
@@ -108,7 +108,7 @@ class Cluster:
         self,
         address: str,
         pickled_job: NDArray[np.uint8],
-        settings: list[Setting],
+        settings: list[ActorSetting],
         *,
         is_seeded: bool,
         connect_timeout_s: float,
@@ -129,9 +129,7 @@ class Cluster:
         self._actors: dict[int, Any] = {}
         # held while a worker's new actor does one task again, alone
         self._repeats = [threading.Lock() for _ in settings]
-        self._newest: dict[
-            int, tuple[Any, int]
-        ] = {}  # by worker, where its newest answer came from, and how many places before
+        self._newest: dict[int, tuple[Any, int]] = {}  # by worker, where its newest answer came from, and how many places before
         self._ended: dict[int, str] = {}  # torch mode: workers whose actor has died, and how
         self.node_id = ""  # of this machine
         self._job: Any = None  # the dataset in Ray's object store

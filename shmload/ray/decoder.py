@@ -195,7 +195,7 @@ def private(nbytes: int) -> Mapping:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ActorSetting:
     """What an actor is made with: its post, and the sizes of the real ring's areas, so that what fits the actor's fits it."""
 
     post: Post
@@ -333,11 +333,9 @@ class Decoder:
         pickled_job: the pickled job, as bytes that this node fetched once for all of its actors.
     """
 
-    def __init__(self, setting: Setting, pickled_job: Any) -> None:
+    def __init__(self, setting: ActorSetting, pickled_job: Any) -> None:
         post = setting.post
-        self._local_ring = LocalRing(
-            post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity
-        )
+        self._local_ring = LocalRing(post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
         try:
@@ -362,9 +360,7 @@ class Decoder:
         self._settle_schema()
         self._sample_timer: SampleTimer | None = None
         if setting.sample_timeout_s is not None:
-            self._sample_timer = SampleTimer(
-                self._local_ring.trainer, post.worker_id, setting.sample_timeout_s, leave_word
-            )
+            self._sample_timer = SampleTimer(self._local_ring.trainer, post.worker_id, setting.sample_timeout_s, leave_word)
             threading.Thread(target=self._sample_timer.watch, daemon=True).start()
 
     def _settle_schema(self) -> None:
@@ -380,12 +376,7 @@ class Decoder:
         if self._sample_timer is not None:
             self._sample_timer.begin(task)
         local_ring.order(
-            raw,
-            epoch=task.epoch,
-            step=task.step,
-            nrows=task.end - task.first,
-            is_pickled=is_pickled,
-            is_packed=task.is_packed,
+            raw, epoch=task.epoch, step=task.step, nrows=task.end - task.first, is_pickled=is_pickled, is_packed=task.is_packed
         )
         self._body.work()
         num_foreign = local_ring.num_foreign - num_foreign
@@ -423,9 +414,7 @@ class Decoder:
     ) -> Outcome:
         local_ring = self._local_ring
         row_nbytes = local_ring.row_nbytes() if is_rows else None
-        return Outcome(
-            own, local_ring.payload(nbytes), row_nbytes, local_ring.layout_text, note, error, num_foreign, self._place
-        )
+        return Outcome(own, local_ring.payload(nbytes), row_nbytes, local_ring.layout_text, note, error, num_foreign, self._place)
 
 
 def _part(task: Task) -> tuple[bytes, bool]:

@@ -49,8 +49,8 @@ from shmload.remote.indexed import RemoteSamples, RemoteSource, RemoteUnits, tak
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.packing.pack import store_of
 from shmload.remote.stages import (
-    Batch,
     Batched,
+    BatchStage,
     Decoded,
     Each,
     Handler,
@@ -78,12 +78,7 @@ from shmload.shm import owners
 from shmload.storage.client import open_store
 from shmload.world import rank_and_world_size
 
-__all__ = [
-    "CACHE_BYTES",
-    "Fluent",
-    "Passes",
-    "RemoteDataset",
-]
+__all__ = ["CACHE_BYTES", "Fluent", "Passes", "RemoteDataset"]
 
 _HEADER = struct.Struct("<16sQQ")  # nonce, next pass, entries ever written
 _ENTRY = struct.Struct("<QQQ")
@@ -212,11 +207,7 @@ class Fluent:
         return self._each("decode", Decoded(decoder), handler)
 
     def to_tuple(
-        self,
-        *fields: str,
-        handler: Handler = reraise_exception,
-        missing_is_error: bool = True,
-        none_is_error: bool | None = None,
+        self, *fields: str, handler: Handler = reraise_exception, missing_is_error: bool = True, none_is_error: bool | None = None
     ) -> Self:
         """Samples from dicts to tuples.
 
@@ -303,10 +294,7 @@ class Fluent:
         return self._with(replace(program, known="number" if program.known == "units" else program.known))
 
     def batched(
-        self,
-        batchsize: int = 20,
-        collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn,
-        partial: bool = True,
+        self, batchsize: int = 20, collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn, partial: bool = True
     ) -> Self:
         """Items in batches. They are the same ones for any number of workers.
 
@@ -316,7 +304,7 @@ class Fluent:
             partial: whether the last may be shorter.
         """
         size = _whole("batched: batchsize", batchsize, 1)
-        program = self.program.then(Batch(size, collation_fn, bool(partial)))
+        program = self.program.then(BatchStage(size, collation_fn, bool(partial)))
         if program.known != "nothing":
             program = replace(program, units=program.units.with_level(Batched(size, bool(partial))))
         return self._with(program)
@@ -462,15 +450,7 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
     ) -> None:
         shards = shards_in(store_of(client, bucket, folder))
         self._begin(
-            shards,
-            shuffle,
-            seed,
-            cache_folder,
-            cache_bytes,
-            window=window,
-            uneven=uneven,
-            rank=rank,
-            world_size=world_size,
+            shards, shuffle, seed, cache_folder, cache_bytes, window=window, uneven=uneven, rank=rank, world_size=world_size
         )
 
     @classmethod
@@ -507,15 +487,7 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         made = cls.__new__(cls)
         shards = shards_of_urls(urls, lambda url: open_store(url, client))
         made._begin(
-            shards,
-            shuffle,
-            seed,
-            cache_folder,
-            cache_bytes,
-            window=window,
-            uneven=uneven,
-            rank=rank,
-            world_size=world_size,
+            shards, shuffle, seed, cache_folder, cache_bytes, window=window, uneven=uneven, rank=rank, world_size=world_size
         )
         return made
 
@@ -652,9 +624,7 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
                 source.enter(order, index, self.seed, epoch)
                 yield source.read(index)
 
-    def _indices(
-        self, order: ShardShuffle, unit: int, share: int, epoch: int, rank: int, world_size: int
-    ) -> NDArray[np.int64]:
+    def _indices(self, order: ShardShuffle, unit: int, share: int, epoch: int, rank: int, world_size: int) -> NDArray[np.int64]:
         """The indices of a unit's samples: the rank's k-th is at position k * world_size + rank, round the end if padded."""
         positions = self.program.units.samples(unit, share) * world_size + rank
         return taken_at(order, positions % order.n, self.seed, epoch)

@@ -109,9 +109,7 @@ def scan_remote(url: str, nbytes: int, read: Callable[[int, int], Buffer]) -> by
             break
         if kind not in (tar.FILE, tar.OTHER):
             if headers.size > _META_LIMIT:
-                raise ShardCorrupt(
-                    f"{url}: at byte {at}: a name of {headers.size} bytes; at most {_META_LIMIT} are read"
-                )
+                raise ShardCorrupt(f"{url}: at byte {at}: a name of {headers.size} bytes; at most {_META_LIMIT} are read")
             if not headers.read_payload(kind, need(at, headers.size)):
                 break
         at += -(-headers.size // _BLOCK) * _BLOCK
@@ -350,9 +348,7 @@ class Manifest:
         if not isinstance(given, dict) or given.get("format") != FORMAT:
             raise _Wrong("", f"a manifest of shards, with format {FORMAT!r}, is needed; this is something else")
         if given.get("version") != VERSION or type(given["version"]) is not int:
-            raise _Wrong(
-                "version", f"{VERSION} is known here, got {given.get('version')!r}; a newer shmload may read it"
-            )
+            raise _Wrong("version", f"{VERSION} is known here, got {given.get('version')!r}; a newer shmload may read it")
         names = ("format", "version", "generation", "seed", "num_samples", "nbytes", "extensions", "shards")
         _has_exactly(given, names, "")
         generation = _text(given["generation"], "generation", _GENERATION, "16 hexadecimal digits")
@@ -552,8 +548,7 @@ def shards_in(store: Store) -> Shards:
     if not manifest.shards:
         raise ObjectMissing(f"{store.url}: its manifest names no shard: pack at least one sample")
     found = tuple(
-        RemoteShard(store, entry.name, entry.nbytes, "", entry.num_samples, entry.crc32c, entry.index)
-        for entry in manifest.shards
+        RemoteShard(store, entry.name, entry.nbytes, "", entry.num_samples, entry.crc32c, entry.index) for entry in manifest.shards
     )
     return Shards(found, manifest.generation, store)
 
@@ -591,9 +586,7 @@ def shards_of_urls(urls: str | Iterable[str], open_store: Callable[[str], Store]
     names = shard_paths(urls)
     folders = [name for name in names if not name.endswith((".tar", *_COMPRESSED))]
     if folders and len(names) > 1:
-        raise ValueError(
-            f"{folders[0]!r} is no .tar object, and a folder stands alone: give its URL, or those of shards"
-        )
+        raise ValueError(f"{folders[0]!r} is no .tar object, and a folder stands alone: give its URL, or those of shards")
     if folders:
         return shards_in(open_store(names[0]))
     for name in names:

@@ -19,20 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.tar_rows import TarRows
-from shmload.formats.tar.dataset import KEY, Samples, ShardIndex, TarDataset
+from shmload.formats.tar.dataset import KEY, ShardIndex, TarDataset, TarSamples
 from shmload.formats.tar.members import Decode
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.stages import Program, run_stages
 from shmload.schedule.samplers import ShardShuffle
 from shmload.worker.sample_rng import seed_and_epoch
 
-__all__ = [
-    "RemoteSamples",
-    "RemoteSource",
-    "RemoteUnits",
-    "span",
-    "taken_at",
-]
+__all__ = ["RemoteSamples", "RemoteSource", "RemoteUnits", "span", "taken_at"]
 
 _WINDOW = 16  # shards mixed, unless there is no room for three times as many
 _AHEAD = 3  # windows that are fetched: the one that is read and those behind it, as far as there is room
@@ -163,7 +157,7 @@ class _Indexes(Sequence[ShardIndex]):
         return len(self._source.local.shards.all)
 
 
-class _Held(Samples):
+class _Held(TarSamples):
     """Samples of the shards that are here. When one of them is let go, this is thrown away, and with it the hold on it."""
 
     def __init__(self, source: RemoteSource, alternatives: Sequence[Sequence[str]]) -> None:
@@ -199,9 +193,7 @@ class RemoteSamples(TarDataset):
         allow_pickle: bool = False,
     ) -> None:
         urls = [shard.url for shard in source.local.shards.all]
-        super().__init__(
-            [_Name(url) for url in urls], fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle
-        )
+        super().__init__([_Name(url) for url in urls], fields=fields, schema=schema, decode=decode, allow_pickle=allow_pickle)
         self.paths = urls
         self._source = source
         self._order: ShardShuffle | None = None
@@ -278,7 +270,7 @@ class RemoteSamples(TarDataset):
         elif now is not None and now[0] is not None:
             self._source.enter(self._order, index, now[0], now[1])
 
-    def _opened(self) -> Samples:
+    def _opened(self) -> TarSamples:
         held = self._samples
         if held is None or held.num_dropped != self._source.local.num_dropped:  # type: ignore[attr-defined]  # ours
             held = self._samples = _Held(self._source, list((self._fields or {}).values()))

@@ -44,12 +44,7 @@ from shmload.remote.fetch import Shards, fetch_index, fetch_of, fetch_range, nam
 from shmload.storage.cache import Cache
 from shmload.storage.folder import Lease
 
-__all__ = [
-    "Fetched",
-    "LocalShards",
-    "Prefetcher",
-    "PrivateFolder",
-]
+__all__ = ["Fetched", "LocalShards", "Prefetcher", "PrivateFolder"]
 
 _PREFIX = "shmload-shards-"
 _LOCK = ".owner"

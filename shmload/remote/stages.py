@@ -48,7 +48,7 @@ from shmload.formats.tar.members import IMAGE_EXTENSIONS, Decoders, gunzip, imag
 from shmload.worker.failure import no_end
 
 __all__ = [
-    "Batch",
+    "BatchStage",
     "Batched",
     "Continue",
     "Each",
@@ -136,9 +136,7 @@ def first_of(sample: Mapping[str, Any], names: str | Sequence[str], method: str,
             return sample[name]
     if missing_is_error:
         there = ", ".join(repr(name) for name in sample if not name.startswith("__"))
-        raise ValueError(
-            f"{method}: sample {sample.get('__key__')!r} has no {' or '.join(map(repr, alternatives))}, only {there}"
-        )
+        raise ValueError(f"{method}: sample {sample.get('__key__')!r} has no {' or '.join(map(repr, alternatives))}, only {there}")
     return None
 
 
@@ -202,7 +200,7 @@ class Continue:
         self.key, self.data = key, data
 
 
-class _Image:
+class _ImageDecoding:
     """The handler of an image spec."""
 
     def __init__(self, spec: str) -> None:
@@ -259,13 +257,11 @@ class SampleDecoder:
     ) -> None:
         first = [_Gunzip()] if pre is None else list(pre)
         last = [_ByExtension(allow_pickle)] if post is None else list(post)
-        own = [_Image(handler) if isinstance(handler, str) else handler for handler in handlers]
+        own = [_ImageDecoding(handler) if isinstance(handler, str) else handler for handler in handlers]
         self._handlers: list[MemberHandler] = [*first, *own, *last]
         for handler in self._handlers:
             if not callable(handler):
-                raise TypeError(
-                    f"decode: a handler is an image spec or a function of (extension, bytes); got {handler!r}"
-                )
+                raise TypeError(f"decode: a handler is an image spec or a function of (extension, bytes); got {handler!r}")
         self._only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
         self._partial = partial
 
@@ -536,7 +532,7 @@ class Shuffle:
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchStage:
     """So many items in each."""
 
     size: int

@@ -297,17 +297,13 @@ class MixOrder(KeyedOrder):
         (400, [0, 1, 300, 2, 3, 4, 301, 5])
     """
 
-    def __init__(
-        self, sizes: Sequence[int], weights: Mapping[int, Sequence[Any]], *, stop: Stop, shuffle: bool
-    ) -> None:
+    def __init__(self, sizes: Sequence[int], weights: Mapping[int, Sequence[Any]], *, stop: Stop, shuffle: bool) -> None:
         self.sizes, self.stop, self.shuffle = tuple(sizes), stop, shuffle
         self.weights = {start: tuple(weights[start]) for start in sorted(weights)}
         self.shares = Shares.of(list(self.weights.values()), starts=list(self.weights))
         for member, (size, *of_member) in enumerate(zip(self.sizes, *self.weights.values(), strict=True)):
             if size == 0 and any(of_member):
-                raise ValueError(
-                    f"member {member} of the mixture has a weight, but no samples: leave it out, or give it weight 0"
-                )
+                raise ValueError(f"member {member} of the mixture has a weight, but no samples: leave it out, or give it weight 0")
         self._n = length(self.sizes, self.shares, stop)
         self._offsets = [0, *accumulate(self.sizes)]
         self._num_laps = max((MAX_N - 1) // max(self._offsets[-1], 1), 1)
@@ -363,8 +359,7 @@ class MixOrder(KeyedOrder):
         total = self.shares.total
         is_whole = len(counters) == len(self.sizes) and all(type(count) is int for count in counters)
         if not (is_whole and sum(counters) == position) or any(
-            abs(count * total - self.shares.cumulative(member, position)) >= total
-            for member, count in enumerate(counters)
+            abs(count * total - self.shares.cumulative(member, position)) >= total for member, count in enumerate(counters)
         ):
             raise StateMismatch(
                 f"counters must be the draws of {len(self.sizes)} members before position {position}, each within one of its "
@@ -397,11 +392,7 @@ class MixOrder(KeyedOrder):
             of_member = rounds[member]
             assert of_member is not None
             of_member.fill(
-                int(block.counters[member]),
-                part,
-                offset=self._offsets[member],
-                lap=self._offsets[-1],
-                num_laps=self._num_laps,
+                int(block.counters[member]), part, offset=self._offsets[member], lap=self._offsets[-1], num_laps=self._num_laps
             )
             done += len(part)
         out = np.empty_like(together)
@@ -503,13 +494,9 @@ class Mix(ConcatDataset[Any]):
             raise ValueError("a Mix needs at least one (dataset, weight); got none")
         for number, member in enumerate(members):
             if not (isinstance(member, tuple | list) and len(member) == 2 and hasattr(member[0], "__getitem__")):
-                raise TypeError(
-                    f"a Mix needs pairs of a map-style dataset and its weight; member {number} is {member!r}"
-                )
+                raise TypeError(f"a Mix needs pairs of a map-style dataset and its weight; member {number} is {member!r}")
             if not hasattr(member[0], "__len__"):
-                raise TypeError(
-                    f"member {number} of the Mix, a {type(member[0]).__name__}, has no length: give it __len__"
-                )
+                raise TypeError(f"member {number} of the Mix, a {type(member[0]).__name__}, has no length: give it __len__")
         check_weights([weight for _, weight in members], len(members), "a Mix")
         pieces = {0: [weight for _, weight in members]}
         for step, weights in (curriculum or {}).items():
@@ -580,9 +567,7 @@ class Mix(ConcatDataset[Any]):
             read = ability_of(dataset, "__getitems__")
             several = read(places) if read else [dataset[place] for place in places]
             if len(several) != len(places):
-                raise ValueError(
-                    f"__getitems__ of member {member} must return {len(places)} samples, it returned {len(several)}"
-                )
+                raise ValueError(f"__getitems__ of member {member} must return {len(places)} samples, it returned {len(several)}")
             for (row, _), sample in zip(rows, several, strict=True):
                 samples[row] = sample
         return samples
@@ -615,15 +600,12 @@ def _taken_apart(datasets: list[Any], pieces: dict[int, list[Any]]) -> tuple[lis
             shares.append((number, Fraction(1)))
             continue
         if len(dataset._pieces) > 1:
-            raise ValueError(
-                f"member {number} is a Mix with a curriculum, which has no steps of its own: give it to the outer Mix"
-            )
+            raise ValueError(f"member {number} is a Mix with a curriculum, which has no steps of its own: give it to the outer Mix")
         total = sum(map(exact_weight, dataset.weights))
         members += dataset.datasets
         shares += [(number, exact_weight(weight) / total) for weight in dataset.weights]
     return members, {
-        step: [_number(exact_weight(weights[number]) * share) for number, share in shares]
-        for step, weights in pieces.items()
+        step: [_number(exact_weight(weights[number]) * share) for number, share in shares] for step, weights in pieces.items()
     }
 
 

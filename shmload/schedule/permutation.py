@@ -146,12 +146,8 @@ class Permutation:
 
     __slots__ = ("_keyed", "epoch", "n", "seed", "stream")
 
-    def __init__(
-        self, n: SupportsIndex, *, seed: SupportsIndex, epoch: SupportsIndex = 0, stream: SupportsIndex = 0
-    ) -> None:
-        self.n = whole_number(
-            "Permutation: n", n, at_least=1, at_most=MAX_N, remedy="an empty order has no permutation"
-        )
+    def __init__(self, n: SupportsIndex, *, seed: SupportsIndex, epoch: SupportsIndex = 0, stream: SupportsIndex = 0) -> None:
+        self.n = whole_number("Permutation: n", n, at_least=1, at_most=MAX_N, remedy="an empty order has no permutation")
         self.seed = _uint64("seed", seed)
         self.epoch = _uint64("epoch", epoch)
         self.stream = _uint64("stream", stream)
@@ -197,9 +193,7 @@ class Permutation:
         try:
             self._keyed.fill(start, out)
         except ValueError as error:
-            raise TypeError(
-                f"Permutation.fill: out must be a contiguous int64 array of one dimension: {error}"
-            ) from error
+            raise TypeError(f"Permutation.fill: out must be a contiguous int64 array of one dimension: {error}") from error
 
     def inverse(self, indices: ArrayLike, /) -> NDArray[np.int64]:
         """The positions at which the given indices stand; `inverse(take(positions))` is `positions`.

@@ -109,9 +109,7 @@ class BlockShuffle(KeyedOrder):
         self.block_size = whole_number(
             "BlockShuffle: block_size", block_size, at_least=1, at_most=MAX_N, remedy="give the samples of one shard"
         )
-        self.window = whole_number(
-            "BlockShuffle: window", window, at_least=1, at_most=MAX_N, remedy="16 blocks suit most batches"
-        )
+        self.window = whole_number("BlockShuffle: window", window, at_least=1, at_most=MAX_N, remedy="16 blocks suit most batches")
 
     @property
     def n(self) -> int:
@@ -222,15 +220,9 @@ class ShardShuffle(KeyedOrder):
                 f"ShardShuffle: sizes are the samples of each shard, from 0 up; got {np.asarray(sizes).tolist()!r:.80}"
             )
         self._n = whole_number(
-            "ShardShuffle: the sum of sizes",
-            int(self.sizes.sum()),
-            at_least=1,
-            at_most=MAX_N,
-            remedy="an order needs samples",
+            "ShardShuffle: the sum of sizes", int(self.sizes.sum()), at_least=1, at_most=MAX_N, remedy="an order needs samples"
         )
-        self.window = whole_number(
-            "ShardShuffle: window", window, at_least=1, at_most=MAX_N, remedy="16 shards suit most batches"
-        )
+        self.window = whole_number("ShardShuffle: window", window, at_least=1, at_most=MAX_N, remedy="16 shards suit most batches")
         self.shuffle = shuffle
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
         self._epochs: dict[tuple[int, int], _Epoch] = {}
@@ -316,9 +308,7 @@ class ShardShuffle(KeyedOrder):
             self._epochs[seed, epoch] = found
         return found
 
-    def _window(
-        self, of: _Epoch, number: int, seed: int, epoch: int
-    ) -> tuple[Permutation, NDArray[np.int64], NDArray[np.int64]]:
+    def _window(self, of: _Epoch, number: int, seed: int, epoch: int) -> tuple[Permutation, NDArray[np.int64], NDArray[np.int64]]:
         """(the order of a window's samples numbered shard by shard, the first number of each shard, index less number)."""
         found = of.windows.get(number)
         if found is None:
@@ -361,9 +351,7 @@ class Weighted(KeyedOrder):
         True
     """
 
-    def __init__(
-        self, weights: ArrayLike, *, num_samples: SupportsIndex | None = None, replacement: bool = True
-    ) -> None:
+    def __init__(self, weights: ArrayLike, *, num_samples: SupportsIndex | None = None, replacement: bool = True) -> None:
         if not isinstance(replacement, bool):
             raise TypeError(f"Weighted: replacement must be True or False, got {replacement!r}")
         given = _checked_weights(weights)
@@ -437,9 +425,7 @@ def _checked_weights(weights: ArrayLike) -> NDArray[np.float64]:
             f"({len(wrong)} such of {len(given)}); 0 leaves a sample out"
         )
     if not given.any():
-        raise ValueError(
-            f"Weighted: one weight must be above 0, got {len(given)} zeros; nothing could be drawn from them"
-        )
+        raise ValueError(f"Weighted: one weight must be above 0, got {len(given)} zeros; nothing could be drawn from them")
     return given
 
 
@@ -661,9 +647,7 @@ class LengthBuckets(Bucketed):
         return np.append(np.arange(0, len(samples), self.batch_size), len(samples))
 
     def __repr__(self) -> str:
-        return (
-            f"LengthBuckets({self.n:,} lengths, batch_size={self.batch_size}, window={self.window}, group={self.group})"
-        )
+        return f"LengthBuckets({self.n:,} lengths, batch_size={self.batch_size}, window={self.window}, group={self.group})"
 
 
 MAX_TOKENS = 1 << 62
@@ -709,9 +693,7 @@ class TokenBudget(Bucketed):
             "TokenBudget: max_tokens", max_tokens, at_least=1, at_most=MAX_TOKENS, remedy="give what a batch may hold"
         )
         self.max_samples = (
-            None
-            if max_samples is None
-            else self._size("max_samples", max_samples, remedy="None leaves it to max_tokens")
+            None if max_samples is None else self._size("max_samples", max_samples, remedy="None leaves it to max_tokens")
         )
         if oversized not in get_args(Oversized):
             raise ValueError(f"TokenBudget: oversized must be 'raise' or 'alone', got {oversized!r}")

@@ -218,9 +218,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         def check(name: str, at_least: int, at_most: int, remedy: str) -> None:
-            value = whole_number(
-                f"Schedule: {name}", getattr(self, name), at_least=at_least, at_most=at_most, remedy=remedy
-            )
+            value = whole_number(f"Schedule: {name}", getattr(self, name), at_least=at_least, at_most=at_most, remedy=remedy)
             object.__setattr__(self, name, value)
 
         check("n", 0, MAX_N, "give the number of samples, len(dataset)")
@@ -410,8 +408,7 @@ class Schedule:
         """Positions of a rank's step, from start to stop; padding stands at n and beyond."""
         if not (0 <= step < self.num_steps and 0 <= rank < self.world_size):
             raise IndexError(
-                f"Schedule: step must be in [0, {self.num_steps}) and rank in [0, {self.world_size}), "
-                f"got step={step}, rank={rank}"
+                f"Schedule: step must be in [0, {self.num_steps}) and rank in [0, {self.world_size}), got step={step}, rank={rank}"
             )
         first = step * self.global_batch
         rest = self.n - first

@@ -215,10 +215,7 @@ def _with_tuples(descr: Any) -> Any:
     """A dtype's description, whose fields JSON has made lists."""
     if isinstance(descr, str):
         return descr
-    return [
-        (tuple(name) if isinstance(name, list) else name, _with_tuples(of), *map(tuple, shape))
-        for name, of, *shape in descr
-    ]
+    return [(tuple(name) if isinstance(name, list) else name, _with_tuples(of), *map(tuple, shape)) for name, of, *shape in descr]
 
 
 _BUILT: dict[str, Callable[[list[Any]], Any]] = {
@@ -303,13 +300,7 @@ class State(TypedDict):
 _KINDS: dict[str, type] = {name: get_origin(kind) or kind for name, kind in get_type_hints(State).items()}
 
 
-def make_state(
-    schedule: Schedule | BatchSchedule,
-    *,
-    epoch: int,
-    step: int,
-    children: Mapping[str, Any] | None = None,
-) -> State:
+def make_state(schedule: Schedule | BatchSchedule, *, epoch: int, step: int, children: Mapping[str, Any] | None = None) -> State:
     """The state of a run that goes on at (epoch, step); `step` may be `num_steps`, the epoch's end."""
     state: dict[str, Any] = {
         "version": STATE_VERSION,
@@ -335,9 +326,7 @@ def check_state(state: object) -> State:
         raise StateMismatch(f"a state is a dict as state_dict() returns it, got {type(state).__name__}")
     mode = state.get("mode", "seed")
     if mode != "seed":
-        raise StateMismatch(
-            f"this state is of mode {mode!r}, the loader is in mode 'seed': build the loader as it was at saving"
-        )
+        raise StateMismatch(f"this state is of mode {mode!r}, the loader is in mode 'seed': build the loader as it was at saving")
     version = state.get("version")
     if isinstance(version, int) and version > STATE_VERSION:
         raise StateMismatch(

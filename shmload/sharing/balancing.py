@@ -38,9 +38,7 @@ class Helpers:
         rings: what each neighbour has told of its own, by its number in the rank group.
     """
 
-    def __init__(
-        self, ring: TrainerRing, rank_group: RankGroup, num_workers: int, rings: dict[int, dict[str, Any]]
-    ) -> None:
+    def __init__(self, ring: TrainerRing, rank_group: RankGroup, num_workers: int, rings: dict[int, dict[str, Any]]) -> None:
         self._ring, self._rank_group, self._num_workers, self._rings = ring, rank_group, num_workers, rings
         self._pidfds: dict[int, int] = {}  # by record
         self._pids: dict[int, int] = {}
@@ -80,9 +78,7 @@ class Helpers:
 
     def _name(self, record: int) -> str:
         rank, worker = self._place(record)
-        return (
-            f"worker {worker} of local rank {self._rank_group.members[rank].local_rank} (pid {self._pids.get(record)})"
-        )
+        return f"worker {worker} of local rank {self._rank_group.members[rank].local_rank} (pid {self._pids.get(record)})"
 
     # ------------------------------------------------------------ what a worker pool does for its supervisor
 
@@ -198,9 +194,7 @@ class Balancer(Hook):
                 continue
             ring, member = rings[number], rank_group.members[number]
             try:
-                self._peer_pools[number] = PeerPool(
-                    Neighbour(_mapped(ring["control"])), Doorbell.attach(ring["orders"])
-                )
+                self._peer_pools[number] = PeerPool(Neighbour(_mapped(ring["control"])), Doorbell.attach(ring["orders"]))
             except OSError:  # it has closed its loader meanwhile
                 continue
             peer_rings.append(

@@ -28,12 +28,7 @@ _numbers: WeakKeyDictionary[EngineBuilder, int] = WeakKeyDictionary()
 
 
 def shared_engine(
-    config: LoaderConfig,
-    builder: EngineBuilder,
-    job: Job,
-    options: EngineOptions,
-    bad_samples: BadSamples,
-    hooks: Sequence[Hook],
+    config: LoaderConfig, builder: EngineBuilder, job: Job, options: EngineOptions, bad_samples: BadSamples, hooks: Sequence[Hook]
 ) -> BatchSource:
     """The engine of one rank, once all ranks of the node are there.
 
@@ -57,10 +52,7 @@ def shared_engine(
         return FollowingEngine(options, rank_group)
     cpus = {cpu for member in rank_group.members for cpu in member.cpus}
     options = dataclasses.replace(
-        options,
-        num_ranks=num_ranks,
-        num_pending_copies=SLOTS_PER_FOLLOWER * (num_ranks - 1),
-        affinity=tuple(sorted(cpus)),
+        options, num_ranks=num_ranks, num_pending_copies=SLOTS_PER_FOLLOWER * (num_ranks - 1), affinity=tuple(sorted(cpus))
     )
     return Engine(job, options, bad_samples, [*hooks, Leader(rank_group, options.timeout_s)])
 

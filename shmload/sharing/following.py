@@ -220,11 +220,7 @@ class FollowingEngine:
 
     def counters(self) -> dict[str, Any]:
         """What `shmload top` shows of the leader's ring; `num_copied_out` is this rank's own."""
-        return {
-            **self._reader.report(),
-            "num_copied_out": self._ring.num_copied_out,
-            "shared_by": len(self._rank_group.members),
-        }
+        return {**self._reader.report(), "num_copied_out": self._ring.num_copied_out, "shared_by": len(self._rank_group.members)}
 
     def totals(self) -> dict[str, float]:
         """What this rank has had of the ring's work: nothing is counted here, the leader's rank counts it."""

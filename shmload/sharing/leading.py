@@ -35,9 +35,7 @@ class Leader(Hook):
         share = Share(Mapping(segment.fd, nbytes), me=0, num_ranks=num_ranks, num_slots=parts.num_slots)
         parts.ring.share(share)
         self._rank_sync = RankSync(self._rank_group, share, self._sleep, parts.ring.wake, self._timeout_s)
-        self._rank_group.announce(
-            {"control": parts.control_segment.path, "share": segment.path, "ready": parts.ready.name}
-        )
+        self._rank_group.announce({"control": parts.control_segment.path, "share": segment.path, "ready": parts.ready.name})
 
     def failed(self, error: BaseException) -> None:
         self._rank_group.announce({"failed": f"{type(error).__name__}: {error}"})

@@ -161,9 +161,7 @@ def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s:
     return RankGroup(rank_group, rank_group.index(mine), others, meeting, group)
 
 
-def _all_members(
-    meeting: Meeting, mine: RankInfo, num_local: int, pidfds: dict[int, int], limit_s: float
-) -> list[RankInfo]:
+def _all_members(meeting: Meeting, mine: RankInfo, num_local: int, pidfds: dict[int, int], limit_s: float) -> list[RankInfo]:
     deadline = monotonic() + limit_s
     while True:
         members = _seated(meeting, mine)
@@ -195,9 +193,7 @@ def _seated(meeting: Meeting, mine: RankInfo) -> list[RankInfo]:
         members = [RankInfo(**{**row, "data": tuple(row["data"])}) for row in board["members"]]
         if mine not in members:
             if any(member.local_rank == mine.local_rank for member in members):
-                raise ValueError(
-                    f'share="node": two processes of this run say that they are local rank {mine.local_rank}'
-                )
+                raise ValueError(f'share="node": two processes of this run say that they are local rank {mine.local_rank}')
             members.append(mine)
             meeting.write(json.dumps({**board, "members": [found._asdict() for found in members]}).encode())
     return sorted(members, key=lambda member: member.local_rank)

@@ -130,9 +130,7 @@ def _in_child() -> None:
     fork, _thread.fork = _thread.fork, None
     stop_poisoning()
     _unsettled.clear()  # names.py has closed the readers
-    if fork is not None and all(
-        _private(lease) for lease in fork.leases
-    ):  # after the first refusal all slots stay kept
+    if fork is not None and all(_private(lease) for lease in fork.leases):  # after the first refusal all slots stay kept
         os.close(fork.writer)
 
 
@@ -273,11 +271,7 @@ def _start() -> None:
             start_new_session=True,
         )
     except OSError as error:
-        log.warning(
-            "no reaper (%s): if this process is killed, its memory in %s stays until shmload starts again",
-            error,
-            SHM_DIR,
-        )
+        log.warning("no reaper (%s): if this process is killed, its memory in %s stays until shmload starts again", error, SHM_DIR)
     finally:
         os.close(end)
     for board in _boards:
@@ -476,9 +470,7 @@ def _described(stem: str, paths: list[str], uid: int, pid: int, why: str) -> Lef
 
 
 def _removed(leftover: Leftover, control: str) -> Leftover:
-    for path in sorted(
-        leftover.paths, key=lambda path: path == control
-    ):  # as long as it is there, its lock guards the others
+    for path in sorted(leftover.paths, key=lambda path: path == control):  # as long as it is there, its lock guards the others
         try:
             os.unlink(path)
         except FileNotFoundError:

@@ -58,7 +58,7 @@ from shmload.shm.names import NEW, SHM_DIR, new_stem, proc_self
 _NO_LIMIT = 1 << 60  # v1 says "none" by a number near 2^63
 
 
-class Memory(NamedTuple):
+class CgroupMemory(NamedTuple):
     """One cgroup with a memory limit.
 
     Attributes:
@@ -96,16 +96,14 @@ def folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path
             folder = folder.parent
 
 
-def memory(root: Path = Path("/")) -> list[Memory]:
+def memory(root: Path = Path("/")) -> list[CgroupMemory]:
     """Every cgroup on the way up that limits this process's memory."""
     found = []
     for version, folder in folders("memory", root):
-        limit, usage = (
-            ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        )
+        limit, usage = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
         most, used = number(folder / limit), number(folder / usage)
         if most is not None and used is not None:
-            found.append(Memory(folder, version, most, used, max(most - used + _droppable(folder), 0)))
+            found.append(CgroupMemory(folder, version, most, used, max(most - used + _droppable(folder), 0)))
     return found
 
 
@@ -328,9 +326,7 @@ def _too_small(nbytes: int, slots: tuple[int, int] | None, error: OSError) -> st
     text = f"{SHM_DIR} has {free} bytes free, the ring needs {nbytes} ({os.strerror(error.errno or 0)})"
     if slots is not None:
         text += f": {slots[0]} slots of {slots[1]} bytes, of which {free // max(slots[1], 1)} would fit"
-    return (
-        text + ". Enlarge it (docker run --shm-size), lower prefetch_factor or batch_size, or let the ring use a memfd"
-    )
+    return text + ". Enlarge it (docker run --shm-size), lower prefetch_factor or batch_size, or let the ring use a memfd"
 
 
 log = logging.getLogger("shmload")

@@ -139,9 +139,7 @@ class Lookahead:
                 continue
             coming = digests[left[0] :].tolist()
             guarded.update(coming[:ahead])
-            distances = dict(
-                zip(reversed(coming), range(len(coming) - 1, -1, -1), strict=True)
-            )  # the first use of each
+            distances = dict(zip(reversed(coming), range(len(coming) - 1, -1, -1), strict=True))  # the first use of each
             for digest, distance in distances.items():
                 if digest and distance < needed.get(digest, distance + 1):
                     needed[digest] = distance
@@ -336,14 +334,7 @@ class Cache:
         self._folder.close()
 
     def _open(
-        self,
-        key: str,
-        digest: str,
-        nbytes: int,
-        fetch: Fetch | FileFetch,
-        etag: str,
-        checksum: str | None,
-        timeout_s: float | None,
+        self, key: str, digest: str, nbytes: int, fetch: Fetch | FileFetch, etag: str, checksum: str | None, timeout_s: float | None
     ) -> Lease:
         name = _name(key, digest, etag)
         order = functools.partial(self._lookahead.order, self._lookahead.distance(digest))
@@ -383,9 +374,7 @@ class Cache:
                 written = fetch(view)
                 faults.hit("after_fetch")
                 if written is not None and written != nbytes:
-                    raise StoreError(
-                        f"{written} bytes of {key} came where it has {nbytes}: it was cut off, or has changed"
-                    )
+                    raise StoreError(f"{written} bytes of {key} came where it has {nbytes}: it was cut off, or has changed")
                 if checksum is not None:
                     _check(memory, key, checksum)
                 try:
@@ -433,10 +422,6 @@ def _check(memory: mmap.mmap, key: str, checksum: str) -> None:
     elif method in hashlib.algorithms_available and expected:
         found = hashlib.new(method, memory).hexdigest()
     else:
-        raise ValueError(
-            f"a checksum is a method's name, ':' and hexadecimal digits, as in 'crc32c:1a2b3c4d'; got {checksum!r}"
-        )
+        raise ValueError(f"a checksum is a method's name, ':' and hexadecimal digits, as in 'crc32c:1a2b3c4d'; got {checksum!r}")
     if found != expected.lower():
-        raise StoreError(
-            f"the bytes of {key} have the {method} {found}, not {expected}: they are damaged, or another version's"
-        )
+        raise StoreError(f"the bytes of {key} have the {method} {found}, not {expected}: they are damaged, or another version's")

@@ -107,9 +107,7 @@ def make_client(
     half = bool(access_key) != bool(secret_key)
     access_key = secret_key = session_token = None  # what prints the locals of this frame shall print no secret
     if half:
-        raise StoreError(
-            "access_key and secret_key belong together: give both, or neither and let the environment say them"
-        )
+        raise StoreError("access_key and secret_key belong together: give both, or neither and let the environment say them")
     if retries < 0 or timeout_s <= 0 or stall_s <= 0 or parallel < 1:
         raise ValueError(
             f"retries={retries}, timeout_s={timeout_s}, stall_s={stall_s}, parallel={parallel}: retries must be at least 0, "
@@ -150,9 +148,7 @@ def client_of(given: Any) -> Client:
     except AttributeError:
         service = None
     if service != "s3":
-        raise TypeError(
-            f"a client of shmload.remote.make_client, or boto3's S3 client, is needed, not {type(given).__name__}"
-        )
+        raise TypeError(f"a client of shmload.remote.make_client, or boto3's S3 client, is needed, not {type(given).__name__}")
     found = signer._credentials
     if found is None or config.signature_version.__class__.__name__ == "UNSIGNED":
         credentials = Credentials()
@@ -205,9 +201,7 @@ def open_store(url: str | os.PathLike[str], client: Any = None) -> Store:
     text = os.fspath(url)
     if not is_url(text):
         if not text:
-            raise StoreError(
-                "an empty path names no store: give a folder, file://, http://, https:// or s3://bucket/folder"
-            )
+            raise StoreError("an empty path names no store: give a folder, file://, http://, https:// or s3://bucket/folder")
         return LocalStore(Path(text))
     scheme, rest = text.split("://", 1)
     if scheme == "s3":
@@ -225,9 +219,7 @@ def open_store(url: str | os.PathLike[str], client: Any = None) -> Store:
         if parts.netloc not in ("", "localhost"):
             raise StoreError(f"{text} is on another host: a file:// URL has three slashes before the path")
         return LocalStore(Path(unquote(parts.path)))
-    raise StoreError(
-        f"{scheme}:// names no store that is known: give a folder, file://, http://, https:// or s3://bucket/folder"
-    )
+    raise StoreError(f"{scheme}:// names no store that is known: give a folder, file://, http://, https:// or s3://bucket/folder")
 
 
 def split_url(url: str | os.PathLike[str]) -> tuple[str, str]:

@@ -57,7 +57,7 @@ _COMING_AND_GOING = _CLOSED_WRITTEN | _MOVED_FROM | _DELETED
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Watch:
+class FolderWatch:
     """What happens in a folder from now on. A context manager."""
 
     def __init__(self, folder: str) -> None:
@@ -82,7 +82,7 @@ class Watch:
             self._drain()
         return True
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> FolderWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -148,9 +148,7 @@ class Eviction:
             pass
         ledger.remove(kept.name)
 
-    def allocate(
-        self, session: Session, fd: int, start: int, nbytes: int, timeout_s: float | None, order: Order
-    ) -> None:
+    def allocate(self, session: Session, fd: int, start: int, nbytes: int, timeout_s: float | None, order: Order) -> None:
         """Takes a file's blocks, so that no later write meets a full disk. A disk smaller than the budget evicts, too."""
         if not nbytes:
             return
@@ -193,7 +191,7 @@ def attempts(path: str, timeout_s: float | None) -> Iterator[None]:
     if timeout_s == 0:
         return
     deadline = None if timeout_s is None else monotonic() + timeout_s
-    with Watch(path) as watch:
+    with FolderWatch(path) as watch:
         yield
         while watch.wait(deadline):
             yield
@@ -408,9 +406,7 @@ class Reservation:
         session, fd, folder = self._session, self.fd, self._session.folder
         written = os.fstat(fd).st_size
         if not os.path.samestat(os.stat(self.path), os.fstat(fd)):
-            raise StoreError(
-                f"{self.path} is another file than the one reserved: write into it instead of replacing it"
-            )
+            raise StoreError(f"{self.path} is another file than the one reserved: write into it instead of replacing it")
         if written > self.nbytes or (nbytes is not None and nbytes > self.nbytes):
             raise StoreError(
                 f"{max(written, nbytes or 0)} bytes were written for {name} where {self.nbytes} are reserved: "
@@ -428,9 +424,7 @@ class Reservation:
         faults.hit("before_publish")
         with session.locked() as ledger:
             if os.path.lexists(f"{folder}/{name}"):
-                raise FileExistsError(
-                    f"{folder} has a file {name} already: publish under another name, or discard it first"
-                )
+                raise FileExistsError(f"{folder} has a file {name} already: publish under another name, or discard it first")
             ledger.changing()
             time_ns = ledger.next_time()
             os.utime(fd, ns=(time_ns, time_ns))
@@ -455,9 +449,7 @@ class Reservation:
         if not self._is_open or self._session.pid < 0:
             raise ValueError(f"the reservation {self.name} has been published or abandoned, or its folder closed")
         if self._session.pid != os.getpid():
-            raise ValueError(
-                f"the reservation {self.name} is process {self._session.pid}'s: a forked child makes its own"
-            )
+            raise ValueError(f"the reservation {self.name} is process {self._session.pid}'s: a forked child makes its own")
 
     def __enter__(self) -> Reservation:
         return self
@@ -472,9 +464,7 @@ class Reservation:
 def check_name(name: str) -> None:
     """Refuses what cannot be a file of the folder."""
     if not name or name.startswith(".") or "/" in name or "\0" in name or len(os.fsencode(name)) > 255:
-        raise ValueError(
-            f"a file of the folder is named by 1 to 255 bytes without '/' and not beginning with '.'; got {name!r}"
-        )
+        raise ValueError(f"a file of the folder is named by 1 to 255 bytes without '/' and not beginning with '.'; got {name!r}")
 
 
 def _nothing(_: tuple[int, ...]) -> None:
@@ -579,9 +569,7 @@ class BudgetedFolder:
         assert isinstance(made, Reservation)
         return made
 
-    def obtain(
-        self, name: str, nbytes: int, *, timeout_s: float | None = None, order: Order | None = None
-    ) -> Lease | Reservation:
+    def obtain(self, name: str, nbytes: int, *, timeout_s: float | None = None, order: Order | None = None) -> Lease | Reservation:
         """A lease of a file, or, if it is not there, the room to write it.
 
         Of several processes that ask for a file that is not there one gets the reservation; the others wait for its publication. If

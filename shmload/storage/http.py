@@ -36,20 +36,9 @@ from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.local import StoredObject, checked_key
 from shmload.storage.transport import Answer, Retry, RetryPolicy, TransientError, Transport
 
-__all__ = [
-    "FilePart",
-    "HttpStore",
-    "Memory",
-    "Target",
-    "Version",
-    "WebReader",
-    "joined_crc32c",
-    "unquoted",
-]
+__all__ = ["FilePart", "HttpStore", "MemoryTarget", "Target", "Version", "WebReader", "joined_crc32c", "unquoted"]
 
-_BUFFER_NBYTES = (
-    64 << 10
-)  # more makes larger pages, out of memory that virtual machines give back to their hosts when free
+_BUFFER_NBYTES = 64 << 10  # more makes larger pages, out of memory that virtual machines give back to their hosts when free
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, its highest power in the lowest bit
 
 
@@ -68,7 +57,7 @@ class Target(Protocol):
         """Takes what an answer brings, from `done` on; stops at each look to see whether it is still wanted."""
 
 
-class Memory:
+class MemoryTarget:
     """A range that goes into memory."""
 
     def __init__(self, out: memoryview) -> None:
@@ -296,7 +285,7 @@ class WebReader(ABC):
         def read(group: list[int]) -> None:
             begin = ranges[group[0]][0]
             room = np.empty(max(sum(ranges[i]) for i in group) - begin, np.uint8).data
-            self._fill(key, begin, Memory(room), version)
+            self._fill(key, begin, MemoryTarget(room), version)
             for i in group:
                 offset, nbytes = ranges[i]
                 found[i] = room[offset - begin : offset - begin + nbytes].toreadonly()
@@ -326,7 +315,7 @@ class WebReader(ABC):
                 tries.failed(failure)
 
     def _fill_in_parallel(self, key: str, offset: int, out: memoryview, version: Version) -> None:
-        parts = [(begin, Memory(out[begin:end])) for begin, end in pairwise(self._ends(len(out))) if end > begin]
+        parts = [(begin, MemoryTarget(out[begin:end])) for begin, end in pairwise(self._ends(len(out))) if end > begin]
         self._together([partial(self._fill, key, offset + begin, part, version) for begin, part in parts], version)
 
     def _ends(self, nbytes: int) -> list[int]:
@@ -377,9 +366,7 @@ class WebReader(ABC):
                     tries.progressed()
                 tries.failed(failure)
 
-    def _checked(
-        self, answer: Answer, key: str, version: Version, doing: str, begin: int, nbytes: int
-    ) -> tuple[int, bool]:
+    def _checked(self, answer: Answer, key: str, version: Version, doing: str, begin: int, nbytes: int) -> tuple[int, bool]:
         """Compares an answer with what was asked for: how many bytes the object has, and whether the body is all of them.
 
         That it names a range decides, not its status: there are servers that send a range as 200.
@@ -403,9 +390,7 @@ class WebReader(ABC):
             raise TransientError(f"an answer did not say which range it was: {said!r}")
         first, last, total = map(int, match.groups())
         if first != begin or last != min(begin + nbytes, total) - 1:
-            raise TransientError(
-                f"bytes {first:,} to {last + 1:,} came, where {begin:,} to {begin + nbytes:,} were asked for"
-            )
+            raise TransientError(f"bytes {first:,} to {last + 1:,} came, where {begin:,} to {begin + nbytes:,} were asked for")
         if answer.nbytes not in (None, last + 1 - first):
             raise TransientError(f"an answer announced {answer.nbytes:,} bytes for a range of {last + 1 - first:,}")
         return total, False
@@ -481,9 +466,7 @@ class HttpStore(WebReader):
         ca_file: certificates to trust beside the system's.
     """
 
-    def __init__(
-        self, url: str, *, retry_policy: RetryPolicy | None = None, parallel: int = 4, ca_file: str | None = None
-    ) -> None:
+    def __init__(self, url: str, *, retry_policy: RetryPolicy | None = None, parallel: int = 4, ca_file: str | None = None) -> None:
         parts = urlsplit(url)
         if "@" in parts.netloc or parts.query or parts.fragment:
             raise StoreError(
@@ -530,14 +513,10 @@ class HttpStore(WebReader):
                 return answer
             answer.close()
             following = urljoin(url, answer.headers.get("Location", ""))
-            if urlsplit(following).scheme not in ("http", "https") or (
-                transport.secure and following.startswith("http:")
-            ):
+            if urlsplit(following).scheme not in ("http", "https") or (transport.secure and following.startswith("http:")):
                 raise StoreError(f"{self.url_of(key)} leads elsewhere, to what is no https: URL: give the right URL")
             url = following
-        raise StoreError(
-            f"{self.url_of(key)} leads elsewhere more than {_MOST_REDIRECTS} times: give the URL of its end"
-        )
+        raise StoreError(f"{self.url_of(key)} leads elsewhere more than {_MOST_REDIRECTS} times: give the URL of its end")
 
     def failure(self, answer: Answer, url: str, doing: str) -> StoreError | TransientError:
         said = f"{answer.status} {answer.reason}"
@@ -545,11 +524,7 @@ class HttpStore(WebReader):
             return ObjectMissing(f"no such object: {url}")
         if answer.status in (408, 429) or (answer.status >= 500 and answer.status != 501):
             return TransientError(f"the server says {said}")
-        remedy = (
-            "it wants to know who asks: use s3:// with credentials"
-            if answer.status in (401, 403)
-            else "look at the URL"
-        )
+        remedy = "it wants to know who asks: use s3:// with credentials" if answer.status in (401, 403) else "look at the URL"
         return StoreError(f"cannot {doing}: the server says {said}; {remedy}")
 
     def _read_only(self) -> StoreError:

@@ -162,13 +162,9 @@ def boot_id() -> bytes | None:
 
 HIDDEN = ".shmload"
 NEW = f"{HIDDEN}/new"
-OURS = (
-    stat.S_ISVTX
-)  # the mark of a published file; the bit has no other meaning on Linux, and a listing brings it along
+OURS = stat.S_ISVTX  # the mark of a published file; the bit has no other meaning on Linux, and a listing brings it along
 _MAGIC = b"SHMLLED1"
-_HEADER = struct.Struct(
-    "<8s16sQQQq"
-)  # magic, boot, dirty, generation, where the news ends, the folder's time of change
+_HEADER = struct.Struct("<8s16sQQQq")  # magic, boot, dirty, generation, where the news ends, the folder's time of change
 _DIRTY_AT = 24
 _NEWS = struct.Struct("<cQQqH")  # kind, bytes, inode, time of publication, length of the name that follows
 _ALLOCATED = 1 << 20  # bytes of the ledger that are reserved at once, so that a full disk does not stop it
@@ -384,9 +380,7 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result:
 
 
 USERS = f"{HIDDEN}/users"
-_LEASE_HEADER = struct.Struct(
-    "<8sQqQ"
-)  # magic, capacity, most files or -1, how often the leases behind it have changed
+_LEASE_HEADER = struct.Struct("<8sQqQ")  # magic, capacity, most files or -1, how often the leases behind it have changed
 _LEASE_MAGIC = b"SHMLUSE1"
 _VERSION_AT = 24
 

@@ -56,9 +56,7 @@ __all__ = [
 
 def is_key(key: str) -> bool:
     """Whether the text can name an object: relative, no empty part, no "." or "..", nothing unprintable."""
-    return (
-        all(part not in ("", ".", "..") for part in key.split("/")) and key.isprintable() and len(key.encode()) <= 1024
-    )
+    return all(part not in ("", ".", "..") for part in key.split("/")) and key.isprintable() and len(key.encode()) <= 1024
 
 
 def checked_key(key: str, url: str) -> str:
@@ -241,9 +239,7 @@ class LocalStore:
     def _path(self, key: str) -> Path:
         path = self.root / checked_key(key, self.url)
         if path.name.startswith(HALF):
-            raise StoreError(
-                f"{key!r} cannot be a key of {self.url}: names that begin with {HALF!r} are of files being written"
-            )
+            raise StoreError(f"{key!r} cannot be a key of {self.url}: names that begin with {HALF!r} are of files being written")
         return path
 
     @contextmanager
@@ -254,14 +250,10 @@ class LocalStore:
             with open(path, "rb", buffering=0) as file:
                 before = _describe(key, os.fstat(file.fileno())).etag
                 if etag is not None and etag != before:
-                    raise StoreError(
-                        f"{path} has changed: version {etag} was asked for, {before} is there. Read its version anew"
-                    )
+                    raise StoreError(f"{path} has changed: version {etag} was asked for, {before} is there. Read its version anew")
                 yield file
                 if _describe(key, os.fstat(file.fileno())).etag != before:
-                    raise StoreError(
-                        f"{path} was written to while it was read. Replace files by renaming new ones over them"
-                    )
+                    raise StoreError(f"{path} was written to while it was read. Replace files by renaming new ones over them")
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             raise ObjectMissing(f"no such object: {path}") from None
         except StoreError:

@@ -93,12 +93,7 @@ class Credentials:
     """
 
     def __init__(
-        self,
-        access_key: str | None = None,
-        secret_key: str | None = None,
-        session_token: str | None = None,
-        *,
-        renewed: Any = None,
+        self, access_key: str | None = None, secret_key: str | None = None, session_token: str | None = None, *, renewed: Any = None
     ) -> None:
         self._keys = None if access_key is None else (access_key, secret_key, session_token)
         self._renewed = renewed
@@ -235,11 +230,7 @@ def _made(client: Client, wait_s: float) -> Any:
     session.register_component("data_loader", _loader())
     session._credentials = client.credentials.of_botocore()  # create_client takes keys, but none that are renewed
     made = session.create_client(
-        "s3",
-        region_name=client.region,
-        endpoint_url=client.endpoint,
-        verify=client.ca_file,
-        config=config,
+        "s3", region_name=client.region, endpoint_url=client.endpoint, verify=client.ca_file, config=config
     )
     # many servers never answer "Expect: 100-continue", which makes each writing request wait a second
     made.meta.events.unregister("before-call.s3", library("botocore.handlers").add_expect_header)
@@ -339,9 +330,7 @@ def _failure_of(response: Mapping[str, Any], url: str, doing: str, client: Clien
         region = headers.get("x-amz-bucket-region")
         region = region or (match[1] if (match := re.search(r"expecting '([\w-]+)'", message)) else None)
         where = f"region={region!r}" if region else f"another endpoint than {client.endpoint}, or another region"
-        return StoreError(
-            f"cannot {doing}: the server says {said} to region {client.region!r}; the client needs {where}"
-        )
+        return StoreError(f"cannot {doing}: the server says {said} to region {client.region!r}; the client needs {where}")
     if code in _PASSING or (status >= 500 and status != 501) or status in (408, 429):
         return TransientError(f"the server says {said}", pause_s=_seconds(headers.get("retry-after")))
     if code == "NoSuchKey" or (status == 404 and not code):
@@ -544,9 +533,7 @@ class _Upload:
         while done < len(part):
             got = os.preadv(self.fd, [view[done:]], offset + done)
             if got == 0:
-                raise StoreError(
-                    f"cannot {self.doing}: the file became shorter while it was sent. Write files before sending them"
-                )
+                raise StoreError(f"cannot {self.doing}: the file became shorter while it was sent. Write files before sending them")
             done += got
 
         def try_once() -> dict[str, Any]:
@@ -595,9 +582,7 @@ class S3Store(WebReader):
 
     def __init__(self, client: Client, bucket: str, folder: str = "") -> None:
         if not bucket or "/" in bucket or not bucket.isprintable():
-            raise StoreError(
-                f"{bucket!r} is no bucket's name: give the bucket alone, and what is behind it as the folder"
-            )
+            raise StoreError(f"{bucket!r} is no bucket's name: give the bucket alone, and what is behind it as the folder")
         library("botocore")  # whoever lacks it learns so here
         self.client = client
         self.bucket = bucket

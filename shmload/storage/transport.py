@@ -36,14 +36,7 @@ from urllib.request import getproxies, proxy_bypass
 from shmload._core.receive import receive
 from shmload.errors import StoreError
 
-__all__ = [
-    "Answer",
-    "Proxy",
-    "Retry",
-    "RetryPolicy",
-    "TransientError",
-    "Transport",
-]
+__all__ = ["Answer", "Proxy", "Retry", "RetryPolicy", "TransientError", "Transport"]
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0

@@ -84,8 +84,7 @@ def check_open_files(host: Host) -> Iterator[Finding]:
     elif limit.soft < FEW_FILES:
         yield advice(
             "open files",
-            f"{limit.soft} descriptors: a loader of few workers gets by, many workers or open shards end in "
-            '"Too many open files"',
+            f'{limit.soft} descriptors: a loader of few workers gets by, many workers or open shards end in "Too many open files"',
             "ulimit -n 4096, or docker run --ulimit nofile=4096:4096",
         )
     else:
@@ -127,11 +126,7 @@ def check_free_memory(host: Host) -> Iterator[Finding]:
     """What the machine has left."""
     free = segment.free_memory_bytes(host.root)
     if free >= 1 << 62:
-        yield advice(
-            "memory",
-            "/proc/meminfo cannot be read: whether a ring fits is not known before it is touched",
-            "Mount /proc",
-        )
+        yield advice("memory", "/proc/meminfo cannot be read: whether a ring fits is not known before it is touched", "Mount /proc")
     elif free < LITTLE_NBYTES:
         yield advice(
             "memory",
@@ -218,9 +213,7 @@ def _counts(host: Host) -> tuple[int, int]:
 OLDEST_VERSIONS = {"torch": (2, 13), "numpy": (2, 0), "posix_ipc": (1, 1)}
 
 
-def check_versions(
-    find: Callable[[str], str] = version, python: tuple[int, ...] = sys.version_info[:3]
-) -> Iterator[Finding]:
+def check_versions(find: Callable[[str], str] = version, python: tuple[int, ...] = sys.version_info[:3]) -> Iterator[Finding]:
     """Python and what shmload stands on."""
     versions = [f"Python {'.'.join(map(str, python))}"]
     if python < (3, 11):
@@ -393,9 +386,7 @@ def check_gpu(host: Host, torch_cuda: str | None) -> Iterator[Finding]:
 # ------------------------------------------------------------ shared memory
 
 SMALL_NBYTES = 512 << 20  # docker gives 64 MiB where nobody asks; a ring of photos in batches takes a few hundred
-SHM_SIZE = (
-    "Give the container more: docker run --shm-size=8g, or in Kubernetes an emptyDir with medium: Memory at /dev/shm"
-)
+SHM_SIZE = "Give the container more: docker run --shm-size=8g, or in Kubernetes an emptyDir with medium: Memory at /dev/shm"
 
 
 def check_shm(host: Host) -> Iterator[Finding]:
@@ -469,9 +460,7 @@ def try_semaphore() -> None:
 
 
 def check_kinds(
-    segment: Callable[[], None] = try_segment,
-    memfd: Callable[[], None] = try_memfd,
-    semaphore: Callable[[], None] = try_semaphore,
+    segment: Callable[[], None] = try_segment, memfd: Callable[[], None] = try_memfd, semaphore: Callable[[], None] = try_semaphore
 ) -> Iterator[Finding]:
     """Retry what a loader is made of: a ring needs one of the two kinds of segment, and bells."""
     no_segment, no_memfd, no_bell = _fails(segment), _fails(memfd), _fails(semaphore)
@@ -524,8 +513,7 @@ def check_leftovers(host: Host) -> Iterator[Finding]:
     foreign = _foreign_bytes(folder)
     if foreign:
         yield advice(
-            "leftovers",
-            f"other users' loaders, living or dead, hold {mib(foreign)} of /dev/shm; they are theirs to remove",
+            "leftovers", f"other users' loaders, living or dead, hold {mib(foreign)} of /dev/shm; they are theirs to remove"
         )
 
 
@@ -554,9 +542,7 @@ def examine(host: Host) -> list[Finding]:
         try:
             found += check()
         except Exception as error:  # a check reads what other kernels write: it must not hide the others' findings
-            found.append(
-                Finding(name, "advice", f"could not be checked: {type(error).__name__}: {error}", "Please report it")
-            )
+            found.append(Finding(name, "advice", f"could not be checked: {type(error).__name__}: {error}", "Please report it"))
     return found
 
 

@@ -21,18 +21,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from shmload.engine.stats import (
-    Block,
-    Found,
-    Process,
-    Report,
-    RingReader,
-    Snapshot,
-    add_memory,
-    command_of,
-    describe,
-    look,
-)
+from shmload.engine.stats import ControlBlock, Found, Process, Report, RingReader, Snapshot, add_memory, command_of, describe, look
 from shmload.growing.library import CacheStatistics
 from shmload.tools.inspect.formats import cache_lines
 
@@ -105,7 +94,7 @@ class Watch:
             self._found_at, self._finding_s = began, time.monotonic() - began
         return self._found
 
-    def _report(self, block: Block, seen: Snapshot, process: Process | None) -> Report:
+    def _report(self, block: ControlBlock, seen: Snapshot, process: Process | None) -> Report:
         report = describe(seen, self._last.get(block.stem))
         # elsewhere its workers' pids are of another PID namespace, and here another's
         add_memory(report, is_known=block.pid == seen["owner_pid"])
@@ -369,9 +358,7 @@ def append_bar(text: Text, parts: list[tuple[float, str]], width: int) -> None:
 def sparkline(values: list[float]) -> str:
     """One character a value, the highest full."""
     top = max(values, default=0.0)
-    return "".join(
-        SPARKS[min(int(value / top * len(SPARKS)), len(SPARKS) - 1)] if top else SPARKS[0] for value in values
-    )
+    return "".join(SPARKS[min(int(value / top * len(SPARKS)), len(SPARKS) - 1)] if top else SPARKS[0] for value in values)
 
 
 def number(value: float) -> str:

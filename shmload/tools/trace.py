@@ -110,9 +110,7 @@ def save(timelines: Sequence[Timeline], path: Path) -> None:
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.axhline(len(doers) - 0.5, color="#bbbbbb", linewidth=0.8)
-    below.step(
-        [(at - begin) / 1e6 for at, _ in timeline.ready], [n for _, n in timeline.ready], where="post", color="#b8860b"
-    )
+    below.step([(at - begin) / 1e6 for at, _ in timeline.ready], [n for _, n in timeline.ready], where="post", color="#b8860b")
     below.set_ylabel("ready\nslots", fontsize=9)
     below.set_ylim(0, max((count for _, count in timeline.ready), default=0) + 0.5)
     below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
@@ -154,7 +152,5 @@ def _shown(spans: Sequence[Span], begin: int, end: int) -> list[Span]:
 
 def _draw_row(axes: Any, row: int, spans: Sequence[Span], begin: int) -> None:
     for kind in dict.fromkeys(span.kind for span in spans):
-        bars = [
-            ((span.begin_ns - begin) / 1e6, (span.end_ns - span.begin_ns) / 1e6) for span in spans if span.kind == kind
-        ]
+        bars = [((span.begin_ns - begin) / 1e6, (span.end_ns - span.begin_ns) / 1e6) for span in spans if span.kind == kind]
         axes.broken_barh(bars, (row - 0.38, 0.76), facecolors=KINDS[kind][0], edgecolor="white", linewidth=0.4)

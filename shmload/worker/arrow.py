@@ -16,7 +16,7 @@ import numpy as np
 
 from shmload.batch.layout import of_any, of_numpy
 from shmload.batch.ragged import Ragged
-from shmload.batch.rows import Column, Indices, column_of
+from shmload.batch.rows import ArrowColumn, Indices, column_of
 from shmload.worker.reader import InPlace
 
 _FORMATTERS = {  # the only ones whose results are known here
@@ -39,7 +39,7 @@ class _View:
         """Whether the dataset is still as it was."""
         return dataset._data is self.data and dataset._indices is self.indices and bool(dataset.format == self.format)
 
-    def _known_columns(self, dataset: Any) -> list[Column] | None:
+    def _known_columns(self, dataset: Any) -> list[ArrowColumn] | None:
         """The columns that samples have, in their order; None if they are not all known."""
         kind, kwargs = self.format["type"], self.format["format_kwargs"]
         if not len(dataset) or kind not in _FORMATTERS or set(kwargs) - ({"dtype"} if kind else set()):
@@ -137,7 +137,7 @@ def _check_indices(rows: Indices, size: int) -> None:
             raise IndexError(f"Invalid key: {index} is out of bounds for size {size}")
 
 
-def _reader(column: Column, spec: tuple[Any, tuple[int | None, ...]], kind: str | None) -> Read:
+def _reader(column: ArrowColumn, spec: tuple[Any, tuple[int | None, ...]], kind: str | None) -> Read:
     """What writes a column's rows into a batch."""
     name, (dtype, shape) = column.name, spec
     if dtype in (str, bytes):
@@ -151,7 +151,7 @@ def _reader(column: Column, spec: tuple[Any, tuple[int | None, ...]], kind: str 
     return lambda rows, out: column.read(rows, out[name])
 
 
-def _field_of(column: Column, form: dict[str, Any], ragged: Ragged | None) -> tuple[str, tuple[Any, Any]] | None:
+def _field_of(column: ArrowColumn, form: dict[str, Any], ragged: Ragged | None) -> tuple[str, tuple[Any, Any]] | None:
     """The field that a format and torch's collate make of a column: (name, (dtype, shape)); None if that is not certain."""
     dtype = _dtype_in(column.dtype, form["type"], form["format_kwargs"].get("dtype"))
     if dtype is None:
@@ -166,7 +166,7 @@ def _field_of(column: Column, form: dict[str, Any], ragged: Ragged | None) -> tu
     return column.name, (dtype, column.extents)
 
 
-def _is_ragged(column: Column, ragged: Ragged | None, *, is_python: bool) -> bool:
+def _is_ragged(column: ArrowColumn, ragged: Ragged | None, *, is_python: bool) -> bool:
     """Whether a column of lists is delivered by the rule: named in it, of lists without a length, or of different ones."""
     if ragged is None:
         return False

@@ -222,9 +222,7 @@ class WorkerLoop:
         read_into = self._in_place.read_into
         assert read_into is not None
         if self._reader.threads is not None:
-            for _ in self._reader.by_threads(
-                lambda row: read_into(keys[row], placer.out(row)), keys, ring.first_row, ring.end_row
-            ):
+            for _ in self._reader.by_threads(lambda row: read_into(keys[row], placer.out(row)), keys, ring.first_row, ring.end_row):
                 if ring.is_abandoned:
                     return VOID
             return DONE
@@ -393,16 +391,14 @@ class HelperRing(WorkerRing):
         return self._own_id
 
 
-class Host:
+class HelpedRank:
     """One neighbour, and what this worker has mapped of it.
 
     Raises:
         FileNotFoundError: it has ended.
     """
 
-    def __init__(
-        self, peer_ring: PeerRing, worker_id: int, job: Job, orders: Bell, open_memory: Callable[[str], Mapping]
-    ) -> None:
+    def __init__(self, peer_ring: PeerRing, worker_id: int, job: Job, orders: Bell, open_memory: Callable[[str], Mapping]) -> None:
         pidfd = pidfd_of(peer_ring.trainer_pid, peer_ring.trainer_began)
         if pidfd < 0:
             raise FileNotFoundError(f"process {peer_ring.trainer_pid} has ended")
@@ -451,18 +447,12 @@ class Visits:
     """
 
     def __init__(
-        self,
-        peer_rings: tuple[PeerRing, ...],
-        worker_id: int,
-        job: Job,
-        *,
-        orders: Bell,
-        open_memory: Callable[[str], Mapping],
+        self, peer_rings: tuple[PeerRing, ...], worker_id: int, job: Job, *, orders: Bell, open_memory: Callable[[str], Mapping]
     ) -> None:
         self._peer_rings: tuple[PeerRing, ...] | None = peer_rings  # None: they have been followed
         self._parts: tuple[Any, ...] = (worker_id, job, orders, open_memory)
         self._ticket = own_ticket()
-        self._hosts: list[Host] = []
+        self._hosts: list[HelpedRank] = []
         self._looked = monotonic()
 
     def claim(self) -> WorkerLoop | None:
@@ -488,7 +478,7 @@ class Visits:
         if self._peer_rings is not None:
             for peer_ring in self._peer_rings:
                 try:
-                    self._hosts.append(Host(peer_ring, *self._parts))
+                    self._hosts.append(HelpedRank(peer_ring, *self._parts))
                 except OSError:  # it has ended, or cannot be reached: it goes without help
                     continue
             self._peer_rings = None

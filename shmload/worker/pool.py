@@ -74,9 +74,7 @@ def main(post: Post, inherited: Job | None) -> None:
     gc.freeze()
     try:
         ring = WorkerRing(open_memory(post.control_path), post.worker_id)
-        ready, orders, grants = (
-            Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell)
-        )
+        ready, orders, grants = (Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell))
     except FileNotFoundError:
         os._exit(GONE)  # the loader has been closed before this process was up
     if post.stack_path:
@@ -137,9 +135,7 @@ def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots |
     if "dataset" in resumed:
         job.dataset.load_state_dict(resumed["dataset"])
     source = (
-        IterablePass(job.dataset, resumed.get("iterator"), has_ended=resumed.get("has_ended", False))
-        if job.is_iterable
-        else None
+        IterablePass(job.dataset, resumed.get("iterator"), has_ended=resumed.get("has_ended", False)) if job.is_iterable else None
     )
     if not (job.snapshot_every or resumed or job.is_iterable):
         return job, source, None
@@ -329,9 +325,7 @@ class ProcessPool:
         pidfd = next(pidfd for pidfd, w in self._pidfds.items() if w == worker_id)
         dead = self._processes[worker_id]
         faults.hit("replacing")
-        self.start_worker(
-            worker_id
-        )  # without its snapshot: what it has done since it resumed is not there to go on from
+        self.start_worker(worker_id)  # without its snapshot: what it has done since it resumed is not there to go on from
         self._reap(pidfd, dead)
 
     def stack(self, worker_id: int) -> str:
@@ -569,6 +563,4 @@ def with_pickled_job(group: Group, name: str, pickled_job: bytes | bytearray, po
     """The posts, with the job in a segment that all of them name."""
     segment = group.segment(name, len(pickled_job))
     memoryview(Mapping(segment.fd, len(pickled_job)))[:] = pickled_job
-    return [
-        dataclasses.replace(post, pickled_job_path=segment.path, pickled_job_nbytes=len(pickled_job)) for post in posts
-    ]
+    return [dataclasses.replace(post, pickled_job_path=segment.path, pickled_job_nbytes=len(pickled_job)) for post in posts]

@@ -234,9 +234,7 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
         if len(members) == len(found) and len({str(dict(m.schema)) for m in members}) == 1:
             return _InPlaceConcat(members, dataset.cumulative_sizes, is_cyclic=is_mix)
         return None
-    if ability_of(dataset, "schema") is not None and (
-        ability_of(dataset, "read_into") or ability_of(dataset, "read_batch_into")
-    ):
+    if ability_of(dataset, "schema") is not None and (ability_of(dataset, "read_into") or ability_of(dataset, "read_batch_into")):
         return InPlace(dataset)
     return None
 
@@ -411,9 +409,7 @@ class SampleReader:
         key, row: of the sample being read; None and -1 while no one sample is.
     """
 
-    def __init__(
-        self, ring: WorkerRing, job: Job, in_place: InPlace | None, open_memory: Callable[[str], MemoryMapping]
-    ) -> None:
+    def __init__(self, ring: WorkerRing, job: Job, in_place: InPlace | None, open_memory: Callable[[str], MemoryMapping]) -> None:
         self._ring = ring
         self._job = job
         self._in_place = in_place

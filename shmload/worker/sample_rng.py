@@ -87,9 +87,7 @@ def begin_sample(seed: int | None, epoch: int, index: int, worker: int, *, resee
     if reseed and seed is not None:
         key = sample_key(seed, epoch, index & 0xFFFFFFFFFFFFFFFF, _GLOBALS_STREAM)
         random.seed(key)
-        np.random.seed(
-            key & 0xFFFFFFFF
-        )  # also forgets half a pair of gaussians, which a bit generator's own seeding does not
+        np.random.seed(key & 0xFFFFFFFF)  # also forgets half a pair of gaussians, which a bit generator's own seeding does not
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.default_generator.manual_seed(key)
@@ -311,9 +309,7 @@ class _Numpy:
     def has_moved(self, words: bytes, rest: Rest) -> bool:
         # rest[1]: half a pair of gaussians is left, and would be drawn without a word being used
         return (
-            bool(rest[1])
-            or int(self._view[NUM_WORDS]) != rest[0]
-            or int(self._view[0]) != int.from_bytes(words[:4], sys.byteorder)
+            bool(rest[1]) or int(self._view[NUM_WORDS]) != rest[0] or int(self._view[0]) != int.from_bytes(words[:4], sys.byteorder)
         )
 
     def write(self, words: bytes, rest: Rest) -> None:
@@ -385,8 +381,7 @@ class Streams:
                 words = line.words
             if zlib.crc32(words) != entry["check"]:
                 log.warning(
-                    "the stream of %s could not be resumed in this worker: worker_init_fn seeds it differently in each run",
-                    name,
+                    "the stream of %s could not be resumed in this worker: worker_init_fn seeds it differently in each run", name
                 )
                 self._lines[name] = _Line(self._seen[name][0])
                 continue

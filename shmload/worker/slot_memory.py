@@ -41,13 +41,7 @@ class SlotMemory:
     """
 
     def __init__(
-        self,
-        ring: WorkerRing,
-        ready: Bell,
-        grants: Bell,
-        open_memory: Callable[[str], Mapping],
-        *,
-        is_helper: bool = False,
+        self, ring: WorkerRing, ready: Bell, grants: Bell, open_memory: Callable[[str], Mapping], *, is_helper: bool = False
     ) -> None:
         self._ring = ring
         self._is_helper = is_helper

@@ -143,9 +143,7 @@ class Snapshots:
         if streams:
             snapshot["streams"] = streams
         taken = pickle.dumps(snapshot) if snapshot or self._last else b""
-        if (
-            taken == self._last and iterator is self._last_iterator
-        ):  # of the pass before it is another one's, however alike
+        if taken == self._last and iterator is self._last_iterator:  # of the pass before it is another one's, however alike
             return SAME
         self._last, self._last_iterator = taken, iterator
         return taken

@@ -121,9 +121,7 @@ class Origin:
             texts["random"] = f"{gauss!r} {_text(np.array(words, np.uint32).tobytes())}"
             if self.numpy[0] == "MT19937":
                 _, words, place, has_gauss, cached = self.numpy
-                texts["numpy"] = (
-                    f"{place} {has_gauss} {float(cached)!r} {_text(np.asarray(words, np.uint32).tobytes())}"
-                )
+                texts["numpy"] = f"{place} {has_gauss} {float(cached)!r} {_text(np.asarray(words, np.uint32).tobytes())}"
         return texts
 
     def is_now(self) -> bool:

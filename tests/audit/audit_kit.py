@@ -11,7 +11,7 @@ import numpy as np
 
 from shmload import ShmLoader
 from shmload.audit.file import AuditLog, Batch, Record, batch_record, event_record, header_line
-from shmload.tools.audit.timeline import Report
+from shmload.tools.audit.timeline import AuditReport
 from shmload.tools.audit.verify import read_folder, report_suspects, verify
 
 N, BATCH, SEED = 45, 4, 7
@@ -67,13 +67,13 @@ def story(folder: Path, **more: Any) -> None:
     run([alone])
 
 
-def judged(folder: Path, **options: Any) -> Report:
+def judged(folder: Path, **options: Any) -> AuditReport:
     report, loaders = verify(read_folder(folder), **options)
     report_suspects(loaders, report)
     return report
 
 
-def kinds(report: Report) -> set[str]:
+def kinds(report: AuditReport) -> set[str]:
     return set(report.num_found)
 
 
@@ -88,7 +88,7 @@ def written(folder: Path, log: AuditLog, records: list[Record] | None = None) ->
     (folder / log.name).write_bytes(b"".join(content))
 
 
-def replanted(folder: Path, edit: Callable[[list[AuditLog]], None]) -> Report:
+def replanted(folder: Path, edit: Callable[[list[AuditLog]], None]) -> AuditReport:
     """What is said of a folder after its logs were changed."""
     logs = read_folder(folder)
     edit(logs)

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shmload.audit.file import AuditLog, Batch
-from shmload.tools.audit.timeline import Report
+from shmload.tools.audit.timeline import AuditReport
 from shmload.tools.audit.verify import read_folder, report_suspects, verify
 from tests.audit.audit_kit import make, run
 
@@ -57,7 +57,7 @@ def recorded(story: dict[str, Any]) -> list[AuditLog]:
         shutil.rmtree(folder)
 
 
-def judged(logs: list[AuditLog]) -> tuple[Report, Any]:
+def judged(logs: list[AuditLog]) -> tuple[AuditReport, Any]:
     report, loaders = verify(logs)
     report_suspects(loaders, report)
     return report, loaders

@@ -34,10 +34,7 @@ def xxh64(data: bytes) -> int:
     if size >= 32:
         lanes = [(P1 + P2) & MASK, P2, 0, -P1 & MASK]
         while size - at >= 32:
-            lanes = [
-                stirred(lane, int.from_bytes(data[at + 8 * i : at + 8 * i + 8], "little"))
-                for i, lane in enumerate(lanes)
-            ]
+            lanes = [stirred(lane, int.from_bytes(data[at + 8 * i : at + 8 * i + 8], "little")) for i, lane in enumerate(lanes)]
             at += 32
         total = sum(rotated(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True)) & MASK
         for lane in lanes:
@@ -59,8 +56,7 @@ def xxh64(data: bytes) -> int:
 
 
 @pytest.mark.parametrize(
-    ("data", "expected"),
-    [(b"", 0xEF46DB3751D8E999), (b"a", 0xD24EC4F1A98C6E5B), (b"abc", 0x44BC2CF5AD770999)],
+    ("data", "expected"), [(b"", 0xEF46DB3751D8E999), (b"a", 0xD24EC4F1A98C6E5B), (b"abc", 0x44BC2CF5AD770999)]
 )
 def test_the_published_values_come_out(data: bytes, expected: int) -> None:
     assert expected == hash_bytes(data) == xxh64(data)

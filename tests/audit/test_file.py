@@ -19,9 +19,7 @@ KEYS = st.one_of(
     st.lists(st.one_of(st.text(), st.integers(), st.none(), st.lists(st.integers(), max_size=2)), max_size=5),
     st.none(),
 )
-CHANGES = st.lists(
-    st.tuples(st.integers(0, 99), st.integers(), st.none() | st.integers(), st.integers(0, 9)), max_size=3
-)
+CHANGES = st.lists(st.tuples(st.integers(0, 99), st.integers(), st.none() | st.integers(), st.integers(0, 9)), max_size=3)
 BATCHES = st.builds(Batch, U64, U64, U64, st.integers(0, 2**32 - 1), KEYS, U64, st.booleans(), CHANGES.map(tuple))
 
 
@@ -96,13 +94,7 @@ def test_any_flipped_bit_is_damage_with_an_offset(tmp_path: Path, recorded: byte
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_no_bytes_whatever_raise(tmp_path: Path, recorded: bytes, noise: bytes) -> None:
     header = recorded[: recorded.index(b"\n") + 1]
-    for content in (
-        noise,
-        b"shmaudit " + noise,
-        b"shmaudit 1 " + noise + b"\n" + noise,
-        header + noise,
-        recorded + noise,
-    ):
+    for content in (noise, b"shmaudit " + noise, b"shmaudit 1 " + noise + b"\n" + noise, header + noise, recorded + noise):
         log = read(tmp_path, content)
         assert log.damage or log.is_torn or not noise
         assert judged(tmp_path).status in (0, 1, 2)

@@ -73,8 +73,4 @@ def test_batches_read_again_unseen_are_neither_told_nor_recorded(tmp_path: Path)
     assert second.last_indices is None
     list(resumed)
     report = judged(tmp_path)
-    assert (
-        report.status,
-        report.loaders[0].epochs[0].num_batches,
-        report.loaders[0].epochs[0].num_superseded,
-    ) == (0, 6, 0)
+    assert (report.status, report.loaders[0].epochs[0].num_batches, report.loaders[0].epochs[0].num_superseded) == (0, 6, 0)

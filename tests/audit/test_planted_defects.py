@@ -10,7 +10,7 @@ import pytest
 
 from shmload._core.trainer import Order
 from shmload.audit.file import AuditLog
-from shmload.tools.audit.timeline import Report
+from shmload.tools.audit.timeline import AuditReport
 from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import N, Samples, batches_of, changed, judged, kinds, make, replanted, run, story
 
@@ -26,7 +26,7 @@ def two_ranks(logs: list[AuditLog]) -> tuple[AuditLog, AuditLog]:
     return (first, second) if first.header["rank"] == 0 else (second, first)
 
 
-def texts(report: Report, kind: str) -> str:
+def texts(report: AuditReport, kind: str) -> str:
     return "\n".join(finding.text for finding in report.findings if finding.kind == kind)
 
 

@@ -77,11 +77,7 @@ def test_a_copy_records_in_a_file_of_its_own(tmp_path: Path) -> None:
         assert other.last_indices is None
         next(iter(other))
     next(stream)
-    assert sorted(len(log.records) - 1 - ("resume" in str(log.records[0])) for log in read_folder(tmp_path)) == [
-        1,
-        1,
-        2,
-    ]
+    assert sorted(len(log.records) - 1 - ("resume" in str(log.records[0])) for log in read_folder(tmp_path)) == [1, 1, 2]
 
 
 def test_a_forked_child_records_in_a_file_of_its_own(tmp_path: Path) -> None:
@@ -107,9 +103,7 @@ def test_another_world_size_between_passes_begins_another_file(tmp_path: Path, m
 
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(
-        PermissionError, match="needs a folder that this process can write to; give another, or leave audit"
-    ):
+    with pytest.raises(PermissionError, match="needs a folder that this process can write to; give another, or leave audit"):
         ShmLoader(PAIRS, audit=tmp_path)
 
 
@@ -133,9 +127,7 @@ def test_a_full_disk_ends_no_run_and_what_it_swallowed_is_missing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.warns(
-        RuntimeWarning, match=r"rank-0000-.* cannot be written: .*No space left on device. Training goes on"
-    ):
+    with pytest.warns(RuntimeWarning, match=r"rank-0000-.* cannot be written: .*No space left on device. Training goes on"):
         next(stream)
     next(stream)  # said once
     monkeypatch.setattr(os, "write", write)

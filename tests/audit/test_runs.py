@@ -30,12 +30,9 @@ class Stream(IterableDataset):
 
 @BOTH_MODES
 @pytest.mark.parametrize(
-    ("on_error", "text", "counts"),
-    [("skip", "sample 5 of row", (2, 0)), ("substitute", "came in place of 5, row", (0, 2))],
+    ("on_error", "text", "counts"), [("skip", "sample 5 of row", (2, 0)), ("substitute", "came in place of 5, row", (0, 2))]
 )
-def test_bad_samples_are_accounted_for(
-    tmp_path: Path, seed: int | None, on_error: Any, text: str, counts: tuple[int, int]
-) -> None:
+def test_bad_samples_are_accounted_for(tmp_path: Path, seed: int | None, on_error: Any, text: str, counts: tuple[int, int]) -> None:
     run([make(tmp_path, dataset=Samples(12, frozenset({1, 5})), seed=seed, on_error=on_error)])
     report = judged(tmp_path)
     (epoch,) = report.loaders[0].epochs
@@ -91,11 +88,7 @@ def test_torch_mode_resumed_in_another_process_is_proven(tmp_path: Path, num_wor
         run([third])
     report = judged(tmp_path)
     assert (report.status, report.findings) == (0, [])
-    assert [(e.state, e.num_superseded) for e in report.loaders[0].epochs] == [
-        ("proven", 0),
-        ("proven", 1),
-        ("proven", 2),
-    ]
+    assert [(e.state, e.num_superseded) for e in report.loaders[0].epochs] == [("proven", 0), ("proven", 1), ("proven", 2)]
 
 
 def test_a_distributed_sampler_is_judged_over_all_ranks(tmp_path: Path) -> None:
@@ -135,9 +128,7 @@ class Backwards(KeyedOrder):
 
 
 def test_an_order_of_its_own_is_judged_by_its_positions(tmp_path: Path) -> None:
-    loaders = [
-        ShmLoader(PAIRS, 2, sampler=Backwards(), seed=1, rank=rank, world_size=2, audit=tmp_path) for rank in range(2)
-    ]
+    loaders = [ShmLoader(PAIRS, 2, sampler=Backwards(), seed=1, rank=rank, world_size=2, audit=tmp_path) for rank in range(2)]
     run(loaders)
     report = judged(tmp_path)
     assert (report.status, report.findings, report.loaders[0].epochs[0].num_samples) == (2, [], 11)

@@ -46,9 +46,7 @@ def test_a_cgroups_quota_counts_in_whole_processors(tmp_path: Path, cpus: int, q
     ("own", "quota", "count"),
     [("24", "max", 24), ("30", "max", 24), ("24", "2000000", 5), ("6", "max", 6), ("", "max", 6), ("?", "max", 6)],
 )
-def test_a_rank_with_processors_of_its_own_has_all_of_them(
-    tmp_path: Path, cpus: int, own: str, quota: str, count: int
-) -> None:
+def test_a_rank_with_processors_of_its_own_has_all_of_them(tmp_path: Path, cpus: int, own: str, quota: str, count: int) -> None:
     """As `shmload.launch` gives them, while a quota is still shared; one that may run elsewhere again has its part of all."""
     root, environ = machine(tmp_path, quota=quota), {"LOCAL_WORLD_SIZE": "4", "SHMLOAD_RANK_CPUS": own}
     assert count == autotune.num_cpus(root, environ)
@@ -104,8 +102,6 @@ def test_a_number_found_automatically_is_a_number() -> None:
         assert again == 4
 
 
-@pytest.mark.parametrize(
-    ("value", "is_one"), [("auto", True), (AutoNumber(2), True), (2, False), (None, False), ("a", False)]
-)
+@pytest.mark.parametrize(("value", "is_one"), [("auto", True), (AutoNumber(2), True), (2, False), (None, False), ("a", False)])
 def test_what_asks_to_be_found(value: object, is_one: bool) -> None:
     assert is_one == is_auto(value)

@@ -178,8 +178,7 @@ def test_growing_shrinking_kills_breaks_and_resumes_change_no_batch(expected: li
 
 
 @pytest.mark.parametrize(
-    "method",
-    ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)],
+    "method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)]
 )
 def test_every_start_method_grows_and_shrinks(method: str, expected: list[list[Any]]) -> None:
     found = []
@@ -242,9 +241,7 @@ def test_one_that_leaves_and_is_wanted_again_is_started_again() -> None:
         assert loader.stats()["num_restarts"] == 0
 
 
-def test_one_killed_over_its_last_rows_has_them_done_again(
-    expected: list[list[Any]], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_killed_over_its_last_rows_has_them_done_again(expected: list[list[Any]], caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(3)
     with auto_loader() as loader, caplog.at_level(logging.WARNING, "shmload"):
         found, num_harmed = [], 0
@@ -295,9 +292,7 @@ def test_a_pool_that_cannot_grow_goes_on_as_it_is(
     assert found == expected[0]
 
 
-def test_a_worker_that_nobody_can_watch_is_not_left_alone(
-    monkeypatch: pytest.MonkeyPatch, expected: list[list[Any]]
-) -> None:
+def test_a_worker_that_nobody_can_watch_is_not_left_alone(monkeypatch: pytest.MonkeyPatch, expected: list[list[Any]]) -> None:
     def refused(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 

@@ -9,19 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmload.engine.autotune import LOOK, Limits, Memory, Setting, Window, bound_by, decide, looked
+from shmload.engine.autotune import LOOK, Limits, LookMemory, RateWindow, Setting, bound_by, decide, looked
 from tests.autotune.tuning_kit import Pipeline
 
-LOADS = [
-    (0.01, 0.002),
-    (0.01, 0.0095),
-    (0.01, 0.0105),
-    (0.01, 0.035),
-    (0.01, 0.1),
-    (0.01, 0.3),
-    (0.05, 0.12),
-    (0.3, 1.0),
-]
+LOADS = [(0.01, 0.002), (0.01, 0.0095), (0.01, 0.0105), (0.01, 0.035), (0.01, 0.1), (0.01, 0.3), (0.05, 0.12), (0.3, 1.0)]
 MOST = Setting(16, 2)
 LIMITS = Limits(Setting(1, 2), MOST, 128, 128, 0.0)
 
@@ -34,9 +25,7 @@ def pipeline(step_s: float, work_s: float, first: int = 2, **options: object) ->
 @pytest.mark.parametrize("load", LOADS, ids=str)
 @pytest.mark.parametrize("first", [1, 2, 4, 8])
 @pytest.mark.parametrize("seed", range(3))
-def test_it_comes_within_one_worker_of_the_fewest_that_keep_up_and_stays(
-    load: tuple[float, float], first: int, seed: int
-) -> None:
+def test_it_comes_within_one_worker_of_the_fewest_that_keep_up_and_stays(load: tuple[float, float], first: int, seed: int) -> None:
     model = pipeline(*load, first, seed=seed)
     num_looks = 20  # of 4 windows: doubling from 1 to 16, each step found twice, takes fewer
     settled_s = num_looks * LOOK * max(0.5, 8 * load[0])
@@ -104,7 +93,7 @@ def test_a_worker_that_takes_long_to_come_is_called_only_for_much() -> None:
 @given(
     windows=st.lists(
         st.builds(
-            lambda seconds, waits, busy, num: Window(seconds, seconds * waits, busy, num),
+            lambda seconds, waits, busy, num: RateWindow(seconds, seconds * waits, busy, num),
             st.floats(0.5, 100),
             st.floats(0, 1),
             st.floats(0, 100),
@@ -115,8 +104,8 @@ def test_a_worker_that_takes_long_to_come_is_called_only_for_much() -> None:
     first=st.integers(1, 6),
     room=st.integers(1, 20),
 )
-def test_whatever_is_measured_the_setting_stays_within_its_limits(windows: list[Window], first: int, room: int) -> None:
-    now, memory = Setting(first, 2), Memory()
+def test_whatever_is_measured_the_setting_stays_within_its_limits(windows: list[RateWindow], first: int, room: int) -> None:
+    now, memory = Setting(first, 2), LookMemory()
     limits = Limits(Setting(1, 1), Setting(6, 8), 20, room, 0.1)
     for window in windows:
         memory, decision = decide(now, memory, window, limits)
@@ -131,10 +120,10 @@ def test_whatever_is_measured_the_setting_stays_within_its_limits(windows: list[
 
 def test_one_strange_window_changes_nothing() -> None:
     """Such as one with a validation in it, where the trainer is away for minutes."""
-    now, memory = Setting(4, 2), Memory()
-    steady = Window(0.5, 0.01, 1.8, 50)
+    now, memory = Setting(4, 2), LookMemory()
+    steady = RateWindow(0.5, 0.01, 1.8, 50)
     for number in range(40):
-        window = Window(300.0, 0.01, 2.0, 60) if number % 13 == 5 else steady
+        window = RateWindow(300.0, 0.01, 2.0, 60) if number % 13 == 5 else steady
         memory, decision = decide(now, memory, window, LIMITS)
         assert decision is None
 
@@ -149,5 +138,5 @@ def test_one_strange_window_changes_nothing() -> None:
     ],
 )
 def test_it_says_what_holds_the_pipeline_back(wait_s: float, busy_s: float, setting: Setting, words: str) -> None:
-    look = looked((Window(0.5, wait_s, busy_s, 10),), setting)
+    look = looked((RateWindow(0.5, wait_s, busy_s, 10),), setting)
     assert words == bound_by(setting, look, LIMITS)

@@ -38,9 +38,7 @@ def test_the_attributes_are_numbers_and_make_another_auto_loader(seed: int | Non
                 assert "autotune" in made.stats()
 
 
-@pytest.mark.parametrize(
-    "options", [{"num_workers": 0, "prefetch_factor": None}, {"num_workers": 1, "prefetch_factor": 3}]
-)
+@pytest.mark.parametrize("options", [{"num_workers": 0, "prefetch_factor": None}, {"num_workers": 1, "prefetch_factor": 3}])
 def test_numbers_that_are_given_stay(options: dict[str, Any]) -> None:
     with loader_of(seed=SEED, **options) as loader:
         assert "autotune" not in loader.stats()
@@ -75,14 +73,7 @@ def test_a_copy_on_a_smaller_host_has_the_pool_of_that_host(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("most", "options", "num_slots"),
-    [
-        (1, {}, 10),
-        (4, {}, 34),
-        (8, {}, 66),
-        (40, {}, 82),
-        (4, {"prefetch_factor": 3}, 14),
-        (4, {"prefetch_factor": 30}, 122),
-    ],
+    [(1, {}, 10), (4, {}, 34), (8, {}, 66), (40, {}, 82), (4, {"prefetch_factor": 3}, 14), (4, {"prefetch_factor": 30}, 122)],
 )
 def test_a_ring_is_made_for_the_largest_pool(
     most: int, options: dict[str, Any], num_slots: int, monkeypatch: pytest.MonkeyPatch

@@ -55,9 +55,7 @@ class Texts:
 
 
 def auto_loader(dataset: Any, **options: Any) -> ShmLoader[Any]:
-    return ShmLoader(
-        dataset, **{"batch_size": 4, "seed": 2, "num_workers": "auto", "prefetch_factor": "auto"} | options
-    )
+    return ShmLoader(dataset, **{"batch_size": 4, "seed": 2, "num_workers": "auto", "prefetch_factor": "auto"} | options)
 
 
 def ring_of(num_slots: int, num_usable: int) -> TrainerRing:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shmload import ShmLoader
-from shmload.engine.autotune import Decision, Limits, Memory, Setting, Window, decide
+from shmload.engine.autotune import Decision, Limits, LookMemory, RateWindow, Setting, decide
 from shmload.engine.engine import Engine
 
 N, BATCH, SEED = 60, 4, 11
@@ -78,7 +78,7 @@ class Pipeline:
         self.setting = setting
         least = Setting(1, 1 if most.prefetch > setting.prefetch else setting.prefetch)
         self.limits = Limits(least, most, 128, room, start_s)
-        self.memory = Memory()
+        self.memory = LookMemory()
         self.decisions: list[tuple[float, Decision]] = []
         self._rng = random.Random(seed)
         self._num_cpus, self._burst = num_cpus, burst
@@ -110,7 +110,7 @@ class Pipeline:
                 self.num_delivered += 1
                 num_batches += 1
             seconds = self._now - began
-            window = Window(seconds, wait_s, min(busy_s, seconds * self.setting.num_workers), num_batches)
+            window = RateWindow(seconds, wait_s, min(busy_s, seconds * self.setting.num_workers), num_batches)
             self.memory, decision = decide(self.setting, self.memory, window, self.limits)
             if decision is not None:
                 self._change(decision)

@@ -78,9 +78,7 @@ def words_of(kind: type[DataLoader[Any]], way: str) -> dict[str, Any]:
     delivered: list[int] = []
     stream = None
     try:
-        stream = iter(
-            kind(Ending(way), batch_size=2, num_workers=2, collate_fn=as_list)
-        )  # a tensor would need its sender alive
+        stream = iter(kind(Ending(way), batch_size=2, num_workers=2, collate_fn=as_list))  # a tensor would need its sender alive
         pids += [worker.pid for worker in stream._workers]
         for batch in stream:
             delivered += batch

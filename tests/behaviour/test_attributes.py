@@ -10,18 +10,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from shmload import ShmLoader
-from tests.behaviour.behaviour_kit import (
-    DEADLINE_S,
-    KINDS,
-    Failing,
-    Numbers,
-    Shards,
-    Told,
-    alike,
-    as_list,
-    batches,
-    raised,
-)
+from tests.behaviour.behaviour_kit import DEADLINE_S, KINDS, Failing, Numbers, Shards, Told, alike, as_list, batches, raised
 
 TORCHS_OWN_DEL = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 LOCKED = ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
@@ -104,11 +93,7 @@ def test_a_loader_made_without_workers_gets_no_prefetch_factor_later() -> None:
 
 
 @TORCHS_OWN_DEL
-@pytest.mark.parametrize(
-    "iterable",
-    [False, True],
-    ids=["map", "iterable"],
-)
+@pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
 def test_a_prefetch_factor_of_none_at_all_is_refused_at_iteration(iterable: bool) -> None:
     dataset = Shards([1]) if iterable else Numbers()
     error = alike(lambda kind: raised(lambda: next(iter(kind(dataset, num_workers=1, prefetch_factor=0)))))
@@ -151,11 +136,7 @@ def test_a_context_given_by_name_reads_as_an_object(kind: Any) -> None:
 
 def test_torchs_own_context_is_taken() -> None:
     context = torch.multiprocessing.get_context("fork")
-    assert alike(lambda kind: batches(kind(Numbers(3), num_workers=1, multiprocessing_context=context))) == [
-        [0],
-        [1],
-        [2],
-    ]
+    assert alike(lambda kind: batches(kind(Numbers(3), num_workers=1, multiprocessing_context=context))) == [[0], [1], [2]]
 
 
 def test_attributes_of_the_users_own_are_kept() -> None:

@@ -90,9 +90,7 @@ class Told(IterableDataset):
             yield known, self.num_epochs, step, torch.rand(()).item()
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "persistent"), [(0, False), (1, False), (2, False), (1, True), (2, True), (3, True)]
-)
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (1, False), (2, False), (1, True), (2, True), (3, True)])
 def test_the_dataset_knows_its_worker_and_its_epoch(num_workers: int, persistent: bool) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Told(), batch_size=2, num_workers=num_workers, persistent_workers=persistent, collate_fn=as_list)

@@ -72,10 +72,7 @@ def test_an_exception_midway_is_told_and_what_can_go_on_does(
 def test_the_epoch_after_an_exception_begins_anew(num_workers: int, persistent: bool) -> None:
     def program(kind: Any) -> Any:
         loader = kind(
-            Generated(KeyError("midway")),
-            batch_size=3,
-            num_workers=num_workers,
-            persistent_workers=persistent and num_workers > 0,
+            Generated(KeyError("midway")), batch_size=3, num_workers=num_workers, persistent_workers=persistent and num_workers > 0
         )
         return outcomes(iter(loader)), outcomes(iter(loader))
 

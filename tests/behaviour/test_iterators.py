@@ -110,9 +110,7 @@ def test_workers_start_with_iter_and_not_before(kind: Any) -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_iterator_works_on_without_its_loader(num_workers: int, persistent: bool) -> None:
     def program(kind: Any) -> Any:
-        loader = kind(
-            Numbers(8), batch_size=3, num_workers=num_workers, persistent_workers=persistent and num_workers > 0
-        )
+        loader = kind(Numbers(8), batch_size=3, num_workers=num_workers, persistent_workers=persistent and num_workers > 0)
         stream = iter(loader)
         first = next(stream).tolist()
         del loader
@@ -160,17 +158,11 @@ def test_an_empty_dataset_gives_an_empty_epoch(num_workers: int) -> None:
 @NUM_WORKERS
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_dataset_that_grows_between_epochs_is_seen_as_torchs_is(
-    num_workers: int, persistent: bool, shuffle: bool
-) -> None:
+def test_a_dataset_that_grows_between_epochs_is_seen_as_torchs_is(num_workers: int, persistent: bool, shuffle: bool) -> None:
     def program(kind: Any) -> Any:
         dataset = [0, 1, 2, 3]
         loader = kind(
-            dataset,
-            batch_size=3,
-            shuffle=shuffle,
-            num_workers=num_workers,
-            persistent_workers=persistent and num_workers > 0,
+            dataset, batch_size=3, shuffle=shuffle, num_workers=num_workers, persistent_workers=persistent and num_workers > 0
         )
         first = len(loader), batches(loader)
         dataset += [4, 5, 6]

@@ -54,15 +54,10 @@ def differs(reason: str) -> Any:
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
-@pytest.mark.parametrize(
-    ("name", "num_workers"),
-    [(name, 0) for name in SAMPLERS] + [(name, 2) for name in SAMPLERS],
-)
+@pytest.mark.parametrize(("name", "num_workers"), [(name, 0) for name in SAMPLERS] + [(name, 2) for name in SAMPLERS])
 def test_a_samplers_keys_reach_the_dataset(name: str, batch_size: int | None, num_workers: int) -> None:
     def program(kind: Any) -> Any:
-        loader = kind(
-            Keys(), sampler=SAMPLERS[name], batch_size=batch_size, num_workers=num_workers, collate_fn=as_list
-        )
+        loader = kind(Keys(), sampler=SAMPLERS[name], batch_size=batch_size, num_workers=num_workers, collate_fn=as_list)
         return outcomes(iter(loader))
 
     alike(program)
@@ -92,10 +87,7 @@ BATCHES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "num_workers"),
-    [(name, 0) for name in BATCHES] + [(name, 2) for name in BATCHES],
-)
+@pytest.mark.parametrize(("name", "num_workers"), [(name, 0) for name in BATCHES] + [(name, 2) for name in BATCHES])
 def test_a_batch_samplers_batches_reach_the_dataset_key_by_key(name: str, num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Keys(), batch_sampler=BATCHES[name], num_workers=num_workers, collate_fn=as_list)
@@ -104,10 +96,7 @@ def test_a_batch_samplers_batches_reach_the_dataset_key_by_key(name: str, num_wo
     alike(program)
 
 
-@pytest.mark.parametrize(
-    ("name", "num_workers"),
-    [(name, 0) for name in BATCHES] + [(name, 2) for name in BATCHES],
-)
+@pytest.mark.parametrize(("name", "num_workers"), [(name, 0) for name in BATCHES] + [(name, 2) for name in BATCHES])
 def test_getitems_gets_the_batch_samplers_own_batch(name: str, num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind(KeyBatches(), batch_sampler=BATCHES[name], num_workers=num_workers)

@@ -95,9 +95,7 @@ def test_stop_iteration_of_a_sample_ends_a_for_loop_and_next_goes_on(num_workers
     assert alike(program) == ([[0, 1]], [[4, 5], [6, 7]], [])
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="torch's own reraise fails; here RuntimeError with the sample's text"
-)
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="torch's own reraise fails; here RuntimeError with the sample's text")
 @pytest.mark.parametrize("error", [WithMessageUnnamed("x"), ExceptionGroup("several", [ValueError("a")])], ids=type)
 def test_a_message_that_the_constructor_does_not_take_is_a_type_error(error: Exception) -> None:
     found = alike(lambda kind: outcomes(iter(kind(Failing(error), num_workers=1))))
@@ -211,9 +209,7 @@ class FailingSampler:
 @WORKERS
 @pytest.mark.parametrize("option", ["sampler", "batch_sampler"])
 @pytest.mark.parametrize("prefetch_factor", [1, 4])
-def test_an_exception_of_a_sampler_is_raised_when_it_is_asked(
-    option: str, num_workers: int, prefetch_factor: int
-) -> None:
+def test_an_exception_of_a_sampler_is_raised_when_it_is_asked(option: str, num_workers: int, prefetch_factor: int) -> None:
     def program(kind: Any) -> Any:
         more: dict[str, Any] = {"prefetch_factor": prefetch_factor, "num_workers": 2} if num_workers else {}
         loader = kind(Numbers(8), **{option: FailingSampler(option == "batch_sampler")}, **more)

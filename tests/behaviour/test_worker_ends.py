@@ -12,9 +12,7 @@ from tests.behaviour.behaviour_kit import run_program
 
 pytestmark = pytest.mark.slow
 TEXT = "DataLoader worker (pid(s) PID) exited unexpectedly"
-MEMORY = (
-    "It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
-)
+MEMORY = "It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
 
 
 def killed(name: str, advice: str = "") -> str:

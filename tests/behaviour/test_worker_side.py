@@ -48,12 +48,7 @@ def process(dataset: Any) -> Any:
 
 
 def states(dataset: Any) -> Any:
-    return (
-        torch.initial_seed(),
-        hash(random.getstate()),
-        np.random.get_state()[1].tolist(),
-        torch.get_rng_state().tolist(),
-    )
+    return (torch.initial_seed(), hash(random.getstate()), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
 
 
 def noise(dataset: Any) -> Any:
@@ -100,9 +95,7 @@ def test_process_seeds_and_draws_of_a_worker_are_torchs(what: Any, num_workers: 
 def test_a_generator_gives_the_base_seed(persistent: bool) -> None:
     def program(kind: Any) -> Any:
         generator = torch.Generator().manual_seed(9)
-        loader = kind(
-            Asked(noise), num_workers=2, collate_fn=as_list, generator=generator, persistent_workers=persistent
-        )
+        loader = kind(Asked(noise), num_workers=2, collate_fn=as_list, generator=generator, persistent_workers=persistent)
         return [batches(loader) for _ in range(2)], generator.initial_seed(), torch.rand((), generator=generator)
 
     first, second = alike(program)[0]
@@ -128,8 +121,7 @@ def notes(dataset: Any) -> Any:
 
 
 METHODS = pytest.mark.parametrize(
-    "method",
-    ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)],
+    "method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.slow)]
 )
 
 
@@ -140,12 +132,7 @@ def test_worker_init_fn_is_called_once_with_the_number_after_seeding(method: str
     def program(kind: Any) -> Any:
         dataset = Noting(4)
         loader = kind(
-            dataset,
-            num_workers=2,
-            batch_size=2,
-            collate_fn=as_list,
-            worker_init_fn=note_in_worker,
-            multiprocessing_context=method,
+            dataset, num_workers=2, batch_size=2, collate_fn=as_list, worker_init_fn=note_in_worker, multiprocessing_context=method
         )
         return [*loader], dataset.notes
 

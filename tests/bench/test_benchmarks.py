@@ -14,9 +14,7 @@ QUICK = ("autotune", "mix", "tar")  # seconds each
 def test_every_benchmark_is_in_the_table() -> None:
     tree = ast.parse((ROOT / "benchmarks" / "__main__.py").read_text())
     listed = {name.name for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names}
-    measuring = {
-        p.stem for p in (ROOT / "benchmarks").glob("*.py") if "\ndef measure(settings: Settings" in p.read_text()
-    }
+    measuring = {p.stem for p in (ROOT / "benchmarks").glob("*.py") if "\ndef measure(settings: Settings" in p.read_text()}
     assert measuring <= listed
 
 

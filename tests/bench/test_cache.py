@@ -6,7 +6,7 @@ import pytest
 
 from shmload.tools.bench import measure
 from shmload.tools.bench.report import WorkloadReport
-from shmload.tools.bench.rounds import Options, files_below, own_workload, prepare, tasks_of
+from shmload.tools.bench.rounds import BenchOptions, files_below, own_workload, prepare, tasks_of
 from shmload.tools.named import BenchError
 
 NBYTES = 1 << 20
@@ -71,7 +71,7 @@ def test_files_that_stayed_are_noted_and_few_pages_are_not():
 
 def test_every_setting_gets_a_cold_pass_of_its_own_and_memory_gets_none(tmp_path):
     notes: list[str] = []
-    options = Options(workloads=("records", "rows"), quick=True, cold=True, num_workers=(1, 2))
+    options = BenchOptions(workloads=("records", "rows"), quick=True, cold=True, num_workers=(1, 2))
     tasks = prepare(options, tmp_path, notes)
     assert [(task.workload.name, task.point.num_workers, bool(task.job.cold_files)) for task in tasks] == [
         ("records", 1, False),
@@ -87,7 +87,7 @@ def test_every_setting_gets_a_cold_pass_of_its_own_and_memory_gets_none(tmp_path
 
 
 def test_the_users_own_files_are_dropped(tmp_path, file):
-    options = Options(dataset="m:n", cold=True, cold_files=(tmp_path,))
+    options = BenchOptions(dataset="m:n", cold=True, cold_files=(tmp_path,))
     own = own_workload(options)
     warm, cold = tasks_of(own, own.prepare(tmp_path, False, True), options, is_own=True)
     assert (warm.job.cold_files, cold.job.cold_files) == ((), (file,))
@@ -102,7 +102,7 @@ def test_the_users_own_files_are_dropped(tmp_path, file):
 )
 def test_cold_options_that_do_not_fit_say_what_is_needed(options, text):
     with pytest.raises(BenchError, match=text):
-        Options(**options)
+        BenchOptions(**options)
 
 
 def test_files_that_are_not_there_are_named(tmp_path):

@@ -76,9 +76,7 @@ def test_one_wrong_byte_fails_the_benchmark(bench):
 
 @pytest.mark.slow
 def test_the_users_own_dataset_and_loader_are_measured(bench):
-    done = bench(
-        "--quick", "--dataset", "planted:Good", "--loader", "planted:torch_like,torch", "--workers", "0", "--json", "-"
-    )
+    done = bench("--quick", "--dataset", "planted:Good", "--loader", "planted:torch_like,torch", "--workers", "0", "--json", "-")
     assert done.returncode == 0, done.stderr
     (workload,) = json.loads(done.stdout)["workloads"]
     assert workload["title"] == "planted:Good"
@@ -87,9 +85,7 @@ def test_the_users_own_dataset_and_loader_are_measured(bench):
 
 @pytest.mark.slow
 def test_a_dataset_that_draws_its_own_random_numbers_is_told_so(bench):
-    done = bench(
-        "--quick", "--dataset", "planted:Unrepeatable", "--loader", "planted:torch_like,torch", "--workers", "0"
-    )
+    done = bench("--quick", "--dataset", "planted:Unrepeatable", "--loader", "planted:torch_like,torch", "--workers", "0")
     assert done.returncode == 0, done.stderr
     assert "does not repeat itself either" in " ".join(done.stdout.split())
 
@@ -138,9 +134,7 @@ def test_help_imports_neither_torch_nor_numpy():
         "try: app(['bench', '--help'])\n"
         "finally: print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code, str(ROOT)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0
     assert done.stderr.strip() == "[]"
     assert "--dataset" in done.stdout

@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 from shmload.tools.bench.contestants import WORKLOADS
 from shmload.tools.bench.measure import digest, num_rows, rows_digest, touch
 from shmload.tools.bench.report import LoaderReport, WorkloadReport
-from shmload.tools.bench.rounds import Job, Outcome, Task, compare, first_difference
+from shmload.tools.bench.rounds import BenchJob, BenchTask, TaskOutcome, compare, first_difference
 
 
 def batch():
@@ -53,11 +53,11 @@ def test_the_first_difference_is_numbered_and_a_missing_batch_is_one():
 
 def compared(mine, *, is_own=True, again=("a", "b"), rows=None, torch_rows=None):
     """The report on shmload, which delivered `mine`, beside torch, which delivered a, b and then `again`."""
-    job = Job(workload="rows", dataset="m:n", loader="", batch_size=1, num_workers=2)
+    job = BenchJob(workload="rows", dataset="m:n", loader="", batch_size=1, num_workers=2)
     loaders = {"shmload": LoaderReport(digests=list(mine), rows_digest=rows), "torch": LoaderReport(digests=["a", "b"])}
     report = WorkloadReport("rows", "", "", "", 1, {}, "", loaders)
-    task = Task(WORKLOADS["rows"], job, is_own=is_own)
-    answer = Outcome(job, digests=list(again), rows_digest=torch_rows)
+    task = BenchTask(WORKLOADS["rows"], job, is_own=is_own)
+    answer = TaskOutcome(job, digests=list(again), rows_digest=torch_rows)
     compare(task, report, "torch", dict.fromkeys(loaders, job), lambda jobs: [answer])
     return report
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from shmload.tools.bench import measure
-from shmload.tools.bench.measure import Segment, Stream, after, record, worker_busy_s
+from shmload.tools.bench.measure import MeasuredSegment, MeasuredStream, after, record, worker_busy_s
 from shmload.tools.bench.report import WAIT_SHARES
 
 
@@ -23,25 +23,25 @@ class Batches:
 
 
 def test_rows_are_counted_in_batches_of_unknown_make():
-    stream = Stream(Batches(3, 1, 2), None, None)
+    stream = MeasuredStream(Batches(3, 1, 2), None, None)
     assert [stream.next()[1] for _ in range(4)] == [3, 1, 2, 3]
     assert stream.num_epochs == 2
 
 
 def test_rows_follow_from_the_batch_size_where_it_is_known():
-    stream = Stream(Batches(4, 4, 2), 10, 4)
+    stream = MeasuredStream(Batches(4, 4, 2), 10, 4)
     assert [stream.next()[1] for _ in range(4)] == [4, 4, 2, 4]
 
 
 def test_one_pass_ends_with_its_epoch():
-    stream = Stream(Batches(1, 1, 1, 1), 4, 1, once=True)
+    stream = MeasuredStream(Batches(1, 1, 1, 1), 4, 1, once=True)
     record(stream, after(0.0))
     assert len(record(stream, after(60.0)).waits_s) == 3
     assert stream.num_epochs == 1
 
 
 def test_the_step_is_slept_and_is_not_the_loaders_wait():
-    segment = record(Stream(Batches(*[1] * 5), 5, 1), after(0.0, num_batches=5), step_s=0.002)
+    segment = record(MeasuredStream(Batches(*[1] * 5), 5, 1), after(0.0, num_batches=5), step_s=0.002)
     values = segment.values()
     assert segment.slept_s >= 5 * 0.002
     assert values["consumer_ms_per_batch"] >= 2
@@ -50,17 +50,17 @@ def test_the_step_is_slept_and_is_not_the_loaders_wait():
 
 
 def test_without_a_step_none_is_reported():
-    assert "step_efficiency" not in record(Stream(Batches(1), 1, 1), after(0.0)).values()
+    assert "step_efficiency" not in record(MeasuredStream(Batches(1), 1, 1), after(0.0)).values()
 
 
 def test_step_efficiency_is_the_time_of_the_steps_over_all_of_it():
-    segment = Segment(num_samples=4, nbytes=8, wall_s=2.0, step_s=0.25, waits_s=[0.1] * 4)
+    segment = MeasuredSegment(num_samples=4, nbytes=8, wall_s=2.0, step_s=0.25, waits_s=[0.1] * 4)
     assert segment.values()["step_efficiency"] == pytest.approx(0.5)
     assert segment.values()["wait_share"] == pytest.approx(0.2)
 
 
 def test_wait_quantiles_ascend_from_the_least_to_the_longest():
-    found = Segment(waits_s=[0.004, 0.001, 0.002]).wait_quantiles_ms()
+    found = MeasuredSegment(waits_s=[0.004, 0.001, 0.002]).wait_quantiles_ms()
     assert len(found) == len(WAIT_SHARES)
     assert (found[0], found[-1]) == (1.0, 4.0)
     assert sorted(found) == found
@@ -127,12 +127,12 @@ def test_reading_once_takes_no_sample_twice():
 
 
 def test_an_iterable_dataset_is_read_pass_after_pass():
-    class Stream(IterableDataset):
+    class MeasuredStream(IterableDataset):
         def __iter__(self):
             return iter([np.zeros(2)] * 3)
 
-    assert measure.protocol(Stream()) == "__iter__"
-    assert measure.read(Stream(), batch_size=2, seconds=0.0, copy_bytes_per_s=1e9).samples_per_s > 0
+    assert measure.protocol(MeasuredStream()) == "__iter__"
+    assert measure.read(MeasuredStream(), batch_size=2, seconds=0.0, copy_bytes_per_s=1e9).samples_per_s > 0
 
 
 def test_the_host_computes_at_least_what_this_thread_does():

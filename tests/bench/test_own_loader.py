@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from shmload.tools.bench.contestants import arguments_of, like_users, num_samples, users_loader
-from shmload.tools.bench.rounds import Options
+from shmload.tools.bench.rounds import BenchOptions
 from shmload.tools.named import BenchError
 
 FACTORIES = ("shuffled_loader", "custom_loader", "stream_loader", "unseeded_loader")
@@ -21,9 +21,7 @@ def batches(name, factory, epochs=2, **setting):
     own = users_loader(f"planted:{factory}", 7)
     loader = like_users(name, own, setting.get("num_workers"), setting.get("prefetch_factor"))
     try:
-        return [
-            [leaf.clone() for leaf in torch.utils._pytree.tree_leaves(batch)] for _ in range(epochs) for batch in loader
-        ]
+        return [[leaf.clone() for leaf in torch.utils._pytree.tree_leaves(batch)] for _ in range(epochs) for batch in loader]
     finally:
         if hasattr(loader, "close"):
             loader.close()
@@ -54,9 +52,7 @@ def test_the_users_object_itself_is_measured():
     assert like_users("torch", own, None, None) is own
 
 
-@pytest.mark.parametrize(
-    ("factory", "samples"), [("shuffled_loader", 96), ("custom_loader", None), ("stream_loader", None)]
-)
+@pytest.mark.parametrize(("factory", "samples"), [("shuffled_loader", 96), ("custom_loader", None), ("stream_loader", None)])
 def test_the_samples_of_an_epoch_are_known_where_batches_are_alike(factory, samples):
     assert samples == num_samples(users_loader(f"planted:{factory}", 0))
 
@@ -86,23 +82,17 @@ def test_what_is_no_loader_is_one_clear_line(spec, text):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (
-            {"dataset": "m:n"},
-            "--dataset: needs no --torch-loader, whose DataLoader says that itself; give one of the two",
-        ),
+        ({"dataset": "m:n"}, "--dataset: needs no --torch-loader, whose DataLoader says that itself; give one of the two"),
         ({"collate": "m:n"}, "--collate: needs no --torch-loader"),
         ({"batch_size": (4,)}, "--batch-size: needs no --torch-loader"),
         ({"workloads": ("rows",)}, "--workload: needs no --torch-loader"),
         ({"start_method": "fork"}, "--start-method: needs no --torch-loader"),
-        (
-            {"loaders": ("shmload", "shmload-seed")},
-            "--loader: needs shmload or torch with --torch-loader, given 'shmload-seed'",
-        ),
+        ({"loaders": ("shmload", "shmload-seed")}, "--loader: needs shmload or torch with --torch-loader, given 'shmload-seed'"),
     ],
 )
 def test_what_the_loader_says_itself_cannot_be_given_beside_it(options, text):
     with pytest.raises(BenchError, match=text):
-        Options(torch_loader="m:n", **options)
+        BenchOptions(torch_loader="m:n", **options)
 
 
 @pytest.mark.slow

@@ -21,9 +21,7 @@ FIGURES = Figures(
 
 
 def tried(workers, rate, wait_ms=0.0, prefetch=None, batch_size=64):
-    return Tried(
-        num_workers=workers, prefetch_factor=prefetch, batch_size=batch_size, samples_per_s=rate, wait_ms=wait_ms
-    )
+    return Tried(num_workers=workers, prefetch_factor=prefetch, batch_size=batch_size, samples_per_s=rate, wait_ms=wait_ms)
 
 
 def by_model(step_ms=10.0, p50=1.0, p99=1.0, **known):

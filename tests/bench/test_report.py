@@ -7,7 +7,7 @@ from rich.console import Console
 
 from shmload.tools.bench import plot
 from shmload.tools.bench.report import WAIT_SHARES, LoaderReport, Report, WorkloadReport, show
-from shmload.tools.bench.rounds import Job, Outcome
+from shmload.tools.bench.rounds import BenchJob, TaskOutcome
 from shmload.tools.bench.verdict import judge_all
 
 LIMIT = {
@@ -42,7 +42,7 @@ def section(rates, workers=2, step=False, **known):
     loaders = {name: LoaderReport() for name in rates}
     for name, rate in rates.items():
         more = {"step_efficiency": 0.5} if step else {}
-        loaders[name].add(Outcome(JOB, values(rate, **more), wait_quantiles_ms=[1.0] * len(WAIT_SHARES)))
+        loaders[name].add(TaskOutcome(JOB, values(rate, **more), wait_quantiles_ms=[1.0] * len(WAIT_SHARES)))
         loaders[name].digests = ["a"]
     made = WorkloadReport("photos", "title", "photos", "it is so", 64, LIMIT, "read_into", loaders, num_workers=workers)
     for name, value in known.items():
@@ -52,7 +52,7 @@ def section(rates, workers=2, step=False, **known):
     return made
 
 
-JOB = Job(workload="photos", dataset="m:n", loader="", batch_size=64, num_workers=2)
+JOB = BenchJob(workload="photos", dataset="m:n", loader="", batch_size=64, num_workers=2)
 
 
 @pytest.fixture
@@ -85,10 +85,7 @@ def test_with_a_step_it_is_said_how_much_of_it_was_kept(report):
         loader.summarise(report.workloads[0].loaders["torch"])
     text = said(report)
     assert "a step of 32 ms after each batch" in text
-    assert (
-        "Of a step of 32 ms it keeps 96% (torch 48%), with a wait of 1.00 ms (p50) and 2.00 ms (p99) before each."
-        in text
-    )
+    assert "Of a step of 32 ms it keeps 96% (torch 48%), with a wait of 1.00 ms (p50) and 2.00 ms (p99) before each." in text
 
 
 def test_a_sweep_names_the_setting_of_each_section_and_one_recommendation(report):
@@ -111,9 +108,7 @@ def test_which_loaders_were_compared_how_is_said_where_there_are_several(report)
     for name, way in (("shmload", "batches in order"), ("webdataset", "rows of an epoch in any order")):
         report.workloads[0].loaders[name].same_bytes = True
         report.workloads[0].loaders[name].compared = way
-    assert "same bytes as torch: shmload (batches in order); webdataset (rows of an epoch in any order)." in said(
-        report
-    )
+    assert "same bytes as torch: shmload (batches in order); webdataset (rows of an epoch in any order)." in said(report)
 
 
 def test_a_subject_that_failed_has_neither_verdict_nor_recommendation(report):

@@ -10,7 +10,7 @@ import pytest
 from shmload.tools.bench import measure, plot, rounds
 from shmload.tools.bench.contestants import WORKLOADS
 from shmload.tools.bench.report import Report, machine
-from shmload.tools.bench.rounds import Options
+from shmload.tools.bench.rounds import BenchOptions
 from shmload.tools.named import BenchError
 
 
@@ -36,14 +36,14 @@ def no_codecs(monkeypatch):
 
 def test_a_workload_without_its_extra_is_left_out_and_the_rest_prepared(no_codecs, tmp_path):
     notes: list[str] = []
-    tasks = rounds.prepare(Options(workloads=("photos", "rows"), quick=True), tmp_path, notes)
+    tasks = rounds.prepare(BenchOptions(workloads=("photos", "rows"), quick=True), tmp_path, notes)
     assert [task.workload.name for task in tasks] == ["rows"]
     assert notes == ["photos left out: needs simplejpeg: pip install 'shmload[images]'"]
 
 
 def test_with_nothing_left_to_run_the_command_to_install_is_the_error(no_codecs):
     with pytest.raises(BenchError, match=r"nothing can run: photos left out: needs simplejpeg: pip install"):
-        rounds.benchmark(Options(workloads=("photos",)), Silent())
+        rounds.benchmark(BenchOptions(workloads=("photos",)), Silent())
 
 
 def test_a_missing_matplotlib_is_said_with_its_command(monkeypatch):
@@ -57,7 +57,7 @@ def test_a_full_temporary_folder_is_one_clear_line(monkeypatch, tmp_path):
 
     monkeypatch.setitem(WORKLOADS, "records", replace(WORKLOADS["records"], prepare=full))
     with pytest.raises(BenchError, match=r"records: cannot write its data .*No space left on device; set TMPDIR"):
-        rounds.prepare(Options(workloads=("records",)), tmp_path, [])
+        rounds.prepare(BenchOptions(workloads=("records",)), tmp_path, [])
 
 
 def test_a_report_is_json_able_and_holds_no_path_of_the_machine():
@@ -88,5 +88,5 @@ def test_a_source_tree_in_the_working_directory_is_not_what_is_measured(monkeypa
     (tmp_path / "shmload").mkdir()
     (tmp_path / "shmload" / "__init__.py").write_text("raise ImportError('this is the unbuilt tree')")
     monkeypatch.chdir(tmp_path)
-    report = rounds.benchmark(Options(workloads=("rows",), loaders=("shmload",), rounds=1, quick=True), Silent())
+    report = rounds.benchmark(BenchOptions(workloads=("rows",), loaders=("shmload",), rounds=1, quick=True), Silent())
     assert report.workloads[0].loaders["shmload"].error is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shmload.tools.bench.rounds import Options
+from shmload.tools.bench.rounds import BenchOptions
 from shmload.tools.named import BenchError, make_dataset, names, resolve
 
 HERE = "shmload.tools.bench.contestants"
@@ -63,19 +63,19 @@ def test_a_class_and_an_object_both_make_a_dataset(spec):
 )
 def test_an_option_out_of_range_says_what_was_needed_and_given(options, text):
     with pytest.raises(BenchError, match=text):
-        Options(**options)
+        BenchOptions(**options)
 
 
 def test_without_a_dataset_all_workloads_are_selected_and_with_one_only_those_named():
-    assert Options().selected == ("photos", "records", "rows", "tokens", "python")
-    assert Options(dataset="planted:Good").selected == ()
-    assert Options(dataset="planted:Good", workloads=("rows",)).selected == ("rows",)
+    assert BenchOptions().selected == ("photos", "records", "rows", "tokens", "python")
+    assert BenchOptions(dataset="planted:Good").selected == ()
+    assert BenchOptions(dataset="planted:Good", workloads=("rows",)).selected == ("rows",)
 
 
 def test_torch_is_the_reference_wherever_it_stands():
-    assert Options(loaders=("shmload", "torch", "m:threads")).reference == "torch"
-    assert Options(loaders=("shmload", "m:threads")).reference == "m:threads"
-    assert Options(loaders=("shmload-seed",)).reference == "shmload-seed"
+    assert BenchOptions(loaders=("shmload", "torch", "m:threads")).reference == "torch"
+    assert BenchOptions(loaders=("shmload", "m:threads")).reference == "m:threads"
+    assert BenchOptions(loaders=("shmload-seed",)).reference == "shmload-seed"
 
 
 def test_names_may_repeat_or_hold_commas():

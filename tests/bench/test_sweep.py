@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shmload.tools.bench.rounds import Options, Point, points
+from shmload.tools.bench.rounds import BenchOptions, Point, points
 from shmload.tools.named import BenchError, numbers
 
 
@@ -19,9 +19,9 @@ def test_without_workers_nothing_is_prefetched_so_that_is_one_point():
 
 def test_what_nobody_asked_for_is_left_to_the_workload():
     assert [Point()] == points([], [], [])
-    assert Options().points() == [Point(num_workers=2)]
-    assert Options(torch_loader="m:n").points() == [Point()]
-    assert Options(torch_loader="m:n", num_workers=(0, 1)).points() == [Point(0), Point(1)]
+    assert BenchOptions().points() == [Point(num_workers=2)]
+    assert BenchOptions(torch_loader="m:n").points() == [Point()]
+    assert BenchOptions(torch_loader="m:n", num_workers=(0, 1)).points() == [Point(0), Point(1)]
 
 
 def test_a_point_is_labelled_by_what_was_asked_for():
@@ -31,10 +31,10 @@ def test_a_point_is_labelled_by_what_was_asked_for():
 
 
 def test_a_sweep_has_one_round_unless_more_are_asked_for():
-    assert Options().num_rounds == 3
-    assert Options(num_workers=(1, 2)).num_rounds == 1
-    assert Options(num_workers=(1, 2), rounds=2).num_rounds == 2
-    assert Options(rounds=2, quick=True).num_rounds == 1
+    assert BenchOptions().num_rounds == 3
+    assert BenchOptions(num_workers=(1, 2)).num_rounds == 1
+    assert BenchOptions(num_workers=(1, 2), rounds=2).num_rounds == 2
+    assert BenchOptions(rounds=2, quick=True).num_rounds == 1
 
 
 def test_numbers_are_lists_with_commas():
@@ -53,7 +53,7 @@ def test_numbers_are_lists_with_commas():
 )
 def test_a_setting_out_of_range_says_what_was_needed_and_given(options, text):
     with pytest.raises(BenchError, match=text):
-        Options(**options)
+        BenchOptions(**options)
 
 
 @pytest.mark.slow

@@ -95,13 +95,7 @@ def test_no_measurement_at_all_is_judged_without_an_error():
     assert verdict.headroom_ratio == 1.0
 
 
-@given(
-    st.integers(0, 64),
-    st.integers(1, 64),
-    st.lists(seconds, min_size=6, max_size=6),
-    st.floats(1e-6, 10),
-    st.floats(0, 1),
-)
+@given(st.integers(0, 64), st.integers(1, 64), st.lists(seconds, min_size=6, max_size=6), st.floats(1e-6, 10), st.floats(0, 1))
 def test_no_bound_is_worth_less_than_nothing_and_demands_are_never_negative(workers, cpus, parts, wall_s, wait_share):
     read, blocked, copy, worker, trainer, consumer = parts
     verdict = judge(

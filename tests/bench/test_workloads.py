@@ -15,9 +15,9 @@ from shmload.tools.bench.measure import fill, protocol
 def poisoned(dataset, rows):
     """Arrays of the dataset's schema, full of a byte that no dataset writes by chance everywhere."""
     return {
-        name: np.frombuffer(
-            bytearray(b"\xa5") * (rows * int(np.prod(shape)) * np.dtype(dtype).itemsize), dtype
-        ).reshape(rows, *shape)
+        name: np.frombuffer(bytearray(b"\xa5") * (rows * int(np.prod(shape)) * np.dtype(dtype).itemsize), dtype).reshape(
+            rows, *shape
+        )
         for name, (dtype, shape) in dataset.schema.items()
     }
 
@@ -46,9 +46,7 @@ def test_contents_are_repeatable_and_not_zeros(small_dataset):
 def test_a_pickled_dataset_reads_the_same_and_carries_no_file(small_dataset):
     data = pickle.dumps(small_dataset)
     for one, other in zip(
-        torch.utils._pytree.tree_leaves(small_dataset[1]),
-        torch.utils._pytree.tree_leaves(pickle.loads(data)[1]),
-        strict=True,
+        torch.utils._pytree.tree_leaves(small_dataset[1]), torch.utils._pytree.tree_leaves(pickle.loads(data)[1]), strict=True
     ):
         np.testing.assert_array_equal(one, other)
     if hasattr(small_dataset, "path"):

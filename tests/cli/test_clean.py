@@ -104,7 +104,4 @@ def test_what_cannot_be_removed_is_told(dead: list[Path], command: Command, monk
 def test_ages_are_told_as_people_do(age_s: int, told: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     one = owners.Leftover(STEM, ("x",), 1, age_s, 987654, 0, "so")
     monkeypatch.setattr(owners, "find_leftovers", lambda: [one])
-    assert (
-        f"{STEM}: of uid 987654, process unknown, {told} old, 1 file, 1 bytes; so"
-        == command("clean").stdout.splitlines()[0]
-    )
+    assert f"{STEM}: of uid 987654, process unknown, {told} old, 1 file, 1 bytes; so" == command("clean").stdout.splitlines()[0]

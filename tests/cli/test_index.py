@@ -18,9 +18,7 @@ Command = Callable[..., Any]
 
 
 @pytest.mark.parametrize(("name", "suffix", "count"), [("tar", ".index", 5), ("TFRecord", ".shmload-index", 6)])
-def test_an_index_is_built_once_and_told(
-    name: str, suffix: str, count: int, written: Written, command: Command
-) -> None:
+def test_an_index_is_built_once_and_told(name: str, suffix: str, count: int, written: Written, command: Command) -> None:
     path = written(name)
     index = Path(str(path) + suffix)
     done = command("index", path)

@@ -109,16 +109,12 @@ def refusal(done: Any) -> str:
     return str(line)
 
 
-def test_what_cannot_be_drawn_is_told(
-    written: Written, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_drawn_is_told(written: Written, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written("Parquet")
     assert "hold no pictures" in refusal(command("inspect", path, "--plot", tmp_path / "grid.png"))
     assert "needs an existing folder" in refusal(command("inspect", path, "--plot", tmp_path / "no/grid.png"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "--plot needs matplotlib: pip install 'shmload[plot]'" in refusal(
-        command("inspect", path, "--plot", "a.png")
-    )
+    assert "--plot needs matplotlib: pip install 'shmload[plot]'" in refusal(command("inspect", path, "--plot", "a.png"))
 
 
 def test_tokens_need_their_type(command: Command, tmp_path: Path) -> None:
@@ -148,18 +144,7 @@ def test_a_bin_is_known_by_the_index_beside_it(written: Written, command: Comman
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "npy",
-        "Parquet",
-        "HDF5",
-        "safetensors",
-        "tar",
-        "tar, gzip",
-        "tar, xz",
-        "TFRecord",
-        "TFRecord, gzip",
-        "tokens, Megatron",
-    ],
+    ["npy", "Parquet", "HDF5", "safetensors", "tar", "tar, gzip", "tar, xz", "TFRecord", "TFRecord, gzip", "tokens, Megatron"],
 )
 @pytest.mark.parametrize("command_name", ["inspect", "index"])
 def test_a_cut_file_is_one_line(name: str, command_name: str, written: Written, command: Command) -> None:
@@ -184,10 +169,7 @@ def test_what_is_no_file_of_samples_is_one_line(command_name: str, command: Comm
         ("nothing", "nothing: No such file or directory"),
         ("empty", "empty: the file is empty"),
         ("folder", "folder: the folder is empty"),
-        (
-            "text",
-            "text: it is of no known format (npy, Parquet, HDF5, safetensors, Zarr, tar, TFRecord, images, tokens)",
-        ),
+        ("text", "text: it is of no known format (npy, Parquet, HDF5, safetensors, Zarr, tar, TFRecord, images, tokens)"),
         ("other", "other: it is of no known format"),
     ):
         line = refusal(command(command_name, tmp_path / name))

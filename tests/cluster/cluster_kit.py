@@ -77,9 +77,7 @@ def started() -> Iterator[Cluster]:
                 cluster = Cluster(connection)
             except (TimeoutError, EOFError) as error:
                 last = Path(folder, "log").read_text()[-2000:]
-                raise RuntimeError(
-                    f"the Ray cluster has not started within {START_S} s, or has ended: {last}"
-                ) from error
+                raise RuntimeError(f"the Ray cluster has not started within {START_S} s, or has ended: {last}") from error
         with connection:
             yield cluster
     finally:

@@ -79,9 +79,7 @@ def main(socket: str, folder: str) -> None:
 
     def wait_for_nodes(count: int, timeout_s: float) -> list[tuple[str, int]]:
         """The actors, when there are some on so many nodes: one that is not needed yet may still be starting."""
-        found: list[tuple[str, int]] = until(
-            alive, lambda found: len({node for node, pid in found if pid}) == count, timeout_s
-        )
+        found: list[tuple[str, int]] = until(alive, lambda found: len({node for node, pid in found if pid}) == count, timeout_s)
         return found
 
     def wait_for_stored(most: int, timeout_s: float) -> int:

@@ -25,12 +25,7 @@ def trained(loader: Iterable[Any]) -> tuple[list[float], float]:
     """The losses of all batches, and the accuracy on crops that another seed draws."""
     torch.manual_seed(7)
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 5, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(8, 16, 5, stride=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(400, 8),
+        nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(400, 8)
     )
     optimiser = torch.optim.Adam(model.parameters(), 3e-3)
     losses = []
@@ -51,13 +46,7 @@ def trained(loader: Iterable[Any]) -> tuple[list[float], float]:
 def test_losses_over_ray_locally_and_of_torchs_loader_are_identical(cluster: Cluster) -> None:
     def keywords() -> dict[str, Any]:
         generator = torch.Generator().manual_seed(5)
-        return {
-            "batch_size": 64,
-            "shuffle": True,
-            "num_workers": 2,
-            "generator": generator,
-            "worker_init_fn": seed_worker,
-        }
+        return {"batch_size": 64, "shuffle": True, "num_workers": 2, "generator": generator, "worker_init_fn": seed_worker}
 
     found = {"torch's DataLoader": trained(DataLoader(Crops(512), **keywords()))}
     with ShmLoader(Crops(512), **keywords()) as local:

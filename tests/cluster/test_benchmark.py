@@ -13,9 +13,7 @@ from tests.cluster.cluster_kit import Cluster
 QUICK = Settings(rounds=1, seconds=0.05)
 
 
-def test_without_ray_it_measures_nothing_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_ray_it_measures_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert benchmark.measure(QUICK).rows == []
     assert capfd.readouterr().err == 'left out: Ray is not installed (pip install "shmload[ray]")\n'

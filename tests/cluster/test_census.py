@@ -31,7 +31,5 @@ def test_a_loader_asks_the_cluster(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_said_at_once(running_cluster: Cluster) -> None:
-    with pytest.raises(
-        ClusterUnreachable, match=r"there is no Ray cluster at address='127.0.0.1:1' .*ray start --head"
-    ):
+    with pytest.raises(ClusterUnreachable, match=r"there is no Ray cluster at address='127.0.0.1:1' .*ray start --head"):
         ShmLoader(Rows(), num_workers="auto", backend="ray", address="127.0.0.1:1")

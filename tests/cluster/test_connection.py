@@ -48,11 +48,7 @@ def test_without_an_answer_in_time_an_task_fails_and_says_so(monkeypatch: pytest
     ],
 )
 def test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said(
-    asked_at: float | None,
-    joined_at: float | None,
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    asked_at: float | None, joined_at: float | None, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = unconnected(monkeypatch, connect_timeout_s=0.5)
     cluster._asked_at, cluster._joined_at = asked_at, joined_at
@@ -118,7 +114,7 @@ def test_an_agent_that_takes_anothers_place_knows_it(monkeypatch: pytest.MonkeyP
         pool._agent, pool._ending = Agent(), lambda: None
 
     monkeypatch.setattr(RayPool, "_launch", launch)
-    monkeypatch.setattr(pool_module.reaper, "forget", lambda pid: None)
+    monkeypatch.setattr(pool_module.owners, "forget", lambda pid: None)
     pool = RayPool([], "auto", is_seeded=True, num_ahead=1, connect_timeout_s=7.5)
     pool.start(0)
     pool.replace(0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shmload._core.filler import DONE, ERROR
 from shmload.batch.ragged import AS_TORCH_OR_LIST
-from shmload.ray.decoder import Decoder, Setting, Task
+from shmload.ray.decoder import ActorSetting, Decoder, Task
 from shmload.shm import owners
 from shmload.worker.failure import Failure
 from shmload.worker.reader import Job, Post, plan_of
@@ -30,7 +30,7 @@ def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Deco
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shmload.ray.decoder._name_classes_of_main", lambda: None)
         patch.setattr("shmload.ray.decoder.prepare", lambda job, post: (job, None, None))
-        return Decoder(Setting(POST, (), AREA, 4 * AREA), np.frombuffer(sent(job), np.uint8))
+        return Decoder(ActorSetting(POST, (), AREA, 4 * AREA), np.frombuffer(sent(job), np.uint8))
 
 
 def sent(value: Any) -> bytearray:
@@ -84,7 +84,7 @@ def test_a_row_that_cannot_be_read_is_named_by_its_place_in_the_whole_batch() ->
 
 
 def test_a_job_that_does_not_unpickle_is_every_tasks_error() -> None:
-    worker = Decoder(Setting(POST, (), AREA, 4 * AREA), np.frombuffer(b"no pickle", np.uint8))
+    worker = Decoder(ActorSetting(POST, (), AREA, 4 * AREA), np.frombuffer(b"no pickle", np.uint8))
     for _ in range(2):
         outcome = worker.work(part([0], 0, 1))
         assert (outcome.own, Failure.loads(outcome.error).kind) == (ERROR, pickle.UnpicklingError)

@@ -46,7 +46,9 @@ assert losses[0] == losses[1], losses
 print(len(losses[0]))
 {end}
 """
-DDP_BEGIN = """torch.distributed.init_process_group(backend="gloo", init_method="file://{folder}/store", rank={rank}, world_size=2)"""
+DDP_BEGIN = (
+    """torch.distributed.init_process_group(backend="gloo", init_method="file://{folder}/store", rank={rank}, world_size=2)"""
+)
 
 
 def example(cluster: Cluster, begin: str = "", end: str = "", epochs: int = 1, **texts: str) -> str:
@@ -83,12 +85,7 @@ def test_distributed_data_parallel(cluster: Cluster, tmp_path: Path) -> None:
 def test_its_arguments_are_attributes_and_without_distribution_it_is_the_local_loader() -> None:
     drawn = Drawing()
     loader = DpexDataLoader(drawn, False, "head:6379", 4, num_workers=1)
-    assert (loader.distribute_mode, loader.head_address, loader.backend, loader.address) == (
-        False,
-        "head:6379",
-        "process",
-        None,
-    )
+    assert (loader.distribute_mode, loader.head_address, loader.backend, loader.address) == (False, "head:6379", "process", None)
     with loader:
         assert sum(1 for _ in loader) == len(loader) == 8
 

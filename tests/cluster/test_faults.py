@@ -141,9 +141,7 @@ next(batches)
 print("begun", flush=True)
 sys.stdin.read()
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as trainer:
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == "begun\n"
         assert len(cluster.ask("actors")) == 2
@@ -168,9 +166,7 @@ def test_a_sample_that_cannot_be_read_is_its_own_error_or_is_skipped(cluster: Cl
 def test_a_head_that_is_not_there_is_an_error_that_says_what_to_do(running_cluster: Cluster) -> None:
     with ShmLoader(Rows(), **SEEDED, backend="ray", address="127.0.0.1:1") as far:
         for _ in range(2):
-            with pytest.raises(
-                ClusterUnreachable, match=r"there is no Ray cluster at address='127.0.0.1:1' .*ray start --head"
-            ):
+            with pytest.raises(ClusterUnreachable, match=r"there is no Ray cluster at address='127.0.0.1:1' .*ray start --head"):
                 next(iter(far))
 
 

@@ -90,9 +90,7 @@ if os.environ.get("SHMLOAD_EVERY_KIND"):  # by hand: what they add to those abov
 
 
 @pytest.mark.parametrize("make", SEEDED, ids=[make.__name__ for make in SEEDED])
-def test_in_seed_mode_batches_and_states_are_the_local_ones(
-    cluster: Cluster, make: Callable[[Path], Made], tmp_path: Path
-) -> None:
+def test_in_seed_mode_batches_and_states_are_the_local_ones(cluster: Cluster, make: Callable[[Path], Made], tmp_path: Path) -> None:
     dataset, keywords = make(tmp_path)
     keywords = {"shuffle": True, "seed": 3, "num_workers": 1, **keywords}
     with ShmLoader(dataset, **keywords) as local, ShmLoader(dataset, **keywords, **on(cluster)) as far:
@@ -108,9 +106,7 @@ def test_in_seed_mode_batches_and_states_are_the_local_ones(
         assert len(epoch) == len(whole)
 
 
-def test_in_torch_mode_tensors_a_weighted_sampler_and_a_stream_of_shards_come_as_locally(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_in_torch_mode_tensors_a_weighted_sampler_and_a_stream_of_shards_come_as_locally(cluster: Cluster, tmp_path: Path) -> None:
     tensors = TensorDataset(torch.arange(30.0).reshape(10, 3).share_memory_(), torch.arange(10))
     stream = shards(tmp_path).decode().to_tuple("npy", "cls").shuffle(5)
 
@@ -131,11 +127,7 @@ def test_in_torch_mode_tensors_a_weighted_sampler_and_a_stream_of_shards_come_as
 
 def test_a_pipeline_runs_its_own_workers_on_the_cluster(cluster: Cluster) -> None:
     def make(**options: Any) -> Conveyer:
-        stages = [
-            Permutation(23, seed=6, repeating=False),
-            DistributedBatchedMap(lambda item: drawn(2 * item), 2),
-            Collate(4),
-        ]
+        stages = [Permutation(23, seed=6, repeating=False), DistributedBatchedMap(lambda item: drawn(2 * item), 2), Collate(4)]
         return Conveyer(stages, **options)
 
     with make() as local, make(**on(cluster)) as far:

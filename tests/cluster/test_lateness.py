@@ -74,8 +74,6 @@ def test_a_late_sample_is_its_batchs_error_and_the_rest_comes(cluster: Cluster) 
             next(batches)
         assert [batch["index"].tolist() for batch in batches] == [[8, 9, 10, 11], [12, 13, 14, 15]]
     text = str(caught.value)
-    assert text.startswith(
-        "sample 5 of epoch 0 (row 1 of batch 1) took longer than sample_timeout_s=0.5: worker 0 (pid "
-    )
+    assert text.startswith("sample 5 of epoch 0 (row 1 of batch 1) took longer than sample_timeout_s=0.5: worker 0 (pid ")
     assert "stuck_datasets.py" in text
     assert 'Raise sample_timeout_s if such a sample is all right, or give on_error="skip"' in text

@@ -52,9 +52,7 @@ def test_in_seed_mode_both_kinds_take_part_and_batches_are_the_local_ones(cluste
         assert_same(kept(joint), begun + rest)
 
 
-def test_in_torch_mode_workers_of_both_kinds_take_turns_and_the_death_of_a_process_is_the_loaders(
-    cluster: Cluster,
-) -> None:
+def test_in_torch_mode_workers_of_both_kinds_take_turns_and_the_death_of_a_process_is_the_loaders(cluster: Cluster) -> None:
     def make(**pool: Any) -> ShmLoader[Any]:
         return ShmLoader(Drawing(61), 4, shuffle=True, generator=generator(), worker_init_fn=seed_worker, **pool)
 

@@ -47,21 +47,12 @@ def test_datasets_that_decode_in_place_or_change_their_rows_come_as_locally(clus
     ("dataset", "keywords"),
     [
         (Drawing(), {"shuffle": True}),
-        (
-            Drawing(),
-            {
-                "sampler": DistributedSampler(range(31), 2, 1, seed=4),
-                "worker_init_fn": seed_worker,
-                "collate_fn": listed,
-            },
-        ),
+        (Drawing(), {"sampler": DistributedSampler(range(31), 2, 1, seed=4), "worker_init_fn": seed_worker, "collate_fn": listed}),
         (Counting(), {}),
     ],
     ids=["map", "sampler", "iterable"],
 )
-def test_torch_mode_keeps_torchs_order_and_each_workers_streams(
-    cluster: Cluster, dataset: Any, keywords: dict[str, Any]
-) -> None:
+def test_torch_mode_keeps_torchs_order_and_each_workers_streams(cluster: Cluster, dataset: Any, keywords: dict[str, Any]) -> None:
     def make(**pool: Any) -> ShmLoader[Any]:
         return ShmLoader(dataset, 4, num_workers=2, generator=generator(), **keywords, **pool)
 
@@ -73,8 +64,7 @@ def test_torch_mode_keeps_torchs_order_and_each_workers_streams(
 def test_in_torch_mode_a_state_goes_on_in_the_other_kind_of_pool(cluster: Cluster, begins_far: bool) -> None:
     pools: list[dict[str, Any]] = [{}, on(cluster)]
     whole, begins, goes_on = (
-        ShmLoader(Counting(), 4, num_workers=2, generator=generator(), **pools[far])
-        for far in (False, begins_far, not begins_far)
+        ShmLoader(Counting(), 4, num_workers=2, generator=generator(), **pools[far]) for far in (False, begins_far, not begins_far)
     )
     with whole, begins, goes_on:
         batches = iter(begins)

@@ -126,9 +126,7 @@ def test_tasks_behind_a_deadly_one_are_not_blamed_for_it(cluster: Cluster, tmp_p
 @pytest.mark.slow
 def test_persistent_workers_keep_their_actors_and_streams_from_pass_to_pass(cluster: Cluster) -> None:
     def make(**pool: Any) -> ShmLoader[Any]:
-        return ShmLoader(
-            Drawing(), 4, shuffle=True, num_workers=1, persistent_workers=True, generator=generator(), **pool
-        )
+        return ShmLoader(Drawing(), 4, shuffle=True, num_workers=1, persistent_workers=True, generator=generator(), **pool)
 
     with make() as local, make(backend="ray", address=cluster.address) as far:
         assert_same(kept(local), kept(far))

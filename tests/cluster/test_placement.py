@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from shmload.ray.cluster import Node, alive_nodes, place
 
-NODES = st.lists(
-    st.builds(Node, st.uuids().map(str), st.integers(0, 5), st.booleans()), min_size=1, unique_by=lambda n: n.node_id
-)
+NODES = st.lists(st.builds(Node, st.uuids().map(str), st.integers(0, 5), st.booleans()), min_size=1, unique_by=lambda n: n.node_id)
 
 
 def test_nodes_without_a_gpu_fill_first_by_turns_and_then_it_goes_round() -> None:

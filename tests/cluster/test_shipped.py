@@ -56,9 +56,7 @@ def test_passes_that_are_counted_elsewhere_are_told_the_next_and_the_trainer_goe
     assert here.next == 3
 
 
-def test_shards_kept_in_a_folder_of_their_own_get_one_on_each_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_kept_in_a_folder_of_their_own_get_one_on_each_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with TarWriter(tmp_path / "a-000000.tar") as writer:
         writer.write({"__key__": "k", "cls": 3})
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -81,9 +81,7 @@ class Crops(Dataset[Any]):
         if not self.photographs:  # decoded by each worker, where it is
             paths = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
             folder = ImageFolder(paths, ImageDecoder(CenterCrop(224)))
-            self.photographs = [
-                torch.from_numpy(folder[number]["image"] / np.float32(255)) for number in range(len(paths))
-            ]
+            self.photographs = [torch.from_numpy(folder[number]["image"] / np.float32(255)) for number in range(len(paths))]
         label = index % len(self.photographs)
         top, left = torch.randint(224 - 32, (2,)).tolist()
         return self.photographs[label][:, top : top + 32, left : left + 32], label

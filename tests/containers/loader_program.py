@@ -65,9 +65,7 @@ def main(num_workers: int, seed: int | None, method: str, sample_nbytes: int, ac
         kinds.append(self.kind)
 
     segment.Segment.__init__ = init  # type: ignore[method-assign]  # to see what was made
-    loader = ShmLoader(
-        Samples(sample_nbytes), batch_size=4, seed=seed, num_workers=num_workers, multiprocessing_context=method
-    )
+    loader = ShmLoader(Samples(sample_nbytes), batch_size=4, seed=seed, num_workers=num_workers, multiprocessing_context=method)
     signal.signal(signal.SIGTERM, stop)
     digests: list[str] = []
     stopped = False

@@ -33,14 +33,10 @@ def can(*words: str) -> bool:
 
 
 needs_mounts = pytest.mark.skipif(not can("unshare", "--mount"), reason="mount namespaces are not permitted here")
-needs_pids = pytest.mark.skipif(
-    not can("unshare", "--mount", "--pid", "--fork"), reason="PID namespaces are not permitted here"
-)
+needs_pids = pytest.mark.skipif(not can("unshare", "--mount", "--pid", "--fork"), reason="PID namespaces are not permitted here")
 
 
-def argument(
-    num_workers: int = 2, seed: int | None = 1, method: str = "fork", sample_nbytes: int = TINY, action: str = ""
-) -> str:
+def argument(num_workers: int = 2, seed: int | None = 1, method: str = "fork", sample_nbytes: int = TINY, action: str = "") -> str:
     return json.dumps(
         {"num_workers": num_workers, "seed": seed, "method": method, "sample_nbytes": sample_nbytes, "action": action}
     )
@@ -127,9 +123,7 @@ def test_a_trainer_that_is_pid_1_ends_orderly_on_sigterm_if_it_has_a_handler() -
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("seed", [1, None])
-def test_64_descriptors_are_enough_for_a_few_workers(
-    expected: dict[int, list[str]], method: str, seed: int | None
-) -> None:
+def test_64_descriptors_are_enough_for_a_few_workers(expected: dict[int, list[str]], method: str, seed: int | None) -> None:
     found = told(run("ulimit -n 64 &&", argument(method=method, seed=seed, action="kill" if seed else "")))
     assert len(expected[TINY]) == len(found["digests"])
     assert seed is None or expected[TINY] == found["digests"]

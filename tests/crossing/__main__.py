@@ -74,9 +74,7 @@ class Run:
 
     def case(self, number: int) -> Case:
         """That case of the seed."""
-        return draw(
-            random.Random(f"{self.seed} {number}"), self.only, shm_kinds=self.shm_kinds, ray_share=self.ray_share
-        )
+        return draw(random.Random(f"{self.seed} {number}"), self.only, shm_kinds=self.shm_kinds, ray_share=self.ray_share)
 
     def one(self, number: int) -> Outcome:
         """Runs it."""
@@ -137,8 +135,7 @@ class Run:
         for name in (*SHOWN, "fields"):
             values = sorted((value, count) for (of, value), count in self.covered.items() if of == name)
             shown = [
-                f"{value or '-'} {count}"
-                + (f" ({self.refused[name, value]} refused)" if self.refused[name, value] else "")
+                f"{value or '-'} {count}" + (f" ({self.refused[name, value]} refused)" if self.refused[name, value] else "")
                 for value, count in values
             ]
             lines.append(f"{name:>10}: {', '.join(shown)}")
@@ -147,11 +144,7 @@ class Run:
 
 
 def _is_alike(outcome: Outcome, other: Outcome) -> bool:
-    return (
-        outcome.is_failure
-        and outcome.what == other.what
-        and (outcome.what != "error" or outcome.said[:12] == other.said[:12])
-    )
+    return outcome.is_failure and outcome.what == other.what and (outcome.what != "error" or outcome.said[:12] == other.said[:12])
 
 
 def _indented(text: str) -> str:
@@ -179,17 +172,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crossing", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=3)
     parser.add_argument("--seed", type=int, default=None, help="of all cases; a random one is printed")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="NAME=VALUE", help="a dimension that is not drawn"
-    )
+    parser.add_argument("--only", action="append", default=[], metavar="NAME=VALUE", help="a dimension that is not drawn")
     parser.add_argument("--case", default=None, help="one case, as JSON")
     parser.add_argument("--times", type=int, default=1, help="how often that case is run")
     parser.add_argument(
-        "--shm",
-        nargs="+",
-        default=["usual", "64m", "512k"],
-        choices=list(SHM_BYTES),
-        help="sizes of /dev/shm; takes root",
+        "--shm", nargs="+", default=["usual", "64m", "512k"], choices=list(SHM_BYTES), help="sizes of /dev/shm; takes root"
     )
     parser.add_argument(
         "--ray", type=float, default=0.0, metavar="SHARE", help="of cases whose workers are actors of a Ray cluster"
@@ -198,9 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-shrink", action="store_true", help="do not make failing cases smaller")
     parser.add_argument("--log", default=None, help="a file that findings are added to")
     given = parser.parse_args(arguments)
-    with (
-        _ray() if given.ray or '"ray"' in (given.case or "") else nullcontext()
-    ):  # before orphans become this process's
+    with _ray() if given.ray or '"ray"' in (given.case or "") else nullcontext():  # before orphans become this process's
         prepare()
         return _again(given) if given.case else _at_random(given)
 

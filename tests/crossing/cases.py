@@ -138,11 +138,7 @@ NAMES = tuple(field.name for field in fields(Case))
 
 
 def draw(
-    rng: random.Random,
-    only: Mapping[str, Any] | None = None,
-    *,
-    shm_kinds: tuple[str, ...] = ("usual",),
-    ray_share: float = 0.0,
+    rng: random.Random, only: Mapping[str, Any] | None = None, *, shm_kinds: tuple[str, ...] = ("usual",), ray_share: float = 0.0
 ) -> Case:
     """A case by chance, with these dimensions as given."""
     for _ in range(10_000):
@@ -277,9 +273,7 @@ def _of_kind(case: Case) -> Case:
         "tfrecord": case.extra if case.extra in ("gzip", "zlib", "files", "bare") else "",
         "tar": "files" if case.extra else "",
         "remote": case.extra if case.extra in ("gzip", "files") else "",  # gzip: no room for one shard, files: for some
-        "pipeline": {"gzip": "stops", "zlib": "raises"}.get(
-            case.extra, case.extra if case.extra in ("stops", "raises") else ""
-        ),
+        "pipeline": {"gzip": "stops", "zlib": "raises"}.get(case.extra, case.extra if case.extra in ("stops", "raises") else ""),
         "npy": "",
         "iterable": "state" if case.extra else "",
         "tokens": "files" if case.extra else "",
@@ -440,16 +434,7 @@ def _of_backend(case: Case) -> Case:
         return replace(case, backend="process")
     workers = min(case.workers, 2) if isinstance(case.workers, int) else 2
     return replace(
-        case,
-        workers=workers,
-        ranks=1,
-        then_ranks=1,
-        loaders=1,
-        harm="none",
-        shm="usual",
-        start="fork",
-        threads=1,
-        prefetch=None,
+        case, workers=workers, ranks=1, then_ranks=1, loaders=1, harm="none", shm="usual", start="fork", threads=1, prefetch=None
     )
 
 
@@ -465,9 +450,7 @@ def _of_habit(case: Case) -> Case:
     if case.is_noisy and not case.is_seeded:
         case = replace(case, bad=0)  # what is not read does not draw
     if not case.is_seeded:
-        if (
-            case.is_noisy or case.kind == "iterable"
-        ):  # what workers draw, and which items are whose, goes by their number
+        if case.is_noisy or case.kind == "iterable":  # what workers draw, and which items are whose, goes by their number
             case = replace(case, then_workers=case.workers if isinstance(case.workers, int) else 2)
         if case.is_noisy and case.persistent and case.habit == "break":
             case = replace(case, persistent=False)  # how far workers had read ahead decides what they draw next

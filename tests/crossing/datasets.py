@@ -303,9 +303,7 @@ def _parquet(case: Case, folder: Path) -> Any:
         elif name == "v":
             columns[name] = pa.array([value.tolist() for value in values], pa.list_(pa.int64()))
         else:
-            columns[name] = pa.array(
-                values, {"i": pa.int64(), "r": pa.float64(), "s": pa.string(), "y": pa.binary()}[name]
-            )
+            columns[name] = pa.array(values, {"i": pa.int64(), "r": pa.float64(), "s": pa.string(), "y": pa.binary()}[name])
     pq.write_table(pa.table(columns), folder / "x.parquet", row_group_size=7)
     return ParquetDataset(str(folder / "x.parquet"))
 
@@ -460,9 +458,7 @@ def wrapped(case: Case, dataset: Any, *, keys: bool = False) -> Any:
         return Subset(dataset, list(range(case.n - 1, -1, -2)))
     if case.wrap == "concat":
         cut = case.n // CONCATENATED
-        return ConcatDataset(
-            [part for part in (Subset(dataset, range(cut)), Subset(dataset, range(cut, case.n))) if len(part)]
-        )
+        return ConcatDataset([part for part in (Subset(dataset, range(cut)), Subset(dataset, range(cut, case.n))) if len(part)])
     return dataset
 
 
@@ -486,9 +482,7 @@ def delivered(case: Case, index: int, drawn: list[float] | None) -> Any:
         return tuple(torch.as_tensor(VALUES[name](case, index)) for name in case.fields)
     if case.kind in IN_PLACE:
         return {
-            name: np.array(drawn if drawn is not None else VALUES[name](case, index))
-            if name == "N"
-            else VALUES[name](case, index)
+            name: np.array(drawn if drawn is not None else VALUES[name](case, index)) if name == "N" else VALUES[name](case, index)
             for name in case.fields
         }
     if case.kind in ("tar", "remote"):

@@ -250,9 +250,7 @@ class Trial:
             got = self.watch.timed(lambda: next(iterator))
         except StopIteration:
             if expected is not END:
-                raise Wrong(
-                    f"{where}: the end, and not {expected if isinstance(expected, Fails) else 'a batch'}"
-                ) from None
+                raise Wrong(f"{where}: the end, and not {expected if isinstance(expected, Fails) else 'a batch'}") from None
             return False
         except Exception as error:
             if isinstance(expected, Fails):
@@ -507,9 +505,7 @@ class Trial:
                     del wanted[number]
                     break
             else:
-                raise Wrong(
-                    f"threads: {len(got)} batches of {len(expected)}, one of them twice or wrong: {str(batch)[:200]}"
-                )
+                raise Wrong(f"threads: {len(got)} batches of {len(expected)}, one of them twice or wrong: {str(batch)[:200]}")
         if wanted and len(errors) < len(threads):
             raise Wrong(f"threads: {len(wanted)} of {len(expected)} batches came to no thread ({len(errors)} errors)")
         got.clear()
@@ -539,9 +535,7 @@ class Trial:
             except StateMismatch:
                 continue
             except Exception as error:
-                raise Wrong(
-                    f"a state with one bit changed: {type(error).__name__}, not StateMismatch: {error}"
-                ) from error
+                raise Wrong(f"a state with one bit changed: {type(error).__name__}, not StateMismatch: {error}") from error
             shown = harmed[max(at - 30, 0) : at + 10].decode("latin1")
             raise Wrong(f"a state with one bit changed is taken: ...{shown}...")
         loaders.close()

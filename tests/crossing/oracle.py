@@ -87,9 +87,7 @@ class Collated:
         if isinstance(head, dict):
             return {key: self._column([value[key] for value in values], key) for key in head}
         if isinstance(head, tuple) and hasattr(head, "_fields"):
-            return type(head)(
-                *(self._column(v, n) for n, v in zip(head._fields, zip(*values, strict=True), strict=True))
-            )
+            return type(head)(*(self._column(v, n) for n, v in zip(head._fields, zip(*values, strict=True), strict=True)))
         if isinstance(head, (tuple, list)):
             return [self._column(column, name) for column in zip(*values, strict=True)]
         if hasattr(head, "__dataclass_fields__"):
@@ -144,15 +142,9 @@ def difference(expected: Any, got: Any, where: str = "batch") -> str:
         if not isinstance(got, (list, torch.Tensor)) or len(got) != len(expected):
             return f"{where}: {_shown(got)} and not {len(expected)} rows"
         return _first(
-            difference(row, other, f"{where}[{number}]")
-            for number, (row, other) in enumerate(zip(expected, got, strict=True))
+            difference(row, other, f"{where}[{number}]") for number, (row, other) in enumerate(zip(expected, got, strict=True))
         )
-    if (
-        isinstance(expected, tuple)
-        and expected
-        and isinstance(expected[0], str)
-        and expected[0] in ("Padded", "Jagged", "nested")
-    ):
+    if isinstance(expected, tuple) and expected and isinstance(expected[0], str) and expected[0] in ("Padded", "Jagged", "nested"):
         return _ragged_difference(expected, got, where)
     if isinstance(expected, torch.Tensor):
         return _tensor_difference(expected, got, where)
@@ -173,14 +165,9 @@ def difference(expected: Any, got: Any, where: str = "batch") -> str:
     if isinstance(expected, (list, tuple)):
         if len(expected) != len(got):
             return f"{where}: {len(got)} and not {len(expected)}: {_shown(got)}"
-        return _first(
-            difference(a, b, f"{where}[{number}]") for number, (a, b) in enumerate(zip(expected, got, strict=True))
-        )
+        return _first(difference(a, b, f"{where}[{number}]") for number, (a, b) in enumerate(zip(expected, got, strict=True)))
     if hasattr(expected, "__dataclass_fields__"):
-        return _first(
-            difference(getattr(expected, f.name), getattr(got, f.name), f"{where}.{f.name}")
-            for f in fields_of(expected)
-        )
+        return _first(difference(getattr(expected, f.name), getattr(got, f.name), f"{where}.{f.name}") for f in fields_of(expected))
     return "" if expected == got else f"{where}: {_shown(got)} and not {_shown(expected)}"
 
 
@@ -206,9 +193,7 @@ def _ragged_difference(expected: tuple[Any, ...], got: Any, where: str) -> str:
     if kind == "nested":
         if not (isinstance(got, torch.Tensor) and got.is_nested):
             return f"{where}: {_shown(got)} and not a nested tensor"
-        return difference(values, got.values(), f"{where}.values()") or difference(
-            others, got.offsets(), f"{where}.offsets()"
-        )
+        return difference(values, got.values(), f"{where}.values()") or difference(others, got.offsets(), f"{where}.offsets()")
     if type(got).__name__ != kind:
         return f"{where}: {_shown(got)} and not {kind}"
     return difference(values, got[0], f"{where}.values") or difference(others, got[1], f"{where}[1]")
@@ -263,11 +248,7 @@ class SeedOrder:
     def _check(self, rows: list[list[Any]], epoch: int) -> None:
         """Each sample exactly once, where that is what the order promises."""
         case = self._case
-        if (
-            case.order in ("weighted", "sampler", "batch_sampler")
-            or case.kind == "mix"
-            or case.on_error == "substitute"
-        ):
+        if case.order in ("weighted", "sampler", "batch_sampler") or case.kind == "mix" or case.on_error == "substitute":
             return
         found = sorted(index for row in rows for index, _ in row)
         expected = sorted(range(case.n - 1, -1, -2)) if case.wrap == "subset" else list(range(size_of(case)))

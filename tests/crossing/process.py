@@ -112,9 +112,7 @@ def run_case(case: Case, limit_s: float = LIMIT_S) -> Outcome:
         return outcome
     if status is None:
         return Outcome("hang", f"not done after {limit_s:g} s", shown)
-    return Outcome(
-        "crash", f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status}", shown
-    )
+    return Outcome("crash", f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status}", shown)
 
 
 def _waited(pid: int, reader: int, limit_s: float) -> tuple[dict[str, object] | None, int | None]:

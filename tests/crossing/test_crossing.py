@@ -57,11 +57,7 @@ def test_every_kind_and_habit_is_drawn() -> None:
 
 
 def test_a_dimension_may_be_given() -> None:
-    assert only_of(["kind=tfrecord", "workers=2", "batch_size=null"]) == {
-        "kind": "tfrecord",
-        "workers": 2,
-        "batch_size": None,
-    }
+    assert only_of(["kind=tfrecord", "workers=2", "batch_size=null"]) == {"kind": "tfrecord", "workers": 2, "batch_size": None}
     assert draw(random.Random(1), {"kind": "tar", "workers": 3}).workers == 3
     with pytest.raises(SystemExit, match="no dimension of that name"):
         only_of(["colour=red"])
@@ -142,9 +138,7 @@ def spoilt(spoil: Callable[[list[Any]], list[Any]]) -> type:
 
 
 @pytest.mark.parametrize("spoil", [swapped, doubled, lost, one_value, another_text, used_again])
-def test_a_wrong_loader_is_caught(
-    spoil: Callable[[list[Any]], list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_loader_is_caught(spoil: Callable[[list[Any]], list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Trial(SHUFFLED, tmp_path).run()
     monkeypatch.setattr(shmload, "ShmLoader", spoilt(spoil))
     with pytest.raises(Wrong):
@@ -189,9 +183,7 @@ def test_the_program_of_a_case_runs_it() -> None:
     assert "TFRecordDataset" in text
     compile(text, "program", "exec")
     line = next(line for line in text.splitlines() if line.startswith("case = "))
-    assert eval(line.removeprefix("case = "), {"Case": Case}) == replace(
-        PLAINEST, kind="tfrecord", n=7, workers=2, habit="resume"
-    )
+    assert eval(line.removeprefix("case = "), {"Case": Case}) == replace(PLAINEST, kind="tfrecord", n=7, workers=2, habit="resume")
 
 
 # ------------------------------------------------------------ the net, cast

@@ -18,9 +18,7 @@ from tests.stand_in.device_replay import replay
 Make = Callable[..., ShmLoader[Any]]
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings(
-        "ignore:.*CUDA:UserWarning"
-    ),  # the workers are forked after CUDA was used, and do not use it
+    pytest.mark.filterwarnings("ignore:.*CUDA:UserWarning"),  # the workers are forked after CUDA was used, and do not use it
 ]
 
 

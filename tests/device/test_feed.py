@@ -206,11 +206,7 @@ def test_a_slot_without_an_event_comes_back_once_the_device_has_been_waited_for(
 @pytest.mark.parametrize(
     ("device", "error", "text"),
     [
-        (
-            "cpu",
-            ValueError,
-            "batches are sent to CUDA devices only; got device='cpu'. Leave it out for batches in host memory",
-        ),
+        ("cpu", ValueError, "batches are sent to CUDA devices only; got device='cpu'. Leave it out for batches in host memory"),
         ("gpu0", ValueError, 'device is "cuda" or "cuda:1" and the like, or None; got \'gpu0\''),
         (0, TypeError, 'device is "cuda", "cuda:1" or a torch.device, a shmload.Device, or None; got 0'),
     ],
@@ -237,9 +233,7 @@ def test_a_device_that_is_not_there_is_an_error_of_the_first_pass(
 
 
 def test_an_audit_of_what_lies_on_a_device_is_refused(tmp_path: Any) -> None:
-    with pytest.raises(
-        ValueError, match="audit and device exclude each other: what is recorded is a digest of the bytes"
-    ):
+    with pytest.raises(ValueError, match="audit and device exclude each other: what is recorded is a digest of the bytes"):
         ShmLoader([1], device="cuda", audit=tmp_path)
 
 

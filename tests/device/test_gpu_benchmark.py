@@ -105,9 +105,7 @@ def test_every_case_runs_and_gives_a_table_and_a_log(tmp_path: Path, monkeypatch
     assert [name for name, row in rows.items() if row.aim in ("0", "1", "3") and not row.met] == [
         "batches of a pinned ring that are pinned"  # torch asks CUDA
     ]
-    assert {kind: waits["worst_ms"] for kind, waits in result.measured["bubbles"].items()} == dict.fromkeys(
-        gpu.KINDS, 0.0
-    )
+    assert {kind: waits["worst_ms"] for kind, waits in result.measured["bubbles"].items()} == dict.fromkeys(gpu.KINDS, 0.0)
     assert {round(waits["step_ms"]) for waits in result.measured["bubbles"].values()} == {20}
     origin, entries = load_log(tmp_path / "gpu.log.jsonl")
     assert origin["origin"] == "benchmarks/gpu.py"

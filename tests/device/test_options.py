@@ -96,9 +96,7 @@ def test_normalised_batches_are_right_whatever_order_the_device_works_in(data: s
 @pytest.mark.parametrize("seed", [0, None])
 def test_without_workers_images_are_normalised_too(seed: int | None, make: Make) -> None:
     device, dataset = StandIn(), Images(6)
-    loader = make(
-        Device(device, normalise=Normalise(MEAN, STD)), dataset, num_workers=0, multiprocessing_context=None, seed=seed
-    )
+    loader = make(Device(device, normalise=Normalise(MEAN, STD)), dataset, num_workers=0, multiprocessing_context=None, seed=seed)
     found = [device.read(batch["image"]) for batch in loader]
     device.run()
     expected = [torch.stack([as_torchvision(each) for each in images_of(dataset, at)]) for at in (0, 2, 4)]
@@ -235,9 +233,7 @@ def test_a_batch_of_another_shape_is_an_error_in_its_turn_and_the_next_comes(mak
     iterator = iter(loader)
     next(iterator)
     next(iterator)
-    with pytest.raises(
-        ValueError, match="static_buffers needs batches of one shape: batch 2 of epoch 0 has a tensor of"
-    ):
+    with pytest.raises(ValueError, match="static_buffers needs batches of one shape: batch 2 of epoch 0 has a tensor of"):
         next(iterator)
     loader.close()
     assert (device.registered, device.violations) == ({}, [])
@@ -308,16 +304,8 @@ def test_a_structure_with_text_keeps_it(make: Make) -> None:
 @pytest.mark.parametrize(
     ("make_it", "error", "text"),
     [
-        (
-            lambda: Normalise((0.5,), ()),
-            ValueError,
-            "normalise needs one mean and one std a channel; got 1 means and 0 stds",
-        ),
-        (
-            lambda: Normalise((), ()),
-            ValueError,
-            "normalise needs one mean and one std a channel; got 0 means and 0 stds",
-        ),
+        (lambda: Normalise((0.5,), ()), ValueError, "normalise needs one mean and one std a channel; got 1 means and 0 stds"),
+        (lambda: Normalise((), ()), ValueError, "normalise needs one mean and one std a channel; got 0 means and 0 stds"),
         (lambda: Normalise((0.5,), (0,)), ValueError, "normalise divides by std, which is above 0; got (0.0,)"),
         (
             lambda: Normalise((0.5,), (1,), torch.int8),
@@ -326,11 +314,7 @@ def test_a_structure_with_text_keeps_it(make: Make) -> None:
         ),
         (lambda: Normalise((0.5,), (1,), source="WHC"), ValueError, 'source is "HWC" or "CHW"; got \'WHC\''),
         (lambda: Normalise((0.5,), (1,), target="NCHW"), ValueError, 'target is "HWC" or "CHW"; got \'NCHW\''),
-        (
-            lambda: Device(normalise=(0.5, 0.5)),
-            TypeError,
-            "Device(normalise=...) is a shmload.Normalise or None; got (0.5, 0.5)",
-        ),
+        (lambda: Device(normalise=(0.5, 0.5)), TypeError, "Device(normalise=...) is a shmload.Normalise or None; got (0.5, 0.5)"),
         (
             lambda: Device(static_buffers=1),
             ValueError,
@@ -356,17 +340,13 @@ def test_options_that_cannot_be_are_refused(make_it: Callable[[], Any], error: t
 
 
 def test_a_loader_with_options_can_be_copied(make: Make) -> None:
-    loader = make(
-        Device("cuda:1", normalise=Normalise(MEAN, STD, torch.bfloat16)), num_workers=0, multiprocessing_context=None
-    )
+    loader = make(Device("cuda:1", normalise=Normalise(MEAN, STD, torch.bfloat16)), num_workers=0, multiprocessing_context=None)
     copied = pickle.loads(pickle.dumps(loader))
     assert copied.device == loader.device
     copied.close()
 
 
-def test_the_current_device_is_the_one_that_was_current_when_it_was_asked_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_current_device_is_the_one_that_was_current_when_it_was_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     current = [1]
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)

@@ -198,9 +198,7 @@ def test_a_batch_that_dies_in_a_thread_not_of_pythons_waits_for_the_whole_device
     assert pinning.registered == {}
 
 
-def test_an_interrupt_while_a_lease_ends_is_not_lost(
-    make: Make, pinning: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_while_a_lease_ends_is_not_lost(make: Make, pinning: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     batch = next(iterator)
@@ -303,9 +301,7 @@ def test_close_waits_for_the_copies_that_are_under_way(make: Make, pinning: Stan
     assert (pinning.registered, pinning.violations) == ({}, [])
 
 
-def test_a_batch_that_outlives_its_loader_stays_registered_until_its_copies_are_done(
-    make: Make, pinning: StandIn
-) -> None:
+def test_a_batch_that_outlives_its_loader_stays_registered_until_its_copies_are_done(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     batch = next(iter(loader))
     loader.close()
@@ -318,9 +314,7 @@ def test_a_batch_that_outlives_its_loader_stays_registered_until_its_copies_are_
     assert (pinning.registered, pinning.violations) == ({}, [])
 
 
-def test_what_ended_in_such_a_thread_after_close_is_unregistered_when_the_next_ring_is_made(
-    make: Make, pinning: StandIn
-) -> None:
+def test_what_ended_in_such_a_thread_after_close_is_unregistered_when_the_next_ring_is_made(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     batch = next(iter(loader))
     loader.close()

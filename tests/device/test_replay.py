@@ -94,10 +94,7 @@ def test_memory_that_is_unregistered_under_a_copy_is_found() -> None:
         (("unregister", 4096, 2), "unregister names piece 2, which nothing before has made"),
         (("is_done", 9, True), "is_done names event 9, which nothing before has made"),
         (("keep_for", [2], 5, 9), "keep_for names tensor 9, which nothing before has made"),
-        (
-            ("copy", [5000], "torch.uint8", 0, 9, 1, 0, -1),
-            "a copy of 5000 bytes at 0 of piece 1 reaches beyond it",
-        ),
+        (("copy", [5000], "torch.uint8", 0, 9, 1, 0, -1), "a copy of 5000 bytes at 0 of piece 1 reaches beyond it"),
     ],
 )
 def test_what_cannot_be_is_found(entry: Entry, text: str) -> None:

@@ -61,9 +61,7 @@ def test_an_unsafe_block_is_warned_of_by_line_and_batch(block: str, make: Make, 
 
 
 @pytest.mark.parametrize("block", [name for name in BLOCKS if name.startswith("safe")])
-def test_a_safe_block_trains_with_its_own_batches_and_is_not_warned_of(
-    block: str, make: Make, pinning: StandIn
-) -> None:
+def test_a_safe_block_trains_with_its_own_batches_and_is_not_warned_of(block: str, make: Make, pinning: StandIn) -> None:
     loader = make(None, pin_memory=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -43,10 +43,7 @@ def rlimits(name: str, soft: object) -> dict[str, str]:
 
 
 def cpus(online: str, allowed: str) -> dict[str, str]:
-    return {
-        "sys/devices/system/cpu/online": online,
-        "proc/self/status": f"Name:\tpython\nPid:\t7\nCpus_allowed_list:\t{allowed}\n",
-    }
+    return {"sys/devices/system/cpu/online": online, "proc/self/status": f"Name:\tpython\nPid:\t7\nCpus_allowed_list:\t{allowed}\n"}
 
 
 CPU_V2 = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}
@@ -101,9 +98,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("check", "files", "other", "level", "text", "remedy"),
-    CASES,
-    ids=[f"{case[0].__name__}-{case[4]}" for case in CASES],
+    ("check", "files", "other", "level", "text", "remedy"), CASES, ids=[f"{case[0].__name__}-{case[4]}" for case in CASES]
 )
 def test_a_check_says_what_is_wrong_and_what_to_change(
     host: Hosts,
@@ -115,9 +110,7 @@ def test_a_check_says_what_is_wrong_and_what_to_change(
     remedy: str,
 ) -> None:
     found = list(check(host(files, **other)))
-    assert [level] == [one.level for one in found if one.level != "good"] or (
-        len(found) == 1 and found[0].level == level
-    )
+    assert [level] == [one.level for one in found if one.level != "good"] or (len(found) == 1 and found[0].level == level)
     assert text in found[-1].text
     assert remedy in found[-1].remedy
     assert (found[-1].remedy == "") == (level == "good")

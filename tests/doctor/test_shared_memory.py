@@ -24,9 +24,7 @@ MIB = 1 << 20
         (8 * GIB, 12 * MIB, "advice", "12 MiB of 8.0 GiB are free: rings that do not fit", "shmload clean"),
     ],
 )
-def test_room(
-    host: Hosts, monkeypatch: pytest.MonkeyPatch, size: int, free: int, level: str, text: str, remedy: str
-) -> None:
+def test_room(host: Hosts, monkeypatch: pytest.MonkeyPatch, size: int, free: int, level: str, text: str, remedy: str) -> None:
     monkeypatch.setattr(Host, "room", lambda self, path: (size, free))
     (found,) = doctor.check_shm(host({"dev/shm/x": ""}))
     assert level == found.level
@@ -59,21 +57,9 @@ def broken() -> NoReturn:
     ("segment", "memfd", "semaphore", "levels", "text"),
     [
         (fine, fine, fine, ["good", "good"], "named segments and memfds work"),
-        (
-            broken,
-            fine,
-            fine,
-            ["good", "good"],
-            "memfds work; named segments do not, and are not needed",
-        ),
+        (broken, fine, fine, ["good", "good"], "memfds work; named segments do not, and are not needed"),
         (fine, broken, fine, ["advice", "good"], "memfds do not work (not permitted): a ring that does not fit"),
-        (
-            broken,
-            broken,
-            fine,
-            ["problem", "good"],
-            "neither a named segment (not permitted) nor a memfd (not permitted)",
-        ),
+        (broken, broken, fine, ["problem", "good"], "neither a named segment (not permitted) nor a memfd (not permitted)"),
         (fine, fine, broken, ["good", "problem"], "named segments and memfds work"),
     ],
 )

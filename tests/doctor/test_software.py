@@ -34,16 +34,8 @@ def test_old_and_missing_packages_are_problems() -> None:
 
     *problems, _ = doctor.check_versions(find, (3, 10, 0))
     assert {"problem"} == {one.level for one in problems}
-    assert [one.text for one in problems] == [
-        "Python 3.10.0 is too old",
-        "torch 2.9.1 is too old",
-        "posix_ipc is not installed",
-    ]
-    assert [one.remedy for one in problems] == [
-        "Python 3.11 or newer",
-        "pip install 'torch>=2.13'",
-        "pip install posix_ipc",
-    ]
+    assert [one.text for one in problems] == ["Python 3.10.0 is too old", "torch 2.9.1 is too old", "posix_ipc is not installed"]
+    assert [one.remedy for one in problems] == ["Python 3.11 or newer", "pip install 'torch>=2.13'", "pip install posix_ipc"]
 
 
 def stubs(folder: Path) -> Path:

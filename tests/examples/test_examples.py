@@ -81,9 +81,7 @@ def test_the_epochs_grow_the_loss_falls_and_old_samples_go(run: Run) -> None:
     assert len(counts) == len(losses(lines)) == 6
     assert counts[0] < counts[-1] <= 6000
     assert losses(lines)[-1] < losses(lines)[0]
-    assert re.fullmatch(
-        r"collected [\d,]+ samples, \d+ files evicted, by 2 samplers; resumed in the middle of epoch 6", lines[-1]
-    )
+    assert re.fullmatch(r"collected [\d,]+ samples, \d+ files evicted, by 2 samplers; resumed in the middle of epoch 6", lines[-1])
 
 
 @pytest.mark.slow

@@ -83,9 +83,7 @@ def kill_group(pid: int) -> None:
 
 
 @contextmanager
-def started(
-    state: str, method: str, then: str = "hang", prefix: tuple[str, ...] = ()
-) -> Iterator[subprocess.Popen[bytes]]:
+def started(state: str, method: str, then: str = "hang", prefix: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[bytes]]:
     """A trainer that has come into the state."""
     trainer = subprocess.Popen(
         [*prefix, sys.executable, "-u", trainer_program.__file__, state, method, then],

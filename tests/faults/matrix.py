@@ -239,9 +239,7 @@ def table(marks: dict[Cell, str]) -> str:
     rows = [f"{'point':20} {'start':10} {'mode':6}" + "".join(f"{harm:>12}" for harm in HARMS)]
     order = {(c.point, c.method, c.mode) for c in marks}
     points = list(dict.fromkeys(cell.point for cell in all_cells()))
-    for point, method, mode in sorted(
-        order, key=lambda k: (points.index(k[0]), METHODS.index(k[1]), MODES.index(k[2]))
-    ):
+    for point, method, mode in sorted(order, key=lambda k: (points.index(k[0]), METHODS.index(k[1]), MODES.index(k[2]))):
         cells = (marks.get(Cell(point, harm, method, mode), "") for harm in HARMS)
         rows.append(f"{point:20} {method:10} {mode:6}" + "".join(f"{mark:>12}" for mark in cells))
     return "\n".join(rows)
@@ -249,12 +247,8 @@ def table(marks: dict[Cell, str]) -> str:
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.faults.matrix", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="WORD", help="cells of this point, harm, start method and mode"
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.matrix", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="cells of this point, harm, start method and mode")
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="so many cells, chosen by the seed")
     parser.add_argument("--seed", type=int, default=None, metavar="N", help="of the sample; a random one is printed")
     parser.add_argument(

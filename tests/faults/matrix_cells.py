@@ -69,9 +69,7 @@ class Cell(NamedTuple):
 
 
 IMPOSSIBLE: dict[str, Callable[[Cell], bool]] = {
-    "C code raises nothing and runs no Python": lambda cell: (
-        cell.point == "releasing" and not cell.harm.startswith("S")
-    ),
+    "C code raises nothing and runs no Python": lambda cell: cell.point == "releasing" and not cell.harm.startswith("S"),
     "torch mode abandons no orders": lambda cell: cell.point == "abandoning" and cell.mode == "torch",
     "torch mode replaces no worker unless told to": lambda cell: cell.point == "replacing" and cell.mode == "torch",
 }

@@ -9,9 +9,7 @@ from typing import Any
 from tests.faults.matrix_cells import HARMS, Cell
 from tests.faults.matrix_data import NUM_BATCHES_READ, NUM_WORKERS
 
-REACTION_S = (
-    2.0  # from the harm to the next batch or the error, and from a trainer's death to the end of all that was its
-)
+REACTION_S = 2.0  # from the harm to the next batch or the error, and from a trainer's death to the end of all that was its
 NOTICE_S = 0.1  # from a worker's death to the trainer's knowing
 EXITS = {"SIGKILL": -9, "SIGSEGV": -11, "SIGTERM": -15, "os._exit": 77}
 
@@ -42,9 +40,7 @@ class Outcome:
     def _first_after(self, since: float | None, *kinds: str) -> float | None:
         if since is None:
             return None
-        return next(
-            (event["at"] - since for event in self.events if event["kind"] in kinds and event["at"] >= since), None
-        )
+        return next((event["at"] - since for event in self.events if event["kind"] in kinds and event["at"] >= since), None)
 
 
 def defects(cell: Cell, outcome: Outcome, expected: Sequence[Sequence[str]]) -> list[str]:
@@ -107,9 +103,7 @@ def _stream_defects(events: Sequence[dict[str, Any]], expected: Sequence[Sequenc
         elif kind == "error":
             num_lost, is_lost = 1, event["type"] == "WorkerDied"
         elif kind == "batch":
-            skipped = next(
-                (n for n in range(num_lost + 1) if event["digest"] in expected[epoch][at + n : at + n + 1]), None
-            )
+            skipped = next((n for n in range(num_lost + 1) if event["digest"] in expected[epoch][at + n : at + n + 1]), None)
             if skipped is None:
                 found.append(f"batch {at} of epoch {epoch} differs")
             at, num_lost = at + 1 + (skipped or 0), 0

@@ -82,9 +82,7 @@ class Trainer:
     def __init__(self, cell: Cell, folder: Path, report: int, *, is_quiet: bool) -> None:
         self.cell, self.report, self.is_quiet = cell, report, is_quiet
         self._charges = Charges(folder)
-        self._place = (
-            LAST if cell.point in ON_CLOSE and cell.mode == "torch" else ARMED_AT.get(cell.point, IN_THE_STREAM)
-        )
+        self._place = LAST if cell.point in ON_CLOSE and cell.mode == "torch" else ARMED_AT.get(cell.point, IN_THE_STREAM)
         self._is_armed = is_quiet
         self._num_errors = 0
 

@@ -211,9 +211,7 @@ def test_an_interrupt_while_workers_start_leaves_none(monkeypatch: pytest.Monkey
 def test_an_interrupt_while_a_worker_is_replaced_waits_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with ShmLoader(Rows(48), batch_size=4, seed=3) as quiet:
         expected = [digest(batch) for batch in quiet]
-    with ShmLoader(
-        Rows(48, 2000), batch_size=4, seed=3, num_workers=2
-    ) as loader:  # so slow that the death is seen before the end
+    with ShmLoader(Rows(48, 2000), batch_size=4, seed=3, num_workers=2) as loader:  # so slow that the death is seen before the end
         stream = iter(loader)
         got = [digest(next(stream))]
         Victims(loader._builder.last).kill(0)

@@ -58,9 +58,7 @@ def clean() -> str:
 
 @pytest.mark.parametrize("remedy", [start_another, clean])
 @pytest.mark.parametrize("state", trainer_program.STATES)
-def test_what_a_kill_of_everything_leaves_is_removed_at_once_by_the_next_start(
-    state: str, remedy: Callable[[], str]
-) -> None:
+def test_what_a_kill_of_everything_leaves_is_removed_at_once_by_the_next_start(state: str, remedy: Callable[[], str]) -> None:
     with running(state, "fork") as pid, ExitStack() as stack:
         family = Family.of(pid, stack)
         (stem,) = stems = names_of(family.pids)
@@ -85,9 +83,7 @@ def test_workers_end_with_their_trainer_although_its_reaper_is_gone(state: str) 
         assert files_with(stems) == []
 
 
-can_unshare = (
-    subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True, check=False).returncode == 0
-)
+can_unshare = subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True, check=False).returncode == 0
 needs_namespaces = pytest.mark.skipif(not can_unshare, reason="PID namespaces are not permitted here")
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 

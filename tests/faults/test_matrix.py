@@ -28,24 +28,9 @@ SEED = int(os.environ.get("SHMLOAD_MATRIX_SEED", random.SystemRandom().randrange
 
 def run_sample(number: int, *only: str) -> None:
     """Runs so many cells by the command, which prints what it chose."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.faults.matrix",
-        "--sample",
-        str(number),
-        "--seed",
-        str(SEED),
-        "--retry_policy",
-        "10",
-    ]
+    command = [sys.executable, "-m", "tests.faults.matrix", "--sample", str(number), "--seed", str(SEED), "--retry_policy", "10"]
     done = subprocess.run(
-        [*command, *(["--only", *only] if only else [])],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        cwd=ROOT,
-        env=program_env(),
+        [*command, *(["--only", *only] if only else [])], capture_output=True, text=True, timeout=110, cwd=ROOT, env=program_env()
     )
     print(done.stdout)
     assert done.returncode == 0, f"SHMLOAD_MATRIX_SEED={SEED}\n{done.stdout}{done.stderr}"
@@ -76,11 +61,7 @@ def test_the_matrix_has_every_point_harm_method_and_mode_but_for_the_stated_rule
 
 def test_every_point_in_the_source_is_in_the_matrix_or_under_the_hammer() -> None:
     package = Path(shmload.__file__).parent
-    found = {
-        name
-        for path in package.rglob("*.py")
-        for name in re.findall(r'faults\.(?:hit|at)\("(\w+)"\)', path.read_text())
-    }
+    found = {name for path in package.rglob("*.py") for name in re.findall(r'faults\.(?:hit|at)\("(\w+)"\)', path.read_text())}
     assert {*WORKER_POINTS, *HELPER_POINTS, *TRAINER_POINTS, *STORAGE_POINTS, *PACKER_POINTS} == found | {"releasing"}
 
 
@@ -191,9 +172,7 @@ def late(make: Callable[[], list[dict[str, Any]]], by: float) -> list[dict[str, 
 def test_the_judge_finds_what_takes_too_long() -> None:
     assert delays(IDENTICAL, Outcome(late(good_events, 4), 0, harmed_at=0.45), 0.0) == ["nothing came for 3.75 s"]
     assert delays(IDENTICAL, Outcome(late(good_events, 4), 0, harmed_at=0.45), 2.0) == []
-    assert delays(GONE, outcome(good_events()[:5], -9, gone_s=2.5), 0.0) == [
-        "the last process ended 2.50 s after the trainer"
-    ]
+    assert delays(GONE, outcome(good_events()[:5], -9, gone_s=2.5), 0.0) == ["the last process ended 2.50 s after the trainer"]
     assert delays(GONE, outcome(good_events()[:5], -9, gone_s=2.5), 0.0, retry_policy=2) == []
     noticed = [{"kind": "noticed", "at": 0.8}]
     assert delays(IDENTICAL, outcome(good_events() + noticed, died_at=0.6), 0.0) == ["noticed after 0.20 s"]
@@ -203,11 +182,7 @@ def test_the_judge_finds_what_takes_too_long() -> None:
 def test_what_is_promised_follows_from_point_and_harm() -> None:
     promised = {cell: cell.promise for cell in all_cells()}
     assert {"identical", "error", "gone"} == set(promised.values())
-    assert {"gone"} == {
-        p for cell, p in promised.items() if cell.is_trainers and not cell.is_raised and "STOP" not in cell.harm
-    }
+    assert {"gone"} == {p for cell, p in promised.items() if cell.is_trainers and not cell.is_raised and "STOP" not in cell.harm}
     # in seed mode a worker's death is never to be seen
-    assert {"identical"} == {
-        p for c, p in promised.items() if not c.is_trainers and not c.is_raised and c.mode == "seed"
-    }
+    assert {"identical"} == {p for c, p in promised.items() if not c.is_trainers and not c.is_raised and c.mode == "seed"}
     assert set(matrix_cells.REPORTED) < set(WORKER_POINTS)

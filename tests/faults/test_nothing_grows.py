@@ -27,9 +27,7 @@ def footprint() -> dict[str, int]:
 
 
 def loader_of(kind: str, *, seed: int | None = 3, **options: object) -> ShmLoader:
-    return ShmLoader(
-        DATASETS[kind](16), batch_size=4, seed=seed, num_workers=2, collate_fn=COLLATE.get(kind), **options
-    )
+    return ShmLoader(DATASETS[kind](16), batch_size=4, seed=seed, num_workers=2, collate_fn=COLLATE.get(kind), **options)
 
 
 def epochs(kind: str, seed: int | None) -> Iterator[None]:

@@ -56,11 +56,7 @@ def test_growing_memory_and_descriptors_and_a_difference_are_found() -> None:
     tally.memory_mib = [(float(at), 100 + 2.0 * at) for at in range(11)]
     tally.descriptors = [5, 8, 8, 9]
     one._differs("batch 3")
-    assert one.judged() == [
-        "batch 3",
-        "descriptors are not flat: [5, 8, 8, 9]",
-        "memory grows by 2.00 MiB a minute",
-    ]
+    assert one.judged() == ["batch 3", "descriptors are not flat: [5, 8, 8, 9]", "memory grows by 2.00 MiB a minute"]
     assert tally.result()["memory_slope_mib_a_minute"] == 2.0
     assert tally.result()["differences"] == 1
 

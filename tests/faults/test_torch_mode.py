@@ -43,13 +43,9 @@ def test_a_dead_worker_is_told_in_torchs_words(end: int) -> None:
     assert torchs_words(end)[0] in words  # torch says the one or the other, as it happens, with several causes
 
 
-@pytest.mark.parametrize(
-    "point", ["before_claim", "after_claim", "mid_decode", "before_finish", "after_finish", "before_post"]
-)
+@pytest.mark.parametrize("point", ["before_claim", "after_claim", "mid_decode", "before_finish", "after_finish", "before_post"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_death_at_any_point_ends_the_iteration_and_leaves_nothing(
-    point: str, persistent: bool, charges: Charges
-) -> None:
+def test_a_death_at_any_point_ends_the_iteration_and_leaves_nothing(point: str, persistent: bool, charges: Charges) -> None:
     loader = ShmLoader(Rows(80), batch_size=4, num_workers=2, persistent_workers=persistent)
     began = monotonic()
     with pytest.raises(WorkerDied, match=r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly"):

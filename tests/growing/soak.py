@@ -63,9 +63,7 @@ def judged(logs: Iterable[list[dict[str, Any]]]) -> tuple[dict[int, list[int]], 
             assert place not in kept, f"batch {place} was delivered twice without a resume between"
             kept[place] = said["ids"]
             promised.setdefault(place[0], said["n"])
-            assert promised[place[0]] == said["n"], (
-                f"epoch {place[0]} promised {promised[place[0]]} samples and {said['n']}"
-            )
+            assert promised[place[0]] == said["n"], f"epoch {place[0]} promised {promised[place[0]]} samples and {said['n']}"
         for (epoch, _), ids in kept.items():
             delivered.setdefault(epoch, []).extend(ids)
     return delivered, promised
@@ -144,9 +142,7 @@ class Soak:
         program = Path(__file__).with_name("soak_trainer.py")
         arguments = [sys.executable, str(program), str(self._folder), str(rank), str(WORLD_SIZE)]
         with (self._folder / f"rank-{rank}.err").open("ab") as errors:
-            return subprocess.Popen(
-                arguments, stderr=errors, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-            )
+            return subprocess.Popen(arguments, stderr=errors, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
 
     def log(self, rank: int) -> list[dict[str, Any]]:
         """What a rank has said, less a line that its end has cut short."""

@@ -100,10 +100,7 @@ def test_s5_files_appear_whole_and_bad_ones_are_skipped_and_reported(cache: Samp
         assert list(range(4)) == sorted(epoch_of(loader))
     bad = cache.stats().bad
     assert f"{tmp_path / 'cache' / torn}: has 144 bytes, and was published with 192" == bad[torn]
-    assert (
-        "record 0, which starts at byte 0: corrupted: the checksum of the record's 32 bytes differs"
-        in bad[damaged.name]
-    )
+    assert "record 0, which starts at byte 0: corrupted: the checksum of the record's 32 bytes differs" in bad[damaged.name]
 
 
 def test_s6_records_reach_the_batch_without_python_in_the_trainer(cache: SampleCache) -> None:
@@ -212,9 +209,7 @@ def test_s12_samplers_are_supervised_and_feel_backpressure(make_cache: MakeCache
         wait_until(lambda: cache.stats().num_evicted > 50, "the samplers to go round the cache, past what is read")
         killed = samplers.states[0]["pid"]
         os.kill(killed, signal.SIGKILL)
-        states = wait_until(
-            lambda: (s := samplers.states[0])["restarts"] == 1 and s["state"] == "running" and s, "a new one"
-        )
+        states = wait_until(lambda: (s := samplers.states[0])["restarts"] == 1 and s["state"] == "running" and s, "a new one")
         assert states["pid"] != killed
         assert states["error"] == "sampler 0 was killed by SIGKILL"
         held = []
@@ -235,9 +230,7 @@ def test_s12_samplers_are_supervised_and_feel_backpressure(make_cache: MakeCache
 def test_s13_dicts_of_numpy_and_torch_arrays_are_written(cache: SampleCache) -> None:
     """The rate is in benchmarks/growing.py."""
     with cache.writer(raw=["raw"]) as writer:
-        writer.write(
-            {"a": np.arange(3.0, dtype=np.float32), "b": torch.arange(2), "raw": torch.ones(2, 2), "name": "n"}
-        )
+        writer.write({"a": np.arange(3.0, dtype=np.float32), "b": torch.arange(2), "raw": torch.ones(2, 2), "name": "n"})
     schema = {"a": ("float32", (3,)), "b": ("int64", (2,)), "raw": ("float32", (2, 2)), "name": str}
     with ShmLoader(cache.dataset(schema), seed=0) as loader:
         (batch,) = loader

@@ -43,27 +43,19 @@ def test_a_resume_anywhere_repeats_nothing_and_loses_nothing(cache: SampleCache,
         assert list(range(20)) == sorted(rest)  # the next epoch, which had not been frozen
 
 
-def test_a_resume_goes_on_with_other_ranks_if_the_global_batch_is_the_same(
-    make_cache: Callable[..., SampleCache],
-) -> None:
+def test_a_resume_goes_on_with_other_ranks_if_the_global_batch_is_the_same(make_cache: Callable[..., SampleCache]) -> None:
     first, second = make_cache(), make_cache()
     put(first, range(19))
     with loader_of(dataset_of(first)) as loader:
         seen = taken(loader, 2)
         state = loader.state_dict()
-    loaders = [
-        loader_of(dataset_of(cache), rank=rank, world_size=2, batch_size=2)
-        for rank, cache in enumerate((first, second))
-    ]
+    loaders = [loader_of(dataset_of(cache), rank=rank, world_size=2, batch_size=2) for rank, cache in enumerate((first, second))]
     for loader in loaders:
         loader.load_state_dict(state)
         seen += epoch_of(loader)
         loader.close()
     assert list(range(19)) == sorted(seen)
-    with (
-        loader_of(dataset_of(first), batch_size=3) as loader,
-        pytest.raises(StateMismatch, match="global_batch: saved 4, now 3"),
-    ):
+    with loader_of(dataset_of(first), batch_size=3) as loader, pytest.raises(StateMismatch, match="global_batch: saved 4, now 3"):
         loader.load_state_dict(state)
 
 
@@ -132,9 +124,7 @@ def test_substitute_reads_others_of_that_epoch_in_their_place(cache: SampleCache
     again.close()
 
 
-def test_an_epoch_of_which_nothing_is_left_cannot_be_resumed(
-    cache: SampleCache, interrupted: Any, tmp_path: Path
-) -> None:
+def test_an_epoch_of_which_nothing_is_left_cannot_be_resumed(cache: SampleCache, interrupted: Any, tmp_path: Path) -> None:
     for path in (tmp_path / "cache").glob("*tfrecord*"):
         path.unlink()
     with pytest.raises(StateMismatch, match="begin the next epoch with set_epoch: nothing of this one is left to read"):

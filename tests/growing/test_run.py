@@ -12,7 +12,7 @@ import pytest
 from shmload.errors import ShardCorrupt, StateMismatch
 from shmload.growing import SampleCache
 from shmload.growing.files import CacheFile, Snapshot, next_generation
-from shmload.growing.library import KEPT_SNAPSHOTS, Run, forget_runs, read_snapshot, run_name
+from shmload.growing.library import KEPT_SNAPSHOTS, GrowingRun, forget_runs, read_snapshot, run_name
 from tests.growing.growing_kit import dataset_of, epoch_of, loader_of, put
 
 
@@ -21,7 +21,7 @@ def snapshot(epoch: int, name: str = "a") -> Snapshot:
 
 
 def _freeze(folder: Path, rank: int, start: Any, answers: Any) -> None:
-    run = Run(folder, "job", None)
+    run = GrowingRun(folder, "job", None)
     start.wait()  # all attend
     is_ours = run.freeze(snapshot(0, f"rank {rank}"))
     answers.put((is_ours, run.read(0).files[0].name))  # type: ignore[union-attr]  # it is there
@@ -45,22 +45,22 @@ def test_of_ranks_that_freeze_at_once_one_wins_and_all_read_its_snapshot(tmp_pat
 
 
 def test_a_new_run_of_an_old_name_forgets_and_a_resumed_one_keeps(tmp_path: Path) -> None:
-    run = Run(tmp_path, "job", None)
+    run = GrowingRun(tmp_path, "job", None)
     for epoch in range(4):
         assert run.freeze(snapshot(epoch))
-    joined = Run(tmp_path, "job", None)  # another rank: the run is attended
+    joined = GrowingRun(tmp_path, "job", None)  # another rank: the run is attended
     assert joined.read(3) is not None
     joined.leave()
     run.leave()
-    resumed = Run(tmp_path, "job", 2)
+    resumed = GrowingRun(tmp_path, "job", 2)
     assert [resumed.read(epoch) is not None for epoch in range(4)] == [True, True, True, False]
     resumed.leave()
-    anew = Run(tmp_path, "job", None)
+    anew = GrowingRun(tmp_path, "job", None)
     assert [anew.read(epoch) for epoch in range(4)] == [None] * 4
 
 
 def test_a_frozen_snapshot_stays_as_it_is(tmp_path: Path) -> None:
-    run = Run(tmp_path, "job", None)
+    run = GrowingRun(tmp_path, "job", None)
     assert run.freeze(snapshot(0, "a"))
     assert not run.freeze(snapshot(0, "b"))
     assert snapshot(0, "a") == run.read(0)
@@ -68,7 +68,7 @@ def test_a_frozen_snapshot_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_only_so_many_snapshots_are_kept(tmp_path: Path) -> None:
-    run = Run(tmp_path, "job", None)
+    run = GrowingRun(tmp_path, "job", None)
     for epoch in range(KEPT_SNAPSHOTS + 3):
         run.freeze(snapshot(epoch))
     kept = [epoch for epoch in range(KEPT_SNAPSHOTS + 3) if run.read(epoch) is not None]
@@ -77,7 +77,7 @@ def test_only_so_many_snapshots_are_kept(tmp_path: Path) -> None:
 
 def test_a_run_of_whose_samples_nothing_is_left_is_forgotten(tmp_path: Path) -> None:
     for name, file in (("gone", "a"), ("there", "b"), ("attended", "a")):
-        run = Run(tmp_path, name, None)
+        run = GrowingRun(tmp_path, name, None)
         run.freeze(snapshot(0, file))
         if name != "attended":
             run.leave()
@@ -121,9 +121,7 @@ def test_two_datasets_are_two_runs_unless_they_are_named(make_cache: Callable[..
             assert list(range(4)) == epoch_of(joined)  # its epoch 0
 
 
-def test_a_snapshot_that_nobody_began_and_nobody_holds_any_more_is_frozen_anew(
-    make_cache: Callable[..., SampleCache],
-) -> None:
+def test_a_snapshot_that_nobody_began_and_nobody_holds_any_more_is_frozen_anew(make_cache: Callable[..., SampleCache]) -> None:
     first, second = make_cache(), make_cache()
     put(first, range(8))
     one = loader_of(dataset_of(first, run="r"), rank=0, world_size=2)

@@ -35,9 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samplers, "PAUSE_S", 0.001)
 
 
-def test_one_that_is_killed_goes_on_anew_and_loses_only_what_it_had_not_published(
-    cache: SampleCache, tmp_path: Path
-) -> None:
+def test_one_that_is_killed_goes_on_anew_and_loses_only_what_it_had_not_published(cache: SampleCache, tmp_path: Path) -> None:
     samplers = cache.start(partial(dies_once, tmp_path), 2, publish_s=0.0)
     wait_until(lambda: samplers.are_done, "both to end")
     assert [state["restarts"] for state in samplers.states] == [1, 1]
@@ -61,9 +59,7 @@ def test_when_all_are_given_up_the_next_epoch_raises_what_befell_them(cache: Sam
     assert [state["restarts"] for state in samplers.states] == [2, 2]
     with (
         loader_of(dataset_of(cache, timeout_s=30.0)) as loader,
-        pytest.raises(
-            WorkerDied, match="all 2 samplers have failed and are given up, so the cache does not grow"
-        ) as caught,
+        pytest.raises(WorkerDied, match="all 2 samplers have failed and are given up, so the cache does not grow") as caught,
     ):
         iter(loader)
     assert "ConnectionError: the far store was never there" in str(caught.value)
@@ -112,9 +108,7 @@ def test_stopped_samplers_publish_what_they_have(cache: SampleCache) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_supervisor_takes_its_samplers_along_and_is_replaced(
-    cache: SampleCache, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_killed_supervisor_takes_its_samplers_along_and_is_replaced(cache: SampleCache, caplog: pytest.LogCaptureFixture) -> None:
     samplers = cache.start(endless, 2)
     with loader_of(dataset_of(cache, timeout_s=30.0)) as loader:
         epoch_of(loader)
@@ -174,10 +168,7 @@ def test_none_outlives_the_trainer(cache: SampleCache, end: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [
-        ({"num_processes": 0}, "num_processes is at least 1; got 0"),
-        ({"max_restarts": -1}, "max_restarts is at least 0; got -1"),
-    ],
+    [({"num_processes": 0}, "num_processes is at least 1; got 0"), ({"max_restarts": -1}, "max_restarts is at least 0; got -1")],
 )
 def test_numbers_out_of_range_are_refused(cache: SampleCache, number: dict[str, int], text: str) -> None:
     with pytest.raises(ValueError, match=text):

@@ -32,9 +32,7 @@ def test_a_file_counts_with_all_it_may_become_while_it_is_written(cache: SampleC
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=40), compression=st.sampled_from([None, "gzip", "zlib"])
-)
+@given(sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=40), compression=st.sampled_from([None, "gzip", "zlib"]))
 def test_any_records_come_back_and_the_budget_holds(tmp_path_factory: Any, sizes: list[int], compression: Any) -> None:
     folder = tmp_path_factory.mktemp("cache")
     rng = np.random.default_rng(1)
@@ -63,9 +61,7 @@ def test_a_record_larger_than_the_cache_is_refused(cache: SampleCache) -> None:
     assert reserved(cache) == 0
 
 
-def test_samples_are_published_when_they_have_waited_long_enough(
-    cache: SampleCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_are_published_when_they_have_waited_long_enough(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(writer, "monotonic", lambda: now[0])
     with cache.writer(publish_s=10.0) as one:
@@ -138,20 +134,12 @@ def test_a_writer_tells_what_it_does(cache: SampleCache) -> None:
         one.write(sample(0))
         one.publish()
         (told,) = cache.stats().writers
-        assert (told.role, told.num_files, told.num_records, told.nbytes, told.is_waiting) == (
-            "writer",
-            1,
-            1,
-            RECORD_NBYTES,
-            False,
-        )
+        assert (told.role, told.num_files, told.num_records, told.nbytes, told.is_waiting) == ("writer", 1, 1, RECORD_NBYTES, False)
         assert set(told.as_dict()) >= {"pid", "waited_s"}
     assert tuple(cache.stats().writers) == ()
 
 
-def test_what_is_too_old_is_neither_read_nor_kept(
-    make_cache: Callable[..., SampleCache], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_too_old_is_neither_read_nor_kept(make_cache: Callable[..., SampleCache], monkeypatch: pytest.MonkeyPatch) -> None:
     from shmload.growing import library
 
     cache = make_cache(max_age_s=100.0)

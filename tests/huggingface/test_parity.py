@@ -33,9 +33,7 @@ def test_each_column_by_itself_is_torchs(form: str | None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("form", "context"), [(None, "fork"), ("torch", "fork"), ("numpy", "fork"), ("torch", "spawn")]
-)
+@pytest.mark.parametrize(("form", "context"), [(None, "fork"), ("torch", "fork"), ("numpy", "fork"), ("torch", "spawn")])
 def test_workers_batches_are_torchs(form: str | None, context: str) -> None:
     dataset = dataset_of(COLUMNS[form]).shuffle(seed=3).with_format(form)
     got = of_ours(dataset, num_workers=2, multiprocessing_context=context)

@@ -12,18 +12,7 @@ from datasets import Array2D, Dataset, Features, Sequence, Value
 
 from shmload import Jagged, Padded, ShmLoader
 from shmload.errors import SampleError
-from tests.huggingface.hf_kit import (
-    ARRANGED,
-    LISTS,
-    RAGGED,
-    SCALARS,
-    TEXTS,
-    N,
-    assert_same,
-    dataset_of,
-    of_ours,
-    of_torch,
-)
+from tests.huggingface.hf_kit import ARRANGED, LISTS, RAGGED, SCALARS, TEXTS, N, assert_same, dataset_of, of_ours, of_torch
 
 MODES = ["list", "pad", "nested", "jagged"]
 

@@ -11,32 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from datasets import (
-    Dataset,
-    DatasetDict,
-    Features,
-    IterableDataset,
-    Sequence,
-    Value,
-    load_from_disk,
-)
+from datasets import Dataset, DatasetDict, Features, IterableDataset, Sequence, Value, load_from_disk
 from datasets.formatting.formatting import PythonFormatter
 from datasets.formatting.torch_formatter import TorchFormatter
 
 from shmload import ShmLoader
 from shmload.batch.rows import column_of
 from shmload.errors import SampleError
-from tests.huggingface.hf_kit import (
-    LISTS,
-    RAGGED,
-    SCALARS,
-    TEXTS,
-    assert_same,
-    batches_of,
-    dataset_of,
-    of_ours,
-    of_torch,
-)
+from tests.huggingface.hf_kit import LISTS, RAGGED, SCALARS, TEXTS, assert_same, batches_of, dataset_of, of_ours, of_torch
 
 WHEN = datetime.datetime(2026, 11, 21)
 PLAIN: dict[str, Callable[[], Any]] = {
@@ -141,8 +123,7 @@ def test_a_dict_of_datasets_is_refused(splits: dict[str, Any]) -> None:
     dataset = DatasetDict(dict.fromkeys(splits, Dataset.from_dict({"x": [1]})))
     words = "with 'train', 'test'" if splits else "with no split"
     with pytest.raises(
-        TypeError,
-        match=rf"one split of a dataset; got a DatasetDict {words}. Pick one: ShmLoader\(dataset\['train'\], ...\)",
+        TypeError, match=rf"one split of a dataset; got a DatasetDict {words}. Pick one: ShmLoader\(dataset\['train'\], ...\)"
     ):
         ShmLoader(dataset)  # type: ignore[arg-type]  # a DatasetDict: that is the point
 
@@ -168,9 +149,7 @@ def damaged(values: pa.Array, offsets: list[int]) -> pa.ChunkedArray:
     return pa.ipc.open_stream(written.replace(whole, np.array(offsets, np.int32).tobytes())).read_all().column(0)
 
 
-@pytest.mark.parametrize(
-    "values", [pa.array([[7], [8, 9, 7], [8]]), pa.array(["7", "897", "8"])], ids=["lists", "text"]
-)
+@pytest.mark.parametrize("values", [pa.array([[7], [8, 9, 7], [8]]), pa.array(["7", "897", "8"])], ids=["lists", "text"])
 @pytest.mark.parametrize("offsets", [[0, 3, 2, 5], [0, 9, 2, 5], [0, -5, 3, 5]])
 def test_offsets_out_of_order_are_told_and_not_followed(values: pa.Array, offsets: list[int]) -> None:
     column = column_of("x", damaged(values, offsets))

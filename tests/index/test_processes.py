@@ -51,9 +51,7 @@ def test_an_index_is_a_dataset_by_itself(loader: Any) -> None:
     rows = [{"path": path_of(i), "label": i} for i in range(20)]
     found: list[dict[str, Any]] = []
     for batch in loader(SharedIndex(rows), batch_size=5, num_workers=2):
-        found += [
-            {"path": path, "label": int(label)} for path, label in zip(batch["path"], batch["label"], strict=True)
-        ]
+        found += [{"path": path, "label": int(label)} for path, label in zip(batch["path"], batch["label"], strict=True)]
     assert found == rows
 
 
@@ -123,8 +121,7 @@ def test_too_little_memory_is_an_error_and_leaves_nothing(monkeypatch: pytest.Mo
     before = names_of_ours()
     monkeypatch.setattr(segment, "available_bytes", lambda: 0)
     with pytest.raises(
-        MemoryError,
-        match=r"an index of 1 entries needs 128 bytes, and this process may take \d+ more: free memory, or hold",
+        MemoryError, match=r"an index of 1 entries needs 128 bytes, and this process may take \d+ more: free memory, or hold"
     ):
         SharedIndex(["a"])
     assert names_of_ours() == before

@@ -89,9 +89,7 @@ def test_columns_come_back_as_rows(data: st.DataObject) -> None:
     assert all(map(same, rows, SharedIndex.from_columns(columns)))
 
 
-@pytest.mark.parametrize(
-    "entries", [[], [""], [None], [b"\0\0"], ["\ud83d\ude00", "\udcff", "\U0001f600"], [b"", None]]
-)
+@pytest.mark.parametrize("entries", [[], [""], [None], [b"\0\0"], ["\ud83d\ude00", "\udcff", "\U0001f600"], [b"", None]])
 def test_the_smallest_come_back(entries: list[Any]) -> None:
     check(entries)
 
@@ -187,9 +185,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("entries", "error", "text"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
-)
+@pytest.mark.parametrize(("entries", "error", "text"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
 def test_what_cannot_be_held_is_named(entries: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         SharedIndex(entries)

@@ -59,13 +59,9 @@ def test_nan_in_a_column_of_floats_is_a_value() -> None:
     assert np.isnan(index[1]["x"])
 
 
-@pytest.mark.parametrize(
-    "values", [["a", None], pd.Series([1, None], dtype="Int64"), pd.Series(["a", None], dtype="category")]
-)
+@pytest.mark.parametrize("values", [["a", None], pd.Series([1, None], dtype="Int64"), pd.Series(["a", None], dtype="category")])
 def test_missing_values_of_a_dataframe_are_refused(values: Any) -> None:
-    with pytest.raises(
-        ValueError, match="column 'x' has 1 missing values, the first in row 1: fill or drop them before"
-    ):
+    with pytest.raises(ValueError, match="column 'x' has 1 missing values, the first in row 1: fill or drop them before"):
         SharedIndex.from_dataframe(pd.DataFrame({"x": values}))
 
 
@@ -78,9 +74,7 @@ def test_other_values_of_a_dataframe_are_refused() -> None:
         SharedIndex.from_dataframe(pd.DataFrame([[1, 2]], columns=["a", "a"]))
     with pytest.raises(TypeError, match="a DataFrame has columns; got a list"):
         SharedIndex.from_dataframe([1])
-    with pytest.raises(
-        TypeError, match=r"a DataFrame gives its columns' names, not its rows: use SharedIndex.from_dataframe"
-    ):
+    with pytest.raises(TypeError, match=r"a DataFrame gives its columns' names, not its rows: use SharedIndex.from_dataframe"):
         SharedIndex(pd.DataFrame({"a": [1]}))
 
 

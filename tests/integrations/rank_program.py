@@ -151,12 +151,7 @@ def accelerated() -> Any:
                     synced.append(accelerator.sync_gradients)
                     optimizer.step()
                 gathered += accelerator.gather_for_metrics(batch["index"]).tolist()
-        answer[way] = {
-            "epochs": epochs,
-            "synced": synced,
-            "gathered": gathered,
-            "type": type(loader.base_dataloader).__name__,
-        }
+        answer[way] = {"epochs": epochs, "synced": synced, "gathered": gathered, "type": type(loader.base_dataloader).__name__}
         loader.close()
     answer["gradient"] = net.linear.weight.grad.tolist()
     accelerator._dataloaders.clear()

@@ -109,9 +109,7 @@ def test_an_empty_loader_gives_an_empty_pass(make_loader: Make) -> None:
 def test_after_a_pass_all_ranks_say_the_same(make_loader: Make) -> None:
     states = []
     for rank in range(2):
-        prepared = prepare(
-            accelerate.Accelerator(cpu=True), make_loader(25, batch_size=6, uneven="exact", rank=rank, world_size=2)
-        )
+        prepared = prepare(accelerate.Accelerator(cpu=True), make_loader(25, batch_size=6, uneven="exact", rank=rank, world_size=2))
         found = [prepared.state_dict() for _ in prepared]
         states.append([*found[:2], prepared.state_dict()])
     assert states[0] == states[1]

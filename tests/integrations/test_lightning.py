@@ -56,12 +56,7 @@ class Validated(Module):
 def trainer(folder: Path, **options: Any) -> Any:
     options = {"max_epochs": 2, "logger": False, "enable_checkpointing": False} | options
     return L.Trainer(
-        accelerator="cpu",
-        devices=1,
-        default_root_dir=folder,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
+        accelerator="cpu", devices=1, default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False, **options
     )
 
 

@@ -64,9 +64,7 @@ def test_a_checkpoint_without_ranks_resumes_exactly(
     def stream(loader: ShmLoader[Any]) -> Any:
         for _ in range(3):
             for batch in loader:
-                yield (
-                    facts(batch) if "seed" in options else facts(batch)[0]
-                )  # without one, noise is the program's affair
+                yield (facts(batch) if "seed" in options else facts(batch)[0])  # without one, noise is the program's affair
 
     with make() as loader:
         batches = stream(loader)

@@ -51,12 +51,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]  # tra
 def arguments(folder: Path, **options: Any) -> Any:
     options = {"num_train_epochs": 2, "save_strategy": "no", "logging_strategy": "no"} | options
     return transformers.TrainingArguments(
-        output_dir=str(folder),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        per_device_train_batch_size=4,
-        **options,
+        output_dir=str(folder), use_cpu=True, report_to="none", disable_tqdm=True, per_device_train_batch_size=4, **options
     )
 
 

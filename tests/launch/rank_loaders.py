@@ -41,9 +41,7 @@ def look_around(local_rank: int, folder: str, context: str) -> None:
     token = Path(folder, f"token {local_rank}")
     token.touch()
     own = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    with shmload.ShmLoader(
-        Whereabouts(token), batch_size=2, seed=1, num_workers=1, multiprocessing_context=context
-    ) as loader:
+    with shmload.ShmLoader(Whereabouts(token), batch_size=2, seed=1, num_workers=1, multiprocessing_context=context) as loader:
         batches = list(loader)
     told = {
         "index": [index for batch in batches for index in batch["index"].tolist()],
@@ -58,18 +56,14 @@ def look_around(local_rank: int, folder: str, context: str) -> None:
 def batches_of(local_rank: int, folder: str, global_batch: int) -> None:
     """The indices of each step."""
     world = int(os.environ["WORLD_SIZE"])
-    with shmload.ShmLoader(
-        Whereabouts(), batch_size=global_batch // world, seed=4, shuffle=True, num_workers=0
-    ) as loader:
+    with shmload.ShmLoader(Whereabouts(), batch_size=global_batch // world, seed=4, shuffle=True, num_workers=0) as loader:
         found = [batch["index"].tolist() for _ in range(2) for batch in loader]
     Path(folder, f"{world} {local_rank}").write_text(repr(found))
 
 
 def read_on(local_rank: int, barrier: Any, folder: str) -> None:
     """Rank 0 is in the middle of an epoch when rank 1 fails."""
-    with shmload.ShmLoader(
-        Whereabouts(), batch_size=2, num_workers=1, seed=1, multiprocessing_context="fork"
-    ) as loader:
+    with shmload.ShmLoader(Whereabouts(), batch_size=2, num_workers=1, seed=1, multiprocessing_context="fork") as loader:
         next(iter(loader))
         Path(folder, f"below {local_rank}").write_text(repr([child.pid for child in psutil.Process().children()]))
         barrier.wait()

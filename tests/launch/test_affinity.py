@@ -56,9 +56,7 @@ def test_shares_differ_by_one_core_at_most(job: tuple[list[Core], list[int | Non
 
 
 @given(jobs())
-def test_a_rank_leaves_its_gpus_node_only_when_that_has_no_core_left(
-    job: tuple[list[Core], list[int | None]],
-) -> None:
+def test_a_rank_leaves_its_gpus_node_only_when_that_has_no_core_left(job: tuple[list[Core], list[int | None]]) -> None:
     cores, wanted = job
     if len(cores) < len(wanted):
         return
@@ -84,9 +82,7 @@ def machine(*sizes: int) -> list[Core]:
     [
         pytest.param(machine(4, 4), [None] * 2, [(0, 1, 2, 3), (4, 5, 6, 7)], id="a node each"),
         pytest.param(machine(2, 2), [1, 0], [(2, 3), (0, 1)], id="where their GPUs are"),
-        pytest.param(
-            machine(5, 5), [None] * 4, [(0, 1, 2), (3, 4), (5, 6, 7), (8, 9)], id="uneven, yet no node is divided"
-        ),
+        pytest.param(machine(5, 5), [None] * 4, [(0, 1, 2), (3, 4), (5, 6, 7), (8, 9)], id="uneven, yet no node is divided"),
         pytest.param(machine(2, 2), [0, 0], [(0, 1), (2, 3)], id="all GPUs on one node: no core idles"),
         pytest.param(machine(4), [None, 3], [(0, 1), (2, 3)], id="a node without a core of ours"),
         pytest.param(machine(1, 3), [None] * 2, [(1, 2), (0, 3)], id="a small node"),

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from shmload.launch.ranks import HeldPort, Place, environment, number_of_ranks, rank_specs
+from shmload.launch.ranks import HeldPort, NodePlace, environment, number_of_ranks, rank_specs
 from shmload.shm.names import Host
 from shmload.world import rank_and_world_size
 
-PLACE = Place("127.0.0.1", 1234, "run")
+PLACE = NodePlace("127.0.0.1", 1234, "run")
 
 
 def test_a_rank_is_told_what_torchrun_tells() -> None:
-    told = environment(Place("there", 5, "run", num_nodes=3, node_rank=2), 1, 4, inherited={})
+    told = environment(NodePlace("there", 5, "run", num_nodes=3, node_rank=2), 1, 4, inherited={})
     assert {name: value for name, value in told.items() if name != "OMP_NUM_THREADS"} == {
         "RANK": "9",
         "LOCAL_RANK": "1",
@@ -46,7 +46,7 @@ def test_what_a_launcher_around_this_one_has_said_is_forgotten() -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "HOME": "/home",
     }
-    told = environment(Place("127.0.0.1", 9, "inner"), 0, 1, inherited=outer)
+    told = environment(NodePlace("127.0.0.1", 9, "inner"), 0, 1, inherited=outer)
     assert (told["RANK"], told["WORLD_SIZE"], told["MASTER_PORT"], told["HOME"]) == ("0", "1", "9", "/home")
     assert told["TORCHELASTIC_USE_AGENT_STORE"] == "False"
     assert not {"TORCHELASTIC_ERROR_FILE", "SHMLOAD_RANK_CPUS"} & told.keys()
@@ -54,13 +54,7 @@ def test_what_a_launcher_around_this_one_has_said_is_forgotten() -> None:
 
 @pytest.mark.parametrize(
     ("num_ranks", "cpus", "given", "threads"),
-    [
-        (4, (), {}, "6"),
-        (30, (), {}, "1"),
-        (4, (1, 2), {}, None),
-        (1, (), {}, None),
-        (4, (), {"OMP_NUM_THREADS": "3"}, "3"),
-    ],
+    [(4, (), {}, "6"), (30, (), {}, "1"), (4, (1, 2), {}, None), (1, (), {}, None), (4, (), {"OMP_NUM_THREADS": "3"}, "3")],
 )
 def test_ranks_without_processors_of_their_own_share_threads(
     num_ranks: int, cpus: tuple[int, ...], given: dict[str, str], threads: str | None, monkeypatch: pytest.MonkeyPatch
@@ -154,7 +148,5 @@ def test_rank_specs_are_near_their_gpus(tmp_path: Path) -> None:
 def test_the_number_of_ranks_is_one_a_device_or_one(tmp_path: Path) -> None:
     assert number_of_ranks(None, Host(tmp_path)) == 1
     assert number_of_ranks(5, Host(tmp_path)) == 5
-    with pytest.raises(
-        ValueError, match="nprocs is a number of processes from 1 up, or None for one per CUDA device; got 0"
-    ):
+    with pytest.raises(ValueError, match="nprocs is a number of processes from 1 up, or None for one per CUDA device; got 0"):
         number_of_ranks(0, Host(tmp_path))

@@ -6,16 +6,16 @@ import signal
 
 import pytest
 
-from shmload.launch.in_rank import Report, read_report
+from shmload.launch.in_rank import RankReport, read_report
 from shmload.launch.supervisor import Ending, failure_text, first_to_fail, words_of
 
-RAISED = Report("ValueError: broken", "Traceback (most recent call last):\n  ...\nValueError: broken\n", 5.0)
+RAISED = RankReport("ValueError: broken", "Traceback (most recent call last):\n  ...\nValueError: broken\n", 5.0)
 
 
 def test_the_causes_own_traceback_comes_first() -> None:
     others = [
         Ending(0, 10, -15, told=True),
-        Ending(2, 12, 1, Report("RuntimeError: connection closed", "...", 6.0)),
+        Ending(2, 12, 1, RankReport("RuntimeError: connection closed", "...", 6.0)),
         Ending(3, 13, -9, told=True, killed=True),
         Ending(4, 14, -15, told=True),
         Ending(5, 15, 0),

@@ -98,10 +98,7 @@ ENDS = {
 
 @pytest.mark.parametrize(
     ("how", "start_method"),
-    [
-        *((how, "fork") for how in ENDS),
-        *(pytest.param(how, "spawn", marks=pytest.mark.slow) for how in ("exception", "SIGSEGV")),
-    ],
+    [*((how, "fork") for how in ENDS), *(pytest.param(how, "spawn", marks=pytest.mark.slow) for how in ("exception", "SIGSEGV"))],
 )
 def test_the_first_rank_to_fail_ends_all(how: str, start_method: str, tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as error:
@@ -138,9 +135,7 @@ def test_what_the_program_does_with_a_signal_is_not_the_ranks() -> None:
 
 def test_the_last_words_are_read_from_a_log(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match=r"It wrote last to stderr:\nFatal Python error: Segmentation fault"):
-        shmload.spawn(
-            rank_functions.fail, ("SIGSEGV", barrier("fork"), str(tmp_path)), 3, start_method="fork", logs=tmp_path
-        )
+        shmload.spawn(rank_functions.fail, ("SIGSEGV", barrier("fork"), str(tmp_path)), 3, start_method="fork", logs=tmp_path)
 
 
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace() -> None:
@@ -218,9 +213,7 @@ def test_ranks_run_while_the_program_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_failure_meanwhile_is_told_by_join(tmp_path: Path) -> None:
-    ranks = shmload.spawn(
-        rank_functions.fail, ("exception", barrier("fork"), str(tmp_path)), 3, join=False, start_method="fork"
-    )
+    ranks = shmload.spawn(rank_functions.fail, ("exception", barrier("fork"), str(tmp_path)), 3, join=False, start_method="fork")
     with pytest.raises(RankFailed, match="raised ValueError: the sample is 7 years old"):
         ranks.join()
 

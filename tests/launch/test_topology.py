@@ -71,9 +71,7 @@ def test_devices_hang_on_the_nodes_that_their_pci_addresses_say(
     assert expected == device_nodes(host(tmp_path, GPUS, **told))
 
 
-def test_without_a_driver_there_is_no_device_and_nothing_is_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_driver_there_is_no_device_and_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert num_devices(Host(tmp_path)) == 0
     assert device_nodes(Host(tmp_path)) == []

@@ -136,9 +136,7 @@ def raw() -> Callable[[Any], bytes]:
 def raw_bytes(alias: Any) -> bytes:
     """The bytes that an alias shows."""
     if isinstance(alias, torch.Tensor):
-        return (
-            alias.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
-        )
+        return alias.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(alias, torch.UntypedStorage):
         return bytes(alias.tolist())
     if isinstance(alias, np.ndarray):

@@ -66,9 +66,7 @@ def test_holders_are_named_by_the_line_that_took_their_batch(seed: int | None) -
         assert (first.step, first.where) == (0, line)
         assert (second.step, second.where.split(":")[0]) == (2, __file__)
         assert first.age_s >= second.age_s >= 0
-        assert str(first).startswith(
-            f"slot {first.slot} ({nbytes} bytes): batch 0 of epoch 0, taken 0.0 s ago at {line}"
-        )
+        assert str(first).startswith(f"slot {first.slot} ({nbytes} bytes): batch 0 of epoch 0, taken 0.0 s ago at {line}")
         assert [h["step"] for h in loader.stats()["holders"]] == [0, 2]
         del kept, view
         assert loader.holders() == []
@@ -107,11 +105,7 @@ def test_a_slot_is_poisoned_when_its_last_alias_dies() -> None:
         stale = np.frombuffer(raw, np.float32)
         assert is_poisoned(stale)
         assert is_poisoned(torch.from_numpy(stale.copy()))
-        assert {str(stale.view(t)[0]) for t in (np.uint8, np.int32, np.int64)} == {
-            "165",
-            "-1515870811",
-            "-6510615555426900571",
-        }
+        assert {str(stale.view(t)[0]) for t in (np.uint8, np.int32, np.int64)} == {"165", "-1515870811", "-6510615555426900571"}
         assert (f"{stale[0]:.2e}", f"{stale.view(np.float64)[0]:.1e}") == ("-2.87e-16", "-2.5e-127")
 
 
@@ -129,8 +123,7 @@ def test_by_default_nothing_is_watched_and_asking_says_what_to_do() -> None:
         assert type(loader._builder.last) is Engine
         assert not loader._builder.last._ring.poison
         with pytest.raises(
-            RuntimeError,
-            match=r"call shmload.debug.enable\(\) before its workers start, or set SHMLOAD_DEBUG_BATCHES=1",
+            RuntimeError, match=r"call shmload.debug.enable\(\) before its workers start, or set SHMLOAD_DEBUG_BATCHES=1"
         ):
             loader.holders()
         assert "holders" not in loader.stats()

@@ -150,9 +150,7 @@ def test_a_batch_outlives_its_loader_in_a_child_too(make_stream: Any) -> None:
     assert child.end() == 0
 
 
-def test_a_child_without_memory_for_copies_keeps_the_slots_until_it_ends(
-    stream: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_without_memory_for_copies_keeps_the_slots_until_it_ends(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = stream.next()
     expected = stream.expected()
     monkeypatch.setattr(owners, "GRACE_S", 0)

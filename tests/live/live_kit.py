@@ -39,9 +39,7 @@ def made_up(at_s: float = 10.0, **words: Any) -> dict[str, Any]:
         "generation": 0,
         "workers": [worker(), worker()],
         "slots": [slot() for _ in range(4)],
-        **dict.fromkeys(
-            ("batches", "samples", "nbytes", "wait_ns", "waiting_since_ns", "num_waits", "num_copied_out"), 0
-        ),
+        **dict.fromkeys(("batches", "samples", "nbytes", "wait_ns", "waiting_since_ns", "num_waits", "num_copied_out"), 0),
         **dict.fromkeys(("num_grown", "num_restarts", "num_bad_samples", "epoch", "step"), 0),
         **words,
     }
@@ -68,18 +66,7 @@ def worker(**words: Any) -> dict[str, Any]:
 
 
 def slot(**words: Any) -> dict[str, Any]:
-    zeros = (
-        "state",
-        "order",
-        "epoch",
-        "step",
-        "nrows",
-        "num_chunks",
-        "num_open",
-        "num_claimed",
-        "num_final",
-        "num_lost",
-    )
+    zeros = ("state", "order", "epoch", "step", "nrows", "num_chunks", "num_open", "num_claimed", "num_final", "num_lost")
     payload = {"payload_path": "/dev/shm/x", "payload_offset": 0, "payload_nbytes": 0}
     return {**dict.fromkeys(zeros, 0), "ordered_ns": 0, "claims": [], **payload, **words}
 

@@ -93,20 +93,13 @@ def test_where_nobody_types_it_goes_on_until_interrupted(form: list[str]) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [lambda fd, pid: os.write(fd, b"q"), lambda fd, pid: os.kill(pid, signal.SIGINT)])
-def test_in_a_terminal_a_key_or_an_interrupt_ends_it_and_the_terminal_is_as_before(
-    end: Callable[[int, int], Any],
-) -> None:
+def test_in_a_terminal_a_key_or_an_interrupt_ends_it_and_the_terminal_is_as_before(end: Callable[[int, int], Any]) -> None:
     ours, theirs = pty.openpty()
     try:
         before = termios.tcgetattr(theirs)
         words = [sys.executable, "-m", "shmload.cli", "top", "--pid", NOBODY, "--interval", "0.05"]
         with subprocess.Popen(
-            words,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            env={**program_env(), "TERM": "xterm"},
+            words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env={**program_env(), "TERM": "xterm"}
         ) as program:
             try:
                 text = b""

@@ -42,14 +42,10 @@ def test_a_block_whose_lock_nobody_holds_is_a_leftover(folder: Path) -> None:
     assert (folder / f"{STEM}1-control").exists()
 
 
-def test_a_living_block_whose_holder_is_not_in_sight_has_no_pid(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_living_block_whose_holder_is_not_in_sight_has_no_pid(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     proc = tmp_path_factory.mktemp("proc")
     assert [block.pid for block in RingReader.find(str(folder), str(proc)).blocks] == [None]
-    (proc / "locks").write_text(
-        "1: -> FLOCK  ADVISORY  WRITE 7 00:1b:9 0 EOF\n2: POSIX  ADVISORY  READ 7 <none>:0 0 EOF\n"
-    )
+    (proc / "locks").write_text("1: -> FLOCK  ADVISORY  WRITE 7 00:1b:9 0 EOF\n2: POSIX  ADVISORY  READ 7 <none>:0 0 EOF\n")
     assert [block.pid for block in RingReader.find(str(folder), str(proc)).blocks] == [None]
 
 

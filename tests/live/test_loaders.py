@@ -65,9 +65,7 @@ def test_a_stuck_sample_is_shown_with_its_worker_and_growing_time() -> None:
         first = only_loader(look_until(watch, lambda look: only_loader(look)["waits_for"] is not None))
         index = first["waits_for"]["worker"]
         assert first["workers"][index].items() >= {"state": "decoding", "index": STUCK, "epoch": 0}.items()
-        later = only_loader(
-            look_until(watch, lambda look: only_loader(look)["age_s"] > first["age_s"] + 0.1),
-        )
+        later = only_loader(look_until(watch, lambda look: only_loader(look)["age_s"] > first["age_s"] + 0.1))
         grown = later["workers"][index]["for_s"] - first["workers"][index]["for_s"]
         assert grown == pytest.approx(later["age_s"] - first["age_s"], abs=0.01)
         assert later["waits_for"]["for_s"] > first["waits_for"]["for_s"]
@@ -82,19 +80,8 @@ def test_everything_is_known_of_a_loader_that_stands_still(still: int) -> None:
     assert found["parent_pid"] == os.getpid()
     assert found["command"].endswith("live_program.py still")
     assert found["kind"] == "shm"
-    assert found["slots"] == {
-        "free": 0,
-        "held": 0,
-        "ordered": 4,
-        "leased": 2,
-        "draining": 0,
-        "parked": 0,
-        "filling": 0,
-        "ready": 4,
-    }
-    assert (
-        found.items() >= {"dataset": "Rows", "read_by": "read_into", "mode": "seed", "rank": 0, "world_size": 1}.items()
-    )
+    assert found["slots"] == {"free": 0, "held": 0, "ordered": 4, "leased": 2, "draining": 0, "parked": 0, "filling": 0, "ready": 4}
+    assert found.items() >= {"dataset": "Rows", "read_by": "read_into", "mode": "seed", "rank": 0, "world_size": 1}.items()
     assert found.items() >= {"epoch": 0, "step": 1, "num_steps": 10, "batches": 2, "samples": 8}.items()
     assert found["time"] == {"start_up": 0.0, "trainer_waits": 0.0, "workers_wait": 100.0, "free": 0.0}
     assert {worker["state"] for worker in found["workers"]} == {"waiting"}

@@ -18,14 +18,7 @@ def ordered(order: int, **words: Any) -> dict[str, Any]:
 
 
 def test_an_ordered_slot_is_ready_when_every_chunk_is_final() -> None:
-    slots = [
-        slot(),
-        slot(state=1),
-        ordered(5),
-        ordered(6, num_open=0, num_final=4),
-        slot(state=LEASED),
-        slot(state=DRAINING),
-    ]
+    slots = [slot(), slot(state=1), ordered(5), ordered(6, num_open=0, num_final=4), slot(state=LEASED), slot(state=DRAINING)]
     assert describe(made_up(slots=slots))["slots"] == {
         "free": 1,
         "held": 1,
@@ -44,15 +37,7 @@ def test_orders_come_in_the_order_in_which_they_were_asked_for() -> None:
         ordered(8, epoch=1, step=0, num_open=1, num_final=1, claims=[(1, 0, 2), (0, 2, 4)], ordered_ns=9 * SECOND),
     ]
     first, second = describe(made_up(10, slots=slots))["orders"]
-    assert first == {
-        "epoch": 1,
-        "step": 0,
-        "num_rows": 8,
-        "num_chunks": 4,
-        "num_chunks_done": 1,
-        "age_s": 1.0,
-        "workers": [0, 1],
-    }
+    assert first == {"epoch": 1, "step": 0, "num_rows": 8, "num_chunks": 4, "num_chunks_done": 1, "age_s": 1.0, "workers": [0, 1]}
     assert (second["step"], second["workers"]) == (1, [])
 
 
@@ -60,12 +45,7 @@ def test_rates_are_of_the_interval() -> None:
     before = made_up(10, batches=5, samples=50, nbytes=5000, workers=[worker(num_samples=50)])
     seen = made_up(12, batches=7, samples=70, nbytes=9000, workers=[worker(num_samples=80, busy_ns=SECOND)])
     found = describe(seen, before)
-    assert (found["interval_s"], found["batches_per_s"], found["samples_per_s"], found["nbytes_per_s"]) == (
-        2,
-        1,
-        10,
-        2000,
-    )
+    assert (found["interval_s"], found["batches_per_s"], found["samples_per_s"], found["nbytes_per_s"]) == (2, 1, 10, 2000)
     assert (found["batches"], found["samples"], found["nbytes"]) == (7, 70, 9000)
     assert (found["workers"][0]["samples_per_s"], found["workers"][0]["busy_share"]) == (15, 50)
 
@@ -80,9 +60,7 @@ def test_two_snapshots_of_one_moment_give_no_rates() -> None:
     assert (found["samples_per_s"], found["interval_s"]) == (0, 0)
 
 
-def states_of(
-    workers: list[dict[str, Any]], slots: list[dict[str, Any]], **words: Any
-) -> list[tuple[str, float | None]]:
+def states_of(workers: list[dict[str, Any]], slots: list[dict[str, Any]], **words: Any) -> list[tuple[str, float | None]]:
     found = describe(made_up(10, workers=workers, slots=slots, **words))["workers"]
     return [(one["state"], one["for_s"]) for one in found]
 
@@ -177,10 +155,7 @@ def test_the_rings_bytes_are_the_control_block_and_each_segment_to_its_last_slot
 
 
 def test_modes_and_names_are_told() -> None:
-    assert (
-        describe(made_up(is_static=True)).items()
-        >= {"mode": "torch", "dataset": "Rows", "read_by": "read_into"}.items()
-    )
+    assert describe(made_up(is_static=True)).items() >= {"mode": "torch", "dataset": "Rows", "read_by": "read_into"}.items()
     assert describe(made_up())["mode"] == "seed"
 
 

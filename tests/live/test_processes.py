@@ -44,9 +44,7 @@ def test_of_a_process_that_has_gone_nothing_is_known(proc: Proc, tmp_path: Path)
 
 def test_the_command_of_what_multiprocessing_has_started_is_its_parents(proc: Proc) -> None:
     helper = "python -c from multiprocessing.spawn import spawn_main"
-    found = proc(
-        {3: (1, "S", "python train.py --fast"), 4: (3, "S", helper), 5: (4, "S", helper), 6: (99, "S", helper)}
-    )
+    found = proc({3: (1, "S", "python train.py --fast"), 4: (3, "S", helper), 5: (4, "S", helper), 6: (99, "S", helper)})
     assert command_of(3, found) == command_of(5, found) == "python train.py --fast"
     assert command_of(6, found) == helper, "its parent has gone"
 

@@ -66,9 +66,7 @@ def test_until_the_first_worker_is_ready_it_is_start_up_whoever_waits() -> None:
 
 def test_parts_that_are_all_rounded_up_still_sum_to_the_whole() -> None:
     before = made_up(0, workers=[worker(started_ns=0)])
-    found = shares(
-        before, made_up(10, wait_ns=6670 * SECOND // 1000, workers=[worker(started_ns=3335 * SECOND // 1000)])
-    )
+    found = shares(before, made_up(10, wait_ns=6670 * SECOND // 1000, workers=[worker(started_ns=3335 * SECOND // 1000)]))
     assert found == parts(33.4, 33.4, 33.2, 0)
 
 
@@ -78,9 +76,7 @@ def test_a_worker_replaced_in_the_interval_makes_no_start_up() -> None:
 
 
 def test_before_the_ring_was_made_nothing_had_been_counted() -> None:
-    seen = made_up(
-        10, owner_start_ns=2 * SECOND, wait_ns=3 * SECOND, batches=7, workers=[worker(started_ns=4 * SECOND)]
-    )
+    seen = made_up(10, owner_start_ns=2 * SECOND, wait_ns=3 * SECOND, batches=7, workers=[worker(started_ns=4 * SECOND)])
     begin = beginning(seen)
     assert begin["time_ns"] == 2 * SECOND
     assert begin["batches"] == begin["wait_ns"] == 0
@@ -90,11 +86,7 @@ def test_before_the_ring_was_made_nothing_had_been_counted() -> None:
 words = st.integers(0, 2**64 - 1)
 workers = st.builds(worker, busy_ns=words, claimed_ns=words, started_ns=st.one_of(st.just(0), words))
 snapshots = st.builds(
-    made_up,
-    at_s=st.floats(0, 1e6),
-    wait_ns=words,
-    waiting_since_ns=words,
-    workers=st.tuples(workers, workers).map(list),
+    made_up, at_s=st.floats(0, 1e6), wait_ns=words, waiting_since_ns=words, workers=st.tuples(workers, workers).map(list)
 )
 
 

@@ -15,19 +15,7 @@ from shmload.tools.top import Watch
 from tests.live.live_program import Rows
 
 DOCS = next(p / "docs" for p in Path(__file__).parents if (p / "docs").exists())
-OF_THE_PROCESS = {
-    "stem",
-    "kind",
-    "uid",
-    "pid",
-    "owner_pid",
-    "parent_pid",
-    "is_stopped",
-    "command",
-    "rank",
-    "world_size",
-    "history",
-}
+OF_THE_PROCESS = {"stem", "kind", "uid", "pid", "owner_pid", "parent_pid", "is_stopped", "command", "rank", "world_size", "history"}
 OF_THE_TRAINER = {"num_queued", "num_repacked", "num_taken_back", "bad_samples"}
 GOES_ON = {"interval_s", "age_s", "time", "limit", "samples_per_s", "batches_per_s", "nbytes_per_s", "memory"}
 GOES_ON_IN_A_WORKER = {"busy_share", "samples_per_s", "rss_bytes", "private_bytes", "is_waiting"}
@@ -63,9 +51,7 @@ def test_inside_and_outside_say_the_same_under_the_same_names() -> None:
         assert set(mine) == set(theirs)
         for name in set(mine) - GOES_ON_IN_A_WORKER:
             assert mine[name] == theirs[name], name
-    assert (
-        [order["step"] for order in inside["orders"]] == [order["step"] for order in outside["orders"]] == [2, 3, 4, 5]
-    )
+    assert [order["step"] for order in inside["orders"]] == [order["step"] for order in outside["orders"]] == [2, 3, 4, 5]
 
 
 def test_a_worker_that_is_not_up_yet_has_its_processs_pid() -> None:

@@ -21,9 +21,7 @@ from shmload.engine.stats import RingReader, describe
 SIZES = {"order_capacity": 256, "text_capacity": 64, "layout_capacity": 64}
 NUM_SLOTS, NUM_WORKERS = 3, 2
 NBYTES = control_nbytes(NUM_SLOTS, NUM_WORKERS, **SIZES)
-READ_NBYTES = (
-    512 + NUM_WORKERS * 192 + NUM_SLOTS * 1024
-)  # header, workers' and slots' records: what an stats reader reads
+READ_NBYTES = 512 + NUM_WORKERS * 192 + NUM_SLOTS * 1024  # header, workers' and slots' records: what an stats reader reads
 
 
 def mapped(content: bytes) -> Mapping:
@@ -75,10 +73,7 @@ def test_a_snapshot_names_what_the_trainer_has_written() -> None:
     assert (seen["dataset_name"], seen["read_path"], seen["rank"], seen["world_size"]) == ("Rows", "read_into", 1, 2)
     assert seen["time_ns"] > seen["owner_start_ns"] > 0
     ordered = [slot for slot in seen["slots"] if slot["state"] == 2]
-    assert [(slot["order"], slot["epoch"], slot["step"], slot["num_open"]) for slot in ordered] == [
-        (1, 5, 0, 3),
-        (2, 5, 1, 4),
-    ]
+    assert [(slot["order"], slot["epoch"], slot["step"], slot["num_open"]) for slot in ordered] == [(1, 5, 0, 3), (2, 5, 1, 4)]
     assert [slot["claims"] for slot in ordered] == [[(0, 0, 2)], []]
     assert [(worker["index"], worker["now"]) for worker in seen["workers"]] == [(17, 1 << 16 | 1), (0, 0)]
     assert seen["workers"][0]["since_ns"] >= seen["workers"][0]["claimed_ns"] >= seen["workers"][0]["started_ns"] > 0
@@ -106,18 +101,9 @@ def test_names_are_cut_where_their_room_ends() -> None:
             "this control block is damaged: 1048576 slots with orders of 256 and texts of 64 bytes, 2 workers and a layout of 64 "
             f"bytes do not fit its {NBYTES} bytes",
         ),
-        (
-            damaged({4: 8}),
-            f"this control block is damaged: its offsets are not those of 3 slots and 2 workers in {NBYTES} bytes",
-        ),
-        (
-            BLOCK[:2048],
-            "this control block is damaged: 3 slots with orders of 256 and texts of 64 bytes, 2 workers and a layout",
-        ),
-        (
-            BLOCK[:4096],
-            "this control block is damaged: its offsets are not those of 3 slots and 2 workers in 4096 bytes",
-        ),
+        (damaged({4: 8}), f"this control block is damaged: its offsets are not those of 3 slots and 2 workers in {NBYTES} bytes"),
+        (BLOCK[:2048], "this control block is damaged: 3 slots with orders of 256 and texts of 64 bytes, 2 workers and a layout"),
+        (BLOCK[:4096], "this control block is damaged: its offsets are not those of 3 slots and 2 workers in 4096 bytes"),
     ],
 )
 def test_what_is_no_whole_block_is_refused(content: bytes, message: str) -> None:
@@ -151,9 +137,7 @@ def test_no_random_bytes_are_taken_for_a_block(content: bytes) -> None:
 
 
 words = st.one_of(
-    st.integers(0, 2**64 - 1),
-    st.sampled_from([0, 1, 2**16, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1]),
-    st.integers(0, 4096),
+    st.integers(0, 2**64 - 1), st.sampled_from([0, 1, 2**16, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1]), st.integers(0, 4096)
 )
 
 

@@ -17,14 +17,7 @@ ORDERED, LEASED = 2, 3
 
 def loader(**words: Any) -> dict[str, Any]:
     """A report as a Watch makes it, of an interval of a second."""
-    of_process = {
-        "pid": 42,
-        "owner_pid": 42,
-        "parent_pid": 7,
-        "is_stopped": False,
-        "command": "python train.py",
-        "kind": "shm",
-    }
+    of_process = {"pid": 42, "owner_pid": 42, "parent_pid": 7, "is_stopped": False, "command": "python train.py", "kind": "shm"}
     given = {name: words.pop(name) for name in list(words) if name in of_process}
     seen = made_up(11, **words)
     report = describe(seen, made_up(10, workers=[worker()] * len(seen["workers"])))
@@ -36,13 +29,7 @@ def loader(**words: Any) -> dict[str, Any]:
 
 def look(*loaders: dict[str, Any], **parts: Any) -> dict[str, Any]:
     leftovers = {"num": 0, "nbytes": 0, "pids": []}
-    return {
-        "loaders": list(loaders),
-        "totals": totals(list(loaders)),
-        "leftovers": leftovers,
-        "unreadable": [],
-        **parts,
-    }
+    return {"loaders": list(loaders), "totals": totals(list(loaders)), "leftovers": leftovers, "unreadable": [], **parts}
 
 
 def drawn(found: dict[str, Any], width: int = 120) -> str:
@@ -52,9 +39,7 @@ def drawn(found: dict[str, Any], width: int = 120) -> str:
 
 
 def busy_loader(**words: Any) -> dict[str, Any]:
-    under_way = slot(
-        state=ORDERED, order=5, epoch=1, step=7, nrows=8, num_chunks=4, num_final=3, num_claimed=1, claims=[(1, 6, 8)]
-    )
+    under_way = slot(state=ORDERED, order=5, epoch=1, step=7, nrows=8, num_chunks=4, num_final=3, num_claimed=1, claims=[(1, 6, 8)])
     done = slot(state=ORDERED, order=6, num_chunks=1, num_final=1)
     workers = [
         worker(pid=100, num_samples=300, busy_ns=SECOND // 4),
@@ -104,14 +89,10 @@ def test_eighty_columns_show_who_waits_and_what_each_worker_does() -> None:
 
 def test_a_hung_loader_is_pointed_out_with_the_sample_it_waits_for() -> None:
     found = busy_loader(waiting_since_ns=4 * SECOND, awaited=3)
-    assert "hung: it has waited 7.0 s for batch 7 of epoch 1: worker 1 (pid 101) is on sample 4711 for 2.0 s" in drawn(
-        look(found)
-    )
+    assert "hung: it has waited 7.0 s for batch 7 of epoch 1: worker 1 (pid 101) is on sample 4711 for 2.0 s" in drawn(look(found))
     found["workers"][1]["is_stopped"] = True
     assert "worker 1 (pid 101) is on sample 4711 and stopped" in drawn(look(found))
-    nobody = loader(
-        waiting_since_ns=4 * SECOND, awaited=1, slots=[slot(state=ORDERED, order=1, num_chunks=1, num_open=1)]
-    )
+    nobody = loader(waiting_since_ns=4 * SECOND, awaited=1, slots=[slot(state=ORDERED, order=1, num_chunks=1, num_open=1)])
     assert "hung: it has waited 7.0 s for batch 0 of epoch 0, which no worker has taken" in drawn(look(nobody))
     assert "hung: it has waited 7.0 s for a batch, which" in drawn(look(loader(waiting_since_ns=4 * SECOND)))
 
@@ -137,9 +118,7 @@ def test_what_is_not_there_is_said() -> None:
     assert "no loader is running" in drawn(look())
     text = drawn(look(leftovers={"num": 2, "nbytes": 3_000_000, "pids": [1, 2]}))
     assert "2 dead loaders have left 3 MB: shmload clean" in text
-    text = drawn(
-        look(leftovers={"num": 1, "nbytes": 3000, "pids": [1]}, unreadable=[{"path": "/dev/shm/x", "why": "so"}])
-    )
+    text = drawn(look(leftovers={"num": 1, "nbytes": 3000, "pids": [1]}, unreadable=[{"path": "/dev/shm/x", "why": "so"}]))
     assert "1 dead loader has left 3 kB: shmload clean" in text
     assert "/dev/shm/x cannot be read: so" in text
 
@@ -157,8 +136,7 @@ def test_square_brackets_in_names_are_no_markup() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (999_600, "1,000 kB"), (2_000_000, "2 MB"), (7e13, "70 TB")],
+    ("value", "told"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (999_600, "1,000 kB"), (2_000_000, "2 MB"), (7e13, "70 TB")]
 )
 def test_bytes_are_told_in_units(value: float, told: str) -> None:
     assert told == nbytes_text(value)
@@ -177,10 +155,7 @@ def test_a_sparkline_has_a_character_a_value() -> None:
 def test_a_pool_on_a_cluster_has_a_line_and_a_column() -> None:
     far = [worker(node="0123456789a", nbytes_fetched=3_000_000, nbytes_remote=1_000_000, num_actors=2), worker()]
     text = drawn(look(loader(workers=far)))
-    assert (
-        "ray   1 actor on 1 node  3 MB/s from the object store, of these 1 MB/s over the network  1 actor replaced"
-        in text
-    )
+    assert "ray   1 actor on 1 node  3 MB/s from the object store, of these 1 MB/s over the network  1 actor replaced" in text
     assert "node" in text
     assert "0123456789a" in text
     assert "node" not in drawn(look(loader()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shmload.engine.stats import Block, Found
+from shmload.engine.stats import ControlBlock, Found
 from shmload.tools import top
 from shmload.tools.top import HISTORY, Watch
 from tests.live.live_kit import SECOND, made_up
@@ -33,7 +33,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
 
         @staticmethod
         def find() -> Found:
-            return Found([Block(p, p, 0, os.getpid(), "shm") for p in there], [])
+            return Found([ControlBlock(p, p, 0, os.getpid(), "shm") for p in there], [])
 
         def snapshot(self) -> Any:
             return there[self.path]
@@ -85,17 +85,13 @@ def test_what_cannot_be_read_is_named_unless_it_is_anothers(blocks: Blocks) -> N
     assert [loader["stem"] for loader in look["loaders"]] == ["d"]
 
 
-@pytest.mark.parametrize(
-    ("pid", "num"), [(os.getpid(), 1), (os.getppid(), 1), (4194305, 0)], ids=["own", "parent", "nobody"]
-)
+@pytest.mark.parametrize(("pid", "num"), [(os.getpid(), 1), (os.getppid(), 1), (4194305, 0)], ids=["own", "parent", "nobody"])
 def test_only_loaders_of_the_processes_asked_for_are_shown(blocks: Blocks, pid: int, num: int) -> None:
     blocks["a"] = at(10)
     assert len(Watch([pid]).look()["loaders"]) == num
 
 
-def test_pids_of_another_namespace_are_not_looked_up_in_this_one(
-    blocks: Blocks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pids_of_another_namespace_are_not_looked_up_in_this_one(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = at(10)
     mine["workers"][0]["pid"] = os.getpid()
     blocks.update(a=mine, b={**mine, "owner_pid": 7})

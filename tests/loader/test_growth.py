@@ -49,7 +49,5 @@ def test_batches_that_grow_come_right_and_old_room_is_given_up(seed: int | None,
 
 
 def test_a_long_order_travels_in_a_segment_of_its_own() -> None:
-    with ShmLoader(
-        list(range(3000)), batch_sampler=[list(range(2500)), [1, 2], list(range(2999, 0, -1))], num_workers=1
-    ) as loader:
+    with ShmLoader(list(range(3000)), batch_sampler=[list(range(2500)), [1, 2], list(range(2999, 0, -1))], num_workers=1) as loader:
         assert [len(batch) for batch in loader] == [2500, 2, 2999]

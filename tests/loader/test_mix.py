@@ -100,10 +100,7 @@ def test_an_epoch_ends_by_its_rule(stop: Any) -> None:
 @pytest.mark.parametrize("worlds", [(1, 1), (2, 1), (1, 4), (4, 2)])
 def test_a_state_resumes_on_any_world_size(worlds: tuple[int, int]) -> None:
     def ranks(world_size: int) -> list[ShmLoader[Any]]:
-        return [
-            loader_of(mix_of(stop="all"), 12 // world_size, rank=rank, world_size=world_size)
-            for rank in range(world_size)
-        ]
+        return [loader_of(mix_of(stop="all"), 12 // world_size, rank=rank, world_size=world_size) for rank in range(world_size)]
 
     def merged(iterators: list[Any]) -> list[list[int]]:
         return [sorted(chain.from_iterable(values(parts))) for parts in zip(*iterators, strict=True)]
@@ -126,10 +123,7 @@ def test_a_state_resumes_on_any_world_size(worlds: tuple[int, int]) -> None:
 def test_weights_change_at_a_step() -> None:
     mix = Mix([(Numbers(0, 5000), 1), (Numbers(10_000, 5000), 0)], stop="repeat", curriculum={5: [1, 1], 10: [0, 1]})
     with loader_of(mix, 10) as loader:
-        shares = [
-            sum(value >= 10_000 for value in batch)
-            for batch in values(b for _, b in zip(range(15), loader, strict=False))
-        ]
+        shares = [sum(value >= 10_000 for value in batch) for batch in values(b for _, b in zip(range(15), loader, strict=False))]
     assert shares == [0] * 5 + [5] * 5 + [10] * 5
 
 
@@ -194,9 +188,7 @@ A, B = Numbers(0, 10), Numbers(10, 10)
         ([(A, 1), (Mix([(B, 1)], curriculum={5: [2]}), 1)], {}, ValueError, "member 1 is a Mix with a curriculum"),
     ],
 )
-def test_what_cannot_be_mixed_is_said(
-    members: list[Any], options: dict[str, Any], error: type[Exception], words: str
-) -> None:
+def test_what_cannot_be_mixed_is_said(members: list[Any], options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         Mix(members, **options)
 

@@ -82,9 +82,7 @@ def test_a_resume_goes_on_with_exactly_the_rest(stop: int, world_size: int, expe
             assert state == resumed.state_dict()
             parts.append([batch["index"] for batch in epoch_of(resumed)])
     wanted = expected[1][stop:] if stop < 8 else expected[2]
-    assert [batch["index"] for batch in wanted] == [
-        list(itertools.chain(*batches)) for batches in zip(*parts, strict=True)
-    ]
+    assert [batch["index"] for batch in wanted] == [list(itertools.chain(*batches)) for batches in zip(*parts, strict=True)]
 
 
 @pytest.mark.parametrize(

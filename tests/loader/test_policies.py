@@ -92,12 +92,7 @@ def test_bad_samples_are_listed(workers: int) -> None:
     with ShmLoader(data.Rows(), 6, seed=5, on_error="skip", num_workers=workers) as loader:
         indices(loader)
         listed = sorted(loader.stats()["bad_samples"], key=lambda bad: bad["index"])
-    assert [(bad["epoch"], bad["step"], bad["index"]) for bad in listed] == [
-        (0, 0, 3),
-        (0, 0, 4),
-        (0, 1, 11),
-        (0, 4, 28),
-    ]
+    assert [(bad["epoch"], bad["step"], bad["index"]) for bad in listed] == [(0, 0, 3), (0, 0, 4), (0, 1, 11), (0, 4, 28)]
     assert listed[0]["error"] == "Broken: sample 3 is broken"
     assert "Broken" in listed[-1]["error"]
 
@@ -119,9 +114,7 @@ def test_a_collate_fn_that_fails_is_no_bad_sample(workers: int) -> None:
         raise data.Broken("collate")
 
     with (
-        ShmLoader(
-            data.Rows(bad=frozenset()), 6, seed=5, on_error="skip", num_workers=workers, collate_fn=collate
-        ) as loader,
+        ShmLoader(data.Rows(bad=frozenset()), 6, seed=5, on_error="skip", num_workers=workers, collate_fn=collate) as loader,
         pytest.raises(data.Broken, match="collate"),
     ):
         indices(loader)
@@ -138,9 +131,7 @@ def test_a_dataset_of_bad_samples_alone_ends_in_an_error() -> None:
 
 @pytest.mark.slow
 def test_the_valid_rows_of_a_padded_batch_stay_known() -> None:
-    with ShmLoader(
-        data.Rows(10, frozenset({8})), 4, seed=5, on_error="skip", rank=1, world_size=2, num_workers=1
-    ) as loader:
+    with ShmLoader(data.Rows(10, frozenset({8})), 4, seed=5, on_error="skip", rank=1, world_size=2, num_workers=1) as loader:
         seen = [(batch["index"].tolist(), loader.valid) for batch in loader]
     assert seen == [([4, 5, 6, 7], 4), ([9], 1)]
 
@@ -166,12 +157,7 @@ def test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker(
     seed: int | None, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ShmLoader(
-        data.Stuck(12, frozenset({4})),
-        6,
-        seed=seed,
-        sample_timeout_s=0.3,
-        num_workers=1,
-        multiprocessing_context=method,
+        data.Stuck(12, frozenset({4})), 6, seed=seed, sample_timeout_s=0.3, num_workers=1, multiprocessing_context=method
     ) as loader:
         iterator = iter(loader)
         with pytest.raises(SampleTimeout) as caught:
@@ -179,9 +165,7 @@ def test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker(
         assert next(iterator)["index"].tolist() == [6, 7, 8, 9, 10, 11]
     assert "Stack" not in caplog.text, "the error says it"
     text = str(caught.value)
-    assert text.startswith(
-        "sample 4 of epoch 0 (row 4 of batch 0) took longer than sample_timeout_s=0.3: worker 0 (pid "
-    )
+    assert text.startswith("sample 4 of epoch 0 (row 4 of batch 0) took longer than sample_timeout_s=0.3: worker 0 (pid ")
     assert "bad_data.py" in text
     assert "in check" in text
     assert 'Raise sample_timeout_s if such a sample is all right, or give on_error="skip"' in text
@@ -195,9 +179,7 @@ class AsleepInC(data.Rows):
 
 @pytest.mark.slow
 def test_late_samples_may_be_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    with ShmLoader(
-        AsleepInC(12, frozenset({4, 9})), 6, seed=5, sample_timeout_s=0.3, on_error="skip", num_workers=2
-    ) as loader:
+    with ShmLoader(AsleepInC(12, frozenset({4, 9})), 6, seed=5, sample_timeout_s=0.3, on_error="skip", num_workers=2) as loader:
         assert indices(loader) == [[0, 1, 2, 3, 5], [6, 7, 8, 10, 11]]
         stats = loader.stats()
     assert "in check" in caplog.text, "nothing else says where they were"

@@ -37,9 +37,7 @@ def passes(loader: Any) -> Iterator[tuple[list[list[int]], list[str]]]:
 # ------------------------------------------------------------ a source that fails k times
 
 
-@pytest.mark.parametrize(
-    "workers", [0, 1]
-)  # two would be at two epochs at once, and either could meet the failure first
+@pytest.mark.parametrize("workers", [0, 1])  # two would be at two epochs at once, and either could meet the failure first
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_source_that_fails_some_times_costs_so_many_errors_and_then_nothing(
@@ -128,10 +126,7 @@ def test_a_deadly_sample_is_no_bad_one_before_its_worker_may_not_be_replaced_any
 
 def test_deadly_samples_count_against_max_bad() -> None:
     loader = ShmLoader(data.Deadly(12, frozenset({4, 7})), 6, seed=5, num_workers=2, on_error="skip", max_bad=1)
-    with (
-        loader,
-        pytest.raises(SampleError, match="2 bad samples are more than max_bad=1 allows; the last was sample 7"),
-    ):
+    with loader, pytest.raises(SampleError, match="2 bad samples are more than max_bad=1 allows; the last was sample 7"):
         list(loader)
 
 
@@ -186,9 +181,7 @@ def test_a_stopped_worker_is_late_and_its_stack_unknown(seed: int | None) -> Non
         batches, errors = next(passes(loader))
     assert batches == WHOLE[1:]
     assert len(errors) == 1
-    assert errors[0].startswith(
-        f"sample 4 of epoch 0 (row 4 of batch 0) took longer than sample_timeout_s={LIMIT_S}: worker 0"
-    )
+    assert errors[0].startswith(f"sample 4 of epoch 0 (row 4 of batch 0) took longer than sample_timeout_s={LIMIT_S}: worker 0")
     assert "(unknown: the process is stopped, or waits in the kernel)" in errors[0]
 
 

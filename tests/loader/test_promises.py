@@ -278,9 +278,7 @@ def test_workers_that_are_not_forked_are_not_warned_of(monkeypatch: pytest.Monke
         assert len(list(loader)) == 2
 
 
-def test_a_fork_beside_running_threads_is_told_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_beside_running_threads_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_has_told_of_threads", False)
     caplog.set_level(logging.WARNING, "shmload")
     done = threading.Event()

@@ -132,9 +132,7 @@ def test_a_generator_of_no_one_sample_is_refused(num_workers: int) -> None:
         def read_batch_into(self, indices: Any, out: Any) -> None:
             out["draw"][...] = sample_rng().random(len(indices))
 
-    with pytest.raises(
-        RuntimeError, match=r"read_batch_into reads several at once: ask for each one's, sample_rng\(index\)"
-    ):
+    with pytest.raises(RuntimeError, match=r"read_batch_into reads several at once: ask for each one's, sample_rng\(index\)"):
         draws(Wrong(), 4, num_workers)
     with ShmLoader(Wrong(), 4, num_workers=num_workers) as loader:  # type: ignore[arg-type]  # torch mode has no keys
         assert len(list(loader)) == 3

@@ -62,9 +62,7 @@ def test_samples_are_read_at_once_and_are_the_same(kind: Any) -> None:
     with ShmLoader(Alone(), 8, shuffle=True, seed=3) as loader:
         expected = [[column.tolist() for column in batch] for batch in loader]
     with ShmLoader(kind(), 8, shuffle=True, seed=3, num_workers=1, threads_per_worker=NUM_THREADS) as loader:
-        got = [
-            [column.tolist() for column in (batch.values() if isinstance(batch, dict) else batch)] for batch in loader
-        ]
+        got = [[column.tolist() for column in (batch.values() if isinstance(batch, dict) else batch)] for batch in loader]
     assert expected == got
 
 

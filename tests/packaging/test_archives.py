@@ -79,9 +79,7 @@ def test_a_wheel_is_what_its_record_and_its_tag_say(wheel: Path) -> None:
     (info,) = wheel.glob("*.dist-info")
     told = (info / "WHEEL").read_text().splitlines()
     assert "Root-Is-Purelib: false" in told
-    assert [line.split(": ")[1] for line in told if line.startswith("Tag")] == [
-        f"{ABI}-{ABI}-linux_{os.uname().machine}"
-    ]
+    assert [line.split(": ")[1] for line in told if line.startswith("Tag")] == [f"{ABI}-{ABI}-linux_{os.uname().machine}"]
     record = dict(line.rsplit(",", 2)[:2] for line in (info / "RECORD").read_text().splitlines())
     assert set(record) == {str(path) for path in files_of(wheel)}
     for name, noted in record.items():
@@ -133,24 +131,18 @@ def test_an_sdist_has_all_that_its_build_and_its_tests_need(sdist_files: list[Pu
     for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "constraints.txt"):
         assert PurePosixPath(name) in sdist_files
     assert PurePosixPath(".ci/run") in sdist_files
-    assert [
-        path for path in sdist_files if path.suffix in (".so", ".o", ".c", ".pyc") and path.parts[0] != "tests"
-    ] == []
+    assert [path for path in sdist_files if path.suffix in (".so", ".o", ".c", ".pyc") and path.parts[0] != "tests"] == []
     assert [path for path in sdist_files if {"__pycache__", "build", ".hypothesis"} & set(path.parts)] == []
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs binutils")
 def test_a_compiled_module_exports_its_initialiser_alone(wheel: Path) -> None:
     for module in (wheel / "shmload" / "_core").glob("*.so"):
-        lines = subprocess.run(
-            ["nm", "-D", "--defined-only", module], capture_output=True, text=True, check=True
-        ).stdout
+        lines = subprocess.run(["nm", "-D", "--defined-only", module], capture_output=True, text=True, check=True).stdout
         assert [line.split()[-1] for line in lines.splitlines()] == [f"PyInit_{module.name.split('.')[0]}"]
 
 
-@pytest.mark.skipif(
-    shutil.which("objdump") is None or os.uname().machine != "x86_64", reason="needs binutils for x86-64"
-)
+@pytest.mark.skipif(shutil.which("objdump") is None or os.uname().machine != "x86_64", reason="needs binutils for x86-64")
 def test_what_is_above_the_baseline_is_only_in_functions_that_are_chosen_at_run_time(wheel: Path) -> None:
     found: Counter[str] = Counter()
     for module in (wheel / "shmload" / "_core").glob("*.so"):

@@ -117,9 +117,7 @@ def run(environment: Path, folder: Path, *command: str, status: int = 0) -> subp
 
 
 def test_the_environment_holds_no_extra(environment: Path, tmp_path: Path) -> None:
-    look = (
-        "from importlib.util import find_spec as f; print([n for n in ('PIL', 'matplotlib', 'pyarrow', 'cv2') if f(n)])"
-    )
+    look = "from importlib.util import find_spec as f; print([n for n in ('PIL', 'matplotlib', 'pyarrow', 'cv2') if f(n)])"
     assert run(environment, tmp_path, "python", "-c", look).stdout == "[]\n"
 
 
@@ -144,9 +142,7 @@ def test_the_first_example_runs(environment: Path, tmp_path: Path) -> None:
 
 def test_the_loader_needs_neither_the_command_line_nor_what_draws_its_tables(environment: Path, tmp_path: Path) -> None:
     code = "import sys; sys.modules['typer'] = sys.modules['rich'] = None\nfrom shmload import ShmLoader\n"
-    code += (
-        "with ShmLoader(range(4), batch_size=2, num_workers=1, seed=1) as loader: print(sum(map(sum, loader)).item())"
-    )
+    code += "with ShmLoader(range(4), batch_size=2, num_workers=1, seed=1) as loader: print(sum(map(sum, loader)).item())"
     assert run(environment, tmp_path, "python", "-W", "error", "-c", code).stdout == "6\n"
 
 

@@ -84,9 +84,7 @@ def checked(command: list[str], folder: Path) -> str:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     else:
         env["MYPYPATH"] = str(ROOT)
-    done = subprocess.run(
-        [sys.executable, "-m", *command], capture_output=True, text=True, timeout=500, cwd=folder, env=env
-    )
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=500, cwd=folder, env=env)
     assert done.stderr == ""
     return done.stdout
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from shmload.formats import TarDataset
 from shmload.remote.fetch import Manifest
-from shmload.remote.packing.pack import Options, Packing
+from shmload.remote.packing.pack import Packing, PackOptions
 from shmload.storage.local import LocalStore, StoredObject
 
 
@@ -94,7 +94,7 @@ def packed(dataset: Any, store: Any, **given: Any) -> Manifest:
     """Packs in this process, into small shards, unless the test says otherwise."""
     on_progress = given.pop("on_progress", None)
     options: dict[str, Any] = {"maxsize": 100_000, "maxcount": 10, "workers": 0, "seed": 0, **given}
-    return Packing(dataset, store, Options(**options), on_progress).run()
+    return Packing(dataset, store, PackOptions(**options), on_progress).run()
 
 
 def samples_in(folder: Path, manifest: Manifest, **options: Any) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from shmload.cli.pack import progress_on
 from shmload.cli.terminal import shown
 from shmload.formats import TarWriter, TFRecordWriter
 from shmload.remote.fetch import Manifest
-from shmload.remote.packing.pack import Progress
+from shmload.remote.packing.pack import PackProgress
 from shmload.storage.local import LocalStore
 from tests.packing.packing_kit import names_in, names_of, samples_in
 
@@ -81,18 +81,14 @@ def test_tfrecord_files(command: Command, tmp_path: Path) -> None:
 def test_records_that_are_no_examples(command: Command, tmp_path: Path) -> None:
     with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
         writer.write(b"\xff\xff")
-    assert packed_by(command(tmp_path / "a.tfrecord"), tmp_path / "out") == [
-        {"__key__": "00000000", "bin": b"\xff\xff"}
-    ]
+    assert packed_by(command(tmp_path / "a.tfrecord"), tmp_path / "out") == [{"__key__": "00000000", "bin": b"\xff\xff"}]
 
 
 def test_tar_shards_are_cut_anew_and_keys_stay_apart(command: Command, tmp_path: Path) -> None:
     for part in range(2):
         with TarWriter(tmp_path / f"{part}.tar") as writer:
             for number in range(3):
-                writer.write(
-                    {"__key__": f"d/{number}", "cls": 3 * part + number, "seg.png": b"not looked at", "odd": b"x"}
-                )
+                writer.write({"__key__": f"d/{number}", "cls": 3 * part + number, "seg.png": b"not looked at", "odd": b"x"})
     found = packed_by(command(tmp_path / "{0..1}.tar", "--maxcount", 4), tmp_path / "out")
     assert [f"d/{number % 3}-{number:08d}" for number in range(6)] == [sample["__key__"] for sample in found]
     assert list(range(6)) == [sample["cls"] for sample in found]
@@ -100,24 +96,15 @@ def test_tar_shards_are_cut_anew_and_keys_stay_apart(command: Command, tmp_path:
 
 
 def test_an_object_of_a_module(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "packed_by_name.py").write_text(
-        "def make():\n    return [(b'x', n) for n in range(4)]\n\nready = make()\n"
-    )
+    (tmp_path / "packed_by_name.py").write_text("def make():\n    return [(b'x', n) for n in range(4)]\n\nready = make()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("make", "ready"):
-        assert [s["cls"] for s in packed_by(command(f"packed_by_name:{name}", out=name), tmp_path / name)] == [
-            0,
-            1,
-            2,
-            3,
-        ]
+        assert [s["cls"] for s in packed_by(command(f"packed_by_name:{name}", out=name), tmp_path / name)] == [0, 1, 2, 3]
 
 
 def test_what_was_there_already_is_in_a_line(command: Command, tmp_path: Path) -> None:
     command(PHOTOS[0].parent, "--maxcount", 3)
-    assert command(PHOTOS[0].parent, "--maxcount", 3).stdout.startswith(
-        "8 samples in 3 shards, 3 of which were there, "
-    )
+    assert command(PHOTOS[0].parent, "--maxcount", 3).stdout.startswith("8 samples in 3 shards, 3 of which were there, ")
     assert names_of(manifest_in(tmp_path / "out")) == names_in(tmp_path / "out")
 
 
@@ -125,9 +112,7 @@ def test_restart_markers_change_no_pixel(command: Command, tmp_path: Path) -> No
     from shmload.formats import ImageDecoder
 
     decode = ImageDecoder()
-    for sample, path in zip(
-        packed_by(command(PHOTOS[0].parent, "--restart-markers"), tmp_path / "out"), PHOTOS, strict=True
-    ):
+    for sample, path in zip(packed_by(command(PHOTOS[0].parent, "--restart-markers"), tmp_path / "out"), PHOTOS, strict=True):
         assert sample["jpg"] != path.read_bytes()
         np.testing.assert_array_equal(decode(path.read_bytes()), decode(sample["jpg"]))
 
@@ -135,16 +120,8 @@ def test_restart_markers_change_no_pixel(command: Command, tmp_path: Path) -> No
 REFUSED = [
     (("nowhere",), 2, "no sample file is named, or matches, 'nowhere'"),
     (("no_such_module:name",), 2, "SOURCE: cannot import 'no_such_module'"),
-    (
-        ("empty",),
-        2,
-        "no image (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) is in it, and no folder of a class",
-    ),
-    (
-        ("a.npy",),
-        2,
-        "a.npy is npy: folders of images, TFRecord files and tar shards are packed as they are. Write a function",
-    ),
+    (("empty",), 2, "no image (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) is in it, and no folder of a class"),
+    (("a.npy",), 2, "a.npy is npy: folders of images, TFRecord files and tar shards are packed as they are. Write a function"),
     (("good", "--maxcount", 0), 2, "maxsize is at least 10240 bytes, maxcount 1 and workers 0; got 100000000, 0 and 0"),
     (
         ("broken:dataset",),
@@ -172,9 +149,7 @@ def test_what_cannot_be_packed_is_said_in_a_line(
 
 @pytest.mark.slow
 def test_an_error_in_a_worker_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_later.py").write_text(
-        "dataset = [(b'x' * 100_000, object() if n == 33 else n) for n in range(90)]\n"
-    )
+    (tmp_path / "broken_later.py").write_text("dataset = [(b'x' * 100_000, object() if n == 33 else n) for n in range(90)]\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     done = CliRunner().invoke(app, ["pack", "broken_later:dataset", str(tmp_path / "out")])
     assert (done.exit_code, done.stdout) == (2, "")
@@ -201,14 +176,12 @@ def test_an_interrupt_says_how_to_go_on(command: Command, tmp_path: Path, monkey
     assert len(packed_by(command(PHOTOS[0].parent), tmp_path / "out")) == 8
 
 
-def test_the_bar_shows_samples_shards_and_bytes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bar_shows_samples_shards_and_bytes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     with shown(True) as bar:
-        progress_on(bar)(Progress(100, 40, 5 << 20, 3, 1))
+        progress_on(bar)(PackProgress(100, 40, 5 << 20, 3, 1))
     drawn = capsys.readouterr().err
     assert "40/100" in drawn
     assert "3 shards, 5.0 MiB in the store" in drawn

@@ -291,8 +291,7 @@ def test_a_commit_whose_shards_were_taken_away_is_an_error(tmp_path: Path) -> No
             return done
 
     with pytest.raises(
-        StoreError,
-        match=r"shard-000001.tar was written and is not there as it was \(1 shards in all\): something else writes to",
+        StoreError, match=r"shard-000001.tar was written and is not there as it was \(1 shards in all\): something else writes to"
     ):
         packed(Grey(60), Emptied(tmp_path))
     assert packed(Grey(60), LocalStore(tmp_path)).num_samples == 60
@@ -325,9 +324,7 @@ def test_a_dataset_that_changes_between_two_runs_ends_whole_all_the_same(tmp_pat
             assert [f"{manifest.generation}/shard-{number:06d}.tar" for number in range(len(manifest.shards))] == [
                 shard.name for shard in manifest.shards
             ]
-            assert [f"{number:08d}" for number in range(90)] == sorted(
-                sample["__key__"] for sample in samples_in(folder, manifest)
-            )
+            assert [f"{number:08d}" for number in range(90)] == sorted(sample["__key__"] for sample in samples_in(folder, manifest))
             (folder / "manifest.json").unlink()
 
 

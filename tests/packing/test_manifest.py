@@ -88,41 +88,23 @@ WRONG = {
     ("seed",): (-1, "manifest.json: seed: an integer from 0 to 18446744073709551615 is needed; got -1"),
     ("num_samples",): (5, "manifest.json: num_samples: it says 5, and its 2 shards have 6"),
     ("nbytes",): (True, "manifest.json: nbytes: an integer from 0 to 9223372036854775807 is needed; got True"),
-    ("extensions",): (
-        ["jpg", "cls"],
-        "manifest.json: extensions: they are sorted and each is there once; these are not",
-    ),
-    ("extensions", 1): (
-        "a/b",
-        "manifest.json: extensions[1]: an extension in lower case, without a slash, is needed; got 'a/b'",
-    ),
+    ("extensions",): (["jpg", "cls"], "manifest.json: extensions: they are sorted and each is there once; these are not"),
+    ("extensions", 1): ("a/b", "manifest.json: extensions[1]: an extension in lower case, without a slash, is needed; got 'a/b'"),
     ("shards",): ({}, "manifest.json: shards: a list is needed; got {}"),
-    ("shards", 1): (
-        3,
-        "manifest.json: shards[1]: an object with name, nbytes, num_samples, crc32c, index is needed; got 3",
-    ),
+    ("shards", 1): (3, "manifest.json: shards[1]: an object with name, nbytes, num_samples, crc32c, index is needed; got 3"),
     ("more",): (1, "manifest.json: 'more' is not known in version 1"),
     ("shards", 1, "name"): (
         "../x",
         f"manifest.json: shards[1].name: {GENERATION}/shard-000000.tar or the like is needed; got '../x'",
     ),
-    ("shards", 0, "nbytes"): (
-        0,
-        "manifest.json: shards[0].nbytes: an integer from 1 to 9223372036854775807 is needed; got 0",
-    ),
+    ("shards", 0, "nbytes"): (0, "manifest.json: shards[0].nbytes: an integer from 1 to 9223372036854775807 is needed; got 0"),
     ("shards", 0, "crc32c"): ("BEEF", "manifest.json: shards[0].crc32c: 8 hexadecimal digits are needed; got 'BEEF'"),
-    ("shards", 0, "index"): (
-        [],
-        "manifest.json: shards[0].index: an object with name, nbytes, crc32c is needed; got []",
-    ),
+    ("shards", 0, "index"): ([], "manifest.json: shards[0].index: an object with name, nbytes, crc32c is needed; got []"),
     ("shards", 0, "index", "name"): (
         "a",
         f"manifest.json: shards[0].index.name: {GENERATION}/shard-000000.tar.index is needed; got 'a'",
     ),
-    ("shards", 0, "index", "crc32c"): (
-        None,
-        "manifest.json: shards[0].index.crc32c: 8 hexadecimal digits are needed; got None",
-    ),
+    ("shards", 0, "index", "crc32c"): (None, "manifest.json: shards[0].index.crc32c: 8 hexadecimal digits are needed; got None"),
 }
 
 
@@ -153,9 +135,7 @@ def test_what_is_missing_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"", b"\xff", b"[" * 100_000, b'{"a": 1, "a": 1}', b"1" * 5000],
-    ids=["empty", "bytes", "deep", "double", "long"],
+    "data", [b"", b"\xff", b"[" * 100_000, b'{"a": 1, "a": 1}', b"1" * 5000], ids=["empty", "bytes", "deep", "double", "long"]
 )
 def test_what_is_no_json_is_no_manifest(data: bytes) -> None:
     with pytest.raises(ShardCorrupt, match=r"^manifest.json: "):

@@ -21,9 +21,7 @@ from shmload.remote.packing.members import Members, OpenFile, members_of
 from shmload.storage.local import LocalStore
 from tests.packing.packing_kit import encoded, packed, samples_in
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # webdataset leaves files open
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves files open
 PHOTO = Path(shmload.__file__).parent / "data" / "chelsea.jpg"
 RNG = np.random.default_rng(5)
 RGB = RNG.integers(0, 256, (5, 7, 3), np.uint8)
@@ -39,9 +37,7 @@ def through(folder: Path, sample: Any, **options: Any) -> tuple[dict[str, Any], 
     manifest = packed([sample], LocalStore(folder))
     (ours,) = samples_in(folder, manifest, **options)
     url = str(folder / manifest.shards[0].name)
-    (theirs,) = webdataset.WebDataset(url, shardshuffle=False, empty_check=False).decode(
-        *([options["decode"]] if options else [])
-    )
+    (theirs,) = webdataset.WebDataset(url, shardshuffle=False, empty_check=False).decode(*([options["decode"]] if options else []))
     return ours, theirs
 
 
@@ -67,11 +63,7 @@ LABELS: dict[str, tuple[Any, str, Any]] = {  # name -> (value, extension, what i
     "numpy's float": (np.float32(0.1), "npy", np.float32(0.1)),
     "tensor of one float": (torch.tensor(0.5), "npy", np.float32(0.5)),
     "no elements": (np.empty((0, 4)), "npy", np.empty((0, 4))),
-    "dict of arrays": (
-        {"boxes": torch.ones(2, 4), "n": 3},
-        "npz",
-        {"boxes": np.ones((2, 4), np.float32), "n": np.array(3)},
-    ),
+    "dict of arrays": ({"boxes": torch.ones(2, 4), "n": 3}, "npz", {"boxes": np.ones((2, 4), np.float32), "n": np.array(3)}),
     "list of arrays": ([np.ones(2), np.zeros(1)], "npz", {"0": np.ones(2), "1": np.zeros(1)}),
 }
 
@@ -137,9 +129,7 @@ def test_a_mode_that_no_format_keeps_is_refused() -> None:
 grids = hnp.array_shapes(min_dims=2, max_dims=2, max_side=6)
 
 
-@given(
-    hnp.arrays(np.uint8, grids.flatmap(lambda shape: st.sampled_from([shape, (*shape, 1), (*shape, 3), (*shape, 4)])))
-)
+@given(hnp.arrays(np.uint8, grids.flatmap(lambda shape: st.sampled_from([shape, (*shape, 1), (*shape, 3), (*shape, 4)]))))
 @settings(max_examples=50)
 def test_arrays_of_bytes_are_png_and_come_back(array: Any) -> None:
     if array.ndim == 3 and array.shape[0] in (1, 3, 4):
@@ -175,8 +165,7 @@ def test_what_to_tensor_made_is_png_and_comes_back_to_the_bit(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "array",
-    [RGB / 254, RGB - 0.5, RGB.astype(np.int64), np.full((2, 2), np.nan), RGB[None], RGB.transpose(2, 0, 1)[:2]],
+    "array", [RGB / 254, RGB - 0.5, RGB.astype(np.int64), np.full((2, 2), np.nan), RGB[None], RGB.transpose(2, 0, 1)[:2]]
 )
 def test_images_that_png_does_not_keep_are_npy(array: Any, tmp_path: Path) -> None:
     ours, theirs = through(tmp_path, (array, 1))
@@ -205,15 +194,7 @@ def test_a_quality_makes_no_jpeg_of_what_it_would_lose_more_of() -> None:
 
 @pytest.mark.parametrize(
     ("extension", "format"),
-    [
-        ("jpg", "JPEG"),
-        ("png", "PNG"),
-        ("gif", "GIF"),
-        ("bmp", "BMP"),
-        ("tif", "TIFF"),
-        ("webp", "WEBP"),
-        ("ppm", "PPM"),
-    ],
+    [("jpg", "JPEG"), ("png", "PNG"), ("gif", "GIF"), ("bmp", "BMP"), ("tif", "TIFF"), ("webp", "WEBP"), ("ppm", "PPM")],
 )
 def test_encoded_images_are_copied_under_what_their_bytes_say(extension: str, format: str, tmp_path: Path) -> None:
     data = encoded(PICTURES["RGB"], format)

@@ -61,24 +61,14 @@ def test_bytes_are_the_same_for_every_number_of_workers_and_start_method(tmp_pat
 
 
 def test_another_seed_is_another_order_and_other_noise(tmp_path: Path) -> None:
-    found = [
-        bytes_in(tmp_path / str(seed))
-        for seed in (0, 1)
-        if packed(Noisy(30), LocalStore(tmp_path / str(seed)), seed=seed)
-    ]
+    found = [bytes_in(tmp_path / str(seed)) for seed in (0, 1) if packed(Noisy(30), LocalStore(tmp_path / str(seed)), seed=seed)]
     assert found[0] != found[1]
 
 
 @pytest.mark.slow
-@given(
-    st.lists(st.integers(0, 30_000), min_size=1, max_size=40),
-    st.integers(10_240, 50_000),
-    st.integers(1, 12),
-)
+@given(st.lists(st.integers(0, 30_000), min_size=1, max_size=40), st.integers(10_240, 50_000), st.integers(1, 12))
 @settings(max_examples=30, deadline=None)
-def test_no_shard_exceeds_a_limit_and_none_could_have_taken_the_next_sample(
-    sizes: list[int], maxsize: int, maxcount: int
-) -> None:
+def test_no_shard_exceeds_a_limit_and_none_could_have_taken_the_next_sample(sizes: list[int], maxsize: int, maxcount: int) -> None:
     with TemporaryDirectory() as folder:
         manifest = packed(Blobs(sizes), LocalStore(Path(folder)), maxsize=maxsize, maxcount=maxcount)
         found = samples_in(Path(folder), manifest)
@@ -92,9 +82,7 @@ def test_no_shard_exceeds_a_limit_and_none_could_have_taken_the_next_sample(
             at += shard.num_samples
             if at < len(found):
                 following = 512 + -(-len(found[at]["bin"]) // 512) * 512
-                members = sum(
-                    512 + -(-len(sample["bin"]) // 512) * 512 for sample in found[at - shard.num_samples : at]
-                )
+                members = sum(512 + -(-len(sample["bin"]) // 512) * 512 for sample in found[at - shard.num_samples : at])
                 whole = -(-(members + following + 1024) // 10_240) * 10_240
                 assert shard.num_samples == maxcount or whole > maxsize
 
@@ -104,9 +92,7 @@ def test_a_sample_larger_than_a_shard_has_one_of_its_own(tmp_path: Path) -> None
     assert [shard.num_samples for shard in manifest.shards if shard.nbytes > 20_480] == [1]
 
 
-def test_workers_are_no_more_than_processors_and_batches_and_a_word_says_so(
-    tmp_path: Path, caplog: Any, monkeypatch: Any
-) -> None:
+def test_workers_are_no_more_than_processors_and_batches_and_a_word_says_so(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     caplog.set_level(logging.INFO, "shmload")
     packed(Grey(10), LocalStore(tmp_path), workers=30)
@@ -147,13 +133,7 @@ def test_few_shards_wait_to_be_sent_and_no_file_has_a_name(tmp_path: Path, is_me
 def test_progress_is_told_to_the_end(tmp_path: Path) -> None:
     told: list[Any] = []
     manifest = packed(Grey(50), LocalStore(tmp_path), maxcount=20, on_progress=told.append)
-    assert (told[0].total, told[0].num_samples, told[0].nbytes, told[0].num_shards, told[0].num_found) == (
-        50,
-        0,
-        0,
-        0,
-        0,
-    )
+    assert (told[0].total, told[0].num_samples, told[0].nbytes, told[0].num_shards, told[0].num_found) == (50, 0, 0, 0, 0)
     assert (50, manifest.nbytes, 3) == (told[-1].num_samples, told[-1].nbytes, told[-1].num_shards)
 
 

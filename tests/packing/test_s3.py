@@ -17,9 +17,7 @@ from tests.packing.packing_kit import Blobs, Grey, names_in, packed
 
 def clients(server: Any) -> dict[str, Any]:
     """A client of ours and one of boto3's."""
-    config = botocore.config.Config(
-        request_checksum_calculation="when_required", response_checksum_validation="when_required"
-    )
+    config = botocore.config.Config(request_checksum_calculation="when_required", response_checksum_validation="when_required")
     keys = {"aws_access_key_id": server.access_key, "aws_secret_access_key": server.secret_key}
     theirs = boto3.client("s3", endpoint_url=server.endpoint, region_name="us-east-1", config=config, **keys)
     return {"ours": make_client(server.endpoint, server.access_key, server.secret_key), "boto3": theirs}
@@ -33,9 +31,7 @@ def test_the_seeds_upload_makes_the_same_objects_as_in_a_folder(whose: str, serv
     store = make_client(server.endpoint, server.access_key, server.secret_key).store(bucket, folder)
     store.put("mine.txt", b"kept")
     upload_cv_dataset(Grey(33), client=client, bucket=bucket, base_folder=folder, maxsize=1e8, maxcount=7, workers=0)
-    manifest = upload_cv_dataset(
-        Grey(60), client=client, bucket=bucket, base_folder=folder, maxsize=1e5, maxcount=10, workers=1
-    )
+    manifest = upload_cv_dataset(Grey(60), client=client, bucket=bucket, base_folder=folder, maxsize=1e5, maxcount=10, workers=1)
     assert manifest == packed(Grey(60), LocalStore(tmp_path))
     etags = f"{manifest.generation}/etags.json"
     assert sorted([*names_in(tmp_path), etags, "mine.txt"]) == sorted(found.key for found in store.list_objects())

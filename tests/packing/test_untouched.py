@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Subset
 import shmload
 from shmload.formats import ImageFolder
 from shmload.remote.packing.members import members_of
-from shmload.remote.packing.pack import Files, Samples, source_of
+from shmload.remote.packing.pack import Files, PackedSamples, source_of
 from shmload.storage.local import LocalStore
 from tests.packing.packing_kit import Folder, encoded, packed, samples_in
 
@@ -30,8 +30,7 @@ def packed_as(image: Any) -> tuple[str, Any]:
 
 @pytest.mark.parametrize("is_read", [False, True])
 @pytest.mark.parametrize(
-    "opened",
-    [lambda: Image.open(PHOTO), lambda: Image.open(str(PHOTO)), lambda: Image.open(io.BytesIO(PHOTO.read_bytes()))],
+    "opened", [lambda: Image.open(PHOTO), lambda: Image.open(str(PHOTO)), lambda: Image.open(io.BytesIO(PHOTO.read_bytes()))]
 )
 def test_an_untouched_image_is_its_file(opened: Callable[[], Any], is_read: bool) -> None:
     with opened() as image:
@@ -107,10 +106,7 @@ def test_an_image_whose_file_is_gone_or_another_is_encoded(tmp_path: Path) -> No
 
 
 def files_of(folder: Path, dataset: Any) -> dict[int, bytes]:
-    return {
-        sample["cls"]: sample["jpg"]
-        for sample in samples_in(folder, packed(dataset, LocalStore(folder), maxsize=10**6))
-    }
+    return {sample["cls"]: sample["jpg"] for sample in samples_in(folder, packed(dataset, LocalStore(folder), maxsize=10**6))}
 
 
 def test_the_files_of_an_image_folder_are_copied(tmp_path: Path) -> None:
@@ -155,7 +151,7 @@ class WithPaths(Folder):
     "dataset", [Cropped(PHOTOS), Relabelled(PHOTOS), WithPaths(PHOTOS), Folder(PHOTOS, transform=lambda image: image)]
 )
 def test_a_dataset_that_does_more_than_open_files_is_asked_for_its_samples(dataset: Any) -> None:
-    assert isinstance(source_of(dataset, None), Samples)
+    assert isinstance(source_of(dataset, None), PackedSamples)
 
 
 def test_what_has_no_samples_by_number_is_refused() -> None:

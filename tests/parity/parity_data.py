@@ -112,9 +112,7 @@ def strided(i: int) -> Any:
 
 
 def kinds(i: int) -> Any:
-    return tuple(
-        torch.tensor([i, 1]).to(d) for d in (torch.bfloat16, torch.complex64, torch.bool, torch.float16, torch.int16)
-    )
+    return tuple(torch.tensor([i, 1]).to(d) for d in (torch.bfloat16, torch.complex64, torch.bool, torch.float16, torch.int16))
 
 
 def unsigned(i: int) -> Any:

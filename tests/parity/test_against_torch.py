@@ -57,11 +57,7 @@ def listed(samples: list[Any]) -> Any:
 
 
 def stacked(samples: list[Any]) -> Any:
-    return {
-        "sum": torch.stack(list(samples)).sum(0),
-        "max": np.array(torch.stack(list(samples)).max().item()),
-        "n": len(samples),
-    }
+    return {"sum": torch.stack(list(samples)).sum(0), "max": np.array(torch.stack(list(samples)).max().item()), "n": len(samples)}
 
 
 def one(sample: Any) -> Any:
@@ -111,21 +107,11 @@ def cases() -> Iterator[Case]:
                 )
     for name, sampler in SAMPLERS.items():
         for num_workers in (0, 2):
-            yield Case(
-                f"sampler-{name}-w{num_workers}",
-                of("torch_noise"),
-                batch_size=4,
-                sampler=sampler,
-                num_workers=num_workers,
-            )
-        yield Case(
-            f"sampler-{name}-prefetch5", of("pair"), batch_size=3, sampler=sampler, num_workers=2, prefetch_factor=5
-        )
+            yield Case(f"sampler-{name}-w{num_workers}", of("torch_noise"), batch_size=4, sampler=sampler, num_workers=num_workers)
+        yield Case(f"sampler-{name}-prefetch5", of("pair"), batch_size=3, sampler=sampler, num_workers=2, prefetch_factor=5)
     for name, batch_sampler in BATCH_SAMPLERS.items():
         for num_workers in (0, 2):
-            yield Case(
-                f"batches-{name}-w{num_workers}", of("pair"), batch_sampler=batch_sampler, num_workers=num_workers
-            )
+            yield Case(f"batches-{name}-w{num_workers}", of("pair"), batch_sampler=batch_sampler, num_workers=num_workers)
     yield Case("keys", lambda: ByName(None), sampler=lambda: [f"k{i}" for i in range(N)], batch_size=4, num_workers=2)
     yield Case("key-batches", lambda: ByName(None), batch_sampler=lambda: [["k1", "k2"], ["k3"]], num_workers=2)
     yield Case("negative", of("pair"), sampler=lambda: [-1, 0, -N, 3], batch_size=2, num_workers=2)
@@ -144,9 +130,7 @@ def cases() -> Iterator[Case]:
     yield Case("collate-lambda", of("tensor"), batch_size=4, collate_fn=lambda s: torch.stack(s).sum(), num_workers=2)
     yield Case("collate-one", of("tensor"), batch_size=None, collate_fn=one, num_workers=2)
     for prefetch_factor in (1, 2, 4, 9):
-        yield Case(
-            f"prefetch{prefetch_factor}", of("all_noise"), batch_size=3, num_workers=2, prefetch_factor=prefetch_factor
-        )
+        yield Case(f"prefetch{prefetch_factor}", of("all_noise"), batch_size=3, num_workers=2, prefetch_factor=prefetch_factor)
     for persistent in (False, True):
         for kind in ("pair", "all_noise", "worker_of"):
             for num_workers in (1, 2):
@@ -170,10 +154,7 @@ def cases() -> Iterator[Case]:
             num_workers=num_workers,
         )
         yield Case(
-            f"subset-w{num_workers}",
-            lambda: Subset(Of(KINDS["pair"]), [3, 1, 4, 1, 5]),
-            batch_size=2,
-            num_workers=num_workers,
+            f"subset-w{num_workers}", lambda: Subset(Of(KINDS["pair"]), [3, 1, 4, 1, 5]), batch_size=2, num_workers=num_workers
         )
         yield Case(
             f"concat-w{num_workers}",
@@ -196,9 +177,7 @@ def cases() -> Iterator[Case]:
     yield Case("timeout", of("pair"), batch_size=5, num_workers=2, timeout=60)
     for method in ("spawn", "forkserver"):
         for kind in ("all_noise", "nested"):
-            yield Case(
-                f"{method}-{kind}", of(kind), batch_size=5, num_workers=2, shuffle=True, multiprocessing_context=method
-            )
+            yield Case(f"{method}-{kind}", of(kind), batch_size=5, num_workers=2, shuffle=True, multiprocessing_context=method)
 
 
 SAMPLERS: dict[str, Callable[[], Any]] = {
@@ -271,9 +250,7 @@ def marked(case: Case) -> Any:
 @pytest.mark.parametrize("case", [marked(case) for case in CASES])
 def test_batches_and_draws_are_torchs(case: Case) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch's advice on workers and pinning, and ours on batches held; tested elsewhere
+        warnings.simplefilter("ignore")  # torch's advice on workers and pinning, and ours on batches held; tested elsewhere
         expected, expected_draws = run(DataLoader, case)
         got, draws = run(ShmLoader, case)
     assert expected_draws == draws

@@ -58,9 +58,9 @@ def _copied(batch: Any) -> Any:
 
 
 def _said(error: Exception) -> str:
-    return next(
-        line for line in reversed(str(error).splitlines()) if line and not line.startswith("shmload:")
-    ).removeprefix(f"{type(error).__name__}: ")
+    return next(line for line in reversed(str(error).splitlines()) if line and not line.startswith("shmload:")).removeprefix(
+        f"{type(error).__name__}: "
+    )
 
 
 def assert_alike(mine: Any, torchs: Any) -> None:
@@ -136,14 +136,9 @@ def test_without_batches_and_with_an_own_collate_fn_nothing_is_gathered(num_work
     dataset = TensorDataset(*TENSORS)
     assert assert_equal(dataset, batch_size=None, num_workers=num_workers)._config().plan.is_in_place is False
     assert (
-        assert_equal(dataset, batch_size=None, sampler=[[1, 2], [3]], num_workers=num_workers)
-        ._config()
-        .plan.is_in_place
-        is False
+        assert_equal(dataset, batch_size=None, sampler=[[1, 2], [3]], num_workers=num_workers)._config().plan.is_in_place is False
     )
-    assert (
-        assert_equal(dataset, batch_size=4, collate_fn=len, num_workers=num_workers)._config().plan.is_in_place is False
-    )
+    assert assert_equal(dataset, batch_size=4, collate_fn=len, num_workers=num_workers)._config().plan.is_in_place is False
 
 
 class Scaled(TensorDataset):

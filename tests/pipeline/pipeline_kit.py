@@ -175,10 +175,7 @@ class Spec:
 def joined_ranges(*pairs: tuple[int, Any], **options: Any) -> Join:
     """A Join of Ranges, each of which adds 1000 times its number."""
     return Join(
-        [
-            (Conveyer([Range(n, repeating=False), Map(Add(1000 * number))]), weight)
-            for number, (n, weight) in enumerate(pairs)
-        ],
+        [(Conveyer([Range(n, repeating=False), Map(Add(1000 * number))]), weight) for number, (n, weight) in enumerate(pairs)],
         **options,
     )
 
@@ -200,9 +197,7 @@ WEIGHTS = st.one_of(st.integers(1, 6), st.sampled_from([0.1, 0.25, 1.5, 0.7, 3.3
 @st.composite
 def joined(draw: Callable[..., Any], members: Any) -> Joined:
     chosen = draw(st.lists(members, min_size=1, max_size=3))
-    return Joined(
-        tuple(chosen), tuple(draw(WEIGHTS) for _ in chosen), draw(st.sampled_from(["first", "all", "repeat"]))
-    )
+    return Joined(tuple(chosen), tuple(draw(WEIGHTS) for _ in chosen), draw(st.sampled_from(["first", "all", "repeat"])))
 
 
 SOURCES = st.one_of(LEAVES, joined(LEAVES), joined(st.one_of(LEAVES, joined(LEAVES))))

@@ -15,18 +15,16 @@ from hypothesis import given, settings
 
 from shmload.audit.file import AuditLog, Batch, Record, batch_record, event_record, header_line
 from shmload.pipeline import Collate, Conveyer, Join, Map, Partition, Permutation, Range
-from shmload.tools.audit.timeline import Report
+from shmload.tools.audit.timeline import AuditReport
 from shmload.tools.audit.verify import read_folder, report_suspects, verify
 from tests.pipeline.pipeline_kit import Add, Joined, Leaf, Spec, pulled, specs
 
 JOINED = Joined(
-    (Leaf(6, True, False, 1), Joined((Leaf(3, False, False, 1), Leaf(5, True, False, 2)), (3, 5), "first")),
-    (6, 8),
-    "first",
+    (Leaf(6, True, False, 1), Joined((Leaf(3, False, False, 1), Leaf(5, True, False, 2)), (3, 5), "first")), (6, 8), "first"
 )
 
 
-def judged(folder: Path) -> Report:
+def judged(folder: Path) -> AuditReport:
     report, loaders = verify(read_folder(folder))
     report_suspects(loaders, report)
     return report
@@ -76,9 +74,7 @@ def test_runs_and_resumes_on_any_number_of_ranks_are_proven(
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
-@pytest.mark.parametrize(
-    "source", [Leaf(7, True, True, 1), JOINED, Leaf(9, False, False, 0)], ids=["endless", "join", "range"]
-)
+@pytest.mark.parametrize("source", [Leaf(7, True, True, 1), JOINED, Leaf(9, False, False, 0)], ids=["endless", "join", "range"])
 def test_a_resume_in_mid_epoch_on_other_ranks_is_proven(tmp_path: Path, source: Any, batch_size: Any) -> None:
     spec = Spec(source, batch_size=batch_size)
     state = run(spec.on(2), tmp_path, 2)
@@ -100,9 +96,7 @@ def test_a_resume_within_items_that_were_fetched_together_is_proven(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_resume_where_the_next_fetch_begins_takes_all_of_what_was_fetched(tmp_path: Path) -> None:
-    with dataclasses.replace(
-        Spec(Leaf(2000, False, True, 3), num_workers=1), options={"audit": tmp_path}
-    ).make() as pipeline:
+    with dataclasses.replace(Spec(Leaf(2000, False, True, 3), num_workers=1), options={"audit": tmp_path}).make() as pipeline:
         pulled(pipeline, 200)
         while pipeline._run._fetched:
             pipeline()
@@ -149,9 +143,7 @@ def a_row_less(records: list[Record]) -> list[Record]:
     return [dataclasses.replace(r, keys=r.keys[1:], valid=1) if i == at else r for i, r in enumerate(records)]
 
 
-@pytest.mark.parametrize(
-    "source", [Leaf(24, True, True, 1), Leaf(24, True, False, 1), JOINED], ids=["endless", "once", "join"]
-)
+@pytest.mark.parametrize("source", [Leaf(24, True, True, 1), Leaf(24, True, False, 1), JOINED], ids=["endless", "once", "join"])
 @pytest.mark.parametrize(
     ("change", "kind", "text"),
     [
@@ -194,12 +186,9 @@ def test_items_that_never_came_are_named_by_epoch_and_member(tmp_path: Path) -> 
     with Conveyer([joined, Collate(2)], audit=tmp_path) as pipeline:
         pulled(pipeline, 9)
 
-    def without_item(
-        records: list[Record],
-    ) -> list[Record]:  # key 8 is member 0's item 0 of epoch 1; 99 is no item that was drawn
+    def without_item(records: list[Record]) -> list[Record]:  # key 8 is member 0's item 0 of epoch 1; 99 is no item that was drawn
         return [
-            dataclasses.replace(r, keys=[98 if key == 8 else key for key in r.keys]) if isinstance(r, Batch) else r
-            for r in records
+            dataclasses.replace(r, keys=[98 if key == 8 else key for key in r.keys]) if isinstance(r, Batch) else r for r in records
         ]
 
     rewritten(tmp_path, without_item)
@@ -207,9 +196,7 @@ def test_items_that_never_came_are_named_by_epoch_and_member(tmp_path: Path) -> 
     assert "1 items of epoch 1 of member 0 never came, such as item 0" in text
 
 
-@pytest.mark.parametrize(
-    "stream", [None, {}, {"is_endless": 1, "members": 3}, {"is_endless": True, "members": [3, [0]]}]
-)
+@pytest.mark.parametrize("stream", [None, {}, {"is_endless": 1, "members": 3}, {"is_endless": True, "members": [3, [0]]}])
 def test_a_header_that_makes_no_sense_is_damage(tmp_path: Path, stream: Any) -> None:
     run(Spec(Leaf(5, True, True, 1)), tmp_path, 3)
     (log,) = read_folder(tmp_path)

@@ -19,9 +19,7 @@ from tests.pipeline.pipeline_kit import Add, Joined, Leaf, plain, turns
 from tests.pipeline.pipeline_kit import joined_ranges as joined
 
 POSITIVE = st.one_of(
-    st.integers(1, 10**6),
-    st.floats(1e-6, 1e6),
-    st.sampled_from([1e-300, 5e-324, 1e300, 0.1, 1 / 3, Fraction(1, 3), 10**400]),
+    st.integers(1, 10**6), st.floats(1e-6, 1e6), st.sampled_from([1e-300, 5e-324, 1e300, 0.1, 1 / 3, Fraction(1, 3), 10**400])
 )
 
 
@@ -103,9 +101,7 @@ def test_joins_nest() -> None:
     st.integers(0, 30),
 )
 def test_a_join_and_one_pool_over_it_give_the_same_and_resume_alike(pairs: Any, stop: Any, num_done: int) -> None:
-    spec = Joined(
-        tuple(Leaf(n, True, False, number) for number, (n, _) in enumerate(pairs)), tuple(w for _, w in pairs), stop
-    )
+    spec = Joined(tuple(Leaf(n, True, False, number) for number, (n, _) in enumerate(pairs)), tuple(w for _, w in pairs), stop)
     if spec.length == 0:
         return
     with spec.stage() as by_itself, Conveyer([spec.stage()]) as over_one, spec.stage() as resumed:
@@ -173,9 +169,7 @@ def test_a_member_that_gives_nothing_at_all_is_said_to() -> None:
 
 @pytest.mark.parametrize("weight", [0, -1, 0.0, float("nan"), float("inf"), -float("inf"), "1", None])
 def test_weights_are_positive_and_finite(weight: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"a Join needs (finite weights of 0 or more; got|weights above 0; member 1 has)"
-    ):
+    with pytest.raises(ValueError, match=r"a Join needs (finite weights of 0 or more; got|weights above 0; member 1 has)"):
         Join([(once(1), 1), (once(1), weight)])
 
 
@@ -226,9 +220,7 @@ def test_the_pools_of_members_count_for_the_conveyer_over_a_join() -> None:
     def member(**options: Any) -> Conveyer:
         return Conveyer([Range(4), DistributedBatchedMap(str, **options)])
 
-    inner = Join(
-        [(member(n_workers=2, timeout=5, buffer_size=7), 1), (member(n_workers=1, timeout=8), 1), (once(3), 1)]
-    )
+    inner = Join([(member(n_workers=2, timeout=5, buffer_size=7), 1), (member(n_workers=1, timeout=8), 1), (once(3), 1)])
     pool = Conveyer([inner, DistributedBatchedMap(str, 3, buffer_size=2, timeout=1)]).plan.pool
     assert (pool.num_workers, pool.buffer_size, pool.timeout_s) == (6, 9, 9)
     assert None is Conveyer([inner, DistributedBatchedMap(str, 3, timeout=None)]).plan.pool.timeout_s

@@ -40,10 +40,7 @@ def test_a_job_goes_on_with_another_number_of_ranks_and_is_proven(
     whole, rest = divmod(done + num_steps * 3 * then, 50)
     assert {whole, whole + (rest > 0)} == set(count.values()), "every item once an epoch"
     verified = subprocess.run(
-        [sys.executable, "-m", "shmload.cli", "verify", str(tmp_path / "audit")],
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [sys.executable, "-m", "shmload.cli", "verify", str(tmp_path / "audit")], capture_output=True, text=True, timeout=60
     )
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert "every sample exactly once" in verified.stdout

@@ -148,10 +148,7 @@ def test_joins_that_saved_apart_are_reconciled_by_their_draws() -> None:
         ([{"mode": "join", "members": [1]}], "reconcile takes states"),
         ([{"mode": "seed"}], "reconcile takes states"),
         ([Conveyer([Range(3)]).state(), Conveyer([Range(4)]).state()], "states 0 and 1 are of different pipelines"),
-        (
-            [Join([(Conveyer([Range(n)]), 1)]).state() for n in (3, 4)],
-            "Give the states of the ranks of one job",
-        ),
+        ([Join([(Conveyer([Range(n)]), 1)]).state() for n in (3, 4)], "Give the states of the ranks of one job"),
     ],
 )
 def test_states_that_are_not_of_one_job_are_refused(states: list[Any], message: str) -> None:
@@ -174,9 +171,7 @@ def test_a_shmloader_reads_a_pipeline_in_its_order(num_workers: int, repeating: 
         found: list[list[int]] = []
         for rank in range(world):
             source = Permutation(12, seed=4, repeating=repeating)
-            with ShmLoader(
-                bare(source), 12 // world, seed=9, num_workers=num_workers, rank=rank, world_size=world
-            ) as loader:
+            with ShmLoader(bare(source), 12 // world, seed=9, num_workers=num_workers, rank=rank, world_size=world) as loader:
                 found.append([x for _ in range(2) for batch in loader for x in batch.tolist()])
         return [x for epoch in (0, 1) for part in found for x in part[epoch * 12 // world : (epoch + 1) * 12 // world]]
 
@@ -203,9 +198,7 @@ def test_a_shmloader_over_a_join_resumes_with_its_counters(stop: Any) -> None:
 
 def test_a_shmloader_takes_only_bare_pipelines() -> None:
     for stages in ([Range(4), Collate(2)], [Range(4), Partition(0, 2)]):
-        with pytest.raises(
-            ValueError, match="leave Collate and Partition out of the pipeline and give ShmLoader batch_size"
-        ):
+        with pytest.raises(ValueError, match="leave Collate and Partition out of the pipeline and give ShmLoader batch_size"):
             ShmLoader(Conveyer(stages), 2, seed=1)
 
 

@@ -318,9 +318,7 @@ def test_a_copy_goes_on_where_the_original_stood() -> None:
 @pytest.mark.parametrize("collate", [(), (Collate(2),)])
 def test_every_start_method_takes_functions_of_modules(method: str, collate: Any) -> None:
     joined = Join([(Conveyer([Range(4, repeating=False), Map(Add(1))]), 1)])
-    with Conveyer(
-        [joined, DistributedBatchedMap(items.fails_at_3, 1), *collate], multiprocessing_context=method
-    ) as pipeline:
+    with Conveyer([joined, DistributedBatchedMap(items.fails_at_3, 1), *collate], multiprocessing_context=method) as pipeline:
         assert plain(pipeline())[0] == 1
 
 
@@ -329,10 +327,7 @@ def test_every_start_method_takes_functions_of_modules(method: str, collate: Any
     [
         ([Range(3), DistributedBatchedMap(lambda x: x, 1)], "stage 1, a DistributedBatchedMap,"),
         ([Range(3), Map(lambda x: x), DistributedBatchedMap(Add(1), 1)], "stage 1, a Map,"),
-        (
-            [Join([(Conveyer([Range(3), Map(lambda x: x)]), 1)]), DistributedBatchedMap(Add(1), 1)],
-            "stage 1 of member 0, a Map,",
-        ),
+        ([Join([(Conveyer([Range(3), Map(lambda x: x)]), 1)]), DistributedBatchedMap(Add(1), 1)], "stage 1 of member 0, a Map,"),
     ],
 )
 def test_a_lambda_for_spawned_workers_is_refused_by_its_stage(stages: list[Any], where: str) -> None:

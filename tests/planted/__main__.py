@@ -58,9 +58,7 @@ def main(wanted: list[str]) -> int:
             verdict = f"MISSED by {', '.join(missed)}" if missed else f"caught by {len(defect.tests)}"
             print(f"{defect.requirement:4s} {verdict:12s} {monotonic() - began:6.1f} s  {defect.what}", flush=True)
     num_planted = len(chosen) - num_left_out
-    print(
-        f"{num_planted} defects planted, {num_planted - num_missed} caught, {num_missed} missed, {num_left_out} left out"
-    )
+    print(f"{num_planted} defects planted, {num_planted - num_missed} caught, {num_missed} missed, {num_left_out} left out")
     return num_missed
 
 

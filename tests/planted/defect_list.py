@@ -426,10 +426,7 @@ DEFECTS = [
         "src/jpeg_cut.h",
         "        if (at[-1] != (number + 1 == layout->num_intervals ? JPEG_EOI : JPEG_RST0 + number % 8))\n",
         "        if (number + 1 == layout->num_intervals ? at[-1] != JPEG_EOI : (at[-1] & 0xF8) != JPEG_RST0)\n",
-        (
-            "tests/formats/images/test_restart_reading.py::"
-            "test_where_markers_are_not_as_they_should_be_the_file_is_read_in_order",
-        ),
+        ("tests/formats/images/test_restart_reading.py::test_where_markers_are_not_as_they_should_be_the_file_is_read_in_order",),
         ("jpeg",),
     ),
     # ------------------------------------------------ R19: no pickle from remote data

@@ -109,10 +109,7 @@ ENGINE_DEFECTS = [
         "shmload/device/calls.py",
         "            self._named[slot] = list(self._calls.current_streams())\n",
         "            pass\n",
-        (
-            "tests/device/test_pinned_ring.py::"
-            "test_a_copy_on_the_stream_of_delivery_is_waited_for_wherever_the_batch_dies",
-        ),
+        ("tests/device/test_pinned_ring.py::test_a_copy_on_the_stream_of_delivery_is_waited_for_wherever_the_batch_dies",),
     ),
     Defect(
         "E4",
@@ -136,10 +133,7 @@ ENGINE_DEFECTS = [
         "shmload/shm/segment.py",
         "    if limit != resource.RLIM_INFINITY and limit < nbytes:",
         "    if False:",
-        (
-            "tests/shm/test_segment.py::"
-            "test_under_a_limit_on_file_sizes_a_ring_is_refused_with_the_remedy_and_nothing_else_is_said",
-        ),
+        ("tests/shm/test_segment.py::test_under_a_limit_on_file_sizes_a_ring_is_refused_with_the_remedy_and_nothing_else_is_said",),
     ),
     Defect(
         "S4",

@@ -78,9 +78,7 @@ def planted(defect: Defect, folder: Path) -> Iterator[None]:
     path = folder / defect.path
     sound = path.read_text()
     path.write_text(defect.planted(sound))
-    built = [
-        (module, found) for module in defect.modules for found in (folder / "shmload/_core").glob(f"{module}.*.so")
-    ]
+    built = [(module, found) for module in defect.modules for found in (folder / "shmload/_core").glob(f"{module}.*.so")]
     kept = [(found, found.read_bytes()) for _, found in built]
     try:
         for module, found in built:
@@ -113,27 +111,14 @@ def crossed_by(defect: Defect, folder: Path, minutes: float, seed: int) -> str:
 def build(module: str, folder: Path) -> None:
     """Compiles one module of the copied tree."""
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "SHMLOAD_ONLY": module}, capture_output=True, text=True
-    )
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "SHMLOAD_ONLY": module}, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{module} does not build with the defect in it:\n{done.stderr[-2000:]}")
 
 
 def fails(test: str, folder: Path) -> bool:
     """Whether a test, by its node id, fails in the copied tree: by an assertion, a crash or a hang, but not because it is not there."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        f"timeout={TEST_TIMEOUT_S}",
-        test,
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", f"timeout={TEST_TIMEOUT_S}", test]
     if can_unshare():
         command = ["unshare", "--mount", "sh", "-c", f'{OWN_SHM} && exec "$0" "$@"', *command]
     process = subprocess.Popen(

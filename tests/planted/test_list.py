@@ -30,9 +30,7 @@ def test_a_defect_can_be_planted_and_its_tests_exist(defect: Defect) -> None:
 
 def test_a_defect_whose_place_has_changed_says_so() -> None:
     defect = Defect("R1", "nothing is checked", "some.py", "check()", "pass", ("tests/some.py::test",))
-    with pytest.raises(
-        ValueError, match=r"R1, 'nothing is checked': some.py has the text to be replaced 2 times and not once"
-    ):
+    with pytest.raises(ValueError, match=r"R1, 'nothing is checked': some.py has the text to be replaced 2 times and not once"):
         defect.planted("check()\ncheck()\n")
     assert defect.planted("a; check()") == "a; pass"
 

@@ -37,9 +37,7 @@ BUGS = (
     "the layout is accepted from one who still asks",
 )
 NONE, PROPOSED, READY = -1, -2, -3  # or the number of the worker that asks
-IDLE, CLAIMED, LOOKING, ASKING, PROPOSING, SLEEPS_LAYOUT, LAID_OUT, NEEDING, SLEEPS_ROOM, ROOMY, WRITTEN, DEAD = range(
-    12
-)
+IDLE, CLAIMED, LOOKING, ASKING, PROPOSING, SLEEPS_LAYOUT, LAID_OUT, NEEDING, SLEEPS_ROOM, ROOMY, WRITTEN, DEAD = range(12)
 OPEN, CLAIMED_WORD, DONE, VOID = range(4)
 
 
@@ -87,15 +85,12 @@ class Model:
         yield from ((True, after) for after in self.trainer_steps(s))
         if s.bumps and not self.is_complete(s):
             slots = tuple(
-                slot._replace(word=VOID if slot.word == OPEN else slot.word, is_draining=True)
-                if not slot.is_delivered
-                else slot
+                slot._replace(word=VOID if slot.word == OPEN else slot.word, is_draining=True) if not slot.is_delivered else slot
                 for slot in s.slots
             )
             # a sleeping worker is not rung for by a bump: it looks again by itself, at its time-out
             workers = tuple(
-                worker._replace(at={SLEEPS_LAYOUT: LOOKING, SLEEPS_ROOM: NEEDING}.get(worker.at, worker.at))
-                for worker in s.workers
+                worker._replace(at={SLEEPS_LAYOUT: LOOKING, SLEEPS_ROOM: NEEDING}.get(worker.at, worker.at)) for worker in s.workers
             )
             yield False, s._replace(slots=slots, workers=workers, bumps=s.bumps - 1, ready=True)
 

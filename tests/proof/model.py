@@ -89,15 +89,10 @@ class Violation(Exception):
 class Model:
     """The ring with these sizes and, perhaps, one planted bug."""
 
-    def __init__(
-        self, workers: int, slots: int, chunks: int, batches: int, kills: int, bumps: int, bug: str = ""
-    ) -> None:
+    def __init__(self, workers: int, slots: int, chunks: int, batches: int, kills: int, bumps: int, bug: str = "") -> None:
         self.chunks, self.batches, self.bug = chunks, batches, bug
         self.first = State(
-            (Slot(words=((0, VOID),) * chunks, rows=(0,) * chunks),) * slots,
-            (Worker(),) * workers,
-            kills=kills,
-            bumps=bumps,
+            (Slot(words=((0, VOID),) * chunks, rows=(0,) * chunks),) * slots, (Worker(),) * workers, kills=kills, bumps=bumps
         )
 
     def is_complete(self, s: State) -> bool:
@@ -132,9 +127,7 @@ class Model:
                         continue
                     if self.bug == "a ticket is taken before the claim":
                         if slot.ticket == c:
-                            yield set_worker(
-                                set_slot(s, i, slot._replace(ticket=c + 1)), w, Worker(PICKED, i, c, order)
-                            )
+                            yield set_worker(set_slot(s, i, slot._replace(ticket=c + 1)), w, Worker(PICKED, i, c, order))
                     elif self.bug == "words do not carry the order":
                         yield set_worker(s, w, Worker(PICKED, i, c, slot.fields))
                     else:
@@ -166,9 +159,7 @@ class Model:
             else:
                 yield set_worker(s, w, Worker())._replace(bell=s.bell or rings)
         elif me.at == MARKING:
-            yield set_worker(set_slot(s, me.slot, s.slots[me.slot]._replace(flag=True)), w, Worker())._replace(
-                bell=True
-            )
+            yield set_worker(set_slot(s, me.slot, s.slots[me.slot]._replace(flag=True)), w, Worker())._replace(bell=True)
         elif me.at == STOPPED:
             yield set_worker(s, w, me._replace(at=me.resumes))
 
@@ -208,9 +199,7 @@ class Model:
             if slot.state == DRAINING and all(own < 0 for _, own in slot.words):
                 yield set_slot(s, i, slot._replace(state=FREE))
             if slot.state == ORDERED and slot.step == s.delivered:
-                is_ready = (
-                    slot.flag if self.bug.startswith("ready is stored") else all(own == DONE for _, own in slot.words)
-                )
+                is_ready = slot.flag if self.bug.startswith("ready is stored") else all(own == DONE for _, own in slot.words)
                 if is_ready:
                     yield self.deliver(s, i, slot)
         if free and s.ordered < self.batches:

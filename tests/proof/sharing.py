@@ -115,9 +115,7 @@ class Model:
                 yield me._replace(at=HELD, holds=me.holds | {me.slot})
         elif me.at == HELD:
             holds = me.holds | {me.slot}
-            yield me._replace(
-                at=PASSED, holds=holds, next=max(me.next, s.slots[me.slot].ticket + 1), count=me.count + 1
-            )
+            yield me._replace(at=PASSED, holds=holds, next=max(me.next, s.slots[me.slot].ticket + 1), count=me.count + 1)
         elif me.at == PASSED:
             yield me._replace(at=IDLE, holds=me.holds - {me.slot}, slot=-1)
 

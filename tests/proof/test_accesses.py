@@ -85,9 +85,7 @@ def explore(tmp_path_factory: pytest.TempPathFactory) -> Explore:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("parameters", "states"), RIGHT.items())
-def test_no_interleaving_of_accesses_breaks_the_protocol_and_all_end(
-    explore: Explore, parameters: str, states: int
-) -> None:
+def test_no_interleaving_of_accesses_breaks_the_protocol_and_all_end(explore: Explore, parameters: str, states: int) -> None:
     verdict, num_states, said = explore(parameters)
     assert verdict == "holds", said
     assert num_states == states

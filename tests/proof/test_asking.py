@@ -13,9 +13,7 @@ RIGHT = {(1, 1, 1): 489, (2, 1, 0): 6809, (2, 1, 1): 31_892, (2, 2, 0): 12_700, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "states"), RIGHT.items(), ids=str)
-def test_no_interleaving_of_requests_breaks_an_invariant_and_all_can_end(
-    size: tuple[int, int, int], states: int
-) -> None:
+def test_no_interleaving_of_requests_breaks_an_invariant_and_all_can_end(size: tuple[int, int, int], states: int) -> None:
     assert explore(Model(*size)) == ("holds", states)  # fewer would mean that something is not explored any more
 
 

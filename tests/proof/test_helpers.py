@@ -12,9 +12,7 @@ RIGHT = {(1, 1): 43, (2, 2): 288, (3, 2): 945, (2, 3): 483}
 
 
 @pytest.mark.parametrize(("size", "states"), RIGHT.items(), ids=str)
-def test_no_interleaving_of_helpers_loses_a_chunk_or_takes_one_from_a_live_helper(
-    size: tuple[int, int], states: int
-) -> None:
+def test_no_interleaving_of_helpers_loses_a_chunk_or_takes_one_from_a_live_helper(size: tuple[int, int], states: int) -> None:
     assert explore(Model(*size)) == ("holds", states)  # fewer would mean that something is not explored any more
 
 

@@ -42,16 +42,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
     def compiled(source: Path, sanitizer: str, plant: int) -> tuple[Path, subprocess.CompletedProcess[str]]:
         binary = folder / f"{source.stem}-{sanitizer}-{plant}"
-        flags = [
-            "-std=gnu11",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-Wno-tsan",
-            "-pthread",
-            f"-DPLANT={plant}",
-            f"-I{SOURCE}",
-        ]
+        flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-tsan", "-pthread", f"-DPLANT={plant}", f"-I{SOURCE}"]
         command = ["gcc", *flags, *SANITIZERS[sanitizer], str(source), "-o", str(binary)]
         return binary, subprocess.run(command, capture_output=True, text=True, timeout=60)
 

@@ -16,28 +16,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
-from shmload._core.trainer import (
-    ANY_SLOT,
-    ANYONE,
-    FAILED,
-    FILLING,
-    READY,
-    REPACK,
-    Order,
-    TrainerRing,
-    control_nbytes,
-)
+from shmload._core.trainer import ANY_SLOT, ANYONE, FAILED, FILLING, READY, REPACK, Order, TrainerRing, control_nbytes
 
 NUM_SLOTS, NUM_WORKERS, MAX_ROWS = 4, 3, 6
 SLOT_NBYTES = MAX_ROWS * 8
@@ -106,9 +89,7 @@ class RingMachine(RuleBasedStateMachine):
     def create(self) -> None:
         sizes = {"order_capacity": SLOT_NBYTES, "text_capacity": 64, "layout_capacity": 64}
         self.control = memory(control_nbytes(NUM_SLOTS, NUM_WORKERS, **sizes))
-        self.ring = TrainerRing(
-            self.control, num_slots=NUM_SLOTS, num_workers=NUM_WORKERS, is_static=self.is_static, **sizes
-        )
+        self.ring = TrainerRing(self.control, num_slots=NUM_SLOTS, num_workers=NUM_WORKERS, is_static=self.is_static, **sizes)
         self.payload = memory(NUM_SLOTS * SLOT_NBYTES)
         self.rows = np.frombuffer(memoryview(self.payload), np.int64).reshape(NUM_SLOTS, MAX_ROWS)
         for slot in range(NUM_SLOTS):
@@ -331,12 +312,7 @@ class RingMachine(RuleBasedStateMachine):
             self.seen["left an order alone"] += bool(left)
             model = self.slots[slot]
             assert (ring.order, ring.chunk, ring.slot) == (order, chunk, slot)
-            assert (ring.epoch, ring.step, ring.nrows, ring.nchunks) == (
-                self.epoch,
-                model.seq,
-                model.nrows,
-                len(model.words),
-            )
+            assert (ring.epoch, ring.step, ring.nrows, ring.nchunks) == (self.epoch, model.seq, model.nrows, len(model.words))
             assert (ring.first_row, ring.end_row) == self.span(model, chunk)
             assert ring.is_packed == model.is_packed
             assert np.frombuffer(ring.order_bytes(), np.int64)[0] == model.seq * MAX_ROWS
@@ -434,9 +410,7 @@ class RingMachine(RuleBasedStateMachine):
             for worker in range(NUM_WORKERS):
                 self.claim(worker)
 
-    @rule(
-        sizes=st.lists(st.tuples(st.integers(1, MAX_ROWS), st.integers(1, 4)), min_size=NUM_SLOTS, max_size=NUM_SLOTS)
-    )
+    @rule(sizes=st.lists(st.tuples(st.integers(1, MAX_ROWS), st.integers(1, 4)), min_size=NUM_SLOTS, max_size=NUM_SLOTS))
     def trainer_runs(self, sizes: list[tuple[int, int]]) -> None:
         self.drain()
         for nrows, nchunks in sizes:
@@ -548,9 +522,7 @@ class WritesLate(RingMachine):
         self.rows[slot, ring.first_row] = -2
 
 
-def walk(
-    machine: type[RingMachine], *, num_walks: int, phases: tuple[Phase, ...] = (Phase.generate, Phase.shrink)
-) -> None:
+def walk(machine: type[RingMachine], *, num_walks: int, phases: tuple[Phase, ...] = (Phase.generate, Phase.shrink)) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -589,9 +561,7 @@ def test_the_rare_corners_are_as_the_model_says_too(machine: type[RingMachine], 
         for _ in ends:
             walker.claim(0 if not walker.is_static else walker.slots[walker.queue[0]].seq % NUM_WORKERS)
         for end in ends:
-            walker.finish(
-                len(walker.holders()) - 1, end
-            )  # the later chunk first: its text stands, the lower is reported
+            walker.finish(len(walker.holders()) - 1, end)  # the later chunk first: its text stands, the lower is reported
         for _ in range(6):
             walker.settle()
             walker.what_is_ordered_looks_as_the_model_says()
@@ -624,14 +594,7 @@ def test_the_rare_corners_are_as_the_model_says_too(machine: type[RingMachine], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("machine", "noticed_by"),
-    [
-        (DrainsEarly, "num_left"),
-        (NeverRecovers, "held_by"),
-        (WritesLate, "tolist"),
-    ],
-)
+@pytest.mark.parametrize(("machine", "noticed_by"), [(DrainsEarly, "num_left"), (NeverRecovers, "held_by"), (WritesLate, "tolist")])
 def test_a_planted_mistake_in_a_ring_is_noticed(machine: type[RingMachine], noticed_by: str) -> None:
     with pytest.raises(AssertionError) as failure:
         walk(machine, num_walks=2000, phases=(Phase.generate,))  # ends with the first that notices

@@ -132,9 +132,9 @@ def leaves() -> st.SearchStrategy[st.SearchStrategy[Any]]:
             lambda fixed: st.integers(0, 4).flatmap(lambda n: hnp.arrays(fixed[0], (n, *fixed[1])))
         )
     )
-    even = st.tuples(
-        st.sampled_from(NUMPY_DTYPES), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
-    ).map(lambda fixed: hnp.arrays(*fixed))
+    even = st.tuples(st.sampled_from(NUMPY_DTYPES), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)).map(
+        lambda fixed: hnp.arrays(*fixed)
+    )
     tensors = st.sampled_from(TORCH_DTYPES).map(
         lambda dtype: st.tuples(st.integers(0, 4), st.integers(0, 255)).map(lambda a: tensor_of((a[0],), dtype, a[1]))
     )
@@ -187,9 +187,7 @@ def test_a_dataclass_of_columns_is_made_without_its_init() -> None:
 
 def test_objects_that_only_pickle_can_move_are_counted() -> None:
     sparse = torch.eye(3).to_sparse()  # of which this is none
-    with ShmLoader(
-        Samples([{"o": Opaque(i), "s": sparse, "t": "x"} for i in range(4)]), 2, num_workers=1, ragged="list"
-    ) as loader:
+    with ShmLoader(Samples([{"o": Opaque(i), "s": sparse, "t": "x"} for i in range(4)]), 2, num_workers=1, ragged="list") as loader:
         batches = list(loader)
         assert loader.stats()["num_foreign"] == 4
     assert batches[1]["o"] == [Opaque(2), Opaque(3)]

@@ -95,17 +95,9 @@ def test_only_a_ragged_first_dimension_makes_a_nested_tensor() -> None:
 @pytest.mark.parametrize(
     ("samples", "ragged", "words"),
     [
-        (
-            [np.ones((1, 2)), np.ones((1, 3))],
-            "pad",
-            r"'data' may differ in dimension 0 only; row 0 .* \(1, 2\), row 1 .*3",
-        ),
+        ([np.ones((1, 2)), np.ones((1, 3))], "pad", r"'data' may differ in dimension 0 only; row 0 .* \(1, 2\), row 1 .*3"),
         ([np.ones(1), np.ones((1, 3))], "jagged", "different numbers of dimensions"),
-        (
-            [{"x": np.ones(1), "y": np.ones(1)}, {"x": np.ones(1), "y": np.ones(2)}],
-            {"x": "pad"},
-            "'y' .*not declared ragged",
-        ),
+        ([{"x": np.ones(1), "y": np.ones(1)}, {"x": np.ones(1), "y": np.ones(2)}], {"x": "pad"}, "'y' .*not declared ragged"),
         ([{"x": 1}] * 2, {"w": "pad"}, "ragged names 'w', but samples have arrays only in no field"),
         ([{"x": 1}, {"y": 1}], "list", r"row 1 of the batch has the keys \['y'\], row 0 has \['x'\]"),
         ([lambda: 0] * 2, "list", "function in the batch cannot be pickled"),
@@ -214,9 +206,7 @@ def test_and_they_are_delivered_end_to_end(mode: str) -> None:
     with ShmLoader(Flat(), 5, num_workers=1, ragged=mode) as loader:
         for _ in range(2):
             for i, batch in enumerate(loader):
-                samples = [
-                    {"values": np.full((LENGTHS[k], 2), k, np.float32), "label": k} for k in range(5 * i, 5 * i + 5)
-                ]
+                samples = [{"values": np.full((LENGTHS[k], 2), k, np.float32), "label": k} for k in range(5 * i, 5 * i + 5)]
                 assert_same(reference(samples, mode), batch)
 
 
@@ -244,23 +234,11 @@ class Wrong(Flat):
     [
         (lambda out: out.update(), AttributeError, "update"),
         (lambda out: None, SampleError, r"did not write field 'values': .* out.reserve\('values', n\)"),
-        (
-            lambda out: out.reserve("label", 1),
-            KeyError,
-            "'label'.*: not a ragged field of the schema; those are 'values'",
-        ),
-        (
-            lambda out: out.reserve("values", -1),
-            ValueError,
-            r"an extent of 0 or more for each None of the shape \(None, 2\)",
-        ),
+        (lambda out: out.reserve("label", 1), KeyError, "'label'.*: not a ragged field of the schema; those are 'values'"),
+        (lambda out: out.reserve("values", -1), ValueError, r"an extent of 0 or more for each None of the shape \(None, 2\)"),
         (lambda out: out.reserve("values", (1, 2)), ValueError, r"got \(1, 2\)"),
         (lambda out: out["values"], KeyError, "a ragged field has no view before"),
-        (
-            lambda out: out.__setitem__("values", np.ones((2, 3))),
-            SampleError,
-            r"shape \(None, 2\) .* a row of \(2, 3\)",
-        ),
+        (lambda out: out.__setitem__("values", np.ones((2, 3))), SampleError, r"shape \(None, 2\) .* a row of \(2, 3\)"),
         (lambda out: [out.reserve("values", 1) for _ in "ab"], SampleError, "'values'"),
     ],
 )

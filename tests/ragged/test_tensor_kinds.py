@@ -106,9 +106,7 @@ def only(samples: list[Any]) -> Any:
     return {"x": samples[0], "list": [samples[0]]}
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Sparse:UserWarning", "ignore:.*batches are still in use", "ignore:.*CSR tensor support"
-)
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:.*batches are still in use", "ignore:.*CSR tensor support")
 @pytest.mark.filterwarnings("ignore:.*deprecated", "ignore:.*TypedStorage")
 @MODES
 @pytest.mark.parametrize("kind", PASSED)
@@ -128,16 +126,7 @@ def test_whatever_a_collate_fn_gives_comes_as_it_is_held_or_not(kind: str, seed:
         assert loader.stats()["slots"].get("leased", 0) == 0
 
 
-STACKED = [
-    "quantised",
-    "conjugated",
-    "negated",
-    "gradient",
-    "parameter",
-    "buffer",
-    "subclass",
-    "subclass with gradient",
-]
+STACKED = ["quantised", "conjugated", "negated", "gradient", "parameter", "buffer", "subclass", "subclass with gradient"]
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated", "ignore:.*TypedStorage")

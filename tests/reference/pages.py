@@ -20,20 +20,12 @@ PAGES = {  # page -> its title, what begins the places that stand on it (the fir
     "loader.md": ("ShmLoader", ("shmload.loader", "shmload.cluster"), ("switch", "resume", "memory", "migration")),
     "orders.md": ("Orders", ("shmload.schedule",), ("sampling", "mixtures")),
     "errors.md": ("Errors", ("shmload.errors",), ("operations",)),
-    "formats.md": (
-        "Formats",
-        ("shmload.formats",),
-        ("arrays", "images", "tar", "tfrecord", "tokens", "columnar", "own_format"),
-    ),
+    "formats.md": ("Formats", ("shmload.formats",), ("arrays", "images", "tar", "tfrecord", "tokens", "columnar", "own_format")),
     "integrations.md": ("Integrations", ("shmload.integrations",), ("frameworks",)),
     "growing.md": ("Growing cache", ("shmload.growing",), ("growing",)),
     "pipeline.md": ("Pipelines", ("shmload.pipeline",), ("pipelines",)),
     "launch.md": ("Launching", ("shmload.launch",), ("launch",)),
-    "cache.md": (
-        "Local cache",
-        tuple(f"shmload.storage.{module}" for module in ("cache", "folder")),
-        ("cache",),
-    ),
+    "cache.md": ("Local cache", tuple(f"shmload.storage.{module}" for module in ("cache", "folder")), ("cache",)),
     "remote.md": (
         "Shards on an object store",
         ("shmload.remote", "shmload.storage", "shmload.schedule.samplers"),
@@ -138,9 +130,7 @@ def _parts(found: Docstring) -> Iterator[str]:
         yield markdown(found.prose)
     for section in ("Args", "Attributes"):
         if items := found.items.get(section):
-            yield "\n".join(
-                f"* {', '.join(f'`{n}`' for n in listed)}: {markdown(text)}" for listed, text in items.items()
-            )
+            yield "\n".join(f"* {', '.join(f'`{n}`' for n in listed)}: {markdown(text)}" for listed, text in items.items())
     for section in SECTIONS:
         if items := found.items.get(section):
             lines = [f"* {', '.join(f'`{n}`' for n in listed)}: {markdown(text)}" for listed, text in items.items()]

@@ -88,9 +88,7 @@ def members(cls: type) -> dict[str, Any]:
         if not base.__module__.startswith("shmload") or f"{base.__module__}.{base.__name__}" in MADE_OF:
             continue
         for name, value in vars(base).items():
-            is_member = inspect.isroutine(value) or isinstance(
-                value, property | functools.cached_property | classmethod
-            )
+            is_member = inspect.isroutine(value) or isinstance(value, property | functools.cached_property | classmethod)
             if is_member and not name.startswith("_") and name not in internal:
                 found[name] = value
     return {} if issubclass(cls, BaseException) else found
@@ -117,9 +115,7 @@ def function_of(value: Any) -> Callable[..., Any] | None:
 
 def parameters(value: Any) -> list[Parameter]:
     """A signature with the words of its source: constants by value, types as they are written."""
-    if isinstance(value, type) and (
-        issubclass(value, BaseException) or inspect.isabstract(value) or is_protocol(value)
-    ):
+    if isinstance(value, type) and (issubclass(value, BaseException) or inspect.isabstract(value) or is_protocol(value)):
         return []
     given = [p for p in inspect.signature(value).parameters.values() if p.name not in ("self", "cls")]
     written, defaults = _source(value)

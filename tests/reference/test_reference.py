@@ -23,8 +23,7 @@ pytestmark = pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="an in
 WITH_EXAMPLES = sorted(
     name
     for _, name, _ in pkgutil.walk_packages(shmload.__path__, "shmload.")
-    if (path := Path(*shmload.__path__, *name.split(".")[1:]).with_suffix(".py")).exists()
-    and ">>> " in path.read_text()
+    if (path := Path(*shmload.__path__, *name.split(".")[1:]).with_suffix(".py")).exists() and ">>> " in path.read_text()
 )
 
 
@@ -45,9 +44,7 @@ def test_every_command_and_option_is_described() -> None:
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
-def test_the_examples_of_a_module_print_what_they_say(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_examples_of_a_module_print_what_they_say(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = doctest.testmod(importlib.import_module(name))
     assert found.attempted > 0

@@ -27,9 +27,7 @@ def plain(tmp_path: Path) -> Path:
 def passes(dataset: RemoteDataset, world_size: int, num_workers: int, number: int) -> list[list[list[Any]]]:
     """What each worker of each rank yields in a pass: as loaders would have it, in one process."""
     workers = range(num_workers)
-    return [
-        [list(dataset._items(number, rank, world_size, w, num_workers)) for w in workers] for rank in range(world_size)
-    ]
+    return [[list(dataset._items(number, rank, world_size, w, num_workers)) for w in workers] for rank in range(world_size)]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -119,12 +117,7 @@ def test_shuffle_false_is_the_shards_order(plain: Path) -> None:
 def test_the_length_is_known_before_anything_is_read(tmp_path: Path) -> None:
     write_packed(tmp_path, [10, 7, 3])
     dataset, store = watched(tmp_path)
-    assert (
-        len(dataset),
-        len(dataset.batched(3)),
-        len(dataset.slice(3)),
-        len(dataset.batched(3).repeat(2)),
-    ) == (20, 7, 3, 14)
+    assert (len(dataset), len(dataset.batched(3)), len(dataset.slice(3)), len(dataset.batched(3).repeat(2))) == (20, 7, 3, 14)
     assert (
         len(dataset.shuffle(10).batched(3, partial=False)),
         len(dataset.select(label).with_epoch(9)),
@@ -133,15 +126,11 @@ def test_the_length_is_known_before_anything_is_read(tmp_path: Path) -> None:
     assert {"get"} == {method for method, _ in store.asked}  # the manifest
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments"), [("select", (bool,)), ("unbatched", ()), ("then", (iter,)), ("pipe", (iter,))]
-)
+@pytest.mark.parametrize(("method", "arguments"), [("select", (bool,)), ("unbatched", ()), ("then", (iter,)), ("pipe", (iter,))])
 def test_behind_some_stages_no_length_is_known(plain: Path, method: str, arguments: tuple[Any, ...]) -> None:
     dataset = getattr(RemoteDataset.from_urls(str(plain)), method)(*arguments)
     name = "then" if method == "pipe" else method
-    with pytest.raises(
-        TypeError, match=f"items behind {name} is not known before they are read: give it by with_length"
-    ):
+    with pytest.raises(TypeError, match=f"items behind {name} is not known before they are read: give it by with_length"):
         len(dataset)
 
 
@@ -179,16 +168,12 @@ def test_a_folder_of_a_bucket_is_read_by_its_manifest(tmp_path: Path) -> None:
 def test_shards_by_name_expand_braces(plain: Path) -> None:
     dataset = RemoteDataset.from_urls(str(plain / "part-{000000..000002}.tar"), shuffle=False)
     assert list(range(20)) == labels(dataset)
-    assert list(range(8)) == labels(
-        RemoteDataset.from_urls([f"file://{plain}/part-00000{n}.tar" for n in (0, 1)], shuffle=False)
-    )
+    assert list(range(8)) == labels(RemoteDataset.from_urls([f"file://{plain}/part-00000{n}.tar" for n in (0, 1)], shuffle=False))
 
 
 def test_an_empty_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(
-        ObjectMissing, match=r"holds no shards, neither manifest.json nor .tar files, only 1 other objects"
-    ):
+    with pytest.raises(ObjectMissing, match=r"holds no shards, neither manifest.json nor .tar files, only 1 other objects"):
         RemoteDataset(None, str(tmp_path))
 
 
@@ -206,9 +191,7 @@ def test_a_missing_shard_is_said(plain: Path) -> None:
 @pytest.mark.parametrize("name", ["x.tar.gz", "x.tgz"])
 def test_a_compressed_shard_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x1f\x8b")
-    with pytest.raises(
-        ValueError, match=r"is compressed, and its samples cannot be reached one by one: store plain \.tar"
-    ):
+    with pytest.raises(ValueError, match=r"is compressed, and its samples cannot be reached one by one: store plain \.tar"):
         RemoteDataset.from_urls(str(tmp_path / name))
 
 

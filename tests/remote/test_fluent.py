@@ -215,9 +215,7 @@ def test_stop_iteration_of_a_function_is_no_end_of_the_samples(shards: Path, sta
         "select": lambda: dataset.select(stops_at_three),
         "batched": lambda: dataset.batched(1, collation_fn=stops_at_three),
     }[stage]()
-    with pytest.raises(
-        RuntimeError, match=f"the function of {stage if stage != 'map' else '.*'} at sample 'a/03' raised"
-    ):
+    with pytest.raises(RuntimeError, match=f"the function of {stage if stage != 'map' else '.*'} at sample 'a/03' raised"):
         list(made)
 
 
@@ -229,9 +227,7 @@ def test_pickles_are_refused_until_they_are_allowed(tmp_path: Path, extension: s
     with TarWriter(tmp_path / "x.tar") as writer:
         writer.write({"__key__": "a", extension: data, "cls": 1})
     dataset = RemoteDataset.from_urls(str(tmp_path))
-    with pytest.raises(
-        ValueError, match=rf"x.tar: sample 'a': '{extension}' is a pickle, which can run any code.*allow_pickle"
-    ):
+    with pytest.raises(ValueError, match=rf"x.tar: sample 'a': '{extension}' is a pickle, which can run any code.*allow_pickle"):
         list(dataset.decode())
     assert [data] == [sample[extension] for sample in dataset.decode(only="cls")]
     assert [sample[extension] for sample in dataset.decode(allow_pickle=True)] == [[1, 2]]
@@ -325,37 +321,13 @@ def test_photos_decode_as_webdataset_decodes_them(tmp_path: Path) -> None:
         (lambda d: list(d.map_dict(no=str)), ValueError, "map_dict: there is no 'no' in the sample, only '__key__'"),
         (lambda d: list(d.map_tuple(str)), TypeError, r"map_tuple needs a tuple, got a dict: call to_tuple"),
         (lambda d: list(d.to_tuple("cls").decode()), TypeError, "decode needs samples that are dicts, got a tuple"),
-        (
-            lambda d: list(d.decode().decode()),
-            TypeError,
-            "decode: 'cls' of sample 'a/00' is a int already, bytes are needed",
-        ),
-        (
-            lambda d: list(d.map(label_of).unbatched()),
-            TypeError,
-            "unbatched needs batches, tuples or dicts of columns; got a int",
-        ),
-        (
-            lambda d: list(d.unbatched()),
-            ValueError,
-            r"unbatched: the columns of a batch are of one length, these of \[",
-        ),
+        (lambda d: list(d.decode().decode()), TypeError, "decode: 'cls' of sample 'a/00' is a int already, bytes are needed"),
+        (lambda d: list(d.map(label_of).unbatched()), TypeError, "unbatched needs batches, tuples or dicts of columns; got a int"),
+        (lambda d: list(d.unbatched()), ValueError, r"unbatched: the columns of a batch are of one length, these of \["),
         (lambda d: list(d.batched(4)), ValueError, r"batched: samples of a batch have the same fields; these have \["),
-        (
-            lambda d: list(d.decode().to_tuple("seg.npy").batched(2)),
-            ValueError,
-            r"field 0 has values of shapes \(1,\), \(2,\)",
-        ),
-        (
-            lambda d: list(d.map(odd_tuple).batched(2)),
-            ValueError,
-            r"samples of a batch have one length; these have \[1, 2\]",
-        ),
-        (
-            lambda d: list(d.map(none_field).to_tuple("cls", "x")),
-            ValueError,
-            "to_tuple: 'x' of sample 'a/00' is None",
-        ),
+        (lambda d: list(d.decode().to_tuple("seg.npy").batched(2)), ValueError, r"field 0 has values of shapes \(1,\), \(2,\)"),
+        (lambda d: list(d.map(odd_tuple).batched(2)), ValueError, r"samples of a batch have one length; these have \[1, 2\]"),
+        (lambda d: list(d.map(none_field).to_tuple("cls", "x")), ValueError, "to_tuple: 'x' of sample 'a/00' is None"),
     ],
 )
 def test_mistakes_are_said(shards: Path, build: Any, error: type[Exception], message: str) -> None:
@@ -373,7 +345,5 @@ def none_field(sample: dict[str, Any]) -> dict[str, Any]:
 
 def test_indexed_comes_before_the_stages(tmp_path: Path) -> None:
     write_plain(tmp_path, [3])
-    with pytest.raises(
-        ValueError, match=r"indexed\(\) reads the shards themselves: call it on the dataset as it was made"
-    ):
+    with pytest.raises(ValueError, match=r"indexed\(\) reads the shards themselves: call it on the dataset as it was made"):
         RemoteDataset.from_urls(str(tmp_path)).decode().indexed()

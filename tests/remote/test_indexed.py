@@ -50,9 +50,7 @@ def test_samples_are_a_tar_datasets(folder: Path, cache_bytes: int) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("cache_bytes", [1 << 30, NBYTES // 2], ids=["whole shards", "sample by sample"])
 def test_an_exact_shuffle_over_all_samples(folder: Path, num_workers: int, cache_bytes: int) -> None:
-    with ShmLoader(
-        view_of(folder, cache_bytes=cache_bytes), batch_size=6, shuffle=True, seed=3, num_workers=num_workers
-    ) as loader:
+    with ShmLoader(view_of(folder, cache_bytes=cache_bytes), batch_size=6, shuffle=True, seed=3, num_workers=num_workers) as loader:
         assert len(loader) == 7
         found = []
         for batch in loader:
@@ -114,13 +112,7 @@ def test_plain_shards_have_the_view_too(tmp_path: Path) -> None:
 NUM_VALUES = 1000  # of a sample: 4,000 bytes
 SHARD = 8 * 5632 + 2048  # about
 LARGE = {"npy": ("float32", (NUM_VALUES,)), "cls": "int64"}
-CACHES = {
-    "none": 0,
-    "less than a sample": 500,
-    "less than a shard": SHARD // 2,
-    "a shard": SHARD * 3 // 2,
-    "half": SHARD * 3,
-}
+CACHES = {"none": 0, "less than a sample": 500, "less than a shard": SHARD // 2, "a shard": SHARD * 3 // 2, "half": SHARD * 3}
 
 
 @pytest.fixture
@@ -142,9 +134,7 @@ def drawn(loader: Any, most: int = 1000) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("is_blocks", [False, True], ids=["shuffle", "block shuffle"])
-@pytest.mark.parametrize(
-    "num_workers", [0, 2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("num_workers", [0, 2, pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
 @pytest.mark.parametrize("cache", CACHES)
 def test_samples_that_find_no_room_are_read_alone_by_their_own_ranges(
@@ -170,14 +160,10 @@ def test_a_resume_on_more_ranks_reads_the_rest_through_a_small_cache(
     counted: CountedStore, tmp_path: Path, cache: str, is_blocks: bool, num_workers: int
 ) -> None:
     def loader(rank: int, world_size: int, batch_size: int) -> ShmLoader[Any]:
-        dataset = dataset_of(
-            shards_in(counted), cache_bytes=CACHES[cache], cache_folder=tmp_path / "cache", window=None
-        )
+        dataset = dataset_of(shards_in(counted), cache_bytes=CACHES[cache], cache_folder=tmp_path / "cache", window=None)
         view = dataset.indexed(schema=LARGE)
         order: dict[str, Any] = {"sampler": view.block_shuffle(2)} if is_blocks else {"shuffle": True}
-        return ShmLoader(
-            view, batch_size=batch_size, seed=1, num_workers=num_workers, rank=rank, world_size=world_size, **order
-        )
+        return ShmLoader(view, batch_size=batch_size, seed=1, num_workers=num_workers, rank=rank, world_size=world_size, **order)
 
     found, states = [], []
     for rank in range(2):

@@ -45,9 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("kind", LOADERS)
-def test_every_loader_gives_the_same_batches_for_any_number_of_workers(
-    folder: Path, kind: str, num_workers: int
-) -> None:
+def test_every_loader_gives_the_same_batches_for_any_number_of_workers(folder: Path, kind: str, num_workers: int) -> None:
     alone = pipeline(folder)
     first, second = batch_labels(alone), batch_labels(alone)
     loader = LOADERS[kind](pipeline(folder), num_workers=num_workers)
@@ -130,14 +128,10 @@ def test_seed_mode_augments_alike_for_any_number_of_workers(folder: Path) -> Non
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments"), [("select", (bool,)), ("repeat", (2,)), ("with_epoch", (5,)), ("unbatched", ())]
-)
+@pytest.mark.parametrize(("method", "arguments"), [("select", (bool,)), ("repeat", (2,)), ("with_epoch", (5,)), ("unbatched", ())])
 def test_seed_mode_refuses_what_has_no_k_th_item(folder: Path, method: str, arguments: tuple[Any, ...]) -> None:
     data = getattr(pipeline(folder), method)(*arguments)
-    with pytest.raises(
-        ValueError, match=f"asks for the k-th item of an epoch, and behind {method} nobody knows which that is"
-    ):
+    with pytest.raises(ValueError, match=f"asks for the k-th item of an epoch, and behind {method} nobody knows which that is"):
         ShmLoader(data, batch_size=None, seed=1)
 
 

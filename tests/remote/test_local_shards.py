@@ -112,9 +112,7 @@ def test_a_damaged_index_is_an_error(tmp_path: Path) -> None:
     write_packed(tmp_path, [5])
     dataset, store = watched(tmp_path)
     store.spoil = lambda key, out: out.__setitem__(9, 1) if key.endswith(".index") else None
-    with pytest.raises(
-        ShardCorrupt, match=r"shard-000000.tar.index: it has \(\d+, '.{8}'\) as bytes and checksum, and the man"
-    ):
+    with pytest.raises(ShardCorrupt, match=r"shard-000000.tar.index: it has \(\d+, '.{8}'\) as bytes and checksum, and the man"):
         labels(dataset)
     dataset.close()
 
@@ -328,9 +326,7 @@ def test_a_shard_that_is_no_tar_is_an_error_that_names_it(tmp_path: Path) -> Non
     dataset.close()
 
 
-def test_waiting_for_another_fetch_keeps_no_hold_on_what_was_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_another_fetch_keeps_no_hold_on_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "files").mkdir()
     write_packed(tmp_path / "files", [5])
     asked: list[float] = []

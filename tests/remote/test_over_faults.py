@@ -51,22 +51,14 @@ def a_fault(rng: random.Random) -> Fault | None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", ["packed", "plain"])
 def test_an_epoch_through_faults_is_the_undisturbed_epoch(
-    kind: str,
-    seed: int,
-    server: Server,
-    proxy: FaultProxy,
-    pauses: list[float],
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
+    kind: str, seed: int, server: Server, proxy: FaultProxy, pauses: list[float], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     place = request.getfixturevalue(kind)
     expected = labels(RemoteDataset(server.client(), *place, seed=seed))
     rng = random.Random(seed)
     proxy.script()
     client = server.client(proxy.url, retries=30, stall_s=0.05)
-    dataset = RemoteDataset(
-        client, *place, seed=seed, cache_folder=tmp_path
-    )  # a prefetcher may go on trying after the test
+    dataset = RemoteDataset(client, *place, seed=seed, cache_folder=tmp_path)  # a prefetcher may go on trying after the test
     proxy.script(*(a_fault(rng) for _ in range(12)))
     assert expected == labels(dataset)
     assert list(range(sum(COUNTS))) == sorted(expected)
@@ -86,9 +78,7 @@ def test_a_store_that_stays_broken_is_one_error_and_reading_goes_on_once_it_is_w
 
 
 @pytest.mark.parametrize("kind", ["packed", "plain"])
-def test_a_shard_that_changes_before_it_is_read_is_an_error_never_a_mix(
-    kind: str, server: Server, tmp_path: Path
-) -> None:
+def test_a_shard_that_changes_before_it_is_read_is_an_error_never_a_mix(kind: str, server: Server, tmp_path: Path) -> None:
     (write_packed if kind == "packed" else write_plain)(tmp_path, COUNTS)
     bucket, folder = uploaded(server, tmp_path)
     dataset = RemoteDataset(server.client(), bucket, folder, shuffle=False)

@@ -53,11 +53,7 @@ def test_other_keeping_of_a_state_changes_nothing(tmp_path: Path, number: int) -
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
-    for kept in (
-        json.loads(json.dumps(state, indent=3)),
-        torch.load(file, weights_only=True),
-        dict(reversed(state.items())),
-    ):
+    for kept in (json.loads(json.dumps(state, indent=3)), torch.load(file, weights_only=True), dict(reversed(state.items()))):
         made.load_state_dict(kept)
         assert made.state_dict() == state
     if "counters" not in state and state["mode"] != "join":  # whose entries are lists
@@ -108,8 +104,6 @@ def test_an_epoch_that_no_growing_dataset_comes_to_is_none_of_its_states(tmp_pat
     state = loader.state_dict()
     for position in (0, 6):
         far = with_checksum({**state, "epoch": 1 << 33, "position": position})
-        with pytest.raises(
-            StateMismatch, match="a growing dataset's epoch is at most 8388607, the state's is 8589934592"
-        ):
+        with pytest.raises(StateMismatch, match="a growing dataset's epoch is at most 8388607, the state's is 8589934592"):
             loader.load_state_dict(far)
     assert loader.state_dict() == state

@@ -19,12 +19,8 @@ KINDS: dict[str, Callable[..., ShmLoader]] = {
     "in order": lambda **k: ShmLoader(data.Noisy(N), BATCH, **k),
     "shuffled": lambda **k: ShmLoader(data.Noisy(N), BATCH, shuffle=True, **k),
     "a stateful sampler": lambda **k: ShmLoader(data.Noisy(N), BATCH, sampler=data.StatefulSampler(N), **k),
-    "a stateful sampler, seed": lambda **k: ShmLoader(
-        data.Noisy(N), BATCH, sampler=data.StatefulSampler(N), seed=3, **k
-    ),
-    "a sampler, seed": lambda **k: ShmLoader(
-        data.Noisy(N), BATCH, sampler=torch.utils.data.RandomSampler(range(N)), seed=3, **k
-    ),
+    "a stateful sampler, seed": lambda **k: ShmLoader(data.Noisy(N), BATCH, sampler=data.StatefulSampler(N), seed=3, **k),
+    "a sampler, seed": lambda **k: ShmLoader(data.Noisy(N), BATCH, sampler=torch.utils.data.RandomSampler(range(N)), seed=3, **k),
     "seed": lambda **k: ShmLoader(data.Noisy(N), BATCH, shuffle=True, seed=3, **k),
     "a stateful dataset": lambda **k: ShmLoader(data.Counting(N), BATCH, shuffle=True, **k),
     "iterable, iterator": lambda **k: ShmLoader(data.StatefulIteratorLines(N), BATCH, **k),

@@ -71,11 +71,7 @@ def rows(batches: Any) -> list[int]:
     return [int(row) for batch in batches for row in batch[:, 0]]
 
 
-KINDS: dict[str, Callable[..., Any]] = {
-    "map": Waits,
-    "iterable": WaitingLines,
-    "iterable with a state": StatefulWaitingLines,
-}
+KINDS: dict[str, Callable[..., Any]] = {"map": Waits, "iterable": WaitingLines, "iterable with a state": StatefulWaitingLines}
 
 
 @pytest.mark.parametrize("every", [1, 3, 0])

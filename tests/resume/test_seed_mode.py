@@ -55,13 +55,10 @@ def expected() -> list[Any]:
 
 @pytest.mark.slow
 @given(
-    stops=st.lists(st.integers(0, 8), min_size=1, max_size=4),
-    workers=st.lists(st.sampled_from([0, 1, 2]), min_size=5, max_size=5),
+    stops=st.lists(st.integers(0, 8), min_size=1, max_size=4), workers=st.lists(st.sampled_from([0, 1, 2]), min_size=5, max_size=5)
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_number_of_resumes_anywhere_gives_the_same_stream(
-    expected: list[Any], stops: list[int], workers: list[int]
-) -> None:
+def test_any_number_of_resumes_anywhere_gives_the_same_stream(expected: list[Any], stops: list[int], workers: list[int]) -> None:
     got: list[Any] = []
     state: dict[str, Any] | None = None
     for stop, count in zip([*stops, 27 - sum(stops)], workers, strict=False):
@@ -92,9 +89,7 @@ def test_another_start_method_goes_on(expected: list[Any], method: str) -> None:
 def test_global_batches_go_on_at_another_world_size(before: int, after: int, uneven: str) -> None:
     def steps(world_size: int, state: dict[str, Any] | None, stop: int | None) -> tuple[list[Any], dict[str, Any]]:
         """The global batches, and the first rank's state at the end."""
-        ranks = [
-            make(100, 24 // world_size, rank=rank, world_size=world_size, uneven=uneven) for rank in range(world_size)
-        ]
+        ranks = [make(100, 24 // world_size, rank=rank, world_size=world_size, uneven=uneven) for rank in range(world_size)]
         for loader in ranks if state is not None else []:
             loader.load_state_dict(state)
         found: list[Any] = []
@@ -171,8 +166,7 @@ def test_a_dataset_that_has_grown_is_read_whole_in_the_next_epoch(workers: int) 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(
-    ("workers", "method"),
-    [(1, "fork"), (2, "fork"), (4, "fork"), (1, "spawn"), (2, "spawn"), (2, "forkserver")],
+    ("workers", "method"), [(1, "fork"), (2, "fork"), (4, "fork"), (1, "spawn"), (2, "spawn"), (2, "forkserver")]
 )
 def test_global_generators_draw_the_same_for_any_workers(expected: list[Any], workers: int, method: str) -> None:
     """Python's random, numpy's global and torch's: Noisy draws from all three, and leaves half a gaussian behind."""

@@ -64,9 +64,7 @@ def resumed(make: Make, state: dict[str, Any], states: tuple[Any, ...], epochs: 
 CASES: dict[str, Callable[..., ShmLoader]] = {
     "sequential": lambda **k: ShmLoader(data.Noisy(), 6, **k),
     "shuffled": lambda **k: ShmLoader(data.Noisy(), 6, shuffle=True, **k),
-    "own generator": lambda **k: ShmLoader(
-        data.Noisy(), 6, shuffle=True, generator=torch.Generator().manual_seed(3), **k
-    ),
+    "own generator": lambda **k: ShmLoader(data.Noisy(), 6, shuffle=True, generator=torch.Generator().manual_seed(3), **k),
     "drop_last": lambda **k: ShmLoader(data.Noisy(), 6, shuffle=True, drop_last=True, **k),
     "a global sampler": lambda **k: ShmLoader(data.Noisy(), 6, sampler=data.GlobalSampler(40), **k),
     "weights": lambda **k: ShmLoader(
@@ -94,12 +92,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(case: str, workers: int,
 @pytest.mark.parametrize("stop", [1, 4])
 def test_persistent_workers_go_on_in_later_epochs(stop: int) -> None:
     make = lambda: ShmLoader(  # noqa: E731  # a name for one expression
-        data.Noisy(),
-        6,
-        shuffle=True,
-        num_workers=2,
-        persistent_workers=True,
-        generator=torch.Generator().manual_seed(3),
+        data.Noisy(), 6, shuffle=True, num_workers=2, persistent_workers=True, generator=torch.Generator().manual_seed(3)
     )
     state, states, expected = run(make, stop)
     assert resumed(make, state, states) == expected
@@ -213,8 +206,7 @@ def test_a_stateful_dataset_goes_on(workers: int, size: int) -> None:
         loader.load_state_dict(later)
         assert [b.tolist() for b in loader] == expected
         assert all(
-            len(s["dataset"]["ballast"]) == size
-            for s in opened(loader.state_dict()["details"], is_trusted=False)["workers"]
+            len(s["dataset"]["ballast"]) == size for s in opened(loader.state_dict()["details"], is_trusted=False)["workers"]
         )
 
 

@@ -41,9 +41,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, complex):
         return np.complex128(a).tobytes() == np.complex128(b).tobytes()
     if isinstance(a, dict):
-        return len(a) == len(b) and all(
-            same(m, n) and same(x, y) for (m, x), (n, y) in zip(a.items(), b.items(), strict=True)
-        )
+        return len(a) == len(b) and all(same(m, n) and same(x, y) for (m, x), (n, y) in zip(a.items(), b.items(), strict=True))
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
     return bool(a == b)
@@ -88,16 +86,7 @@ def test_what_a_user_tells_comes_back_to_the_last_bit(value: Any) -> None:
     assert same(there_and_back(value), value)
 
 
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int16,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float64,
-    torch.complex64,
-]
+DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.complex64]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (4, 3)])

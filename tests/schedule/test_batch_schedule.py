@@ -47,12 +47,7 @@ def read(schedule: BatchSchedule, epoch: int, *, start: int = 0, num_steps: int 
 
 
 @settings(deadline=None)
-@given(
-    kind=st.sampled_from(list(ORDERS)),
-    world_size=st.integers(1, 40),
-    uneven=st.sampled_from(RULES),
-    epoch=st.integers(0, 3),
-)
+@given(kind=st.sampled_from(list(ORDERS)), world_size=st.integers(1, 40), uneven=st.sampled_from(RULES), epoch=st.integers(0, 3))
 def test_ranks_read_the_one_sequence(kind: str, world_size: int, uneven: Any, epoch: int) -> None:
     whole = sequence(kind, epoch)
     got, _ = read(schedule_of(kind, world_size=world_size, uneven=uneven), epoch)
@@ -89,9 +84,7 @@ def test_padding_is_the_epochs_first_batches_round_and_round() -> None:
     num_steps=st.integers(0, 40),
     uneven=st.sampled_from(["pad", "exact"]),
 )
-def test_any_number_of_ranks_goes_on_with_exactly_the_rest(
-    kind: str, before: int, after: int, num_steps: int, uneven: Any
-) -> None:
+def test_any_number_of_ranks_goes_on_with_exactly_the_rest(kind: str, before: int, after: int, num_steps: int, uneven: Any) -> None:
     first = schedule_of(kind, world_size=before, uneven=uneven)
     head, position = read(first, 1, num_steps=num_steps)
     if position >= len(sequence(kind, 1)):

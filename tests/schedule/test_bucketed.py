@@ -30,9 +30,7 @@ sizes = {"window": st.integers(1, 6), "group": st.integers(1, 5), "epoch": st.in
 @settings(deadline=None)
 @given(lengths=lengths_of, batch_size=st.integers(1, 9), **sizes)
 @example(lengths=[3], batch_size=8, window=1, group=8, epoch=0)
-def test_buckets_hold_every_sample_once(
-    lengths: list[int], batch_size: int, window: int, group: int, epoch: int
-) -> None:
+def test_buckets_hold_every_sample_once(lengths: list[int], batch_size: int, window: int, group: int, epoch: int) -> None:
     order = LengthBuckets(lengths, batch_size=batch_size, window=window, group=group)
     batches = epoch_of(order, epoch=epoch)
     assert list(range(len(lengths))) == sorted(i for batch in batches for i in batch)
@@ -64,9 +62,7 @@ def test_what_drop_last_leaves_out_changes_and_is_not_the_longest() -> None:
 def test_budgets_hold_every_sample_once_and_are_kept(
     lengths: list[int], max_tokens: int, max_samples: int | None, window: int, group: int, epoch: int
 ) -> None:
-    order = TokenBudget(
-        lengths, max_tokens=max_tokens, max_samples=max_samples, window=window, group=group, oversized="alone"
-    )
+    order = TokenBudget(lengths, max_tokens=max_tokens, max_samples=max_samples, window=window, group=group, oversized="alone")
     batches = epoch_of(order, epoch=epoch)
     assert list(range(len(lengths))) == sorted(i for batch in batches for i in batch)
     for batch in batches:
@@ -190,8 +186,7 @@ def test_every_batch_may_stand_anywhere(num_batches: int, group: int) -> None:
         counts[np.arange(num_batches), _grouped(num_batches, group, 1, epoch)] += 1
     freedom = (num_batches - 1) ** 2
     assert (
-        abs((((counts - 50) ** 2 / 50).sum() - freedom) / (2 * freedom) ** 0.5)
-        < 4.5 * (group if group < num_batches else 1) ** 0.5
+        abs((((counts - 50) ** 2 / 50).sum() - freedom) / (2 * freedom) ** 0.5) < 4.5 * (group if group < num_batches else 1) ** 0.5
     )
 
 
@@ -235,30 +230,15 @@ def budget(**options: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
-        (
-            buckets,
-            {"lengths": []},
-            ValueError,
-            r"LengthBuckets: lengths must be .* got shape \(0,\); give one for each",
-        ),
+        (buckets, {"lengths": []}, ValueError, r"LengthBuckets: lengths must be .* got shape \(0,\); give one for each"),
         (budget, {"lengths": [[1]]}, ValueError, r"TokenBudget: lengths must be .* got shape \(1, 1\)"),
         (buckets, {"lengths": [1.5]}, TypeError, "lengths must be integers, got dtype float64; round them up"),
-        (
-            buckets,
-            {"lengths": [1, -1, 2**31]},
-            ValueError,
-            r"\[0, 2\^31 - 1\], got -1 at index 1 \(2 such of 3\); count",
-        ),
+        (buckets, {"lengths": [1, -1, 2**31]}, ValueError, r"\[0, 2\^31 - 1\], got -1 at index 1 \(2 such of 3\); count"),
         (buckets, {"batch_size": 0}, ValueError, "LengthBuckets: batch_size must be in .* got 0; a batch has at least"),
         (buckets, {"window": 0}, ValueError, "LengthBuckets: window must be in .* got 0; 100 batches leave little"),
         (budget, {"group": 0}, ValueError, "TokenBudget: group must be in .* got 0; the number of ranks suits most"),
         (buckets, {"drop_last": 1}, TypeError, "drop_last must be True or False, got 1"),
-        (
-            budget,
-            {"max_tokens": 0},
-            ValueError,
-            r"max_tokens must be in \[1, 2\^62\], got 0; give what a batch may hold",
-        ),
+        (budget, {"max_tokens": 0}, ValueError, r"max_tokens must be in \[1, 2\^62\], got 0; give what a batch may hold"),
         (budget, {"max_samples": 0}, ValueError, "max_samples must be in .* got 0; None leaves it to max_tokens"),
         (budget, {"oversized": "skip"}, ValueError, "oversized must be 'raise' or 'alone', got 'skip'"),
         (

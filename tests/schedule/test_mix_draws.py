@@ -18,9 +18,7 @@ from tests.schedule.mix_kit import Wanted, bound_of, draws_of
 
 ROUNDING = Fraction(1, 10**6)  # of weights that have no common unit, over far more draws than here
 weights = st.one_of(
-    st.integers(0, 2**40),
-    st.floats(0, 1e308, allow_nan=False),
-    st.sampled_from([1e-300, 1, math.pi, 0.1, 5e-324, 2**59]),
+    st.integers(0, 2**40), st.floats(0, 1e308, allow_nan=False), st.sampled_from([1e-300, 1, math.pi, 0.1, 5e-324, 2**59])
 )
 mixtures = st.lists(weights, min_size=2, max_size=12).filter(any)
 
@@ -89,9 +87,7 @@ def test_any_weights_keep_the_bound(given: list[Any]) -> None:
 
 @settings(deadline=None)
 @given(st.data(), st.integers(2, 6), st.integers(1, 4))
-def test_weights_that_change_keep_the_bound_of_what_they_add_up_to(
-    data: Any, num_members: int, num_pieces: int
-) -> None:
+def test_weights_that_change_keep_the_bound_of_what_they_add_up_to(data: Any, num_members: int, num_pieces: int) -> None:
     one = st.lists(st.sampled_from([0, 1, 2, 7, 0.3, 1e-9, math.pi]), min_size=num_members, max_size=num_members)
     pieces = [data.draw(one.filter(any)) for _ in range(num_pieces)]
     gaps = data.draw(st.lists(st.integers(1, 60), min_size=num_pieces - 1, max_size=num_pieces - 1))
@@ -160,11 +156,7 @@ def test_counters_of_another_position_are_refused() -> None:
 @pytest.mark.parametrize(
     ("starts", "shares", "message"),
     [
-        (
-            [0],
-            [[]],
-            "shares of 1 to 65535 members are needed for each of 1 pieces from 0 on, got 1 pieces of 0 members",
-        ),
+        ([0], [[]], "shares of 1 to 65535 members are needed for each of 1 pieces from 0 on, got 1 pieces of 0 members"),
         ([1], [[1]], "pieces from 0 on"),
         ([0], [[0, 0]], "add up to one total above 0, got 0 and 0"),
         ([0, 5], [[1, 1], [1, 2]], "add up to one total above 0, got 2 and 3"),

@@ -19,9 +19,7 @@ from shmload.schedule.state import make_state, resume
 from tests.schedule.mix_kit import Wanted, draws_of
 
 KEY = {"seed": 7, "epoch": 2}
-members = st.lists(
-    st.tuples(st.integers(1, 40), st.sampled_from([1, 2, 3, 10, 0.1, 0.7, 3.14])), min_size=1, max_size=6
-)
+members = st.lists(st.tuples(st.integers(1, 40), st.sampled_from([1, 2, 3, 10, 0.1, 0.7, 3.14])), min_size=1, max_size=6)
 
 
 def order_of(pairs: list[tuple[int, Any]], *, stop: Any = "first", shuffle: bool = True) -> MixOrder:
@@ -145,9 +143,7 @@ def test_what_is_taken_is_the_takers() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(members, st.integers(0, 3 * BLOCK), st.booleans())
-def test_a_resume_at_any_place_goes_on_as_if_undisturbed(
-    pairs: list[tuple[int, Any]], position: int, looked: bool
-) -> None:
+def test_a_resume_at_any_place_goes_on_as_if_undisturbed(pairs: list[tuple[int, Any]], position: int, looked: bool) -> None:
     order = order_of(pairs, stop="repeat")
     expected = order.take(position, position + 500, **KEY).tolist() if looked else None
     counters = order.counters_at(position, **KEY)
@@ -208,8 +204,7 @@ def test_places_far_back_are_forgotten_by_halves_and_found_again(monkeypatch: py
 def test_counters_that_cannot_be_its_own_are_refused(counters: list[Any]) -> None:
     order = order_of([(100, 1), (100, 1)])
     with pytest.raises(
-        StateMismatch,
-        match="counters must be the draws of 2 members before position 10, each within one of its share; got",
+        StateMismatch, match="counters must be the draws of 2 members before position 10, each within one of its share; got"
     ):
         order.go_on_at(10, counters, epoch=0)
 
@@ -226,9 +221,7 @@ def test_curricula_change_the_shares_and_the_end() -> None:
 
 @pytest.mark.parametrize("weights", [{0: [1, 1], 40: [0, 1]}, {0: [1e-300, 1]}, {0: [1, 2**60 - 1]}], ids=str)
 def test_all_needs_weights_that_let_every_member_be_seen(weights: dict[int, list[Any]]) -> None:
-    with pytest.raises(
-        ValueError, match=r'stop="all" waits until .* which member 0 never will with the weights that hold'
-    ):
+    with pytest.raises(ValueError, match=r'stop="all" waits until .* which member 0 never will with the weights that hold'):
         MixOrder([100, 100], weights, stop="all", shuffle=False)
 
 
@@ -275,11 +268,7 @@ def test_any_number_of_ranks_goes_on_with_the_same_samples(
 
     def rows(of: Schedule, first: int) -> list[list[int]]:
         return [
-            [
-                index
-                for rank in range(of.world_size)
-                for index in of.batch(2, number, rank)[: of.num_valid(number, rank)].tolist()
-            ]
+            [index for rank in range(of.world_size) for index in of.batch(2, number, rank)[: of.num_valid(number, rank)].tolist()]
             for number in range(first, of.num_steps)
         ]
 

@@ -18,19 +18,13 @@ sizes = {"n": st.integers(0, 150), "batch_size": st.integers(1, 9), "world_size"
 
 def read(schedule, *, epoch=0):
     """All batches of an epoch: [step][rank], an index array each."""
-    return [
-        [schedule.batch(epoch, step, rank) for rank in range(schedule.world_size)] for step in range(schedule.num_steps)
-    ]
+    return [[schedule.batch(epoch, step, rank) for rank in range(schedule.world_size)] for step in range(schedule.num_steps)]
 
 
 def real_rows(schedule, batches):
     """The rows that are not padding, in order, a list for each step."""
     return [
-        [
-            index
-            for rank, batch in enumerate(batches_of_step)
-            for index in batch[: schedule.num_valid(step, rank)].tolist()
-        ]
+        [index for rank, batch in enumerate(batches_of_step) for index in batch[: schedule.num_valid(step, rank)].tolist()]
         for step, batches_of_step in enumerate(batches)
     ]
 
@@ -165,9 +159,7 @@ def test_epochs_and_seeds_differ_and_their_sums_do_not_matter():
 def test_steps_and_ranks_that_do_not_exist_are_refused(step, rank):
     schedule = Schedule(10, batch_size=2, world_size=2, seed=0, shuffle=True)
     for ask in (schedule.num_rows, schedule.num_valid, lambda *place: schedule.batch(0, *place)):
-        with pytest.raises(
-            IndexError, match=rf"step must be in \[0, 3\) and rank in \[0, 2\), got step={step}, rank={rank}"
-        ):
+        with pytest.raises(IndexError, match=rf"step must be in \[0, 3\) and rank in \[0, 2\), got step={step}, rank={rank}"):
             ask(step, rank)
     with pytest.raises(IndexError, match=r"step must be in \[0, 3\], got 4"):
         schedule.position(4)

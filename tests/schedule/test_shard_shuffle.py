@@ -13,9 +13,7 @@ SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 
 
 @given(SIZES, st.integers(1, 5), st.integers(0, 2**64 - 1), st.integers(0, 5))
-def test_an_epoch_has_every_sample_once_and_each_shard_in_one_window(
-    sizes: list[int], window: int, seed: int, epoch: int
-) -> None:
+def test_an_epoch_has_every_sample_once_and_each_shard_in_one_window(sizes: list[int], window: int, seed: int, epoch: int) -> None:
     order = ShardShuffle(sizes, window=window)
     found = order.take(0, order.n, seed=seed, epoch=epoch).tolist()
     assert list(range(sum(sizes))) == sorted(found)
@@ -40,11 +38,7 @@ def test_any_part_of_an_epoch_is_what_stands_there(sizes: list[int], window: int
 
 def test_epochs_and_seeds_have_orders_of_their_own_and_a_pickle_has_the_same() -> None:
     order = ShardShuffle([50] * 20, window=4)
-    of = {
-        (seed, epoch): tuple(order.take(0, 1000, seed=seed, epoch=epoch).tolist())
-        for seed in (1, 2)
-        for epoch in (0, 1)
-    }
+    of = {(seed, epoch): tuple(order.take(0, 1000, seed=seed, epoch=epoch).tolist()) for seed in (1, 2) for epoch in (0, 1)}
     assert len(set(of.values())) == 4
     again = pickle.loads(pickle.dumps(order))
     assert of[2, 1] == tuple(again.take(0, 1000, seed=2, epoch=1).tolist())

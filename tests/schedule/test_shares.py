@@ -34,9 +34,7 @@ small_pieces = st.integers(1, 4).flatmap(
     ],
     ids=str,
 )
-def test_weights_become_the_whole_numbers_they_stand_for(
-    weights: list[Any], total: int, shares: tuple[int, ...]
-) -> None:
+def test_weights_become_the_whole_numbers_they_stand_for(weights: list[Any], total: int, shares: tuple[int, ...]) -> None:
     found = Shares.of([weights])
     assert (total, (shares,)) == (found.total, found.pieces)
 
@@ -82,9 +80,7 @@ def test_where_a_target_is_reached_is_the_first_such_place(
 
 @settings(deadline=None)
 @given(small_pieces, st.integers(1, 9), st.integers(0, 500))
-def test_an_even_place_has_every_member_exactly_at_its_share(
-    pieces: list[list[int]], length: int, position: int
-) -> None:
+def test_an_even_place_has_every_member_exactly_at_its_share(pieces: list[list[int]], length: int, position: int) -> None:
     shares = Shares.of(pieces, starts=[length * i for i in range(len(pieces))])
     found = shares.even_before(position)
     if found is None:
@@ -94,9 +90,7 @@ def test_an_even_place_has_every_member_exactly_at_its_share(
     even, counters = found
     assert even <= position
     assert sum(counters) == even
-    assert [count * shares.total for count in counters] == [
-        shares.cumulative(member, even) for member in range(shares.num_members)
-    ]
+    assert [count * shares.total for count in counters] == [shares.cumulative(member, even) for member in range(shares.num_members)]
 
 
 def test_an_even_place_is_the_last_one() -> None:

@@ -41,10 +41,7 @@ def test_state_holds_the_documented_fields():
 
 @settings(deadline=None)
 @given(
-    n=st.integers(0, 300),
-    step=st.integers(0, 300),
-    epoch=st.integers(0, 2**63),
-    uneven=st.sampled_from(["pad", "drop", "exact"]),
+    n=st.integers(0, 300), step=st.integers(0, 300), epoch=st.integers(0, 2**63), uneven=st.sampled_from(["pad", "drop", "exact"])
 )
 def test_a_state_survives_json_and_leads_back_to_its_step(n, step, epoch, uneven):
     schedule = Schedule(n, batch_size=3, world_size=2, seed=1, shuffle=True, uneven=uneven)

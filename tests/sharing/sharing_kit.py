@@ -80,9 +80,7 @@ class Outcome:
         self.given, self.error, self.text, self.exitcode = given, error, text, exitcode
 
 
-def run_ranks(
-    function: Callable[..., Any], num_ranks: int = 2, *args: Any, num_told: int | None = None
-) -> list[Outcome]:
+def run_ranks(function: Callable[..., Any], num_ranks: int = 2, *args: Any, num_told: int | None = None) -> list[Outcome]:
     """Runs function(rank, *args) in as many ranks of one node.
 
     Args:
@@ -112,9 +110,7 @@ def run_ranks(
     return outcomes
 
 
-def _main(
-    function: Callable[..., Any], rank: int, num_ranks: int, run_id: str, sender: Any, args: tuple[Any, ...]
-) -> None:
+def _main(function: Callable[..., Any], rank: int, num_ranks: int, run_id: str, sender: Any, args: tuple[Any, ...]) -> None:
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(num_ranks), TORCHELASTIC_RUN_ID=run_id)
     try:
         sender.send((function(rank, *args), "", ""))

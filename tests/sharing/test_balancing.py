@@ -85,10 +85,7 @@ def test_a_helper_that_is_killed_over_a_sample_costs_nothing(tmp_path: Path) -> 
 
 def read_with_charges(rank: int, folder: Path, num_charges: int) -> tuple[list[str], int]:
     (folder / "charges").mkdir(exist_ok=True)
-    faults._folder, faults.armed = (
-        str(folder / "charges"),
-        True,
-    )  # what `SHMLOAD_FAULTS` does, in this process and its workers
+    faults._folder, faults.armed = (str(folder / "charges"), True)  # what `SHMLOAD_FAULTS` does, in this process and its workers
     # a batch that has lost a helper is its own worker pool's: there must be others for the next helpers
     with loader_of(rank, Samples(Marks(folder), own_wait_for_a_helper), prefetch_factor=2 * num_charges) as loader:
         if rank == 0:
@@ -118,9 +115,7 @@ def die_or_read(rank: int, folder: Path, dying: int, share: str | None) -> list[
     return found
 
 
-def test_a_rank_that_is_killed_with_its_worker_in_a_neighbours_chunk_leaves_the_neighbour_as_it_was(
-    tmp_path: Path,
-) -> None:
+def test_a_rank_that_is_killed_with_its_worker_in_a_neighbours_chunk_leaves_the_neighbour_as_it_was(tmp_path: Path) -> None:
     first, second = run_ranks(die_or_read, 2, tmp_path, 0, "node")
     assert first.exitcode == -signal.SIGKILL
     assert second.text == ""

@@ -25,10 +25,7 @@ def read(rank: int, log: Path, others: dict[int, dict[str, Any]]) -> list[str]:
 def test_loaders_that_differ_are_refused_in_both_ranks(tmp_path: Path) -> None:
     outcomes = run_ranks(read, 2, tmp_path / "log", {1: {"seed": 4, "num_workers": 2}})
     assert {outcome.error for outcome in outcomes} == {"ValueError"}
-    assert (
-        "read the same part of the data with loaders that differ (seed: 3 and 4; num_workers: 1 and 2)"
-        in outcomes[0].text
-    )
+    assert "read the same part of the data with loaders that differ (seed: 3 and 4; num_workers: 1 and 2)" in outcomes[0].text
     assert outcomes[0].text == outcomes[1].text
 
 
@@ -90,9 +87,7 @@ def test_without_a_launcher_it_is_said_what_is_needed(tmp_path: Path, monkeypatc
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     with (
         loader_of(tmp_path / "log") as loader,
-        pytest.raises(
-            ValueError, match=r"start the program by shmload\.spawn, `shmload launch` or torchrun, or set them"
-        ),
+        pytest.raises(ValueError, match=r"start the program by shmload\.spawn, `shmload launch` or torchrun, or set them"),
     ):
         next(iter(loader))
 

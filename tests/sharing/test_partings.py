@@ -39,9 +39,7 @@ def die_holding(rank: int, log: Path, dying: int, barrier: Any) -> Any:
 
 
 @pytest.mark.parametrize("dying", [0, 1])
-def test_a_rank_that_is_killed_with_a_batch_in_its_hands_ends_the_others_reading_soon(
-    tmp_path: Path, dying: int
-) -> None:
+def test_a_rank_that_is_killed_with_a_batch_in_its_hands_ends_the_others_reading_soon(tmp_path: Path, dying: int) -> None:
     barrier = multiprocessing.get_context("fork").Barrier(3)
     outcomes = run_ranks(die_holding, 3, tmp_path / "log", dying, barrier)
     assert outcomes[dying].exitcode == -signal.SIGKILL

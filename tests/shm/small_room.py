@@ -57,7 +57,5 @@ def _is_right(dataset: Growing, batch: dict[str, Any], first: int) -> bool:
 
 if __name__ == "__main__":
     method, kilobytes = sys.argv[1:]
-    found = what_is_wrong(
-        Growing(80, int(kilobytes) << 10), num_workers=3, multiprocessing_context=method, seed=1, shuffle=False
-    )
+    found = what_is_wrong(Growing(80, int(kilobytes) << 10), num_workers=3, multiprocessing_context=method, seed=1, shuffle=False)
     print("\n".join(found) or "right")

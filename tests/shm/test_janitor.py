@@ -75,9 +75,7 @@ def test_nobody_can_take_the_lock_while_files_go(folder: Path, monkeypatch: pyte
     assert len(order) == 3
 
 
-def test_a_group_that_began_anew_under_the_janitors_hands_is_left_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_that_began_anew_under_the_janitors_hands_is_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control = folder / f"{STEM}-control"
     flock = fcntl.flock
 

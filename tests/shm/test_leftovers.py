@@ -20,9 +20,9 @@ from shmload.shm.segment import Group
 
 OWNER = """
 import os, sys, signal
-from shmload.shm import reaper
+from shmload.shm import owners
 if "no-reaper" in sys.argv:
-    reaper.enter = reaper.leave = lambda: None
+    owners.enter = owners.leave = lambda: None
 from shmload.shm.segment import Group
 if "no-room" in sys.argv:
     from shmload.shm import segment
@@ -36,9 +36,9 @@ if "starts" in sys.argv:
     import subprocess
     pids = [subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL).pid for _ in range(4)]
     for pid in pids[:3]:
-        reaper.watch(pid)
-    reaper.forget(pids[1])
-    reaper._tell(f"watched {pids[3]}:1")  # a number that another process has had
+        owners.watch(pid)
+    owners.forget(pids[1])
+    owners._tell(f"watched {pids[3]}:1")  # a number that another process has had
 os.write(1, group.stem.encode() + b"\\n")
 signal.pause()
 """
@@ -117,9 +117,7 @@ def test_the_janitor_removes_what_the_reaper_could_not() -> None:
         child.kill()
         child.wait()
         assert len(left(stem)) == 3
-        swept = [
-            found for found in owners.sweep() if found.stem == stem
-        ]  # however young: a container may restart at once
+        swept = [found for found in owners.sweep() if found.stem == stem]  # however young: a container may restart at once
         assert len(swept) == 1
         assert swept[0].nbytes >= 1 << 20
         assert left(stem) == set()
@@ -190,9 +188,7 @@ def test_foreign_names_are_never_swept() -> None:
 
 
 def test_an_orderly_end_says_nothing_and_leaves_nothing() -> None:
-    code = (
-        "from shmload.shm.segment import Group; g = Group(); g.segment('control', 4096); g.doorbell('b'); print(g.stem)"
-    )
+    code = "from shmload.shm.segment import Group; g = Group(); g.segment('control', 4096); g.doorbell('b'); print(g.stem)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -176,9 +176,7 @@ def test_under_a_limit_on_file_sizes_a_ring_is_refused_with_the_remedy_and_nothi
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stderr == ""
-    assert done.stdout.startswith(
-        "a segment of 8192 bytes: File too large: raise the limit on file sizes (ulimit -f)\n"
-    )
+    assert done.stdout.startswith("a segment of 8192 bytes: File too large: raise the limit on file sizes (ulimit -f)\n")
 
 
 def test_more_memory_than_there_is_is_refused() -> None:

@@ -28,9 +28,7 @@ class _Copies(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         device = self._device
-        if func is torch.Tensor.cuda or (
-            func is torch.Tensor.to and str((*args[1:2], kwargs.get("device"))[0]).startswith("cuda")
-        ):
+        if func is torch.Tensor.cuda or (func is torch.Tensor.to and str((*args[1:2], kwargs.get("device"))[0]).startswith("cuda")):
             made = device.copy(args[0])
         elif func is torch.Tensor.copy_ and device.stream_for(args[0]) is not None:
             made = device.copy(args[1], args[0])

@@ -174,9 +174,7 @@ class StandIn:
         while not event.is_done:
             num_able = sum(stream.can_step for stream in self.streams)
             if not num_able:
-                raise AssertionError(
-                    "nothing can go on, and the event is not done: it would be waited for without an end"
-                )
+                raise AssertionError("nothing can go on, and the event is not done: it would be waited for without an end")
             self.step(self._choose(num_able))
         self._raise_timeout(event)
 
@@ -245,9 +243,7 @@ class StandIn:
         """As of any device. Its memory is the host's, and is not used again too soon."""
 
     def _is_registered(self, address: int, nbytes: int) -> bool:
-        return any(
-            begin <= address and address + nbytes <= begin + length for begin, length in list(self.registered.items())
-        )
+        return any(begin <= address and address + nbytes <= begin + length for begin, length in list(self.registered.items()))
 
     def _may_fail(self, call: str) -> None:
         left = self._failing.get(call)

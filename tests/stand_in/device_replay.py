@@ -96,9 +96,7 @@ class _Replay:
                 self.say(f"stream {stream} waits for what never comes")
             elif not bool((found[0] == byte).all()):
                 self.say(f"stream {stream} reads another batch's bytes, or reads before they have come")
-        self.found += [
-            re.sub(r" at \d+", " from a piece", text) for text in self._device.violations
-        ]  # addresses are our own
+        self.found += [re.sub(r" at \d+", " from a piece", text) for text in self._device.violations]  # addresses are our own
 
     def _stream(self, number: int) -> Stream:
         if number not in self._streams:
@@ -113,9 +111,7 @@ class _Replay:
             if stream.can_step:
                 stream.waiting.popleft()[1]()
             else:
-                self._reach(
-                    next(other for other in self._waits[number_of_stream] if not self._events[other][2].is_done)
-                )
+                self._reach(next(other for other in self._waits[number_of_stream] if not self._events[other][2].is_done))
         self._done[number_of_stream] = max(self._done[number_of_stream], place)
 
     # ------------------------------------------------------------ the calls

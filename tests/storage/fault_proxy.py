@@ -172,9 +172,7 @@ class FaultProxy:
 
     async def _answer(self, writer: asyncio.StreamWriter, fault: Fault | None, head: bytes, body: bytes) -> bool:
         if isinstance(fault, Length):
-            head = re.sub(
-                rb"(?i)(\r\ncontent-length: *)(\d+)", lambda m: m[1] + b"%d" % max(0, int(m[2]) + fault.more), head
-            )
+            head = re.sub(rb"(?i)(\r\ncontent-length: *)(\d+)", lambda m: m[1] + b"%d" % max(0, int(m[2]) + fault.more), head)
         if isinstance(fault, Header):
             head = re.sub(rb"(?i)\r\n%s: [^\r]*" % fault.name.encode(), b"", head)
             if fault.value:

@@ -101,10 +101,7 @@ def _stop_ceph(script: str, folder: str, writing: int, pid: int) -> None:
 def moto() -> Server:
     """moto: answers everything, checks no signature."""
     port = _free_port()
-    _spawn(
-        ["env", "S3_UPLOAD_PART_MIN_SIZE=256", sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        port,
-    )
+    _spawn(["env", "S3_UPLOAD_PART_MIN_SIZE=256", sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port)
     return Server("moto", f"http://127.0.0.1:{port}", region="us-east-1")
 
 

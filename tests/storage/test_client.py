@@ -147,10 +147,7 @@ def test_any_region_will_do(server: store_kit.Server, region: str | None) -> Non
 
 
 def test_the_environment_names_endpoint_and_region(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (
-        (made := make_client(anonymous=True)).endpoint,
-        made.path_style,
-    ) == ("https://s3.us-east-1.amazonaws.com", False)
+    assert ((made := make_client(anonymous=True)).endpoint, made.path_style) == ("https://s3.us-east-1.amazonaws.com", False)
     made = make_client("https://s3.eu-west-3.amazonaws.com/", anonymous=True)
     assert (made.endpoint, made.region, made.path_style) == ("https://s3.eu-west-3.amazonaws.com", "eu-west-3", False)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "one")
@@ -200,16 +197,12 @@ def test_numbers_out_of_range_are_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("bucket", ["", "a/b", "a\n"])
 def test_what_is_no_bucket_is_refused(bucket: str) -> None:
-    with pytest.raises(
-        StoreError, match="is no bucket's name: give the bucket alone, and what is behind it as the folder"
-    ):
+    with pytest.raises(StoreError, match="is no bucket's name: give the bucket alone, and what is behind it as the folder"):
         make_client("http://h", anonymous=True).store(bucket)
 
 
 def test_a_client_is_pickled_and_equal_to_its_copy() -> None:
-    made = make_client(
-        "http://h:1", "a", "s", session_token="t", region="r", retries=2, timeout_s=3, stall_s=9, parallel=7
-    )
+    made = make_client("http://h:1", "a", "s", session_token="t", region="r", retries=2, timeout_s=3, stall_s=9, parallel=7)
     again = pickle.loads(pickle.dumps(made))
     assert made == again
     assert hash(made) == hash(again)
@@ -258,17 +251,13 @@ def test_a_client_of_boto3_is_used_as_it_is_where_it_was_given() -> None:
 
 def test_what_botocore_refuses_is_an_error_that_says_where_to_look() -> None:
     store = make_client("http://127.0.0.1:1", ACCESS, SECRET, region="planet earth").store("bucket")
-    with pytest.raises(
-        StoreError, match=r"cannot write s3://bucket/x: .*'planet earth'.* Look at the bucket's name, the region"
-    ):
+    with pytest.raises(StoreError, match=r"cannot write s3://bucket/x: .*'planet earth'.* Look at the bucket's name, the region"):
         store.put("x", b"")
 
 
 def test_a_server_that_is_not_there_is_an_error_when_written_to(pauses: list[float]) -> None:
     store = make_client("http://127.0.0.1:1", ACCESS, SECRET, retries=2).store("bucket")
-    with pytest.raises(
-        StoreError, match=r"cannot write s3://bucket/x: no answer from http://127.0.0.1:1 .*; failed 3 times"
-    ):
+    with pytest.raises(StoreError, match=r"cannot write s3://bucket/x: no answer from http://127.0.0.1:1 .*; failed 3 times"):
         store.put("x", b"")
     assert len(pauses) == 2
 
@@ -285,9 +274,7 @@ def test_a_client_of_boto3_that_signs_nothing_is_anonymous() -> None:
 
 
 def test_what_is_no_client_is_refused() -> None:
-    with pytest.raises(
-        TypeError, match=r"a client of shmload.remote.make_client, or boto3's S3 client, is needed, not str"
-    ):
+    with pytest.raises(TypeError, match=r"a client of shmload.remote.make_client, or boto3's S3 client, is needed, not str"):
         client_of("http://h")
 
 

@@ -260,25 +260,15 @@ def test_more_objects_than_one_request_names_are_listed_and_deleted(server: stor
 
 def test_a_web_server_can_only_be_read(tmp_path: Path) -> None:
     store = open_store("http://127.0.0.1:9/data")
-    for write in (
-        lambda: store.put("x", b""),
-        lambda: store.put_file("x", tmp_path),
-        lambda: store.delete(["x"]),
-    ):
-        with pytest.raises(
-            StoreError, match=r"http://127.0.0.1:9/data can only be read: write to a folder or to s3://"
-        ):
+    for write in (lambda: store.put("x", b""), lambda: store.put_file("x", tmp_path), lambda: store.delete(["x"])):
+        with pytest.raises(StoreError, match=r"http://127.0.0.1:9/data can only be read: write to a folder or to s3://"):
             write()
-    with pytest.raises(
-        StoreError, match=r"data cannot be listed.*Name the shards, for example as .*/name-\{000000..000099\}.tar"
-    ):
+    with pytest.raises(StoreError, match=r"data cannot be listed.*Name the shards, for example as .*/name-\{000000..000099\}.tar"):
         store.list_objects()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    keys=st.sets(st.lists(st.sampled_from(["a", "b", "a-", "a.b", "é", "a b"]), min_size=1, max_size=3).map("/".join))
-)
+@given(keys=st.sets(st.lists(st.sampled_from(["a", "b", "a-", "a.b", "é", "a b"]), min_size=1, max_size=3).map("/".join)))
 def test_a_folder_lists_as_sorting_its_keys_would(tmp_path_factory: pytest.TempPathFactory, keys: set[str]) -> None:
     folders = {"/".join(key.split("/")[:n]) for key in keys for n in range(1, 3)}
     chosen = sorted(keys - {f for f in folders if any(k.startswith(f + "/") for k in keys)})  # a file is no folder
@@ -293,9 +283,7 @@ def test_a_folder_lists_as_sorting_its_keys_would(tmp_path_factory: pytest.TempP
     gap=st.integers(0, 50),
     longest=st.integers(1, 500),
 )
-def test_ranges_are_read_together_that_lie_near_each_other(
-    ranges: list[tuple[int, int]], gap: int, longest: int
-) -> None:
+def test_ranges_are_read_together_that_lie_near_each_other(ranges: list[tuple[int, int]], gap: int, longest: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(http, "_GAP_NBYTES", gap)
         patch.setattr(http, "_MERGED_NBYTES", longest)

@@ -16,22 +16,10 @@ from hypothesis import strategies as st
 
 from shmload.errors import ObjectExists, ObjectMissing, StoreError
 from shmload.storage import http, s3
-from shmload.storage.http import Memory
+from shmload.storage.http import MemoryTarget
 from shmload.storage.s3 import S3Store
 from tests.storage import store_kit
-from tests.storage.fault_proxy import (
-    Fault,
-    FaultProxy,
-    Garbage,
-    Header,
-    Length,
-    Refuse,
-    Reset,
-    Stall,
-    Status,
-    Trickle,
-    Truncate,
-)
+from tests.storage.fault_proxy import Fault, FaultProxy, Garbage, Header, Length, Refuse, Reset, Stall, Status, Trickle, Truncate
 
 DATA = np.random.default_rng(5).bytes(300_000)
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>less, please</Message></Error>"
@@ -86,9 +74,7 @@ def written(store: S3Store, write: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def store(
-    server: store_kit.Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
-) -> Iterator[S3Store]:
+def store(server: store_kit.Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> Iterator[S3Store]:
     """A folder that holds DATA as "x", behind the proxy; read and written in parts, nobody waits."""
     monkeypatch.setattr(http, "_PART_NBYTES", 90_000)
     monkeypatch.setattr(http, "_PROGRESS_NBYTES", 30_000)
@@ -147,13 +133,10 @@ def test_a_server_that_stops_in_the_middle_is_left(
         (Length(-1), "announced 9,999 bytes for a range of 10,000"),
     ],
 )
-def test_what_does_not_pass_is_one_error(
-    store: S3Store, proxy: FaultProxy, pauses: list[float], fault: Fault, said: str
-) -> None:
+def test_what_does_not_pass_is_one_error(store: S3Store, proxy: FaultProxy, pauses: list[float], fault: Fault, said: str) -> None:
     proxy.script(*[fault] * 4, None)
     with pytest.raises(
-        StoreError,
-        match=f"cannot read bytes 0 to 10,000 of s3://tests/.*/x: .*{said}.*; failed 4 times in .* more retries",
+        StoreError, match=f"cannot read bytes 0 to 10,000 of s3://tests/.*/x: .*{said}.*; failed 4 times in .* more retries"
     ):
         store.get_ranges("x", [(0, 10_000)])
     assert proxy.num_requests == 4
@@ -162,9 +145,7 @@ def test_what_does_not_pass_is_one_error(
 
 
 @pytest.mark.parametrize("operation", ["put", "put_file", "list", "delete"])
-def test_what_botocore_sends_is_repeated_by_nobody_else(
-    store: S3Store, proxy: FaultProxy, path: Path, operation: str
-) -> None:
+def test_what_botocore_sends_is_repeated_by_nobody_else(store: S3Store, proxy: FaultProxy, path: Path, operation: str) -> None:
     proxy.script(*[Status(503, SLOW_DOWN)] * 9)
     with pytest.raises(StoreError, match=r"the server says 503 SlowDown \(less, please\); failed 4 times"):
         OPERATIONS[operation](store, path)
@@ -175,16 +156,13 @@ def test_without_progress_nothing_is_begun_after_the_time_allowed(server: store_
     store = server.client(proxy.url, retries=1000, timeout_s=0.2).store("tests")
     proxy.script(*[Status(500)] * 1000)
     with pytest.raises(
-        StoreError,
-        match=r"the server says 500 \(Internal Server Error\); no progress in 0.\d s \(\d tries\), of timeout_s=0.2",
+        StoreError, match=r"the server says 500 \(Internal Server Error\); no progress in 0.\d s \(\d tries\), of timeout_s=0.2"
     ):
         store.head("x")
     assert proxy.num_requests < 5
 
 
-def test_a_server_says_how_long_it_wants_to_be_left_alone(
-    store: S3Store, proxy: FaultProxy, pauses: list[float]
-) -> None:
+def test_a_server_says_how_long_it_wants_to_be_left_alone(store: S3Store, proxy: FaultProxy, pauses: list[float]) -> None:
     proxy.script(Status(503, headers=(("Retry-After", "7"),)), Status(503, headers=(("Retry-After", "tomorrow"),)))
     store.head("x")
     assert pauses[0] == 7.0
@@ -194,15 +172,13 @@ def test_a_server_says_how_long_it_wants_to_be_left_alone(
 def test_what_came_before_a_fault_is_not_read_again(store: S3Store, proxy: FaultProxy, path: Path) -> None:
     proxy.script(*[Truncate(40_000)] * 6)  # more than the retries, but with progress between
     out = bytearray(200_000)
-    store._fill("x", 0, Memory(memoryview(out)), http.Version("x", None))
+    store._fill("x", 0, MemoryTarget(memoryview(out)), http.Version("x", None))
     assert DATA[:200_000] == out
     assert 5 <= proxy.num_requests <= 6
 
 
 @pytest.mark.parametrize("operation", ["get", "get_ranges", "read_into"])
-def test_parts_of_two_versions_are_never_put_together(
-    store: S3Store, proxy: FaultProxy, path: Path, operation: str
-) -> None:
+def test_parts_of_two_versions_are_never_put_together(store: S3Store, proxy: FaultProxy, path: Path, operation: str) -> None:
     proxy.script(None, Header("ETag", '"another"'))
     with pytest.raises(StoreError, match=r"s3://tests/.*/x has changed: version \S+ was being read, \S+ is there now"):
         OPERATIONS[operation](store, path)
@@ -223,24 +199,14 @@ def test_an_object_that_changes_between_two_tries_is_an_error(
 @pytest.mark.parametrize(
     ("status", "body", "error", "said"),
     [
-        (
-            403,
-            b"<Error><Code>AccessDenied</Code></Error>",
-            StoreError,
-            "may not do this: let the bucket's owner allow it",
-        ),
+        (403, b"<Error><Code>AccessDenied</Code></Error>", StoreError, "may not do this: let the bucket's owner allow it"),
         (403, b"", StoreError, r"403 \(Forbidden\); the server refuses these credentials: look at access_key"),
         (403, b"<Error><Code>RequestTimeTooSkewed</Code></Error>", StoreError, "this machine's clock is wrong: set it"),
         (401, b"<html>", StoreError, r"401 \(Unauthorized\); the server refuses these credentials"),
         (400, b"<Error><Code>ExpiredToken</Code></Error>", StoreError, "have run out: make a client with new ones"),
         (404, b"<Error><Code>NoSuchBucket</Code></Error>", StoreError, "or create the bucket"),
         (404, b"<Error><Code>NoSuchKey</Code></Error>", ObjectMissing, "no such object: s3://tests/.*/x at http"),
-        (
-            405,
-            b"",
-            StoreError,
-            r"405 \(Method Not Allowed\); look at the endpoint, the bucket's name and what the server can do",
-        ),
+        (405, b"", StoreError, r"405 \(Method Not Allowed\); look at the endpoint, the bucket's name and what the server can do"),
         (501, b"<Error><Code>NotImplemented</Code></Error>", StoreError, "501 NotImplemented; look at the endpoint"),
         (
             400,
@@ -273,8 +239,7 @@ def test_what_cannot_pass_is_an_error_at_once(
 def test_a_redirect_names_the_region_to_use(store: S3Store, proxy: FaultProxy) -> None:
     proxy.script(Status(301, headers=(("x-amz-bucket-region", "eu-north-1"), ("Location", "http://elsewhere/"))))
     with pytest.raises(
-        StoreError,
-        match=r"the server says 301 \(Moved Permanently\) to region '[\w-]+'; the client needs region='eu-north-1'",
+        StoreError, match=r"the server says 301 \(Moved Permanently\) to region '[\w-]+'; the client needs region='eu-north-1'"
     ):
         store.get("x")
 

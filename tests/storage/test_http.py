@@ -76,9 +76,7 @@ def test_an_object_that_is_gone_is_missing(store: HttpStore, proxy: FaultProxy, 
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [{"ETag": 'W/"weak"'}, {"Last-Modified": "Sun, 22 Nov 2026 01:02:07 GMT"}],
-    ids=["weak", "by time"],
+    "headers", [{"ETag": 'W/"weak"'}, {"Last-Modified": "Sun, 22 Nov 2026 01:02:07 GMT"}], ids=["weak", "by time"]
 )
 def test_versions_that_a_server_cannot_be_asked_for_are_compared_here(tmp_path: Path, headers: dict[str, str]) -> None:
     (tmp_path / "x").write_bytes(b"0123456789")
@@ -107,9 +105,7 @@ def test_a_server_with_a_certificate_of_its_own_needs_it_named(tmp_path: Path, p
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    command = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    )
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
     subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -117,9 +113,7 @@ def test_a_server_with_a_certificate_of_its_own_needs_it_named(tmp_path: Path, p
     (tmp_path / "x").write_bytes(data)
     with store_kit.web_server(tmp_path, context=context) as url:
         url = url.replace("http://127.0.0.1", "https://localhost")
-        with pytest.raises(
-            StoreError, match=r"is not trusted: self.signed certificate. Give its certificates as ca_file"
-        ):
+        with pytest.raises(StoreError, match=r"is not trusted: self.signed certificate. Give its certificates as ca_file"):
             HttpStore(url).get("x")
         store = HttpStore(url, ca_file=str(certificate))
         assert data == bytes(store.get("x"))

@@ -25,9 +25,7 @@ def files(store: LocalStore) -> list[str]:
     return sorted(p.name for p in store.root.rglob("*") if p.is_file())
 
 
-def test_nobody_sees_an_object_before_it_is_whole(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_sees_an_object_before_it_is_whole(store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put("x", b"old")
     seen = []
     fsync = os.fsync
@@ -110,9 +108,7 @@ def test_a_whole_file_is_not_taken_for_an_abandoned_one_before_it_has_its_name(
     assert files(store) == ["x", "y"]
 
 
-def test_a_file_that_is_found_before_it_is_locked_is_made_again(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_found_before_it_is_locked_is_made_again(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put("x", b"")
     lock, removed = fcntl.flock, []
 
@@ -129,9 +125,7 @@ def test_a_file_that_is_found_before_it_is_locked_is_made_again(
     assert os.path.exists(path)
 
 
-def test_a_file_that_is_written_to_while_it_is_read_is_an_error(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_written_to_while_it_is_read_is_an_error(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put("x", b"0123456789")
     preadv = os.preadv
 
@@ -143,15 +137,11 @@ def test_a_file_that_is_written_to_while_it_is_read_is_an_error(
         return got
 
     monkeypatch.setattr(os, "preadv", meddled)
-    with pytest.raises(
-        StoreError, match=r"was written to while it was read. Replace files by renaming new ones over them"
-    ):
+    with pytest.raises(StoreError, match=r"was written to while it was read. Replace files by renaming new ones over them"):
         store.get("x")
 
 
-def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put("x", b"0123456789")
     monkeypatch.setattr(os, "preadv", lambda *_: 0)
     with pytest.raises(StoreError, match=r"ended at 0 of 10 bytes while it was read"):

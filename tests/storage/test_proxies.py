@@ -94,9 +94,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSL
         pytest.skip("needs openssl")
     folder = tmp_path_factory.mktemp("tls")
     key, certificate = folder / "key.pem", folder / "certificate.pem"
-    command = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    )
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
     subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -127,15 +125,11 @@ def test_servers_that_need_no_proxy_are_asked_themselves(
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize("given", ["", "ann:wrong@"])
-def test_a_proxy_that_wants_a_password_says_so_at_once(
-    scheme: str, given: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_that_wants_a_password_says_so_at_once(scheme: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with forward_proxy(WHO) as proxy:
         monkeypatch.setenv(f"{scheme}_proxy", f"http://{given}{proxy.place}")
         store = HttpStore(f"{scheme}://far.example", retry_policy=RetryPolicy(retries=3))
-        with pytest.raises(
-            StoreError, match=r"the proxy 127\.0\.0\.1:\d+ wants a name and a password for .* \(407\)"
-        ) as caught:
+        with pytest.raises(StoreError, match=r"the proxy 127\.0\.0\.1:\d+ wants a name and a password for .* \(407\)") as caught:
             store.get("x")
         assert "wrong" not in str(caught.value)
         assert len(proxy.requests) == 1
@@ -145,9 +139,7 @@ def test_a_proxy_that_lets_nobody_through_is_not_asked_again(monkeypatch: pytest
     with forward_proxy() as proxy:
         proxy.refuses = "403 Forbidden"
         monkeypatch.setenv("https_proxy", proxy.place)
-        with pytest.raises(
-            StoreError, match=r"the proxy 127\.0\.0\.1:\d+ does not let through to https://far\.example \(403\)"
-        ):
+        with pytest.raises(StoreError, match=r"the proxy 127\.0\.0\.1:\d+ does not let through to https://far\.example \(403\)"):
             HttpStore("https://far.example", retry_policy=RetryPolicy(retries=3)).get("x")
         assert len(proxy.requests) == 1
 

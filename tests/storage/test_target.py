@@ -60,9 +60,7 @@ def test_a_full_disk_is_an_error_that_says_so(server: Server, data: bytes) -> No
     store.put("object", data)
     fd = os.open("/dev/full", os.O_WRONLY)
     try:
-        with pytest.raises(
-            StoreError, match=r"a copy of [\d,]+ bytes cannot be written: No space left on device\. Give the"
-        ):
+        with pytest.raises(StoreError, match=r"a copy of [\d,]+ bytes cannot be written: No space left on device\. Give the"):
             store.read_to_file("object", fd, len(data))
     finally:
         os.close(fd)

@@ -24,12 +24,7 @@ CLIENT = make_client("http://h", "a", "s", retries=1, parallel=9)
 
 def test_a_url_names_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert (
-        LocalStore(tmp_path / "a")
-        == open_store("a")
-        == open_store(tmp_path / "a")
-        == open_store(f"file://{tmp_path}/a/")
-    )
+    assert LocalStore(tmp_path / "a") == open_store("a") == open_store(tmp_path / "a") == open_store(f"file://{tmp_path}/a/")
     assert LocalStore(Path("/a b")) == open_store("file:///a%20b") == open_store("file://localhost/a b")
     assert LocalStore(tmp_path / "s3:" / "b") == open_store("./s3:/b")
     for url in ("s3://bkt/a/b", "s3://bkt/a/b/"):
@@ -46,9 +41,7 @@ def test_a_url_names_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-def test_the_environment_makes_a_client_when_none_is_given(
-    server: store_kit.Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_makes_a_client_when_none_is_given(server: store_kit.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)

@@ -27,16 +27,7 @@ from pathlib import Path
 from threading import Event
 from time import monotonic
 
-POINTS = (
-    "mid_fetch",
-    "after_fetch",
-    "after_reserve",
-    "before_publish",
-    "mid_evict",
-    "after_publish",
-    "holding_lock",
-    "",
-)
+POINTS = ("mid_fetch", "after_fetch", "after_reserve", "before_publish", "mid_evict", "after_publish", "holding_lock", "")
 NUM_PROCESSES, NUM_KEYS, NUM_VERSIONS, CAPACITY = 4, 30, 2, 40_000
 DEADLINE_S = 30
 PAUSE = Event()  # never set
@@ -151,9 +142,7 @@ class Director:
         looked = monotonic()
         self.progress({number})
         self.tally.worst_pause_s = max(self.tally.worst_pause_s, monotonic() - min(died, looked))
-        assert self.tally.worst_pause_s < 1, (
-            f"nothing went on for {self.tally.worst_pause_s} s behind a kill at {point}"
-        )
+        assert self.tally.worst_pause_s < 1, f"nothing went on for {self.tally.worst_pause_s} s behind a kill at {point}"
         self.start(number)
         self.tally.kills += 1
         assert self.tally.kills_by_point is not None
@@ -165,9 +154,7 @@ class Director:
     def progress(self, without: set[int]) -> None:
         """Waits until a process that is not among those has finished an operation."""
         before, deadline = self.counts(), monotonic() + DEADLINE_S
-        while not any(
-            now > then for i, (now, then) in enumerate(zip(self.counts(), before, strict=True)) if i not in without
-        ):
+        while not any(now > then for i, (now, then) in enumerate(zip(self.counts(), before, strict=True)) if i not in without):
             assert monotonic() < deadline, "no process goes on"
             PAUSE.wait(0.0005)
 
@@ -217,9 +204,7 @@ if __name__ == "__main__":
     parser.add_argument("--kills", type=int, default=400)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--folder", default=None, help="where to make the cache's folder")
-    parser.add_argument(
-        "--pause", type=float, default=1.0, help="seconds within which another must go on behind a kill"
-    )
+    parser.add_argument("--pause", type=float, default=1.0, help="seconds within which another must go on behind a kill")
     given = parser.parse_args()
     chosen = random.randrange(1 << 30) if given.seed is None else given.seed
     print(f"seed {chosen}", file=sys.stderr)

@@ -49,9 +49,7 @@ def test_an_object_is_fetched_once_and_then_found(place: str) -> None:
     assert (place, 100, f"<Cache {place} of 100 bytes>") == (cache.path, cache.capacity_bytes, repr(cache))
 
 
-def test_an_object_found_a_minute_later_is_safe_from_a_power_failure(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_found_a_minute_later_is_safe_from_a_power_failure(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(place, 100)
     cache.open("x", 7, filled(b"payload"), etag="1").release()
     cache.open("x", 7, no_fetch, etag="1").release()
@@ -103,9 +101,7 @@ def test_bytes_that_are_not_the_objects_are_refused(place: str) -> None:
     cache = cache_at(place)
     with pytest.raises(StoreError, match="3 bytes of x came where it has 10: it was cut off, or has changed"):
         cache.open("x", 10, lambda out: 3, etag="1")
-    with pytest.raises(
-        StoreError, match=r"the bytes of x have the crc32c [0-9a-f]{8}, not 00000000: they are damaged, or another"
-    ):
+    with pytest.raises(StoreError, match=r"the bytes of x have the crc32c [0-9a-f]{8}, not 00000000: they are damaged, or another"):
         cache.open("x", 10, filled(b"x"), etag="1", checksum="crc32c:00000000")
     with pytest.raises(StoreError, match="the bytes of x have the sha256 "):
         cache.open("x", 10, filled(b"x"), etag="1", checksum="sha256:00")
@@ -146,8 +142,7 @@ def test_an_object_larger_than_the_budget_and_more_than_it_at_once_are_told_with
     with (
         cache.open("x", 60, filled(b"x"), etag="1"),
         pytest.raises(
-            CacheFull,
-            match=r"no room for 60 bytes more: 60 of its budget of 100 bytes are in use .*, 60 of them are leased",
+            CacheFull, match=r"no room for 60 bytes more: 60 of its budget of 100 bytes are in use .*, 60 of them are leased"
         ),
     ):
         cache.open("y", 60, filled(b"y"), etag="1", timeout_s=0)

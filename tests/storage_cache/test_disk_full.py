@@ -14,10 +14,7 @@ import pytest
 from tests.storage_cache import disk_program
 
 MOUNTS = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not MOUNTS, reason="mount namespaces are not permitted here"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MOUNTS, reason="mount namespaces are not permitted here")]
 
 
 def on_a_disk(size: str, place: Path, case: str) -> dict[str, Any]:

@@ -33,14 +33,14 @@ def test_room_is_made_by_the_oldest_that_nobody_has_leased(place: str) -> None:
     assert names(folder) == ["fourth", "fifth"]
     assert really_there(place) == {"fourth": 40, "fifth": 60}
     found = folder.statistics()
-    assert (
-        found.nbytes,
-        found.num_files,
-        found.num_writing,
-        found.num_leased,
-        found.num_evicted,
-        found.nbytes_evicted,
-    ) == (100, 2, 0, 0, 3, 90)
+    assert (found.nbytes, found.num_files, found.num_writing, found.num_leased, found.num_evicted, found.nbytes_evicted) == (
+        100,
+        2,
+        0,
+        0,
+        3,
+        90,
+    )
 
 
 def test_a_request_that_cannot_be_met_removes_nothing(place: str) -> None:
@@ -59,9 +59,7 @@ def test_a_request_that_cannot_be_met_removes_nothing(place: str) -> None:
 
 
 def test_a_file_larger_than_the_budget_is_refused_however_long_one_would_wait(place: str) -> None:
-    with pytest.raises(
-        CacheFull, match=r"a file of 101 bytes can never lie in .*: its budget is 100 bytes; make files smaller"
-    ):
+    with pytest.raises(CacheFull, match=r"a file of 101 bytes can never lie in .*: its budget is 100 bytes; make files smaller"):
         BudgetedFolder(place, 100).reserve(101, timeout_s=None)
 
 
@@ -131,9 +129,7 @@ def test_more_than_was_reserved_is_not_published(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     with folder.reserve(10) as reservation:
         os.pwrite(reservation.fd, bytes(11), 0)
-        with pytest.raises(
-            StoreError, match="11 bytes were written for x where 10 are reserved: reserve enough, or grow"
-        ):
+        with pytest.raises(StoreError, match="11 bytes were written for x where 10 are reserved: reserve enough, or grow"):
             reservation.publish("x")
     with folder.reserve(10) as reservation, pytest.raises(StoreError, match="12 bytes were written"):
         reservation.publish("x", nbytes=12)
@@ -144,9 +140,7 @@ def test_a_file_put_in_a_reservations_place_is_not_published(place: str) -> None
     with folder.reserve(10) as reservation:
         Path(f"{reservation.path}.other").write_bytes(bytes(99))
         os.replace(f"{reservation.path}.other", reservation.path)
-        with pytest.raises(
-            StoreError, match="is another file than the one reserved: write into it instead of replacing it"
-        ):
+        with pytest.raises(StoreError, match="is another file than the one reserved: write into it instead of replacing it"):
             reservation.publish("x")
     assert names(folder) == []
 
@@ -155,9 +149,7 @@ def test_a_name_is_published_once(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "x", 10)
     with folder.reserve(10) as reservation:
-        with pytest.raises(
-            FileExistsError, match="has a file x already: publish under another name, or discard it first"
-        ):
+        with pytest.raises(FileExistsError, match="has a file x already: publish under another name, or discard it first"):
             reservation.publish("x")
         assert folder.discard("x")
         reservation.publish("x")
@@ -366,9 +358,7 @@ def test_a_session_whose_hidden_folder_was_removed_says_so(place: str) -> None:
 
 
 def test_the_order_of_eviction_is_the_callers(place: str) -> None:
-    folder = BudgetedFolder(
-        place, 100, order=lambda files: [kept for kept in reversed(list(files)) if kept.name != "b"]
-    )
+    folder = BudgetedFolder(place, 100, order=lambda files: [kept for kept in reversed(list(files)) if kept.name != "b"])
     for name in "abc":
         put(folder, name, 30)
     put(folder, "d", 30)
@@ -385,9 +375,7 @@ def after_a_power_failure(place: str) -> list[str]:
     return names(BudgetedFolder(place, 100, durable=True))
 
 
-def test_what_a_power_failure_may_have_cut_is_gone_in_the_next_boot(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_power_failure_may_have_cut_is_gone_in_the_next_boot(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, synced = BudgetedFolder(place, 100, durable=True), []
     monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
     clock = iter([0.0, 1.0, 60.5, 61.5])
@@ -430,26 +418,20 @@ def test_a_file_system_without_locks_is_refused(place: str, monkeypatch: pytest.
 
     monkeypatch.setattr(session_module, "try_lock", unknown)
     with pytest.raises(
-        StoreError,
-        match=r"is on a file system without file locks \(\w+: Operation not supported\), which a cache needs",
+        StoreError, match=r"is on a file system without file locks \(\w+: Operation not supported\), which a cache needs"
     ):
         BudgetedFolder(place, 100)
     monkeypatch.setattr(session_module, "try_lock", lambda fd: True)
     with pytest.raises(
-        StoreError,
-        match=r"is on a file system \(\w+\) whose file locks lock nobody out: choose a folder on a local disk",
+        StoreError, match=r"is on a file system \(\w+\) whose file locks lock nobody out: choose a folder on a local disk"
     ):
         BudgetedFolder(place, 100)
 
 
-def test_a_network_file_system_is_told_of(
-    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_network_file_system_is_told_of(place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(session_module, "kind_of", lambda folder: "nfs4")
     BudgetedFolder(place, 100)
-    assert (
-        f"{place} is on a network file system (nfs4): processes of this machine share it as they should" in caplog.text
-    )
+    assert f"{place} is on a network file system (nfs4): processes of this machine share it as they should" in caplog.text
 
 
 def test_the_kind_of_a_file_system_is_the_kernels_word() -> None:

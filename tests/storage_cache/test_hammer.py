@@ -19,18 +19,7 @@ NUM_KILLS = 8 * 50
 @pytest.mark.slow
 def test_fifty_kills_at_every_point_leave_the_folder_right_and_the_others_going_on(tmp_path: Path) -> None:
     done = subprocess.run(
-        [
-            sys.executable,
-            hammer.__file__,
-            "--kills",
-            str(NUM_KILLS),
-            "--seed",
-            "5",
-            "--folder",
-            str(tmp_path),
-            "--pause",
-            "10",
-        ],
+        [sys.executable, hammer.__file__, "--kills", str(NUM_KILLS), "--seed", "5", "--folder", str(tmp_path), "--pause", "10"],
         capture_output=True,
         text=True,
         timeout=110,

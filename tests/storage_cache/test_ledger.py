@@ -40,9 +40,7 @@ def damage(path: str, at: int, data: bytes) -> None:
     ],
     ids=["magic", "boot", "dirty", "cut", "empty", "the folder is younger"],
 )
-def test_a_ledger_that_is_not_to_be_believed_is_written_anew_from_the_folder(
-    place: str, harm: Callable[[str], None]
-) -> None:
+def test_a_ledger_that_is_not_to_be_believed_is_written_anew_from_the_folder(place: str, harm: Callable[[str], None]) -> None:
     folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
     for name in "abc":
         put(folder, name, 30)
@@ -106,9 +104,7 @@ def test_files_keep_their_order_when_the_clock_goes_back(place: str, monkeypatch
     assert names(folder) == ["a", "b", "c"]
 
 
-def test_an_error_in_the_middle_of_a_change_leaves_the_folder_as_it_is(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_the_middle_of_a_change_leaves_the_folder_as_it_is(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
     for name in "abc":
         put(folder, name, 30)

@@ -9,7 +9,7 @@ import pytest
 
 from shmload import CacheFull
 from shmload.storage import folder as watch_module
-from shmload.storage.folder import LOOK_S, BudgetedFolder, Watch
+from shmload.storage.folder import LOOK_S, BudgetedFolder, FolderWatch
 from tests.storage_cache.folder_kit import put
 
 
@@ -20,7 +20,7 @@ def test_what_may_make_room_wakes(place: str, what: str) -> None:
     lease, reservation = folder.lease("x"), folder.reserve(20)
     put(folder, "y", 10)
     begin = monotonic()
-    with Watch(place) as watch:
+    with FolderWatch(place) as watch:
         {
             "release": lease.release,
             "publish": lambda: reservation.publish("z"),
@@ -36,7 +36,7 @@ def test_what_may_make_room_wakes(place: str, what: str) -> None:
 
 def test_a_second_look_follows_each_event_soon(place: str) -> None:
     folder = BudgetedFolder(place, 100)
-    with Watch(place) as watch:
+    with FolderWatch(place) as watch:
         folder.wake()
         assert watch.wait(None)
         begin = monotonic()
@@ -54,7 +54,7 @@ def test_without_inotify_the_deadline_holds_and_a_look_is_due(place: str, monkey
 
     monkeypatch.setattr(watch_module, "_libc", None_)
     folder = BudgetedFolder(place, 100)
-    with Watch(place) as watch:
+    with FolderWatch(place) as watch:
         assert watch.wait(None)
         assert not watch.wait(monotonic())
     put(folder, "x", 80)
@@ -65,6 +65,6 @@ def test_without_inotify_the_deadline_holds_and_a_look_is_due(place: str, monkey
 def test_a_watch_leaves_no_descriptor(place: str) -> None:
     BudgetedFolder(place, 100)
     before = os.listdir("/proc/self/fd")
-    with Watch(place):
+    with FolderWatch(place):
         assert len(before) < len(os.listdir("/proc/self/fd"))
     assert before == os.listdir("/proc/self/fd")

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from shmload import ShmLoader
 from shmload.cli import app
-from shmload.engine.stats import Block, Found, RingReader
+from shmload.engine.stats import ControlBlock, Found, RingReader
 from shmload.shm import segment
 from shmload.tools import trace
 from shmload.tools.trace import Recording
@@ -52,8 +52,8 @@ def mine(watch: Recording) -> int:
 
 def test_what_is_no_ring_is_left_out_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x").write_bytes(b"x" * 4096)
-    blocks = [Block(name, str(tmp_path / name), os.geteuid(), 7, "shm") for name in ("x", "gone")]
-    another = Block("y", str(tmp_path / "x"), os.geteuid() + 1, 7, "shm")
+    blocks = [ControlBlock(name, str(tmp_path / name), os.geteuid(), 7, "shm") for name in ("x", "gone")]
+    another = ControlBlock("y", str(tmp_path / "x"), os.geteuid() + 1, 7, "shm")
     monkeypatch.setattr(RingReader, "find", lambda: Found([*blocks, another], []))
     watch = Recording()
     watch.search()
@@ -174,10 +174,7 @@ def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
         "loader.close()\n"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )
     try:
         assert child.stdout is not None
@@ -198,9 +195,7 @@ def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the command
 
 
-def test_without_a_loader_the_command_says_so(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_loader_the_command_says_so(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RingReader, "find", lambda: Found([], []))
     done = command("trace", "--out", tmp_path / "t.json")
     assert (done.exit_code, done.stdout) == (1, "")
@@ -264,9 +259,7 @@ def test_a_plot_shows_a_stretch_from_the_middle_and_the_programs_own_time(loader
     (timeline,) = watch.timelines()
     begin, end = trace.stretch(timeline)
     shown = [
-        span
-        for span in timeline.tracks["trainer"]
-        if span.kind == "deliver" and begin <= span.begin_ns and span.end_ns <= end
+        span for span in timeline.tracks["trainer"] if span.kind == "deliver" and begin <= span.begin_ns and span.end_ns <= end
     ]
     assert len(shown) == trace.BATCHES
     track = trace.with_program(timeline.tracks["trainer"])

@@ -301,9 +301,7 @@ def test_every_number_becomes_a_scalar() -> None:
     writer = Stub()
     to_tensorboard(writer)(EPOCH)
     assert {step for _, _, step in writer.scalars} == {3}
-    expected = {
-        f"shmload/{name}": value for name, value in EPOCH.items() if name not in ("epoch", "rank", "world_size")
-    }
+    expected = {f"shmload/{name}": value for name, value in EPOCH.items() if name not in ("epoch", "rank", "world_size")}
     assert {tag: value for tag, value, _ in writer.scalars} == expected
 
 

@@ -27,24 +27,11 @@ def race(tmp_path_factory: pytest.TempPathFactory) -> Race:
         pytest.skip("src/ is not here: an installed package is being tested")
     folder = tmp_path_factory.mktemp("event-ring")
 
-    def run(
-        num_events: int, capacity: int, plant: int = 0, flags: tuple[str, ...] = ("-O2",)
-    ) -> subprocess.CompletedProcess[str]:
+    def run(num_events: int, capacity: int, plant: int = 0, flags: tuple[str, ...] = ("-O2",)) -> subprocess.CompletedProcess[str]:
         binary = folder / f"event_ring-{plant}{''.join(flags)}"
         if not binary.exists():
-            command = [
-                "gcc",
-                "-std=gnu11",
-                "-Wall",
-                "-Wextra",
-                "-Werror",
-                "-pthread",
-                f"-DPLANT={plant}",
-                f"-I{SOURCE}",
-            ]
-            done = subprocess.run(
-                [*command, *flags, str(HERE / "event_ring.c"), "-o", str(binary)], capture_output=True, text=True
-            )
+            command = ["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", f"-DPLANT={plant}", f"-I{SOURCE}"]
+            done = subprocess.run([*command, *flags, str(HERE / "event_ring.c"), "-o", str(binary)], capture_output=True, text=True)
             if done.returncode and any("-fsanitize" in flag for flag in flags):
                 pytest.skip(f"gcc cannot build with {flags}: {done.stderr[-200:]}")
             assert done.returncode == 0, done.stderr

@@ -221,10 +221,7 @@ def words(at: int, kind: str, *values: int) -> tuple[int, bytes]:
     ("damage", "message"),
     [
         (words(0, "Q", 1), "this is no control block of a loader"),
-        (
-            words(ABI_AT, "I", 999),
-            "this control block has layout version 999, needed is .*: use the shmload that the loader runs",
-        ),
+        (words(ABI_AT, "I", 999), "this control block has layout version 999, needed is .*: use the shmload that the loader runs"),
         (words(WORKERS_AT, "I", 15_999), "is damaged: it says 15999 workers"),
         (words(WORKERS_AT, "I", 0xFFFFFFFF), "is damaged: it says 4294967295 workers"),
         (words(EVENTS_AT, "Q", 1 << 63), "is damaged"),
@@ -255,9 +252,7 @@ def test_a_recorder_that_there_is_not_is_an_index_error() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(12, 127), st.binary(min_size=1, max_size=8)), max_size=4), st.integers(0, 2**64 - 1)
-)
+@given(st.lists(st.tuples(st.integers(12, 127), st.binary(min_size=1, max_size=8)), max_size=4), st.integers(0, 2**64 - 1))
 def test_no_damage_makes_reading_go_astray(damages: list[tuple[int, bytes]], head: int) -> None:
     """Run under the address sanitizer this proves it; without, a crash would."""
     ring = Ring()

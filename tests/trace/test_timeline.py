@@ -45,9 +45,7 @@ class Written:
     def publish(self, at: int, order: int, slot: int = 0) -> None:
         self.add(2, "publish", at, at, order, slot=slot, place=2)
 
-    def fill(
-        self, worker: int, begin: int, end: int, order: int, chunk: int, *, slot: int = 0, amount: int = DONE
-    ) -> None:
+    def fill(self, worker: int, begin: int, end: int, order: int, chunk: int, *, slot: int = 0, amount: int = DONE) -> None:
         self.add(worker, "chunk", begin, end, order, slot=slot, place=chunk, rows=2, amount=amount)
 
     def told(self) -> Timeline:

@@ -81,11 +81,7 @@ def test_rings_that_did_nothing_in_the_block_are_left_out(tmp_path: Path) -> Non
             pass
         with loader.trace(tmp_path / "trace.json"):
             run(loader)
-    names = [
-        event["args"]["name"]
-        for event in loaded(tmp_path / "trace.json")["traceEvents"]
-        if event["name"] == "process_name"
-    ]
+    names = [event["args"]["name"] for event in loaded(tmp_path / "trace.json")["traceEvents"] if event["name"] == "process_name"]
     assert names == [f"shmload, process {os.getpid()}", f"slots, process {os.getpid()}"]
 
 
@@ -188,9 +184,7 @@ def test_a_copy_of_a_traced_loader_is_not_traced(tmp_path: Path) -> None:
     assert len(of_kind(loaded(tmp_path / "two.json"), "deliver")) == 8
 
 
-def test_lost_events_are_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_events_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shmload.engine.trace.Tape.drain_if_due", lambda tape: None)
     caplog.set_level(logging.WARNING, "shmload")
     with ShmLoader(Rows(600), 1, num_workers=1, seed=1) as loader, loader.trace(tmp_path / "t.json") as trace:

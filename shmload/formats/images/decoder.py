@@ -138,7 +138,7 @@ class Part(NamedTuple):
     origin: tuple[int, int]
 
 
-class Opened(Protocol):
+class OpenedImage(Protocol):
     """An image whose size is known and whose pixels are not decoded yet.
 
     Attributes:
@@ -212,9 +212,7 @@ def jpeg_header(data: bytes) -> JpegHeader:
             continue
         length = int.from_bytes(data[at + 2 : at + 4])
         if marker == _END or length < 2 or at + 2 + length > len(data):
-            raise ValueError(
-                f"a damaged JPEG: the segment at byte {at} does not end within the {len(data)} bytes of the file"
-            )
+            raise ValueError(f"a damaged JPEG: the segment at byte {at} does not end within the {len(data)} bytes of the file")
         if marker in _FRAMES:
             if length < 8:
                 raise ValueError(f"a damaged JPEG: the frame at byte {at} has {length} bytes, needs 8")
@@ -320,7 +318,7 @@ T = TypeVar("T")
 LIBRARIES = ("auto", "libjpeg", "simplejpeg", "pillow", "opencv")
 
 
-def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool, is_fast: bool) -> Opened:
+def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool, is_fast: bool) -> OpenedImage:
     """Looks at a file's head.
 
     Raises:
@@ -421,7 +419,7 @@ def checked(read: Callable[[], T]) -> T:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def _all_of(image: Opened, reduction: int, needed: Box) -> Part:
+def _all_of(image: OpenedImage, reduction: int, needed: Box) -> Part:
     """The part of those whose library decodes an image whole or not at all."""
     return Part(image.pixels(reduction), (0, 0))
 
@@ -638,9 +636,7 @@ class CenterCrop:
     def __post_init__(self) -> None:
         size = _pair(self.size, "CenterCrop")
         if self.resize is not None and self.resize < max(size):
-            raise ValueError(
-                f"CenterCrop: resize is the shorter side and needs to be at least size; got {self.resize} for {size}"
-            )
+            raise ValueError(f"CenterCrop: resize is the shorter side and needs to be at least size; got {self.resize} for {size}")
 
     @property
     def shape(self) -> Size:
@@ -760,11 +756,7 @@ class ImageDecoder:
     def __post_init__(self) -> None:
         if not 0 <= self.flip <= 1:
             raise ValueError(f"flip is a probability and needs to be 0 to 1; got {self.flip}")
-        for name, choices in (
-            ("layout", ("CHW", "HWC")),
-            ("dtype", (None, "uint8", "float32")),
-            ("decoder", LIBRARIES),
-        ):
+        for name, choices in (("layout", ("CHW", "HWC")), ("dtype", (None, "uint8", "float32")), ("decoder", LIBRARIES)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} needs to be one of {choices}; got {getattr(self, name)!r}")
         if self.normalise is not None and self.dtype == "uint8":
@@ -795,9 +787,7 @@ class ImageDecoder:
             ValueError: the file is no sound image.
             ImportError: there is no library for it.
         """
-        image = checked(
-            lambda: open_image(data, self.decoder, self.max_pixels, is_strict=self.strict, is_fast=self.fast)
-        )
+        image = checked(lambda: open_image(data, self.decoder, self.max_pixels, is_strict=self.strict, is_fast=self.fast))
         turned = checked(lambda: orientation(data)) if self.upright else 1
         stored = (image.height, image.width)
         height, width = stored if turned < 5 else stored[::-1]
@@ -837,7 +827,7 @@ class ImageDecoder:
             and window.box == (0.0, 0.0, *map(float, stored))
         )
 
-    def _reduction(self, image: Opened, window: Window) -> int:
+    def _reduction(self, image: OpenedImage, window: Window) -> int:
         if not self.scaled:
             return 1
         room = min(window.box[2] / window.size[0], window.box[3] / window.size[1]) / _MARGIN

@@ -118,10 +118,7 @@ class OneSample:
     def sample(self) -> dict[str, Any]:
         """The fields: arrays, numpy's scalars, text."""
         found = {name: self._fields[name][0] for name in self._schema}
-        return {
-            name: value[()] if isinstance(value, np.ndarray) and not value.ndim else value
-            for name, value in found.items()
-        }
+        return {name: value[()] if isinstance(value, np.ndarray) and not value.ndim else value for name, value in found.items()}
 
 
 def _empty(dtype: Any, shape: tuple[int, ...]) -> Any:
@@ -357,9 +354,7 @@ class Blocks:
         end = min(first + self.rows_per_block, self._num_rows)
         try:
             values = self._load(first, end)
-        except (
-            Exception
-        ) as error:  # each library and codec has errors of its own; all mean that these bytes cannot be read
+        except Exception as error:  # each library and codec has errors of its own; all mean that these bytes cannot be read
             raise ShardCorrupt(f"{self.where}, rows {first} to {end - 1}: {type(error).__name__}: {error}") from error
         if len(values) != end - first:
             raise ShardCorrupt(f"{self.where}, rows {first} to {end - 1}: there are {len(values)}")

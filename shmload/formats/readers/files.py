@@ -76,9 +76,7 @@ class ZarrDataset(ArrayTreeDataset):
         for name, array in arrays.items():
             if not isinstance(array, zarr.Array) or not array.shape:
                 what = "a single value" if isinstance(array, zarr.Array) else "a group"
-                raise NoField(
-                    f"{self.path}: field {name!r} is {what}; a field is an array whose first axis counts samples"
-                )
+                raise NoField(f"{self.path}: field {name!r} is {what}; a field is an array whose first axis counts samples")
         num_rows = one_length({name: array.shape[0] for name, array in arrays.items()}, self.path)
         cache = BlockCache(self._cache_bytes)
         try:
@@ -92,9 +90,7 @@ class ZarrDataset(ArrayTreeDataset):
         where = f"{self.path}, {array.path or '/'!r}"
         rows = (getattr(array, "shards", None) or array.chunks)[0]
         if array.dtype.kind in "TOU" and len(array.shape) == 1:
-            return TextColumn(
-                Blocks(where, array.shape[0], rows, lambda a, b: [str(v) for v in array[a:b]], cache), str
-            )
+            return TextColumn(Blocks(where, array.shape[0], rows, lambda a, b: [str(v) for v in array[a:b]], cache), str)
         dtype = native(array.dtype)
         if dtype is None:
             raise NoField(
@@ -163,16 +159,12 @@ class SafetensorsDataset(ColumnDataset):
     def _array(self, data: Any, begin: int, name: str, place: dict[str, Any]) -> TypedArray:
         element = ELEMENT_TYPES.get(DTYPES.get(place["dtype"], ""))
         if element is None:
-            raise NoField(
-                f"{self.path}: tensor {name!r} of {place['dtype']}: no batch has this type; leave it out of fields="
-            )
+            raise NoField(f"{self.path}: tensor {name!r} of {place['dtype']}: no batch has this type; leave it out of fields=")
         first, end = (begin + offset for offset in place["data_offsets"])
         shape = tuple(place["shape"])
         seen_as = element.numpy or np.dtype(f"u{element.itemsize}")
         if not 0 <= first <= end <= len(data) or end - first != seen_as.itemsize * int(np.prod(shape, dtype=object)):
-            raise ShardCorrupt(
-                f"{self.path}, offset {first}: tensor {name!r} of shape {shape} does not lie within the file"
-            )
+            raise ShardCorrupt(f"{self.path}, offset {first}: tensor {name!r} of shape {shape} does not lie within the file")
         return TypedArray(np.ndarray(shape, seen_as, data, first), element.name)
 
     @property
@@ -264,16 +256,12 @@ class HDF5Dataset(ArrayTreeDataset):
                 "runs of numbers; name the others in fields="
             )
         if ragged:
-            return RaggedColumn(
-                blocks(lambda a, b: [value.astype(dtype, copy=False) for value in dataset[a:b]], 1024), dtype
-            )
+            return RaggedColumn(blocks(lambda a, b: [value.astype(dtype, copy=False) for value in dataset[a:b]], 1024), dtype)
         offset = _offset_of(dataset, h5py)
         if offset is not None:
             end = os.path.getsize(self.path)
             if not 0 <= offset <= end - dataset.nbytes:
-                raise ShardCorrupt(
-                    f"{where}, offset {offset}: {dataset.nbytes} bytes of it do not lie within the file's {end}"
-                )
+                raise ShardCorrupt(f"{where}, offset {offset}: {dataset.nbytes} bytes of it do not lie within the file's {end}")
             mapped = np.memmap(self.path, dataset.dtype, "r", offset, dataset.shape)
             return MappedColumn(typed_array(name, mapped.view(np.ndarray)))
         row_nbytes = dataset.nbytes // max(length, 1)

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from shmload.batch.layout import of_any
-from shmload.batch.rows import Column, column_of
+from shmload.batch.rows import ArrowColumn, column_of
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats.paths import Paths, expanded
 from shmload.formats.readers.columns import BlockCache, ColumnDataset, Indices, NoField, Opened, library
@@ -158,9 +158,7 @@ def spec_of(field: Any, path: str, asked: Any) -> Any:
 
 
 def _refuse(field: Any, path: str, asked: Any) -> Any:
-    raise NoField(
-        f"{path}: column {field.name!r} is stored as {field.type} and cannot be read as schema says: {asked!r}"
-    )
+    raise NoField(f"{path}: column {field.name!r} is stored as {field.type} and cannot be read as schema says: {asked!r}")
 
 
 def _text_of(kind: Any) -> type | None:
@@ -190,7 +188,7 @@ def plain_values(values: Any) -> Any:
     return values if wanted == values.type else values.cast(wanted)
 
 
-Table = dict[str, Column]
+Table = dict[str, ArrowColumn]
 
 
 class Groups:
@@ -333,7 +331,7 @@ def _check_alike(path: str, schema: Any, fields: Sequence[Any], first: str) -> N
             )
 
 
-def _column(name: str, values: Any, where: str) -> Column:
+def _column(name: str, values: Any, where: str) -> ArrowColumn:
     if values.null_count:
         raise SampleError(
             f"{where}: column {name!r} has {values.null_count} nulls, which no array holds: give fill_null={{{name!r}: value}}, or "
@@ -348,7 +346,7 @@ def _column(name: str, values: Any, where: str) -> Column:
     return found
 
 
-def _check_shape(column: Column, shape: tuple[int, ...]) -> None:
+def _check_shape(column: ArrowColumn, shape: tuple[int, ...]) -> None:
     known = [extent for extent in column.extents if extent is not None]
     if len(known) < len(column.extents) or prod(known) != prod(shape):
         has = "lists of different lengths" if len(known) < len(column.extents) else f"{prod(known)} values"
@@ -361,12 +359,10 @@ def _check_shape(column: Column, shape: tuple[int, ...]) -> None:
 
 def _joined(tables: Sequence[Table]) -> Table:
     """The tables of several groups as one, whose chunks are theirs."""
-    return (
-        tables[0] if len(tables) == 1 else {name: _one_column([table[name] for table in tables]) for name in tables[0]}
-    )
+    return tables[0] if len(tables) == 1 else {name: _one_column([table[name] for table in tables]) for name in tables[0]}
 
 
-def _one_column(columns: Sequence[Column]) -> Column:
+def _one_column(columns: Sequence[ArrowColumn]) -> ArrowColumn:
     first = columns[0]
     is_alike = len({column.extents for column in columns}) == 1
     lengths = np.concatenate([np.diff(column.starts) for column in columns])

@@ -54,11 +54,7 @@ SUFFIX = ".index"
 _HEADER = struct.Struct("<8s6QI4x")
 _MAGIC = b"SHMTAR\x00\x01"
 # by what the file begins with
-COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ\x00": lzma.open,
-}
+COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 
 
 class ShardIndex:
@@ -72,9 +68,7 @@ class ShardIndex:
 
     def __init__(self, path: str, packed: Any) -> None:
         self.path = path
-        _, self.nbytes, self.mtime_ns, num_samples, num_members, extensions_nbytes, keys_nbytes, _ = (
-            _HEADER.unpack_from(packed)
-        )
+        _, self.nbytes, self.mtime_ns, num_samples, num_members, extensions_nbytes, keys_nbytes, _ = _HEADER.unpack_from(packed)
         self.num_samples = num_samples
         at = _HEADER.size
 
@@ -141,9 +135,7 @@ def map_shard(index: ShardIndex) -> MappedFile:
 
 def changed(index: ShardIndex) -> ShardCorrupt:
     """The error for a shard that is not what its index says any more."""
-    return ShardCorrupt(
-        f"{index.path}: was changed since it was indexed, with {index.nbytes} bytes: make the dataset anew"
-    )
+    return ShardCorrupt(f"{index.path}: was changed since it was indexed, with {index.nbytes} bytes: make the dataset anew")
 
 
 def load_index(path: str, *, cache: bool = True) -> ShardIndex:
@@ -241,7 +233,7 @@ KEY = "__key__"
 
 
 @dataclass(frozen=True)
-class Column:
+class TarColumn:
     """One field.
 
     Attributes:
@@ -261,7 +253,7 @@ class Column:
         return None in self.shape
 
     @classmethod
-    def of(cls, name: str, number: int, spec: Any, kinds: set[str]) -> Column:
+    def of(cls, name: str, number: int, spec: Any, kinds: set[str]) -> TarColumn:
         """The column of a schema's field, whose members are of these kinds: "npy", "int", "raw", "str" or "decode".
 
         Raises:
@@ -273,9 +265,7 @@ class Column:
             return cls(name, number, dtype.__name__ if kinds <= {"raw", dtype.__name__} else "decode", None, ())
         numpy = of_any(dtype).numpy
         if numpy is None:
-            raise ValueError(
-                f"schema[{name!r}]: {dtype} is no type of numpy's, as members of tar files are; convert it later"
-            )
+            raise ValueError(f"schema[{name!r}]: {dtype} is no type of numpy's, as members of tar files are; convert it later")
         found = np.dtype(numpy)
         (kind,) = kinds if len(kinds) == 1 else ("decode",)
         is_native = (
@@ -361,9 +351,7 @@ class Column:
             if len(extents) == len(self.shape) and value.size == np.prod(extents, dtype=np.int64):
                 value = value.reshape(extents)
         array = np.asarray(value)
-        if len(array.shape) != len(self.shape) or any(
-            s not in (None, n) for n, s in zip(array.shape, self.shape, strict=True)
-        ):
+        if len(array.shape) != len(self.shape) or any(s not in (None, n) for n, s in zip(array.shape, self.shape, strict=True)):
             raise ValueError(f"the schema says shape {self.shape}, and it has {array.shape}")
         if array.dtype.kind == "i" and array.ndim == 0 and self.dtype.kind in "iu":
             return np.asarray(int(array), self.dtype) if _holds(self.dtype, int(array)) else _refuse(array, self.dtype)
@@ -379,16 +367,14 @@ def _holds(dtype: np.dtype[Any], number: int) -> bool:
 
 def _refuse(array: Any, dtype: np.dtype[Any]) -> Any:
     shown = f"{array} " if array.ndim == 0 else ""
-    raise ValueError(
-        f"the schema says {dtype}, and it is {shown}of {array.dtype}; change the schema or convert it in decode="
-    )
+    raise ValueError(f"the schema says {dtype}, and it is {shown}of {array.dtype}; change the schema or convert it in decode=")
 
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _MOST_ALTERNATIVES = 254  # of a field: they are ranked in 8 bits
 
 
-class Samples:
+class TarSamples:
     """Shards as they are open in this process: their indexes, and those mapped so far.
 
     Args:
@@ -396,10 +382,7 @@ class Samples:
     """
 
     def __init__(
-        self,
-        indexes: Sequence[ShardIndex],
-        alternatives: Sequence[Sequence[str]],
-        counts: NDArray[np.int64] | None = None,
+        self, indexes: Sequence[ShardIndex], alternatives: Sequence[Sequence[str]], counts: NDArray[np.int64] | None = None
     ) -> None:
         self.indexes = indexes
         numbers = [i.num_samples for i in indexes] if counts is None else counts
@@ -514,12 +497,12 @@ class TarDataset:
         self._cache = cache
         names = list(self._fields or ())
         self._columns = [
-            Column.of(name, names.index(name), spec, {self._kind(e) for e in self._fields[name]})
+            TarColumn.of(name, names.index(name), spec, {self._kind(e) for e in self._fields[name]})
             for name, spec in (self.schema or {}).items()
             if self._fields is not None and name != KEY
         ]
         self._has_own_decoders = isinstance(decode, Mapping) and any(c.way == "decode" for c in self._columns)
-        self._samples: Samples | None = None
+        self._samples: TarSamples | None = None
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -581,12 +564,12 @@ class TarDataset:
             places = [samples.at(number) for number in numbers.tolist()]
             out[KEY] = [samples.indexes[shard].key(sample) for shard, sample in places]
 
-    def _row(self, numbers: NDArray[np.int64], column: Column, row: int) -> Any:
+    def _row(self, numbers: NDArray[np.int64], column: TarColumn, row: int) -> Any:
         number = int(numbers[row])
         value = self._value(number, column.name)
         return value if column.dtype is None else self._checked(number, column, value)
 
-    def _checked(self, number: int, column: Column, value: Any) -> Any:
+    def _checked(self, number: int, column: TarColumn, value: Any) -> Any:
         try:
             return column.checked(value)
         except (ValueError, TypeError) as error:
@@ -640,11 +623,11 @@ class TarDataset:
             return "npy" if last == "npy" else "int" if last in INTEGERS else "str" if last in TEXTS else "decode"
         return "decode"
 
-    def _opened(self) -> Samples:
+    def _opened(self) -> TarSamples:
         if self._samples is None:
             with self._lock:
                 if self._samples is None:
-                    self._samples = Samples(self._indexes(), list((self._fields or {}).values()))
+                    self._samples = TarSamples(self._indexes(), list((self._fields or {}).values()))
         return self._samples
 
     def _indexes(self) -> list[ShardIndex]:

@@ -168,9 +168,7 @@ def decode_npy(data: bytes) -> NDArray[Any]:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read(file)
     if dtype.hasobject:
-        raise ValueError(
-            "an .npy of objects is a pickle; store numbers, or give allow_pickle=True and the extension pkl"
-        )
+        raise ValueError("an .npy of objects is a pickle; store numbers, or give allow_pickle=True and the extension pkl")
     rest = len(data) - file.tell()
     if math.prod(shape) * dtype.itemsize != rest:
         raise ValueError(f"its header says {dtype} of shape {shape}, and {rest} bytes follow")
@@ -196,9 +194,7 @@ def decode_npz(data: bytes) -> dict[str, NDArray[Any] | bytes]:
                 )
             for info in archive.infolist():
                 if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise ValueError(
-                        f"npz: {info.filename!r} is compressed by method {info.compress_type}; numpy writes 0 and 8"
-                    )
+                    raise ValueError(f"npz: {info.filename!r} is compressed by method {info.compress_type}; numpy writes 0 and 8")
                 with archive.open(info) as member:
                     payload = member.read(info.file_size)  # with that limit zipfile inflates no more, whatever is there
                 is_array = payload.startswith(np.lib.format.MAGIC_PREFIX)
@@ -256,9 +252,7 @@ class Decoders:
 
     def is_plain(self, extension: str) -> bool:
         """Whether the extension's decoder is the usual one, and so may be done natively."""
-        return (
-            self._decode is not False and extension not in self._own and extension.rpartition(".")[2] not in self._own
-        )
+        return self._decode is not False and extension not in self._own and extension.rpartition(".")[2] not in self._own
 
     def _search(self, extension: str) -> Decoder | None:
         last = extension.rpartition(".")[2]

@@ -66,18 +66,14 @@ class TarStream(IterableDataset[dict[str, Any]]):
                 sample = {}
             sample.setdefault(KEY, key)
             if extension in sample:
-                raise ShardCorrupt(
-                    f"{path}: at byte {offset}: sample {key!r} has two members of extension {extension!r}"
-                )
+                raise ShardCorrupt(f"{path}: at byte {offset}: sample {key!r} has two members of extension {extension!r}")
             decoder = self._decoders.of(extension)
             try:
                 sample[extension] = data if decoder is None else decoder(data)
             except (ImportError, MemoryError):  # the member is not at fault
                 raise
             except Exception as error:  # of a library or of the user's own decoder
-                raise ShardCorrupt(
-                    f"{path}: field {extension!r} of sample {key!r} at byte {offset}: {error}"
-                ) from error
+                raise ShardCorrupt(f"{path}: field {extension!r} of sample {key!r} at byte {offset}: {error}") from error
         if sample:
             yield sample
 
@@ -122,9 +118,7 @@ def _exactly(file: IO[bytes], nbytes: int, path: str, at: int, *, keep: bool = T
     while nbytes:
         piece = _read(file, min(nbytes, _PIECE), path, at)
         if not piece:
-            raise ShardCorrupt(
-                f"{path}: at byte {at}: the file ends within a member or without the end marker: it is truncated"
-            )
+            raise ShardCorrupt(f"{path}: at byte {at}: the file ends within a member or without the end marker: it is truncated")
         nbytes -= len(piece)
         if keep:
             pieces.append(piece)

@@ -142,9 +142,7 @@ class TarWriter:
         self._pattern = os.fspath(path)
         self._is_pattern = _NUMBER.search(self._pattern) is not None
         if not self._is_pattern and (maxcount is not None or maxsize is not None):
-            raise ValueError(
-                f"maxcount and maxsize need a pattern for several shards, like train-%06d.tar; got {path!r}"
-            )
+            raise ValueError(f"maxcount and maxsize need a pattern for several shards, like train-%06d.tar; got {path!r}")
         if (maxcount is not None and maxcount < 1) or (maxsize is not None and maxsize < RECORD):
             raise ValueError(f"maxcount is at least 1, maxsize {RECORD}; got {maxcount}, {maxsize}")
         self._maxcount, self._maxsize, self._mtime = maxcount, maxsize, mtime

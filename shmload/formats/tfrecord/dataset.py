@@ -101,9 +101,7 @@ def fields_of(
         raise ValueError(f"defaults are for fields of the schema; {sorted(unknown)} are not among {list(schema)}")
     decode = decode or {}
     return [
-        _decoded(name, spec, defaults.get(name), decode[name])
-        if name in decode
-        else _field(str(name), spec, defaults.get(name))
+        _decoded(name, spec, defaults.get(name), decode[name]) if name in decode else _field(str(name), spec, defaults.get(name))
         for name, spec in schema.items()
     ]
 
@@ -125,9 +123,7 @@ def _field(name: str, spec: Any, default: Any) -> RecordField:
     element = of_any(dtype)
     extents = tuple(None if extent is None else int(extent) for extent in shape)
     if extents.count(None) > 1:
-        raise ValueError(
-            f"schema field {name!r} has shape {extents}: a record holds no shapes, so at most one extent may be None"
-        )
+        raise ValueError(f"schema field {name!r} has shape {extents}: a record holds no shapes, so at most one extent may be None")
     if default is None:
         return RecordField(name, element, extents)
     if element.numpy is None or None in extents:
@@ -338,9 +334,7 @@ class TFRecordDataset:
     def _recognise(self, file_nbytes: list[int]) -> None:
         for path, was, now in zip(self.paths, self._file_nbytes, file_nbytes, strict=False):
             if was != now:
-                raise ShardCorrupt(
-                    f"{path}: has {now} bytes, and had {was} when this dataset first read it: make it anew"
-                )
+                raise ShardCorrupt(f"{path}: has {now} bytes, and had {was} when this dataset first read it: make it anew")
         self._file_nbytes = file_nbytes
 
     def __len__(self) -> int:
@@ -436,16 +430,12 @@ class TFRecordDataset:
         """Writes arrays' rows and gives texts; all of files that are as they were when it began."""
         if not survey.write(targets):
             raise self._error(survey)
-        found: dict[str, list[Any]] = {
-            f.name: survey.texts(number) for number, f in enumerate(self._fields) if f.is_text
-        }
+        found: dict[str, list[Any]] = {f.name: survey.texts(number) for number, f in enumerate(self._fields) if f.is_text}
         if not survey.is_still_so():
             raise self._error(survey)
         for field in self._fields:
             if field.is_str:
-                found[field.name] = [
-                    self._str(text, survey, row, field.name) for row, text in enumerate(found[field.name])
-                ]
+                found[field.name] = [self._str(text, survey, row, field.name) for row, text in enumerate(found[field.name])]
         return found
 
     def _error(self, survey: Survey) -> Exception:

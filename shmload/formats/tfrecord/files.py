@@ -190,9 +190,7 @@ def _inflated(path: str, data: Any, kind: str, max_inflated_bytes: int) -> bytes
                 part = stream.decompress(pending, _STEP)
                 pending = stream.unconsumed_tail
                 if is_over and not part and not stream.eof:
-                    raise ShardCorrupt(
-                        f"{path}: the {kind} stream is truncated: it does not end with its {len(data)} bytes"
-                    )
+                    raise ShardCorrupt(f"{path}: the {kind} stream is truncated: it does not end with its {len(data)} bytes")
                 total += len(part)
                 if total > max_inflated_bytes:
                     raise ShardCorrupt(
@@ -235,12 +233,7 @@ class TFRecordWriter:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        compression: str | None = None,
-        raw: Iterable[str] = (),
-        index: bool = False,
+        self, path: str | os.PathLike[str], *, compression: str | None = None, raw: Iterable[str] = (), index: bool = False
     ) -> None:
         if compression not in (None, "gzip", "zlib"):
             raise ValueError(f'compression is None, "gzip" or "zlib"; got {compression!r}')
@@ -304,10 +297,7 @@ class TFRecordWriter:
             TypeError, ValueError: as of `write`.
         """
         fields = [(name.encode(), *self._values(name, context[name])) for name in sorted(context)]
-        lists = [
-            (name.encode(), [self._values(name, step) for step in feature_lists[name]])
-            for name in sorted(feature_lists)
-        ]
+        lists = [(name.encode(), [self._values(name, step) for step in feature_lists[name]]) for name in sorted(feature_lists)]
         self._appended(self._open().append_sequence(fields, lists))
 
     def _open(self) -> RecordBuffer:

@@ -328,9 +328,7 @@ class Generation:
         if self.committed() != manifest:
             self._store.put(MANIFEST_NAME, manifest.dump())
         faults.hit("after_manifest")
-        self._has_all(
-            shards
-        )  # one that ended between check and put has removed them: then the manifest must not go unnoticed
+        self._has_all(shards)  # one that ended between check and put has removed them: then the manifest must not go unnoticed
         self._clean(manifest)
         return manifest
 
@@ -353,9 +351,7 @@ class Generation:
     def _clean(self, manifest: Manifest) -> None:
         """Removes what is of no use any more: other generations, notes, the claim."""
         claimed = self._claimed()
-        kept = {name for shard in manifest.shards for name in (shard.name, shard.index.name)} | {
-            f"{self.name}/{_ETAGS}"
-        }
+        kept = {name for shard in manifest.shards for name in (shard.name, shard.index.name)} | {f"{self.name}/{_ETAGS}"}
         under_way = set() if claimed == self.name else {claimed}
         found = [each.key for each in self._store.list_objects()]
         ours = [(key, match[1]) for key in found if (match := _OURS.fullmatch(key)) is not None]
@@ -382,7 +378,7 @@ def _of_manifest(manifest: Manifest) -> list[Record]:
 NUM_THREADS = 2
 
 
-class Sender:
+class ShardSender:
     """Puts shards into a store: each, then its index, then the note that both are whole.
 
     Args:

@@ -222,9 +222,7 @@ class OpenFile:
         while done < len(out):
             got = os.preadv(self._fd, [out[done:]], done)
             if not got:
-                raise OSError(
-                    f"{os.fsdecode(self.path)} was cut to {done} bytes while it was packed; it had {self.nbytes}"
-                )
+                raise OSError(f"{os.fsdecode(self.path)} was cut to {done} bytes while it was packed; it had {self.nbytes}")
             done += got
         self.close()
 
@@ -358,9 +356,7 @@ def value_member(value: Any, quality: int | None) -> tuple[str, Payload]:
         return _structure(value)
     if hasattr(value, "getbands"):  # of Pillow's
         return picture_member(value, quality)
-    raise TypeError(
-        f"nothing keeps a {_name_of(value)}: return an image, array, number, str, bytes, or a list or dict of these"
-    )
+    raise TypeError(f"nothing keeps a {_name_of(value)}: return an image, array, number, str, bytes, or a list or dict of these")
 
 
 def file_member(path: str | bytes) -> tuple[str, OpenFile]:

@@ -38,7 +38,7 @@ from shmload.formats.tar.dataset import KEY
 from shmload.formats.tar.writer import BLOCK, archive_nbytes, member_header, member_name
 from shmload.loader import ShmLoader
 from shmload.remote.fetch import Manifest
-from shmload.remote.packing.generation import NUM_THREADS, Generation, Record, Sender, ShardFile, Spool
+from shmload.remote.packing.generation import NUM_THREADS, Generation, Record, ShardFile, ShardSender, Spool
 from shmload.remote.packing.members import Members, OpenFile, Payload, file_member, members_of, value_member
 from shmload.schedule.permutation import Permutation
 from shmload.storage.local import Store
@@ -48,7 +48,7 @@ NUM_PROBED_FILES = 4  # samples of a dataset of files that are compared
 _TRANSFORMS = ("transform", "transforms", "target_transform")
 
 
-class Source(Protocol):
+class PackSource(Protocol):
     """A dataset as the packer reads it. Picklable."""
 
     draws: bool  # whether reading a sample may draw random numbers
@@ -59,7 +59,7 @@ class Source(Protocol):
         """What a sample's key begins with, and its members, sorted by extension."""
 
 
-class Samples:
+class PackedSamples:
     """Any dataset, whose samples are encoded."""
 
     draws = True
@@ -107,7 +107,7 @@ class Files:
             digest.update(f"{told}\0{label!r}\0".encode("utf-8", "surrogateescape"))
 
 
-class Parts:
+class PackedParts:
     """Samples of sources, in an order: what Subset and ConcatDataset of torch stand for.
 
     Args:
@@ -115,7 +115,7 @@ class Parts:
         part, index: int64 arrays; of each sample, which source it is of, and which of its samples.
     """
 
-    def __init__(self, parts: Sequence[Source], part: Any, index: Any) -> None:
+    def __init__(self, parts: Sequence[PackSource], part: Any, index: Any) -> None:
         self.parts, self.part, self.index = parts, part, index
         self.draws = any(source.draws for source in parts)
 
@@ -126,7 +126,7 @@ class Parts:
         return self.parts[int(self.part[index])].members(int(self.index[index]))
 
 
-def source_of(dataset: Any, quality: int | None) -> Source:
+def source_of(dataset: Any, quality: int | None) -> PackSource:
     """The source that a dataset is.
 
     Raises:
@@ -141,14 +141,14 @@ def source_of(dataset: Any, quality: int | None) -> Source:
 
     if type(dataset) is Subset:
         inner = source_of(dataset.dataset, quality)
-        return Parts([inner], np.zeros(len(dataset), np.int64), np.array(list(dataset.indices), np.int64))
+        return PackedParts([inner], np.zeros(len(dataset), np.int64), np.array(list(dataset.indices), np.int64))
     if type(dataset) is ConcatDataset:
         parts = [source_of(each, quality) for each in dataset.datasets]
         part = np.repeat(np.arange(len(parts)), [len(each) for each in parts])
-        return Parts(parts, part, np.concatenate([np.arange(len(each)) for each in parts]))
+        return PackedParts(parts, part, np.concatenate([np.arange(len(each)) for each in parts]))
     if type(dataset) is ImageFolder and dataset.transform is None:
         return Files(dataset.samples, has_labels=dataset._has_labels)
-    return _files_of(dataset) or Samples(dataset, quality)
+    return _files_of(dataset) or PackedSamples(dataset, quality)
 
 
 def _files_of(dataset: Any) -> Files | None:
@@ -197,7 +197,7 @@ class EncodedSamples:
 
     schema = {RECORD: ("uint8", (None,))}  # noqa: RUF012  # as users write it
 
-    def __init__(self, source: Source, *, seed: int, restart_markers: bool) -> None:
+    def __init__(self, source: PackSource, *, seed: int, restart_markers: bool) -> None:
         self.source, self.seed, self.restart_markers = source, seed, restart_markers
         self.order = Permutation(len(source), seed=seed)
         self._width = max(8, len(str(len(source) - 1)))
@@ -285,7 +285,7 @@ _BATCH_SIZE_MAX = 256
 
 
 @dataclass(frozen=True)
-class Options:
+class PackOptions:
     """How a dataset is packed.
 
     Attributes:
@@ -316,7 +316,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Progress:
+class PackProgress:
     """How far a packing is.
 
     Attributes:
@@ -339,7 +339,7 @@ class Packing:
     """
 
     def __init__(
-        self, dataset: Any, store: Store, options: Options, on_progress: Callable[[Progress], None] | None
+        self, dataset: Any, store: Store, options: PackOptions, on_progress: Callable[[PackProgress], None] | None
     ) -> None:
         source = source_of(dataset, options.quality)
         if not len(source):
@@ -379,19 +379,14 @@ class Packing:
         self._keep(self._generation.records())
         self.num_found = len(self._records)
         if self.num_found:
-            logger.info(
-                "%s: %d shards of generation %s are there already",
-                self._store.url,
-                self.num_found,
-                self._generation.name,
-            )
+            logger.info("%s: %d shards of generation %s are there already", self._store.url, self.num_found, self._generation.name)
         if not self._generation.is_settled():
             self._generation.claim()
             faults.hit("claimed")
         self._num_packed = sum(record.shard.num_samples for record in self._records.values())
         self._tell()
         self._spool = Spool((NUM_THREADS + 1) * self._options.maxsize, self._options.spool_folder)
-        sender = Sender(self._store, self._generation, self._sent)
+        sender = ShardSender(self._store, self._generation, self._sent)
         try:
             at, number = 0, 0
             while at < total:
@@ -410,7 +405,7 @@ class Packing:
                 self._records[record.number] = record
                 stop, last = record.stop, record.number
 
-    def _fill(self, sender: Sender, at: int, number: int) -> tuple[int, int]:
+    def _fill(self, sender: ShardSender, at: int, number: int) -> tuple[int, int]:
         """Passes a shard that is there, or packs the gap before the next one; where that ends, in position and number."""
         there = self._records.get(number)
         if there is not None and there.first == at:
@@ -431,7 +426,7 @@ class Packing:
         forgotten = [each for each in self._records if each >= number]
         self._generation.forget([self._records.pop(each) for each in forgotten])
 
-    def _pack(self, sender: Sender, at: int, stop: int, number: int) -> int:
+    def _pack(self, sender: ShardSender, at: int, stop: int, number: int) -> int:
         """Packs the samples from position `at` up to `stop` into shards from `number` on; the number behind the last."""
         shard: ShardFile | None = None
         try:
@@ -488,9 +483,7 @@ class Packing:
         wanted = self._options.workers
         found = min(wanted, len(os.sched_getaffinity(0)), -(-num_samples // self._batch_size))
         if found < wanted:
-            logger.info(
-                "packing takes %d of %d workers: there are that many processors, or batches of samples", found, wanted
-            )
+            logger.info("packing takes %d of %d workers: there are that many processors, or batches of samples", found, wanted)
         return found
 
     def _sent(self, record: Record) -> None:
@@ -500,9 +493,7 @@ class Packing:
     def _tell(self) -> None:
         if self._on_progress is not None:
             nbytes = sum(record.shard.nbytes for record in self._records.values())
-            self._on_progress(
-                Progress(len(self._samples), self._num_packed, nbytes, len(self._records), self.num_found)
-            )
+            self._on_progress(PackProgress(len(self._samples), self._num_packed, nbytes, len(self._records), self.num_found))
 
 
 def upload_cv_dataset(
@@ -519,7 +510,7 @@ def upload_cv_dataset(
     restart_markers: bool = False,
     multiprocessing_context: Any = None,
     spool_folder: str | os.PathLike[str] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[PackProgress], None] | None = None,
 ) -> Manifest:
     """Packs a dataset into tar shards, which webdataset reads too, and writes them to a store.
 
@@ -546,7 +537,7 @@ def upload_cv_dataset(
         multiprocessing_context: how workers start: "fork", "spawn", "forkserver" or a context.
         spool_folder: where up to three shards lie until they are sent, in files without names. None: in memory if three of
             `maxsize` are at most an eighth of what is free, else where temporary files do.
-        on_progress: called now and then with a `Progress`.
+        on_progress: called now and then with a `PackProgress`.
     Returns:
         what was written: `manifest.json` in the folder, which is read back by `RemoteDataset(client, bucket, base_folder)`.
     Raises:
@@ -562,7 +553,7 @@ def upload_cv_dataset(
         >>> manifest.num_samples, len(manifest.shards), manifest.extensions
         (10, 3, ('cls', 'png'))
     """
-    options = Options(
+    options = PackOptions(
         int(maxsize),
         int(maxcount),
         int(workers),

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from shmload.audit.file import DISTRIBUTED, Batch, Header
 from shmload.schedule.schedule import Schedule, stream_positions
-from shmload.tools.audit.timeline import Delivery, EpochReport, Part, Report, ranges
+from shmload.tools.audit.timeline import AuditPart, AuditReport, Delivery, EpochReport, ranges
 
 Keys = NDArray[np.int64]
 
@@ -49,7 +49,7 @@ def is_numeric_keys(keys: Any) -> bool:
     return isinstance(keys, np.ndarray) or (keys is not None and all(type(key) in (int, np.int64) for key in keys))
 
 
-def _doubled(deliveries: list[Delivery], what: str, report: Report) -> None:
+def _doubled(deliveries: list[Delivery], what: str, report: AuditReport) -> None:
     """Reports places that were delivered several times; `what` names the place of one."""
     at: dict[tuple[int, int], list[Delivery]] = {}
     for one in deliveries:
@@ -62,9 +62,7 @@ def _doubled(deliveries: list[Delivery], what: str, report: Report) -> None:
 
 # ------------------------------------------------------------ epochs of the keyed schedule
 
-BEHIND_MAX = (
-    16  # steps that ranks of a run that ended may be apart: they step together, what is handed over ahead counts
-)
+BEHIND_MAX = 16  # steps that ranks of a run that ended may be apart: they step together, what is handed over ahead counts
 
 
 @lru_cache(maxsize=64)
@@ -88,7 +86,7 @@ def judge_epoch(
     ranks: set[tuple[int, int]],
     *,
     is_last: bool,
-    report: Report,
+    report: AuditReport,
 ) -> None:
     """Judges one epoch.
 
@@ -125,7 +123,7 @@ def _newest(deliveries: Sequence[Delivery]) -> Delivery:
     return max(deliveries, key=lambda one: (one.part.start, one.step))
 
 
-def _exists(one: Delivery, report: Report) -> bool:
+def _exists(one: Delivery, report: AuditReport) -> bool:
     schedule = schedule_of(one.part.header)
     if one.step < schedule.num_steps_of(one.rank):
         return True
@@ -133,7 +131,7 @@ def _exists(one: Delivery, report: Report) -> bool:
     return False
 
 
-def _check_indices(deliveries: list[Delivery], report: Report) -> None:
+def _check_indices(deliveries: list[Delivery], report: AuditReport) -> None:
     """Each delivery's samples must be the schedule's."""
     expected_more: Counter[Any] = Counter()
     for one in deliveries:
@@ -174,7 +172,7 @@ def _other_samples(one: Delivery, expected: np.ndarray[Any, Any], ordered: list[
     return text
 
 
-def _uncovered(number: int, deliveries: list[Delivery], report: Report) -> list[tuple[int, int]]:
+def _uncovered(number: int, deliveries: list[Delivery], report: AuditReport) -> list[tuple[int, int]]:
     """(step, rank) of what nobody delivered up to the last step that anybody was; what was delivered twice is reported."""
     newest = _newest(deliveries).part.header
     by_step: dict[int, list[Delivery]] = {}
@@ -199,7 +197,7 @@ def _uncovered(number: int, deliveries: list[Delivery], report: Report) -> list[
 
 
 def _remaining_steps(
-    missing: list[tuple[int, int]], deliveries: list[Delivery], ranks: set[tuple[int, int]], report: Report
+    missing: list[tuple[int, int]], deliveries: list[Delivery], ranks: set[tuple[int, int]], report: AuditReport
 ) -> list[tuple[int, int]]:
     """What is not missing but still to come where the run ended: what lies behind the last step of a rank that has a file."""
     world = _newest(deliveries).part.header.world_size
@@ -218,12 +216,7 @@ def _remaining_steps(
 
 
 def _report_missing(
-    number: int,
-    missing: list[tuple[int, int]],
-    tail: range,
-    header: Header,
-    ranks: set[tuple[int, int]],
-    report: Report,
+    number: int, missing: list[tuple[int, int]], tail: range, header: Header, ranks: set[tuple[int, int]], report: AuditReport
 ) -> None:
     """One finding per rank, with the first samples by name."""
     schedule = schedule_of(header)
@@ -256,7 +249,7 @@ def _report_missing(
 
 
 def judge_pass(
-    epoch: EpochReport, deliveries: list[Delivery], ended: set[int], ranks: set[int], *, is_last: bool, report: Report
+    epoch: EpochReport, deliveries: list[Delivery], ended: set[int], ranks: set[int], *, is_last: bool, report: AuditReport
 ) -> None:
     """Judges one pass.
 
@@ -299,7 +292,7 @@ def judge_pass(
         _judge_coverage(epoch, header, by_rank, report)
 
 
-def _judge_coverage(epoch: EpochReport, header: Header, by_rank: dict[int, list[Delivery]], report: Report) -> None:
+def _judge_coverage(epoch: EpochReport, header: Header, by_rank: dict[int, list[Delivery]], report: AuditReport) -> None:
     n, drop, world = header.n, header.batch_size or 1 if header.uneven == "drop" else 0, header.world_size
     keys = {rank: [ordered_keys(one.batch) for one in mine] for rank, mine in by_rank.items()}
     is_numeric = all(is_numeric_keys(each) for mine in keys.values() for each in mine)
@@ -314,7 +307,7 @@ def _judge_coverage(epoch: EpochReport, header: Header, by_rank: dict[int, list[
         _compare(f"pass {epoch.epoch}, all ranks together", together, n, -n % world, left_out, report)
 
 
-def _compare(where: str, batches: list[Any], n: int, extra_max: int, missing_max: int, report: Report) -> None:
+def _compare(where: str, batches: list[Any], n: int, extra_max: int, missing_max: int, report: AuditReport) -> None:
     """Every index of [0, n) once, but for so many repeated, and missing, as the sampler's rule allows."""
     keys = np.concatenate([np.zeros(0, np.int64), *(np.asarray(each, np.int64) for each in batches)])
     unknown = keys[(keys < 0) | (keys >= n)]
@@ -340,12 +333,7 @@ class Judged(NamedTuple):
 
 
 def judge_stream(
-    epoch: EpochReport,
-    deliveries: list[Delivery],
-    parts: Sequence[Part],
-    *,
-    is_last: bool,
-    report: Report,
+    epoch: EpochReport, deliveries: list[Delivery], parts: Sequence[AuditPart], *, is_last: bool, report: AuditReport
 ) -> Judged:
     """Judges the positions of one epoch; a pipeline that repeats has one.
 
@@ -375,7 +363,7 @@ def judge_stream(
     return Judged(keys, (header.stream or {})["members"], not gaps and header.uneven != "drop")
 
 
-def judge_items(epochs: Sequence[Judged], report: Report) -> None:
+def judge_items(epochs: Sequence[Judged], report: AuditReport) -> None:
     """Each item once in each epoch of its member, but for what is still to come of the last."""
     is_whole = all(epoch.is_whole for epoch in epochs)
     for path, _, n, keys in _by_member(np.concatenate([epoch.keys for epoch in epochs]), epochs[0].members):
@@ -393,7 +381,7 @@ def judge_items(epochs: Sequence[Judged], report: Report) -> None:
                 report.found("missing", f"{n - num} items of epoch {epoch}{member} never came, such as item {gap}")
 
 
-def _once(positions: Sequence[Keys], deliveries: Sequence[Delivery], report: Report) -> Keys:
+def _once(positions: Sequence[Keys], deliveries: Sequence[Delivery], report: AuditReport) -> Keys:
     """All positions, sorted; what was delivered twice is reported."""
     every = np.concatenate(positions)
     whose = np.repeat(np.arange(len(positions)), [len(its) for its in positions])
@@ -404,8 +392,7 @@ def _once(positions: Sequence[Keys], deliveries: Sequence[Delivery], report: Rep
         its = again[whose[again] == which]
         before = deliveries[int(whose[its[0] - 1])]
         report.found(
-            "doubled",
-            f"{deliveries[which].where}: positions {ranges(every[its].tolist())} were delivered before: {before.where}",
+            "doubled", f"{deliveries[which].where}: positions {ranges(every[its].tolist())} were delivered before: {before.where}"
         )
     return np.delete(every, again)
 
@@ -438,7 +425,7 @@ def _by_member(
         yield from _by_member(keys[is_its] // len(members), member, rows[is_its], (*path, number))
 
 
-def _rows(one: Delivery, report: Report) -> tuple[Keys, Keys]:
+def _rows(one: Delivery, report: AuditReport) -> tuple[Keys, Keys]:
     """(positions, keys) of what counts: no padding, and nothing that came again after a resume."""
     header = one.part.header
     keys = ordered_keys(one.batch)
@@ -489,9 +476,7 @@ def _whole(header: Header, first: int, reached: int, later: Sequence[Header]) ->
     return first + (end - first) // _stride(header) * _stride(header)
 
 
-def _remaining(
-    gaps: list[int], first: int, deliveries: list[Delivery], newest: Delivery, ranks: set[tuple[int, int]]
-) -> set[int]:
+def _remaining(gaps: list[int], first: int, deliveries: list[Delivery], newest: Delivery, ranks: set[tuple[int, int]]) -> set[int]:
     """Positions still to come: of the newest start, what lies behind the last step of a rank that has a file."""
     header, start = newest.part.header, newest.part.start
     last = dict.fromkeys(range(header.world_size), -1)

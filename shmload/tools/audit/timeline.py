@@ -1,4 +1,4 @@
-"""What the files of one loader say when they are put in order (`Timeline`), and what `verify` found in them (`Report`)."""
+"""What the files of one loader say in order (`AuditTimeline`), and what `verify` found in them (`AuditReport`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LISTED_MAX = 100  # findings of one kind that are told singly
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """One defect. Kinds: damaged, missing, doubled, swapped, stale, replay (a batch delivered again is another), content."""
 
     kind: str
@@ -40,7 +40,7 @@ class EpochReport:
 
 
 @dataclass
-class LoaderReport:
+class AuditedLoader:
     """One loader over all its ranks and starts."""
 
     title: str
@@ -50,11 +50,11 @@ class LoaderReport:
 
 
 @dataclass
-class Report:
+class AuditReport:
     """The verdict."""
 
-    loaders: list[LoaderReport] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    loaders: list[AuditedLoader] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     unjudged: list[str] = field(default_factory=list)  # why exactly-once cannot be said
     accounted: list[str] = field(default_factory=list)  # samples skipped or substituted, as on_error says
     notes: list[str] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Report:
         """Adds a finding; beyond LISTED_MAX of a kind it is only counted."""
         self.num_found[kind] += 1
         if self.num_found[kind] <= LISTED_MAX:
-            self.findings.append(Finding(kind, text))
+            self.findings.append(AuditFinding(kind, text))
 
     @property
     def status(self) -> int:
@@ -97,7 +97,7 @@ def ranges(numbers: list[int], most: int = 8) -> str:
 
 
 @dataclass(eq=False)
-class Part:
+class AuditPart:
     """One file: what one rank was delivered in one start."""
 
     log: AuditLog
@@ -114,7 +114,7 @@ class Part:
 class End:
     """Where an epoch came to its end for a rank, and whether that counts."""
 
-    part: Part
+    part: AuditPart
     epoch: int
     step: int
     is_superseded: bool = False
@@ -136,20 +136,18 @@ class Delivery(End):
     @property
     def where(self) -> str:
         """For people."""
-        return (
-            f"rank {self.rank}, epoch {self.epoch}, step {self.step} ({self.part.log.name}, offset {self.batch.offset})"
-        )
+        return f"rank {self.rank}, epoch {self.epoch}, step {self.step} ({self.part.log.name}, offset {self.batch.offset})"
 
 
 @dataclass
-class Timeline:
+class AuditTimeline:
     """The deliveries of one loader's parts, which are put in order first."""
 
-    parts: list[Part]
+    parts: list[AuditPart]
     allow_restarts: bool = False
     batches: list[Delivery] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
-    restarts: list[Part] = field(default_factory=list)  # began without a state although there was something before
+    restarts: list[AuditPart] = field(default_factory=list)  # began without a state although there was something before
     out_of_order: list[tuple[Delivery, int | None]] = field(default_factory=list)
     """Batches in the wrong turn, and behind which step they came; None: before their epoch began."""
     lost: list[str] = field(default_factory=list)  # what ranks could not record, and said so
@@ -160,7 +158,7 @@ class Timeline:
         for part in self.parts:
             self._read(part)
 
-    def _read(self, part: Part) -> None:
+    def _read(self, part: AuditPart) -> None:
         has_begun = has_state = False
         newest: dict[int, int] = {}  # step, by epoch begun: two iterators of one loader may take turns
         for record in part.log.records:
@@ -189,14 +187,14 @@ class Timeline:
             elif record.kind == "lost":
                 self.lost.append(f"{part.log.name}: {record.details.get('batches')} batches could not be recorded")
 
-    def _restart(self, part: Part) -> None:
+    def _restart(self, part: AuditPart) -> None:
         before = [one for each in self._active.values() for one in each if _is_before(one.part, part)]
         if before and self.allow_restarts:
             self._supersede(part, 0, 0)
         elif before:
             self.restarts.append(part)
 
-    def _supersede(self, part: Part, epoch: int, step: int) -> None:
+    def _supersede(self, part: AuditPart, epoch: int, step: int) -> None:
         for each in [e for e in self._active if e >= epoch]:
             kept = []
             for one in self._active[each]:
@@ -210,7 +208,7 @@ class Timeline:
             self._active[each] = kept
 
 
-def _is_before(earlier: Part, part: Part) -> bool:
+def _is_before(earlier: AuditPart, part: AuditPart) -> bool:
     if earlier is part:
         return False
     if earlier.header.rank == part.header.rank and earlier.header.world_size == part.header.world_size:
@@ -223,7 +221,7 @@ def _place(event: Event) -> tuple[int, int]:
     return (epoch if isinstance(epoch, int) else 0), (step if isinstance(step, int) else 0)
 
 
-def parts_in_order(parts: Iterable[Part]) -> list[Part]:
+def parts_in_order(parts: Iterable[AuditPart]) -> list[AuditPart]:
     """The parts by the time they began, each with the number of its start."""
     ordered = sorted(parts, key=lambda part: (part.header.started_ns, part.log.name))
     start, ranks, world_size = 0, set[int](), 0

@@ -21,22 +21,11 @@ from typing import Any
 import numpy as np
 
 from shmload._core.trainer import Order
-from shmload.audit.file import (
-    DISTRIBUTED,
-    ITERABLE,
-    SUFFIX,
-    AuditLog,
-    Batch,
-    Header,
-    Mode,
-    digest_of,
-    read_header,
-    read_log,
-)
+from shmload.audit.file import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Batch, Header, Mode, digest_of, read_header, read_log
 from shmload.loader import ShmLoader
 from shmload.modes.passes import InlineReader
 from shmload.tools.audit.orders import Judged, item_numbers, judge_epoch, judge_items, judge_pass, judge_stream
-from shmload.tools.audit.timeline import Delivery, EpochReport, LoaderReport, Part, Report, Timeline
+from shmload.tools.audit.timeline import AuditedLoader, AuditPart, AuditReport, AuditTimeline, Delivery, EpochReport
 
 
 @dataclass
@@ -44,7 +33,7 @@ class Loader:
     """What is left to look at when the records are judged: for reading samples again."""
 
     header: Header
-    timeline: Timeline
+    timeline: AuditTimeline
     suspects: list[tuple[Delivery, Delivery]]
     is_alike: bool  # so many suspects that it must be the data
 
@@ -67,7 +56,7 @@ def read_folder(folder: Path) -> list[AuditLog]:
     return [read_log(path) for path in audit_files(folder)]
 
 
-def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[Report, list[Loader]]:
+def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[AuditReport, list[Loader]]:
     """Judges the records of one folder.
 
     Args:
@@ -75,10 +64,10 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[R
     Returns:
         the report, without what suspicion of stale batches says: `report_suspects` adds that, `reread` settles it first.
     """
-    report = Report()
+    report = AuditReport()
     loaders = []
     for parts in _by_loader(logs, report):
-        timeline = Timeline(parts, allow_restarts)
+        timeline = AuditTimeline(parts, allow_restarts)
         summary = _judge(timeline, report)
         report.loaders.append(summary)
         batches = timeline.batches
@@ -100,7 +89,7 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[R
     return report, loaders
 
 
-def report_suspects(loaders: Sequence[Loader], report: Report) -> None:
+def report_suspects(loaders: Sequence[Loader], report: AuditReport) -> None:
     """Adds what is still suspected of being stale."""
     for loader in loaders:
         if loader.is_alike and loader.suspects:
@@ -114,8 +103,8 @@ def report_suspects(loaders: Sequence[Loader], report: Report) -> None:
             report.found("stale", f"{one.where}: {why}; if these samples are truly alike, --dataset will tell")
 
 
-def _by_loader(logs: Iterable[AuditLog], report: Report) -> list[list[Part]]:
-    found: dict[str, list[Part]] = {}
+def _by_loader(logs: Iterable[AuditLog], report: AuditReport) -> list[list[AuditPart]]:
+    found: dict[str, list[AuditPart]] = {}
     for log in logs:
         for text in log.damage:
             report.found("damaged", f"{log.name}, {text}")
@@ -129,15 +118,15 @@ def _by_loader(logs: Iterable[AuditLog], report: Report) -> list[list[Part]]:
             report.found("damaged", f"{log.name}, offset 0: {error}")
             continue
         if any(isinstance(record, Batch) for record in log.records):
-            found.setdefault(json.dumps(header.identity), []).append(Part(log, header))
+            found.setdefault(json.dumps(header.identity), []).append(AuditPart(log, header))
         elif not (log.damage or log.is_torn):
             report.found("missing", f"{log.name}: there is no batch in it, and a file is made with its first")
     return list(found.values())
 
 
-def _judge(timeline: Timeline, report: Report) -> LoaderReport:
+def _judge(timeline: AuditTimeline, report: AuditReport) -> AuditedLoader:
     newest = timeline.parts[-1].header
-    summary = LoaderReport(_title(newest), [], newest.world_size, len(timeline.parts))
+    summary = AuditedLoader(_title(newest), [], newest.world_size, len(timeline.parts))
     for one, before in timeline.out_of_order:
         how = "before its epoch began" if before is None else f"behind step {before}"
         report.found("swapped", f"{one.where}: delivered {how}")
@@ -191,7 +180,7 @@ def _judge(timeline: Timeline, report: Report) -> LoaderReport:
     return summary
 
 
-def _count(epoch: EpochReport, deliveries: list[Delivery], report: Report) -> None:
+def _count(epoch: EpochReport, deliveries: list[Delivery], report: AuditReport) -> None:
     for one in deliveries:
         batch = one.batch
         epoch.num_batches += 1
@@ -207,7 +196,7 @@ def _count(epoch: EpochReport, deliveries: list[Delivery], report: Report) -> No
             report.accounted.append(f"{one.where}: {text}")
 
 
-def _say_what_is_unjudged(header: Header, summary: LoaderReport, report: Report) -> None:
+def _say_what_is_unjudged(header: Header, summary: AuditedLoader, report: AuditReport) -> None:
     if not any(epoch.state == "consistent" for epoch in summary.epochs):
         if header.mode == Mode.TORCH and header.order is None and header.world_size > 1:
             report.notes.append(
@@ -218,9 +207,7 @@ def _say_what_is_unjudged(header: Header, summary: LoaderReport, report: Report)
     if header.order == ITERABLE:
         what = "an iterable dataset has no indices: only steps and replays were checked"
     elif header.mode == Mode.SEED:
-        what = (
-            f"the order {header.order} decides which samples come: positions and replays were checked, indices were not"
-        )
+        what = f"the order {header.order} decides which samples come: positions and replays were checked, indices were not"
     elif header.order in (None, DISTRIBUTED):
         what = "keys are no indices, or the dataset has no length: only steps and replays were checked"
     else:
@@ -256,7 +243,7 @@ def same_keys(one: Batch, other: Batch) -> bool:
     return type(one.keys) is type(other.keys) and one.keys == other.keys
 
 
-def check_replays(deliveries: Sequence[Delivery], report: Report) -> None:
+def check_replays(deliveries: Sequence[Delivery], report: AuditReport) -> None:
     """Reports batches that differ from what the same place gave before."""
     first: dict[tuple[Any, ...], Delivery] = {}
     for one in deliveries:
@@ -319,7 +306,7 @@ def reread(
     loaders: Sequence[Loader],
     made: Any,
     num_samples: int,
-    report: Report,
+    report: AuditReport,
     *,
     over: Callable[[Sequence[Delivery]], Iterable[Delivery]] = iter,
 ) -> None:
@@ -368,7 +355,7 @@ def _reader(made: Any, header: Header) -> InlineReader:
     return InlineReader(made._config().job(), made._builder.bad_samples)
 
 
-def _is_same(one: Delivery, reader: InlineReader, report: Report) -> bool:
+def _is_same(one: Delivery, reader: InlineReader, report: AuditReport) -> bool:
     report.num_reread += 1
     keys = one.batch.keys if isinstance(one.batch.keys, np.ndarray) else list(one.batch.keys or ())
     return digest_of(reader.read(Order(one.epoch, one.step, keys)))[0] == one.batch.digest

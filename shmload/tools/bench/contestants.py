@@ -154,12 +154,7 @@ def like_users(name: str, own: DataLoader[Any], num_workers: int | None, prefetc
     if prefetch is not None:
         arguments["prefetch_factor"] = prefetch
     if arguments["num_workers"] == 0:  # what torch refuses without workers
-        arguments |= {
-            "prefetch_factor": None,
-            "persistent_workers": False,
-            "multiprocessing_context": None,
-            "timeout": 0,
-        }
+        arguments |= {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
     return shm_loader(own.dataset, **arguments) if name == "shmload" else DataLoader(own.dataset, **arguments)
 
 
@@ -335,7 +330,7 @@ def prepare_records(folder: Path, small: bool, cold: bool) -> Prepared:
 ROW_LENGTH = 64
 
 
-class Rows:
+class RowsWorkload:
     """Tiny rows, 64 float32 and a label, out of an array in memory; reads a whole batch at once."""
 
     schema: dict[str, Field] = {"x": ("float32", (ROW_LENGTH,)), "label": ("int64", ())}  # noqa: RUF012  # never changed

@@ -31,7 +31,7 @@ import torch
 from shmload.batch.collate import RowOut
 from shmload.tools.bench.contestants import Loader, LoaderOptions, factory, like_users, num_samples, users_loader
 from shmload.tools.bench.report import WAIT_SHARES, quantile
-from shmload.tools.bench.rounds import Job
+from shmload.tools.bench.rounds import BenchJob
 from shmload.tools.named import BenchError, is_map_style, make_dataset, one_line, resolve
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -134,9 +134,7 @@ def resident_pages(file: str) -> tuple[int, int]:
     mapped = np.memmap(file, np.uint8, mode="r")
     found = np.zeros(-(-mapped.size // mmap.PAGESIZE), np.uint8)
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mincore(
-        mapped.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(mapped.size), ctypes.c_void_p(found.ctypes.data)
-    ):
+    if libc.mincore(mapped.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(mapped.size), ctypes.c_void_p(found.ctypes.data)):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file)
     return found.size, int((found & 1).sum())
 
@@ -205,7 +203,7 @@ def rows_digest(batch: Any) -> int:
     return sum(int(each, 16) for each in rows) % (1 << 128)
 
 
-class Stream:
+class MeasuredStream:
     """Batches of one epoch after another, with the number of samples in each.
 
     Args:
@@ -246,7 +244,7 @@ class Stream:
 
 
 @dataclass
-class Segment:
+class MeasuredSegment:
     """What was seen between two moments of a stream."""
 
     num_samples: int = 0
@@ -309,9 +307,9 @@ def worker_busy_s(loader: Any) -> tuple[float, int] | None:
     return sum(worker["busy_s"] for worker in workers), len(workers)
 
 
-def record(stream: Stream, is_over: Callable[[Segment, float], bool], step_s: float = 0.0) -> Segment:
+def record(stream: MeasuredStream, is_over: Callable[[MeasuredSegment, float], bool], step_s: float = 0.0) -> MeasuredSegment:
     """Consumes batches until `is_over(segment, seconds)`, at least one, or to the end; sleeps `step_s` after each."""
-    segment = Segment(step_s=step_s)
+    segment = MeasuredSegment(step_s=step_s)
     busy0 = worker_busy_s(stream.loader)
     tree0_s, host0_s = tree_cpu_s(), host_cpu_s()
     cpu0_s, start_s = time.process_time(), time.perf_counter()
@@ -345,17 +343,17 @@ def record(stream: Stream, is_over: Callable[[Segment, float], bool], step_s: fl
     return segment
 
 
-def after(seconds: float, num_batches: int = 1) -> Callable[[Segment, float], bool]:
+def after(seconds: float, num_batches: int = 1) -> Callable[[MeasuredSegment, float], bool]:
     """Over when both so many seconds and so many batches have passed."""
     return lambda segment, elapsed_s: elapsed_s >= seconds and len(segment.waits_s) >= num_batches
 
 
-def peak_pss_bytes(stream: Stream, seconds: float) -> int:
+def peak_pss_bytes(stream: MeasuredStream, seconds: float) -> int:
     """The most memory that all processes have while batches are consumed, looked at every 50 ms."""
     seen = [tree_pss_bytes(os.getpid())]
     due_s = 0.0
 
-    def is_over(segment: Segment, elapsed_s: float) -> bool:
+    def is_over(segment: MeasuredSegment, elapsed_s: float) -> bool:
         nonlocal due_s
         if elapsed_s >= due_s:
             seen.append(tree_pss_bytes(os.getpid()))
@@ -505,7 +503,7 @@ def main() -> None:
     with os.fdopen(int(sys.argv[-1]), "w", buffering=1) as answers:
         for fields in json.load(sys.stdin):
             try:
-                answer = run(Job(**fields))
+                answer = run(BenchJob(**fields))
             except BenchError as error:
                 answer = {"error": str(error), "bad_usage": True}
             except Exception as error:
@@ -513,7 +511,7 @@ def main() -> None:
             answers.write(json.dumps(answer) + "\n")
 
 
-def run(job: Job) -> dict[str, Any]:
+def run(job: BenchJob) -> dict[str, Any]:
     """What is answered to a job: fields of an Outcome."""
     dropped = {"resident_share": drop(job.cold_files)} if job.cold_files else {}
     if not job.loader:
@@ -536,7 +534,7 @@ def run(job: Job) -> dict[str, Any]:
     return found
 
 
-def probe(job: Job) -> tuple[dict[str, float], str]:
+def probe(job: BenchJob) -> tuple[dict[str, float], str]:
     """The limit on one core; fails early and clearly where the dataset itself does."""
     batch_size, num_workers = job.batch_size, job.num_workers
     collate = resolve(job.collate, what="--collate") if job.collate else None
@@ -556,9 +554,7 @@ def probe(job: Job) -> tuple[dict[str, float], str]:
         drop(job.cold_files)
         copy_rate = memcpy_bytes_per_s(nbytes)
         once = bool(job.cold_files)
-        reading = read(
-            dataset, batch_size=rows, seconds=job.seconds, copy_bytes_per_s=copy_rate, once=once, collate=collate
-        )
+        reading = read(dataset, batch_size=rows, seconds=job.seconds, copy_bytes_per_s=copy_rate, once=once, collate=collate)
     except Exception as error:
         raise BenchError(f"{job.workload}: reading samples of the dataset raised {one_line(error)}") from error
     values = {
@@ -574,12 +570,12 @@ def probe(job: Job) -> tuple[dict[str, float], str]:
     return values, protocol(dataset)
 
 
-def open_stream(dataset: Any, job: Job) -> Stream:
+def open_stream(dataset: Any, job: BenchJob) -> MeasuredStream:
     once = bool(job.cold_files)
     if job.torch_loader:
         own = users_loader(job.torch_loader, job.seed)
         beside = like_users(job.loader, own, job.num_workers, job.prefetch_factor)
-        return Stream(beside, num_samples(own), own.batch_size, once=once)
+        return MeasuredStream(beside, num_samples(own), own.batch_size, once=once)
     torch.manual_seed(job.seed)  # a dataset that draws from the global generator then does so repeatably
     options = LoaderOptions(
         batch_size=min(job.batch_size or 1, len(dataset)),
@@ -595,10 +591,10 @@ def open_stream(dataset: Any, job: Job) -> Stream:
         options.scratch.mkdir(parents=True, exist_ok=True)
     # a loader with an order of its own may also cut batches where it likes
     known = len(dataset) if getattr(make, "keeps_order", True) else None
-    return Stream(make(dataset, options), known, options.batch_size, once=once)
+    return MeasuredStream(make(dataset, options), known, options.batch_size, once=once)
 
 
-def time_loader(dataset: Any, job: Job) -> dict[str, Any]:
+def time_loader(dataset: Any, job: BenchJob) -> dict[str, Any]:
     """The timed part; of a cold job one pass from the first batch on: what had been read ahead by then is not counted."""
     start_s = time.perf_counter()
     stream = open_stream(dataset, job)

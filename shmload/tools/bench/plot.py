@@ -144,9 +144,7 @@ def draw_trainer_cpu(axes: Any, sections: list[WorkloadReport], styles: Styles) 
         if values:
             axes.plot([min(values), max(values)], [row, row], color="#cccccc", linewidth=2, zorder=2)
     for depth, (name, style) in enumerate(styles.items()):
-        dots = [
-            (value, row) for row, each in enumerate(sections) if (value := rate(each, name, "trainer_us_per_batch")) > 0
-        ]
+        dots = [(value, row) for row, each in enumerate(sections) if (value := rate(each, name, "trainer_us_per_batch")) > 0]
         across, down = zip(*dots, strict=True) if dots else ((), ())
         axes.scatter(across, down, s=52, label=name, zorder=20 - depth, **style)
     log_x(axes, seen)

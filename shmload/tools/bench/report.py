@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from shmload.tools.bench.rounds import Outcome
+    from shmload.tools.bench.rounds import TaskOutcome
 
 WAIT_SHARES = (0.0, 0.01, 0.05, *(number / 20 for number in range(2, 20)), 0.98, 0.99, 0.995, 0.999, 1.0)
 FORMAT = 1
@@ -77,7 +77,7 @@ class LoaderReport:
     rows_digest: str | None = None
     round_quantiles_ms: list[list[float]] = field(default_factory=list)
 
-    def add(self, outcome: "Outcome") -> None:
+    def add(self, outcome: "TaskOutcome") -> None:
         if outcome.error:
             self.error, self.details = outcome.error, outcome.details
             return
@@ -346,8 +346,7 @@ def sentence(workload: WorkloadReport, report: Report) -> str:
     rated = f"{figure(delivered)} {unit}/s"
     if report.subject != report.reference and subject.ratio and subject.cpu_ratio:
         rated = (
-            f"{subject.ratio.median:.2f}x the {unit}/s of {report.reference}, "
-            f"at {subject.cpu_ratio.median:.2f}x its CPU per sample"
+            f"{subject.ratio.median:.2f}x the {unit}/s of {report.reference}, at {subject.cpu_ratio.median:.2f}x its CPU per sample"
         )
     checked = " and with the same bytes" if subject.same_bytes else ""
     step = step_sentence(subject, workload.loaders.get(report.reference), report)

@@ -32,7 +32,7 @@ STILL_WARM = 0.05  # a share of files in the page cache from which a cold pass i
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class BenchJob:
     """What one fresh process is asked to measure: one loader on one dataset.
 
     Args:
@@ -73,14 +73,14 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TaskOutcome:
     """The answer to one job: `values` by metric and batch `digests`, or an `error` line.
 
     `wait_quantiles_ms` are the waits at the shares of `report.WAIT_SHARES`; `rows_digest` is that of a whole epoch.
     `bad_usage` says that the user's dataset or options are at fault, not a loader.
     """
 
-    job: Job
+    job: BenchJob
     values: dict[str, float] = field(default_factory=dict)
     digests: list[str] = field(default_factory=list)
     wait_quantiles_ms: list[float] = field(default_factory=list)
@@ -115,7 +115,7 @@ def points(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class BenchOptions:
     """Arguments of a whole benchmark.
 
     Args:
@@ -196,14 +196,11 @@ class Options:
             ("--start-method", self.start_method),
         ):
             if given:
-                raise BenchError(
-                    f"{option}: needs no --torch-loader, whose DataLoader says that itself; give one of the two"
-                )
+                raise BenchError(f"{option}: needs no --torch-loader, whose DataLoader says that itself; give one of the two")
         for name in self.loaders:
             if name not in AS_BUILT:
                 raise BenchError(
-                    f"--loader: needs {' or '.join(AS_BUILT)} with --torch-loader, given {name!r}: others cannot take its "
-                    "arguments"
+                    f"--loader: needs {' or '.join(AS_BUILT)} with --torch-loader, given {name!r}: others cannot take its arguments"
                 )
 
     @property
@@ -238,7 +235,7 @@ INTERRUPTED_S = 2.0  # ^C is handed on; this long the process may tidy up
 EXIT_S = 10.0  # some loaders hang in their own shutdown; the figures are in by then
 
 
-def run_jobs(jobs: Sequence[Job]) -> list[Outcome]:
+def run_jobs(jobs: Sequence[BenchJob]) -> list[TaskOutcome]:
     """Measures `jobs` one after another in one fresh interpreter; one outcome a job, also if the process dies."""
     read_fd, write_fd = os.pipe()
     # -P: a source tree in the current folder is not the package that is measured
@@ -263,11 +260,11 @@ def run_jobs(jobs: Sequence[Job]) -> list[Outcome]:
             end(process, retry_policy_s)
         output.seek(0)
         tail = output.read()[-4000:]
-    outcomes = [Outcome(job, **answer) for job, answer in zip(jobs, answers, strict=False)]
+    outcomes = [TaskOutcome(job, **answer) for job, answer in zip(jobs, answers, strict=False)]
     status = process.returncode
     ending = f"signal {signal.Signals(-status).name}" if status < 0 else f"code {status}"
     why = f"its process ended with {ending} before it answered"
-    return outcomes + [Outcome(job, error=why, details=tail) for job in jobs[len(outcomes) :]]
+    return outcomes + [TaskOutcome(job, error=why, details=tail) for job in jobs[len(outcomes) :]]
 
 
 def read_answers(process: "subprocess.Popen[bytes]", fd: int, count: int) -> list[dict[str, Any]]:
@@ -298,11 +295,11 @@ def end(process: "subprocess.Popen[bytes]", retry_policy_s: float) -> None:
 
 
 @dataclass(frozen=True)
-class Task:
+class BenchTask:
     """A workload ready to run at one setting: its job without a loader."""
 
     workload: Workload
-    job: Job
+    job: BenchJob
     point: Point = field(default_factory=Point)
     is_own: bool = False
 
@@ -316,7 +313,7 @@ class Task:
         return self.workload.name, self.job.batch_size, bool(self.job.cold_files)
 
 
-def own_workload(options: Options) -> Workload | None:
+def own_workload(options: BenchOptions) -> Workload | None:
     """The user's own dataset or DataLoader, in the form of a built-in workload."""
     if options.dataset:
         name, dataset, batch_size = "dataset", options.dataset, 64
@@ -353,13 +350,13 @@ def files_below(paths: Iterable[Path]) -> list[str]:
     return sorted(str(path.absolute()) for path in found)
 
 
-def prepare(options: Options, folder: Path, notes: list[str]) -> list[Task]:
+def prepare(options: BenchOptions, folder: Path, notes: list[str]) -> list[BenchTask]:
     """Writes the data of built-in workloads into `folder`; what is left out is told in `notes`.
 
     Raises:
         BenchError: there is no room, or the user's files are not there.
     """
-    tasks: list[Task] = []
+    tasks: list[BenchTask] = []
     own = own_workload(options)
     for workload in [*(WORKLOADS[name] for name in options.selected), *([own] if own else [])]:
         absent = workload.missing()
@@ -369,19 +366,17 @@ def prepare(options: Options, folder: Path, notes: list[str]) -> list[Task]:
         try:
             prepared = workload.prepare(folder, options.quick, options.cold)
         except OSError as error:
-            raise BenchError(
-                f"{workload.name}: cannot write its data to the temporary folder: {error}; set TMPDIR"
-            ) from error
+            raise BenchError(f"{workload.name}: cannot write its data to the temporary folder: {error}; set TMPDIR") from error
         if options.cold and not prepared[1]:
             notes.append(f"{workload.name}: its data lie in memory, so there is no cold pass")
         tasks += tasks_of(workload, prepared, options, is_own=workload is own)
     return tasks
 
 
-def tasks_of(workload: Workload, prepared: Prepared, options: Options, *, is_own: bool) -> list[Task]:
+def tasks_of(workload: Workload, prepared: Prepared, options: BenchOptions, *, is_own: bool) -> list[BenchTask]:
     """The workload at every setting that is asked for, warm, and cold if there are files to drop."""
     arguments, files = prepared
-    job = Job(
+    job = BenchJob(
         workload=workload.name,
         dataset=workload.dataset,
         loader="",
@@ -400,13 +395,13 @@ def tasks_of(workload: Workload, prepared: Prepared, options: Options, *, is_own
     for point in options.points():
         size = point.batch_size or workload.batch_size
         warm = replace(job, num_workers=point.num_workers, prefetch_factor=point.prefetch_factor, batch_size=size)
-        tasks.append(Task(workload, warm, point, is_own))
+        tasks.append(BenchTask(workload, warm, point, is_own))
         if options.cold and files:
-            tasks.append(Task(workload, replace(warm, cold_files=tuple(files)), point, is_own))
+            tasks.append(BenchTask(workload, replace(warm, cold_files=tuple(files)), point, is_own))
     return tasks
 
 
-class Progress(Protocol):
+class RoundsProgress(Protocol):
     """Where the benchmark tells how far it is."""
 
     def start(self, num_jobs: int) -> None: ...
@@ -416,7 +411,7 @@ class Progress(Protocol):
     def advance(self) -> None: ...
 
 
-def benchmark(options: Options, progress: Progress) -> Report:
+def benchmark(options: BenchOptions, progress: RoundsProgress) -> Report:
     """Runs everything `options` asks for.
 
     Raises:
@@ -431,7 +426,7 @@ def benchmark(options: Options, progress: Progress) -> Report:
         tasks = prepare(options, Path(folder), report.notes)
         if not tasks:
             raise BenchError(f"nothing can run: {'; '.join(report.notes)}")
-        turns = Turns(options, progress, Path(folder))
+        turns = RoundTurns(options, progress, Path(folder))
         num_probes = len({task.probe_key for task in tasks})
         progress.start(num_probes + len(tasks) * len(options.loaders) * options.num_rounds)
         for group in grouped(tasks, options.quick):
@@ -440,21 +435,21 @@ def benchmark(options: Options, progress: Progress) -> Report:
     return report
 
 
-def grouped(tasks: Sequence[Task], quick: bool) -> list[list[Task]]:
+def grouped(tasks: Sequence[BenchTask], quick: bool) -> list[list[BenchTask]]:
     """Tasks whose jobs share processes: warm and cold ones never do, for a file that is mapped cannot be dropped."""
     if not quick:
         return [[task] for task in tasks]
     return [group for cold in (False, True) if (group := [t for t in tasks if bool(t.job.cold_files) == cold])]
 
 
-class Turns:
+class RoundTurns:
     """Runs groups of tasks; keeps the limits that were measured, which several tasks share."""
 
-    def __init__(self, options: Options, progress: Progress, folder: Path) -> None:
+    def __init__(self, options: BenchOptions, progress: RoundsProgress, folder: Path) -> None:
         self.options, self.progress, self.folder = options, progress, folder
-        self.limits: dict[tuple[str, int | None, bool], Outcome] = {}
+        self.limits: dict[tuple[str, int | None, bool], TaskOutcome] = {}
 
-    def run(self, tasks: Sequence[Task]) -> list[WorkloadReport]:
+    def run(self, tasks: Sequence[BenchTask]) -> list[WorkloadReport]:
         """All rounds of a few tasks whose jobs share processes; one report a task."""
         self.probe(tasks)
         reports = [self.section(task, self.limits[task.probe_key]) for task in tasks]
@@ -473,14 +468,14 @@ class Turns:
             report.note_residence(STILL_WARM)
         return reports
 
-    def measured(self, jobs: Sequence[Job], tasks: Sequence[Task], what: str) -> list[Outcome]:
+    def measured(self, jobs: Sequence[BenchJob], tasks: Sequence[BenchTask], what: str) -> list[TaskOutcome]:
         self.progress.doing(f"{', '.join(dict.fromkeys(task.label for task in tasks))}: {what}")
         outcomes = run_jobs(jobs)
         for _ in jobs:
             self.progress.advance()
         return outcomes
 
-    def probe(self, tasks: Sequence[Task]) -> None:
+    def probe(self, tasks: Sequence[BenchTask]) -> None:
         """Measures the limit of each task, once for those that have the same."""
         new = {task.probe_key: task for task in tasks if task.probe_key not in self.limits}
         if not new:
@@ -493,7 +488,7 @@ class Turns:
                 raise BenchError(where + outcome.error)
             self.limits[key] = outcome
 
-    def section(self, task: Task, limit: Outcome) -> WorkloadReport:
+    def section(self, task: BenchTask, limit: TaskOutcome) -> WorkloadReport:
         workload, workers = task.workload, task.point.num_workers
         return WorkloadReport(
             workload.name,
@@ -510,7 +505,7 @@ class Turns:
             prefetch_factor=task.point.prefetch_factor,
         )
 
-    def job(self, task: Task, loader: str, *, first: bool) -> Job:
+    def job(self, task: BenchTask, loader: str, *, first: bool) -> BenchJob:
         """A loader's turn. Only in the first round are bytes digested and memory looked at; never in a cold pass."""
         scratch = self.folder / "scratch" / task.workload.name / str(self.options.loaders.index(loader))
         job = replace(task.job, loader=loader, scratch=str(scratch))
@@ -520,17 +515,17 @@ class Turns:
         return replace(job, num_digests=4 if quick else NUM_DIGESTS, memory_s=0.1 if quick else MEMORY_S)
 
 
-Run = Callable[[Sequence[Job]], list[Outcome]]
+Run = Callable[[Sequence[BenchJob]], list[TaskOutcome]]
 
 
-def compare(task: Task, report: WorkloadReport, reference: str, jobs: dict[str, Job], run: Run = run_jobs) -> None:
+def compare(task: BenchTask, report: WorkloadReport, reference: str, jobs: dict[str, BenchJob], run: Run = run_jobs) -> None:
     """Compares every loader's bytes with the reference's and writes down what differs.
 
     Args:
         jobs: by name, to ask a loader once more, without timing it.
     """
 
-    def again(name: str, **what: Any) -> Outcome:
+    def again(name: str, **what: Any) -> TaskOutcome:
         return run([replace(jobs[name], seconds=0.0, **what)])[0]
 
     expected = report.loaders[reference]
@@ -540,10 +535,7 @@ def compare(task: Task, report: WorkloadReport, reference: str, jobs: dict[str, 
         if loader.rows_digest or not expected.digests:  # one of them has an order of its own
             for each, of in ((reference, expected), (name, loader)):
                 of.rows_digest = of.rows_digest or again(each, digest_rows=True).rows_digest
-            loader.compared, loader.same_bytes = (
-                "rows of an epoch in any order",
-                loader.rows_digest == expected.rows_digest,
-            )
+            loader.compared, loader.same_bytes = ("rows of an epoch in any order", loader.rows_digest == expected.rows_digest)
             text = f"{report.name}: {name} and {reference} delivered different samples in an epoch"
             excuse = "a dataset that draws random numbers draws others in another order"
         else:

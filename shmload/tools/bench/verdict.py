@@ -187,9 +187,7 @@ def doubts(figures: Figures, found: Demands, bound: str, explained: float) -> li
             "machine busier, when reading was measured"
         )
     if bound in (SOURCE, DECODE) and figures.busy_share is not None and figures.busy_share < IDLE_BUSY_SHARE:
-        said.append(
-            f"workers were filling batches only {figures.busy_share:.0%} of their time, so they are not what bounds it"
-        )
+        said.append(f"workers were filling batches only {figures.busy_share:.0%} of their time, so they are not what bounds it")
     return said
 
 

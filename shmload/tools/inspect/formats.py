@@ -401,14 +401,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 # ------------------------------------------------------------ folders of pictures, a class a subfolder perhaps; and single pictures
 
-_PICTURES = {
-    b"\xff\xd8\xff": "JPEG",
-    b"\x89PNG\r\n\x1a\n": "PNG",
-    b"GIF8": "GIF",
-    b"BM": "BMP",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-}
+_PICTURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
 
 
 def picture_format(begin: bytes) -> str | None:
@@ -423,9 +416,7 @@ def _has_pictures(head: Head) -> bool:
         return False
     if head.is_folder:
         return next(_pictures_below(head.path), None) is not None
-    return (
-        head.begin[:2] != b"BM" and picture_format(head.begin) is not None
-    )  # two bytes prove nothing outside a folder
+    return head.begin[:2] != b"BM" and picture_format(head.begin) is not None  # two bytes prove nothing outside a folder
 
 
 def _pictures_below(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -447,9 +438,7 @@ def _describe_pictures(head: Head, num_samples: int) -> Summary:
     names = [path.relative_to(root) for path in paths]
     fields = {"image": "uint8 (any, any, 3)"}
     if classes := sorted({name.parts[0] for name in names if len(name.parts) > 1}):
-        fields["label"] = (
-            f"int64: {len(classes)} folders, {', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''}"
-        )
+        fields["label"] = f"int64: {len(classes)} folders, {', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''}"
     shapes = [_of_picture(path, lambda image: (*image.size, image.mode)) for path in paths[:SIZED]]
     widths, heights, modes = zip(*shapes, strict=True)
     notes = [

@@ -38,12 +38,7 @@ def _of_bytes(data: bytes) -> Any:
 
 
 def _of_array(value: Any) -> Any:
-    if (
-        not isinstance(value, np.ndarray)
-        or value.dtype.kind not in "uf"
-        or value.ndim not in (2, 3)
-        or min(value.shape) < 1
-    ):
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "uf" or value.ndim not in (2, 3) or min(value.shape) < 1:
         return None
     if value.ndim == 3 and value.shape[-1] not in (1, 3, 4):
         if value.shape[0] not in (1, 3, 4):

@@ -125,9 +125,7 @@ class Summary:
             "num_samples": self.num_samples,
             "fields": self.fields,
             "sample_nbytes": None if self.sizes is None else asdict(self.sizes),
-            "samples": [
-                {name: shortened(value) for name, value in sample.items()} for sample in self.samples[:num_samples]
-            ],
+            "samples": [{name: shortened(value) for name, value in sample.items()} for sample in self.samples[:num_samples]],
             "notes": self.notes,
         }
 

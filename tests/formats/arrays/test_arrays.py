@@ -163,21 +163,12 @@ def test_any_damage_to_a_head_is_an_error_or_another_array(tmp_path: Path) -> No
         (b"\x93NUMPZ\x01\x00", "offset 8: the head is not a .npy file's: the magic string is not correct"),
         (b"\x93NUMPY\x09\x00", r"offset 8: the head is not a .npy file's: its version .9, 0. is none of"),
         (b"\x93NUMPY\x01\x00\xff\xff{", "the head is not a .npy file's: EOF"),
-        (
-            "{'descr': '|O', 'fortran_order': False, 'shape': (3,), }",
-            "an array of object and shape .* is not a block of numbers",
-        ),
+        ("{'descr': '|O', 'fortran_order': False, 'shape': (3,), }", "an array of object and shape .* is not a block of numbers"),
         ("{'descr': '<f8', 'fortran_order': False, 'shape': (-3,), }", "shape .-3,. is not a block of numbers"),
-        (
-            "{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999999,), }",
-            "needs 799999999999992 bytes, 24 are left",
-        ),
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999999,), }", "needs 799999999999992 bytes, 24 are left"),
         ("{'descr': '<f8', 'fortran_order': False, 'shape': (1<<62,), }", "the head is not a .npy file's"),
         ("{'descr': __import__('os').system('true'), 'shape': (3,), }", "the head is not a .npy file's"),
-        (
-            "{'descr': '<f8', 'fortran_order': False, 'shape': (3.0,), }",
-            "the head is not a .npy file's: shape is not valid",
-        ),
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (3.0,), }", "the head is not a .npy file's: shape is not valid"),
     ],
     ids=str,
 )

@@ -117,9 +117,7 @@ def decode_parts(data: bytes, rng: np.random.Generator) -> bool:
     for part in ((top, left, bottom, right), (0, 0, *size)):
         memory = np.full((part[2] - part[0]) * size[1] * 3, 77, np.uint8)  # no byte more, for the sanitizer to see
         try:
-            first, end = decode_part(
-                data, memory, size, part, reduction=reduction, is_strict=is_strict, is_fast=is_fast
-            )
+            first, end = decode_part(data, memory, size, part, reduction=reduction, is_strict=is_strict, is_fast=is_fast)
         except ValueError:
             return False
         assert 0 <= first <= part[1] < part[3] <= end <= size[1]
@@ -152,10 +150,7 @@ def resample_at_random(rng: np.random.Generator) -> bool:
     size = (int(rng.integers(1, rng.choice((3, 40, 200)))), int(rng.integers(1, rng.choice((3, 40, 200)))))
     top, left = int(rng.integers(0, height)), int(rng.integers(0, width))
     bottom, right = int(rng.integers(top + 1, height + 1)), int(rng.integers(left + 1, width + 1))
-    corner = (
-        top + rng.random() * (bottom - top) * rng.integers(0, 2),
-        left + rng.random() * (right - left) * rng.integers(0, 2),
-    )
+    corner = (top + rng.random() * (bottom - top) * rng.integers(0, 2), left + rng.random() * (right - left) * rng.integers(0, 2))
     box = (*corner, (bottom - corner[0]) * (1 - rng.random() * rng.integers(0, 2)), (right - corner[1]) * rng.random())
     clip = (top, left, bottom, right)
     if rng.random() < 0.1:  # what has to be refused, mostly
@@ -169,9 +164,7 @@ def resample_at_random(rng: np.random.Generator) -> bool:
     for vectors in range(3):
         out = np.empty(shape, np.uint8 if levels is None else np.float32)
         try:
-            resample(
-                image, out, size, box, clip, is_flipped=is_flipped, is_planar=is_planar, levels=levels, vectors=vectors
-            )
+            resample(image, out, size, box, clip, is_flipped=is_flipped, is_planar=is_planar, levels=levels, vectors=vectors)
         except ValueError:
             return False
         results.append(out)

@@ -18,9 +18,7 @@ SIDES = st.integers(1, 3000)
 RNG = np.random.default_rng(0)
 
 
-def torchvisions_box(
-    height: int, width: int, scale: Any, ratio: Any, rng: np.random.Generator
-) -> tuple[int, int, int, int]:
+def torchvisions_box(height: int, width: int, scale: Any, ratio: Any, rng: np.random.Generator) -> tuple[int, int, int, int]:
     """RandomResizedCrop.get_params as torchvision 0.28 has it, with torch's draws replaced by numpy's."""
     area = height * width
     log_ratio = (math.log(ratio[0]), math.log(ratio[1]))
@@ -147,18 +145,12 @@ def test_black_around_a_small_image_is_normalised_too(photo: Image.Image, layout
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: RandomResizedCrop(0),
-            "RandomResizedCrop: size needs one or two whole numbers of pixels, at least 1; got 0",
-        ),
+        (lambda: RandomResizedCrop(0), "RandomResizedCrop: size needs one or two whole numbers of pixels, at least 1; got 0"),
         (lambda: Resize((1, 2, 3)), r"Resize: size needs one or two .* got \(1, 2, 3\)"),
         (lambda: CenterCrop(2.5), "CenterCrop: size needs"),
         (lambda: RandomResizedCrop(4, scale=(0.5, 0.1)), "scale needs 0 < least <= most <= 1; got"),
         (lambda: RandomResizedCrop(4, ratio=(0, 1)), "ratio needs 0 < least <= most; got"),
-        (
-            lambda: CenterCrop(8, resize=7),
-            r"resize is the shorter side and needs to be at least size; got 7 for \(8, 8\)",
-        ),
+        (lambda: CenterCrop(8, resize=7), r"resize is the shorter side and needs to be at least size; got 7 for \(8, 8\)"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(make: Any, message: str) -> None:

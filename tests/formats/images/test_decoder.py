@@ -27,9 +27,7 @@ def picture_of(data: bytes) -> Image.Image:
 
 @pytest.mark.parametrize("decoder", ["auto", "libjpeg", "simplejpeg", "pillow", "opencv"])
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 30, "subsampling": 1}])
-def test_a_jpeg_decodes_to_what_pillow_makes_of_it(
-    photo: Image.Image, encode: Encode, decoder: Any, options: Any
-) -> None:
+def test_a_jpeg_decodes_to_what_pillow_makes_of_it(photo: Image.Image, encode: Encode, decoder: Any, options: Any) -> None:
     data = encode(photo, **options)
     assert np.array_equal(np.asarray(picture_of(data)), ImageDecoder(layout="HWC", decoder=decoder)(data))
 
@@ -60,9 +58,7 @@ def test_a_palette_with_transparency_becomes_rgb_without_a_word(photo: Image.Ima
 
 
 def test_32_bits_are_refused_for_they_have_no_range(photo: Image.Image, encode: Encode) -> None:
-    with pytest.raises(
-        ValueError, match="an image of mode 'F', 32 bits without a range; convert it to 8 bits beforehand"
-    ):
+    with pytest.raises(ValueError, match="an image of mode 'F', 32 bits without a range; convert it to 8 bits beforehand"):
         AS_STORED(encode(photo.convert("F"), "TIFF"))
     assert np.array_equal(np.asarray(rgb_picture(photo)), np.asarray(photo))
 
@@ -86,18 +82,9 @@ def test_what_a_file_is_its_bytes_say(photo: Image.Image, encode: Encode) -> Non
 
 @pytest.mark.parametrize(
     "crop",
-    [
-        RandomResizedCrop(33),
-        RandomResizedCrop((20, 47)),
-        CenterCrop(32),
-        CenterCrop(32, resize=40),
-        Resize((50, 31)),
-        Resize(64),
-    ],
+    [RandomResizedCrop(33), RandomResizedCrop((20, 47)), CenterCrop(32), CenterCrop(32, resize=40), Resize((50, 31)), Resize(64)],
 )
-def test_a_crop_is_within_one_level_of_pillows(
-    photo: Image.Image, encode: Encode, by_pillow: ByPillow, crop: Any
-) -> None:
+def test_a_crop_is_within_one_level_of_pillows(photo: Image.Image, encode: Encode, by_pillow: ByPillow, crop: Any) -> None:
     data = encode(photo)
     random.seed(3)
     found = ImageDecoder(crop, layout="HWC")(data).astype(int)
@@ -122,9 +109,7 @@ def test_shrinking_by_the_decoder_stays_within_its_tolerance(photos: list[Path],
     for path in photos:
         data = path.read_bytes()
         for crop in (Resize((80, 80)), Resize((40, 41)), CenterCrop(50, resize=60)):
-            exact, shrunk = (
-                ImageDecoder(crop, scaled=scaled, decoder=decoder)(data).astype(int) for scaled in (False, True)
-            )
+            exact, shrunk = (ImageDecoder(crop, scaled=scaled, decoder=decoder)(data).astype(int) for scaled in (False, True))
             assert not np.array_equal(exact, shrunk)
             deviations.append(np.abs(exact - shrunk).mean())
     assert max(deviations) < SCALED_TOLERANCE
@@ -154,9 +139,7 @@ def test_layout_type_and_normalisation_are_torchvisions(photo: Image.Image, enco
     mean, deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     expected = unit.sub(torch.tensor(mean)[:, None, None]).div(torch.tensor(deviation)[:, None, None])
     assert torch.equal(expected, torch.from_numpy(ImageDecoder(normalise=(mean, deviation))(data)))
-    assert torch.equal(
-        expected.permute(1, 2, 0), torch.from_numpy(ImageDecoder(normalise=(mean, deviation), layout="HWC")(data))
-    )
+    assert torch.equal(expected.permute(1, 2, 0), torch.from_numpy(ImageDecoder(normalise=(mean, deviation), layout="HWC")(data)))
 
 
 def test_flips_come_as_often_as_they_are_to(photo: Image.Image, encode: Encode) -> None:
@@ -229,10 +212,7 @@ def test_what_cannot_be_decoded_at_all_never_shows_the_image_before(photo: Image
     ("data", "message"),
     [
         (b"", "an empty file"),
-        (
-            b"GIF89a",
-            "no image that Pillow knows: 6 bytes, the first are b'GIF89a'|UnidentifiedImageError|truncated|index",
-        ),
+        (b"GIF89a", "no image that Pillow knows: 6 bytes, the first are b'GIF89a'|UnidentifiedImageError|truncated|index"),
         (b"Hello, world", "no image that Pillow knows: 12 bytes, the first are b'Hello, w'"),
         (b"\xff\xd8\xff\xd9", "a JPEG that ends at byte 4, before its image begins"),
     ],
@@ -243,13 +223,9 @@ def test_what_is_no_image_is_refused(data: bytes, message: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_a_larger_image_than_allowed_is_refused_before_it_is_decoded(
-    photo: Image.Image, encode: Encode, kind: str
-) -> None:
+def test_a_larger_image_than_allowed_is_refused_before_it_is_decoded(photo: Image.Image, encode: Encode, kind: str) -> None:
     data = encode(photo, kind)
-    with pytest.raises(
-        ValueError, match="90 x 120 pixels are more than max_pixels=10799; give a larger one if the file is"
-    ):
+    with pytest.raises(ValueError, match="90 x 120 pixels are more than max_pixels=10799; give a larger one if the file is"):
         ImageDecoder(max_pixels=10799)(data)
     assert ImageDecoder(max_pixels=10800)(data).shape == (3, 90, 120)
 

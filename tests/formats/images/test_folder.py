@@ -22,9 +22,7 @@ SMALL = ImageDecoder(Resize((12, 10)))
 @pytest.fixture
 def root(tmp_path: Path, photo: Image.Image, encode: Encode) -> Path:
     """Seven images of two classes, one of them in a folder further down, and a file that is none."""
-    for number, name in enumerate(
-        ("dog/b.png", "cat/2.jpg", "cat/10.JPEG", "cat/a/0.jpg", "dog/A.jpg", "cat/1.jpg", "dog/c.bmp")
-    ):
+    for number, name in enumerate(("dog/b.png", "cat/2.jpg", "cat/10.JPEG", "cat/a/0.jpg", "dog/A.jpg", "cat/1.jpg", "dog/c.bmp")):
         path = tmp_path / "images" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode(photo.rotate(5 * number), {"png": "PNG", "bmp": "BMP"}.get(name[-3:], "JPEG")))
@@ -67,9 +65,7 @@ def test_a_batch_holds_what_samples_hold(root: Path, num_workers: int) -> None:
     dataset = ImageFolder(root, SMALL)
     with ShmLoader(dataset, batch_size=4, num_workers=num_workers) as loader:
         found = [{name: values.clone() for name, values in batch.items()} for batch in loader]
-    assert torch.equal(
-        torch.cat([b["image"] for b in found]), torch.from_numpy(np.stack([dataset[i]["image"] for i in range(7)]))
-    )
+    assert torch.equal(torch.cat([b["image"] for b in found]), torch.from_numpy(np.stack([dataset[i]["image"] for i in range(7)])))
     assert dataset.targets.tolist() == torch.cat([b["label"] for b in found]).tolist()
 
 
@@ -188,14 +184,8 @@ def test_a_pickled_dataset_reads_the_same(root: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda root: ImageFolder(root, SMALL, transform=np.asarray),
-            "transform does it all in its place: give one of them",
-        ),
-        (
-            lambda root: ImageFolder(root, labels=[1]),
-            "labels go with a list of paths; in a folder the classes' folders give them",
-        ),
+        (lambda root: ImageFolder(root, SMALL, transform=np.asarray), "transform does it all in its place: give one of them"),
+        (lambda root: ImageFolder(root, labels=[1]), "labels go with a list of paths; in a folder the classes' folders give them"),
         (lambda root: ImageFolder(["a", "b"], labels=[1]), "one label for each path is needed; got 1 for 2"),
     ],
 )

@@ -23,12 +23,8 @@ def frame(height: int = 5, width: int = 6, precision: int = 8) -> bytes:
     return segment(0xC0, struct.pack(">BHHB", precision, height, width, 3) + bytes(9))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"progressive": True}, {"quality": 20, "optimize": True}, {"exif": b"Exif\0\0"}]
-)
-def test_a_header_says_what_pillow_finds(
-    photo: Image.Image, encode: Callable[..., bytes], options: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"quality": 20, "optimize": True}, {"exif": b"Exif\0\0"}])
+def test_a_header_says_what_pillow_finds(photo: Image.Image, encode: Callable[..., bytes], options: dict[str, Any]) -> None:
     data = encode(photo, **options)
     header = jpeg_header(data)
     assert (photo.height, photo.width, 3) == header[:3]

@@ -68,11 +68,7 @@ def test_damage_below_the_crop_goes_unnoticed_and_changes_nothing(photo: Image.I
 
 @pytest.mark.parametrize("version", [None, "2.0.6"])
 def test_without_pillows_libjpeg_the_same_comes_from_others(
-    photo: Image.Image,
-    encode: Encode,
-    without: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    version: str | None,
+    photo: Image.Image, encode: Encode, without: Callable[..., None], monkeypatch: pytest.MonkeyPatch, version: str | None
 ) -> None:
     from PIL import _imaging
 
@@ -82,9 +78,7 @@ def test_without_pillows_libjpeg_the_same_comes_from_others(
     without()
     assert f"Pillow with libjpeg-turbo 2.1 or later is needed; it has {version}" == unbound()
     assert np.array_equal(expected, decoder(data))
-    with pytest.raises(
-        ImportError, match=r"decoder='libjpeg': Pillow with libjpeg-turbo 2.1 .*; pip install 'shmload\[images\]'"
-    ):
+    with pytest.raises(ImportError, match=r"decoder='libjpeg': Pillow with libjpeg-turbo 2.1 .*; pip install 'shmload\[images\]'"):
         ImageDecoder(decoder="libjpeg")(data)
     without("simplejpeg")
     assert np.array_equal(expected, decoder(data))

@@ -77,9 +77,7 @@ def test_layouts_mirror_and_levels_are_of_the_same_pixels(case: tuple[np.ndarray
     assert np.array_equal(plain[:, ::-1], resampled(image, window, is_flipped=True))
     expected = np.stack([levels[c][planes[c]] for c in range(3)])
     assert np.array_equal(expected, resampled(image, window, is_planar=True, levels=levels))
-    assert np.array_equal(
-        expected.transpose(1, 2, 0)[:, ::-1], resampled(image, window, is_flipped=True, levels=levels)
-    )
+    assert np.array_equal(expected.transpose(1, 2, 0)[:, ::-1], resampled(image, window, is_flipped=True, levels=levels))
 
 
 def test_what_is_not_resized_stays_as_it_is(photo: Image.Image) -> None:
@@ -122,9 +120,7 @@ def test_a_part_of_the_image_is_as_good_as_all_of_it(case: tuple[np.ndarray[Any,
 def test_a_part_that_lacks_pixels_is_refused() -> None:
     image = np.zeros((10, 10, 3), np.uint8)
     window = Window((3, 3), (10.0, 10.0, 10.0, 9.0), (5, 5, 30, 30))
-    message = (
-        r"box \(10.0, .* within clip \(5, 5, 30, 30\) needs more than the 10 x 10 pixels at \(10, 10\) that are there"
-    )
+    message = r"box \(10.0, .* within clip \(5, 5, 30, 30\) needs more than the 10 x 10 pixels at \(10, 10\) that are there"
     with pytest.raises(ValueError, match=message):
         resampled(image, window, origin=(10, 10), whole=(40, 40))
     with pytest.raises(ValueError, match=r"10 x 10 pixels at \(31, 0\) are no part of an image of 40 x 40"):

@@ -104,15 +104,7 @@ def test_photographs_stay_the_same_and_hardly_grow(photos: list[Path], every: Ev
 @pytest.mark.parametrize(
     ("sampling", "width", "tile"),
     # an interval is the least divisor of a row's MCUs that has 48 pixels
-    [
-        ("444", 120, 15),
-        ("444", 384, 6),
-        ("420", 384, 3),
-        ("420", 500, 4),
-        ("420", 176, 11),
-        ("L", 384, 6),
-        ("420", 9, 1),
-    ],
+    [("444", 120, 15), ("444", 384, 6), ("420", 384, 3), ("420", 500, 4), ("420", 176, 11), ("L", 384, 6), ("420", 9, 1)],
 )
 def test_markers_stand_where_they_are_asked_for(sampling: str, width: int, tile: int, is_progressive: bool) -> None:
     data = encoded(40, width, sampling, 80, is_progressive=is_progressive)
@@ -130,17 +122,13 @@ def test_markers_stand_where_they_are_asked_for(sampling: str, width: int, tile:
 def test_what_describes_the_picture_stays_byte_by_byte(photo: Image.Image, encode: Encode) -> None:
     turned = Image.Exif()
     turned[0x0112] = 6
-    data = encode(
-        photo, progressive=True, exif=turned, icc_profile=bytes(range(256)) * 500, comment=b"a harbour", dpi=(300, 200)
-    )
+    data = encode(photo, progressive=True, exif=turned, icc_profile=bytes(range(256)) * 500, comment=b"a harbour", dpi=(300, 200))
     behind = b"\xff\xe9\x00\x05own" + b"what a telephone puts behind the end" * 9
     inner = data.rindex(b"\xff\xda")  # a segment between two scans
     data = data[:inner] + b"\xff\xfe\x00\x09between" + data[inner:] + behind
     anew = with_restart_markers(data)
     assert anew != data
-    before, after = (
-        [each for each in segments(file) if 0xE0 <= each[1] <= 0xEF or each[1] == 0xFE] for file in (data, anew)
-    )
+    before, after = ([each for each in segments(file) if 0xE0 <= each[1] <= 0xEF or each[1] == 0xFE] for file in (data, anew))
     assert before == after
     assert b"between" in before[-1]
     assert anew.endswith(b"\xff\xd9" + behind)
@@ -164,9 +152,7 @@ def segments(data: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("options", [{"keep_rgb": True}, {"keep_rgb": True, "progressive": True}])
-def test_channels_that_are_red_green_and_blue_stay_so(
-    photo: Image.Image, encode: Encode, options: dict[str, Any]
-) -> None:
+def test_channels_that_are_red_green_and_blue_stay_so(photo: Image.Image, encode: Encode, options: dict[str, Any]) -> None:
     data = encode(photo, quality=95, **options)
     anew = with_restart_markers(data)
     assert anew != data

@@ -146,18 +146,7 @@ def with_markers_changed(data: bytes, kind: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "missing",
-        "out of order",
-        "doubled",
-        "one too many",
-        "padded",
-        "another",
-        "the end",
-        "none from there on",
-        "cut off",
-    ],
+    "kind", ["missing", "out of order", "doubled", "one too many", "padded", "another", "the end", "none from there on", "cut off"]
 )
 def test_where_markers_are_not_as_they_should_be_the_file_is_read_in_order(kind: str) -> None:
     file = recode(encoded(96, 160, "420", 90), least_width=48)

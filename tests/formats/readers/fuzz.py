@@ -39,9 +39,7 @@ def corpus(folder: Path) -> dict[str, list[bytes]]:
         }
     )
     for number, compression in enumerate(("none", "snappy", "zstd")):
-        pq.write_table(
-            table, folder / f"{number}.parquet", row_group_size=7, compression=compression, use_dictionary=number == 0
-        )
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=7, compression=compression, use_dictionary=number == 0)
     arrays = {"x": np.arange(40, dtype=np.float32).reshape(20, 2), "y": np.arange(20)}
     save_file(arrays, folder / "a.safetensors")
     for number, how in enumerate(({}, {"chunks": (6, 2), "compression": "gzip"})):

@@ -54,9 +54,7 @@ def test_indices_are_as_a_lists(kind: Any, path: Path, columns: dict[str, Any]) 
 
 @given(indices=st.lists(st.integers(-50, 49), max_size=60))
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_a_batch_holds_the_rows_in_the_order_asked_for(
-    kind: Any, path: Path, columns: dict[str, Any], indices: list[int]
-) -> None:
+def test_a_batch_holds_the_rows_in_the_order_asked_for(kind: Any, path: Path, columns: dict[str, Any], indices: list[int]) -> None:
     found = rows_of(kind(path), indices)
     for name, values in columns.items():
         np.testing.assert_array_equal(values[np.array(indices, np.int64)], found[name])
@@ -69,9 +67,7 @@ def test_workers_deliver_every_row_after_the_trainer_has_read(
 ) -> None:
     dataset = kind(path)
     assert dataset[1]["label"] == columns["label"][1]  # open here: a forked worker inherits it
-    with ShmLoader(
-        dataset, batch_size=8, num_workers=2, shuffle=True, seed=5, multiprocessing_context=start_method
-    ) as loader:
+    with ShmLoader(dataset, batch_size=8, num_workers=2, shuffle=True, seed=5, multiprocessing_context=start_method) as loader:
         batches = [{name: rows.numpy().copy() for name, rows in batch.items()} for batch in loader]
     labels = np.concatenate([batch["label"] for batch in batches])
     images = np.concatenate([batch["image"] for batch in batches])
@@ -136,8 +132,7 @@ def test_a_missing_library_is_named_with_its_extra(kind: Any, path: Path, monkey
     monkeypatch.setitem(sys.modules, module, None)
     package = module.split(".")[0]
     with pytest.raises(
-        ModuleNotFoundError,
-        match=rf"reading {extra} files needs the package {package}, .* pip install 'shmload\[{extra}\]'",
+        ModuleNotFoundError, match=rf"reading {extra} files needs the package {package}, .* pip install 'shmload\[{extra}\]'"
     ):
         len(kind(path))
 

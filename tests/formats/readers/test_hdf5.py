@@ -77,10 +77,7 @@ def test_what_was_never_written_is_the_fill_value(tmp_path: Path) -> None:
         ({"x": "/nothing"}, r"a\.h5: '/nothing' is not there; a field is a dataset"),
         ({"x": "/g"}, "'/g' is a group; a field is a dataset"),
         ({"x": "/one"}, "'/one' is a single value; a field is a dataset"),
-        (
-            {"x": "/x", "y": "/y"},
-            r"one row for each sample; these have x: 20, y: 3. Name those of one length in fields=",
-        ),
+        ({"x": "/x", "y": "/y"}, r"one row for each sample; these have x: 20, y: 3. Name those of one length in fields="),
         ({"x": "/pair"}, "'/pair': rows of .* are no field of a batch"),
         ({}, "has no array with rows to be a field"),
     ],

@@ -62,9 +62,7 @@ def test_any_table_comes_back(tmp_path: Path, drawn: Any, rows_per_group: int, c
         sample = dataset[row]
         for name, column in values.items():
             wanted = column[row]
-            assert wanted == (
-                sample[name].tolist() if isinstance(sample[name], (np.ndarray, np.generic)) else sample[name]
-            )
+            assert wanted == (sample[name].tolist() if isinstance(sample[name], (np.ndarray, np.generic)) else sample[name])
             given_ = batch[name][row]
             assert wanted == (given_.tolist() if hasattr(given_, "tolist") else given_)
 
@@ -113,18 +111,9 @@ def test_columns_and_their_types_are_chosen(tmp_path: Path) -> None:
         ({}, r"column 'n' of struct<a: int64> is no field of a batch: .* name the others in columns="),
         ({"columns": ["x"], "schema": {"y": "int8"}}, r"schema names \['y'\], which is no column here"),
         ({"columns": ["x"], "fill_null": {"y": 1}}, r"fill_null names \['y'\], which is no column here"),
-        (
-            {"columns": ["x"], "schema": {"x": ("int8", (2,))}},
-            "column 'x' is stored as int64 and cannot be read as schema says",
-        ),
-        (
-            {"columns": ["s"], "schema": {"s": "int8"}},
-            "column 's' is stored as string and cannot be read as schema says",
-        ),
-        (
-            {"columns": ["l"], "schema": {"l": ("int8", (None, 2))}},
-            "column 'l' is stored as .* cannot be read as schema says",
-        ),
+        ({"columns": ["x"], "schema": {"x": ("int8", (2,))}}, "column 'x' is stored as int64 and cannot be read as schema says"),
+        ({"columns": ["s"], "schema": {"s": "int8"}}, "column 's' is stored as string and cannot be read as schema says"),
+        ({"columns": ["l"], "schema": {"l": ("int8", (None, 2))}}, "column 'l' is stored as .* cannot be read as schema says"),
     ],
 )
 def test_a_wrong_choice_is_told(tmp_path: Path, given_: dict[str, Any], message: str) -> None:
@@ -136,8 +125,7 @@ def test_a_wrong_choice_is_told(tmp_path: Path, given_: dict[str, Any], message:
 def test_rows_of_another_length_than_the_schema_says_are_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", x=[[1, 2], [3]])
     with pytest.raises(
-        SampleError,
-        match=r"column 'x': the schema says rows of shape \(2,\), and row groups here have lists of different",
+        SampleError, match=r"column 'x': the schema says rows of shape \(2,\), and row groups here have lists of different"
     ):
         ParquetDataset(path, schema={"x": ("int64", (2,))})[0]
     path = written(tmp_path / "u.parquet", x=[[1, 2, 3]])
@@ -202,9 +190,7 @@ def test_text_that_is_no_utf8_is_damage(tmp_path: Path) -> None:
 
 def test_pages_are_held_against_their_checksums(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
-    pq.write_table(
-        pa.table({"x": np.arange(1000)}), path, compression="none", use_dictionary=False, write_page_checksum=True
-    )
+    pq.write_table(pa.table({"x": np.arange(1000)}), path, compression="none", use_dictionary=False, write_page_checksum=True)
     data = bytearray(path.read_bytes())
     data[4000] ^= 1
     path.write_bytes(data)

@@ -79,9 +79,7 @@ def _change_length(data: bytearray, rng: random.Random) -> None:
     starts = [begin] + [at + 1 for at in range(begin, begin + 512) if data[at] == 10]
     at = rng.choice(starts)
     end = data.find(b" ", at)
-    length = rng.choice(
-        (b"0", b"00", b"0" * 20, b"1", b"2", b"3", b"9", b"512", b"9223372036854775808", b"18446744073709551615")
-    )
+    length = rng.choice((b"0", b"00", b"0" * 20, b"1", b"2", b"3", b"9", b"512", b"9223372036854775808", b"18446744073709551615"))
     if rng.random() < 0.5:
         length = length[: end - at].rjust(end - at, b"0")  # where it stands, all behind it stays where it is
     if end > 0:

@@ -96,9 +96,7 @@ def test_fields_have_alternatives(tmp_path: Path) -> None:
         writer.write({"__key__": "2", "cls": 3})
     dataset = TarDataset(tmp_path / "a.tar", fields={"image": "jpg;png"})
     assert [dataset[0], dataset[1]] == [{"__key__": "0", "image": b"p"}, {"__key__": "1", "image": b"j"}]
-    with pytest.raises(
-        ShardCorrupt, match=r"field 'image' of sample '2' at byte \d+: there is no member jpg or png, only cls"
-    ):
+    with pytest.raises(ShardCorrupt, match=r"field 'image' of sample '2' at byte \d+: there is no member jpg or png, only cls"):
         dataset[2]
     raw = TarDataset(tmp_path / "a.tar", fields={"image": "jpg;png"}, schema={"image": ("uint8", (1,))})
     assert rows_of(raw, [0, 1])["image"].tolist() == [[112], [106]]
@@ -155,9 +153,7 @@ def test_arrays_of_any_order_are_converted(tmp_path: Path, array: Any, shape: An
         ("txt", b"\xff", str, "can't decode byte 0xff"),
     ],
 )
-def test_a_member_that_the_schema_does_not_fit_is_named(
-    tmp_path: Path, extension: str, value: Any, spec: Any, cause: str
-) -> None:
+def test_a_member_that_the_schema_does_not_fit_is_named(tmp_path: Path, extension: str, value: Any, spec: Any, cause: str) -> None:
     dataset = TarDataset(written(tmp_path / "a.tar", **{extension: value}), schema={extension: spec})
     with pytest.raises(ShardCorrupt, match=rf"a\.tar: field '{extension}' of sample 'a' at byte 512: .*{cause}"):
         dataset[0]
@@ -233,12 +229,7 @@ def test_a_shard_that_changed_its_size_is_an_error(tmp_path: Path) -> None:
         dataset[0]
 
 
-@given(
-    st.lists(
-        st.integers(-(1 << 63), (1 << 63) - 1).map(str) | st.sampled_from(["+5", " 7\n", "1_0", "007", "-0"]),
-        min_size=1,
-    )
-)
+@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1).map(str) | st.sampled_from(["+5", " 7\n", "1_0", "007", "-0"]), min_size=1))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_numbers_are_what_int_makes_of_them(tmp_path: Path, numbers: list[str]) -> None:
     with TarWriter(tmp_path / "n.tar") as writer:
@@ -255,9 +246,7 @@ def test_webdataset_reads_what_we_write(shards: str) -> None:
     names = TarDataset(shards).paths
     found = list(webdataset.WebDataset(names, shardshuffle=False, empty_check=False).decode())
     for number, each in enumerate(found):
-        np.testing.assert_equal(
-            {k: v for k, v in each.items() if k not in ("__url__", "__local_path__")}, sample(number)
-        )
+        np.testing.assert_equal({k: v for k, v in each.items() if k not in ("__url__", "__local_path__")}, sample(number))
     assert len(found) == 10
 
 
@@ -265,18 +254,8 @@ def test_what_webdataset_writes_is_read(tmp_path: Path) -> None:
     with webdataset.TarWriter(str(tmp_path / "a.tar")) as writer:
         for number in range(5):
             writer.write(
-                {
-                    **sample(number),
-                    "json": {"n": [number]},
-                    "ten": [np.arange(number, dtype="i4")],
-                    "npz": {"a": np.ones(2)},
-                }
+                {**sample(number), "json": {"n": [number]}, "ten": [np.arange(number, dtype="i4")], "npz": {"a": np.ones(2)}}
             )
     for number, each in enumerate(TarDataset(tmp_path / "a.tar")):
-        wanted = {
-            **sample(number),
-            "json": {"n": [number]},
-            "ten": [np.arange(number, dtype="i4")],
-            "npz": {"a": np.ones(2)},
-        }
+        wanted = {**sample(number), "json": {"n": [number]}, "ten": [np.arange(number, dtype="i4")], "npz": {"a": np.ones(2)}}
         np.testing.assert_equal(each, wanted)

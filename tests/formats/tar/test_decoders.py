@@ -28,15 +28,7 @@ def decoded(extension: str, data: bytes, decode: Any = True, **options: Any) -> 
 
 @pytest.mark.parametrize(
     ("extension", "value"),
-    [
-        ("txt", "é"),
-        ("html", "<p>"),
-        ("cls", 3),
-        ("class", 4),
-        ("count", -5),
-        ("json", {"a": [1]}),
-        ("seg.json.gz", [2]),
-    ],
+    [("txt", "é"), ("html", "<p>"), ("cls", 3), ("class", 4), ("count", -5), ("json", {"a": [1]}), ("seg.json.gz", [2])],
 )
 def test_values_survive_their_extension(extension: str, value: Any) -> None:
     assert value == decoded(extension, encode(extension, value))
@@ -49,12 +41,7 @@ def test_arrays_survive(extension: str) -> None:
     np.testing.assert_equal({"x": np.ones(2)}, decoded("npz", encode("npz", {"x": np.ones(2)})))
 
 
-@given(
-    st.lists(
-        hnp.arrays(st.sampled_from(["f4", "f8", "i1", "u2", "i8"]), hnp.array_shapes(min_dims=0, min_side=0)),
-        max_size=3,
-    )
-)
+@given(st.lists(hnp.arrays(st.sampled_from(["f4", "f8", "i1", "u2", "i8"]), hnp.array_shapes(min_dims=0, min_side=0)), max_size=3))
 def test_tenbin_survives(arrays: list[Any]) -> None:
     data = encode_tenbin(arrays)
     assert data == bytes(webdataset.tenbin.encode_buffer(arrays))
@@ -114,9 +101,7 @@ def test_what_npz_expands_to_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> Non
     array = encode("npy", np.zeros(100, np.uint8))
     monkeypatch.setattr(members, "EXPANDED_LIMIT", 2 * len(array))
     assert list(decoded("npz", npz_of(a=array, b=array))) == ["a", "b"]
-    with pytest.raises(
-        ValueError, match=f"npz: expands to {3 * len(array)} bytes, more than {2 * len(array)}; store it as"
-    ):
+    with pytest.raises(ValueError, match=f"npz: expands to {3 * len(array)} bytes, more than {2 * len(array)}; store it as"):
         decoded("npz", npz_of(a=array, b=array, c=array))
 
 
@@ -170,12 +155,7 @@ def test_own_decoders_go_first_and_travel() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "shape", "dtype"),
-    [
-        ("l8", (4, 6), "uint8"),
-        ("rgb8", (4, 6, 3), "uint8"),
-        ("rgb", (4, 6, 3), "float32"),
-        ("rgba", (4, 6, 4), "float32"),
-    ],
+    [("l8", (4, 6), "uint8"), ("rgb8", (4, 6, 3), "uint8"), ("rgb", (4, 6, 3), "float32"), ("rgba", (4, 6, 4), "float32")],
 )
 def test_images_as_arrays(spec: str, shape: Any, dtype: str) -> None:
     found = decoded("png", encode("png", PICTURE), spec)

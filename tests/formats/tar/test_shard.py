@@ -156,9 +156,7 @@ def corrupted(tar_of: Any, at: int, value: bytes, *, is_summed: bool) -> Path:
         (3000, b"z", False, "there is data behind the end marker"),
     ],
 )
-def test_damage_is_named_with_file_offset_and_cause(
-    tar_of: Any, at: int, value: bytes, is_summed: bool, cause: str
-) -> None:
+def test_damage_is_named_with_file_offset_and_cause(tar_of: Any, at: int, value: bytes, is_summed: bool, cause: str) -> None:
     with pytest.raises(ShardCorrupt, match=r"a\.tar: at byte \d+: ") as caught:
         samples_of(corrupted(tar_of, at, value, is_summed=is_summed))
     assert cause in str(caught.value)
@@ -188,9 +186,7 @@ for record in (b"0 path=x.y\\n", b"00 size=1\\n", b"9 a=bcde\\n0 path=x.y\\n", b
 
 def test_a_pax_record_of_no_length_is_a_broken_record() -> None:
     """In a child, as such a record once led its reader round for ever, where no signal reached it, or out of the file."""
-    done = subprocess.run(
-        [sys.executable, "-c", BROKEN_RECORDS], capture_output=True, text=True, timeout=30, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", BROKEN_RECORDS], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout.splitlines()) == (0, ["False a PAX header holds a broken record"] * 8)
 
 

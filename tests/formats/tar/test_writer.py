@@ -92,10 +92,7 @@ def test_an_interrupted_shard_leaves_nothing(tmp_path: Path) -> None:
         ({"__key__": "__m__/a", "cls": 1}, "cannot be told apart again"),
         ({"__key__": "a", "CLS": 1}, "cannot be told apart again"),
         ({"__key__": "4", "cls": 1}, "two samples in a row are called '4'"),
-        (
-            {"__key__": "a", "bin": 1},
-            "extension 'bin' has no encoder for a int: give bytes, or one of the extensions cbor",
-        ),
+        ({"__key__": "a", "bin": 1}, "extension 'bin' has no encoder for a int: give bytes, or one of the extensions cbor"),
     ],
 )
 def test_what_could_not_be_read_back_is_refused(tmp_path: Path, sample: Any, message: str) -> None:

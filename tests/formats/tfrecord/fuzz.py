@@ -72,9 +72,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
         at = rng.randrange(min(len(some), 64) or 1) if rng.random() < 0.7 else rng.randrange(len(some) or 1)
         kind = rng.randrange(5)
         if kind == 0 and some:
-            some[at] = rng.choice(
-                (0, 1, 0x0A, 0x12, 0x1A, 0x7F, 0x80, 0xFF, 0x0D, 0x08, 0x0B, 0x0C, rng.randrange(256))
-            )
+            some[at] = rng.choice((0, 1, 0x0A, 0x12, 0x1A, 0x7F, 0x80, 0xFF, 0x0D, 0x08, 0x0B, 0x0C, rng.randrange(256)))
         elif kind == 1 and some:
             some[at] = (some[at] + rng.choice((-1, 1))) % 256
         elif kind == 2:
@@ -123,9 +121,7 @@ def read(data: bytes, later: bytes) -> bool:
         fields = fields_of(schema, defaults)
         for verify in range(3):
             file = np.frombuffer(data, np.uint8).copy()  # exactly as long as it is, for the sanitizer
-            reader = RecordReader(
-                [file], [None], np.array([count]), starts[:-1], [f.native() for f in fields], form, verify
-            )
+            reader = RecordReader([file], [None], np.array([count]), starts[:-1], [f.native() for f in fields], form, verify)
             for indices in (*([i] for i in range(count)), range(count)):
                 is_sound |= _taken(reader, fields, list(indices), file, later) and form > 0
     return is_sound

@@ -13,15 +13,7 @@ from PIL import Image
 
 import shmload
 from shmload import SampleError, ShardCorrupt, ShmLoader
-from shmload.formats import (
-    CenterCrop,
-    ImageDecoder,
-    ImageFolder,
-    RandomResizedCrop,
-    Resize,
-    TFRecordDataset,
-    TFRecordWriter,
-)
+from shmload.formats import CenterCrop, ImageDecoder, ImageFolder, RandomResizedCrop, Resize, TFRecordDataset, TFRecordWriter
 
 PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))[:4]
 CROP = ImageDecoder(RandomResizedCrop(32), flip=0.5)
@@ -99,9 +91,7 @@ def test_a_bad_image_is_an_error_that_names_file_record_and_offset(files, tmp_pa
     start = 12 + int.from_bytes(path.read_bytes()[:8], "little") + 4
     records = images_of(path, ImageDecoder(CenterCrop(16)))
     assert records[0]["label"] == 0
-    with pytest.raises(
-        ShardCorrupt, match=f"bad.tfrecord: record 1, which starts at byte {start}: field 'image': a .*JPEG"
-    ):
+    with pytest.raises(ShardCorrupt, match=f"bad.tfrecord: record 1, which starts at byte {start}: field 'image': a .*JPEG"):
         records[1]
     with (
         ShmLoader(records, batch_size=2, num_workers=0) as loader,
@@ -152,10 +142,7 @@ def test_a_dataset_without_decoders_reads_whole_batches(shard):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (
-            {"schema": {"label": "int64"}, "decode": {"image": CROP}},
-            r"decode names \['image'\], and the schema only \['label'\]",
-        ),
+        ({"schema": {"label": "int64"}, "decode": {"image": CROP}}, r"decode names \['image'\], and the schema only \['label'\]"),
         ({"schema": {"image": ("uint8", (3, 9, 9))}, "decode": {"image": CROP}}, r"give \{'image': decoder.spec\}"),
         ({"schema": {"x": str}, "decode": {"x": numbers}}, "decoders make arrays of numpy's types"),
         ({"schema": {"x": "bfloat16"}, "decode": {"x": numbers}}, "decoders make arrays of numpy's types"),

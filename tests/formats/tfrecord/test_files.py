@@ -53,9 +53,7 @@ def test_a_compressed_file_is_the_plain_one_compressed(path, compression, expand
     assert not Path(f"{other}.shmload-index").exists()
     other.write_bytes(other.read_bytes() * (2 if compression == "gzip" else 1))
     assert records_of(other) == WHOLE * (2 if compression == "gzip" else 1)
-    with pytest.raises(
-        ShardCorrupt, match=r"record 0, which starts at byte 0: corrupted: .* or this is no TFRecord file"
-    ):
+    with pytest.raises(ShardCorrupt, match=r"record 0, which starts at byte 0: corrupted: .* or this is no TFRecord file"):
         records_of(other, compression="none")
 
 
@@ -137,9 +135,7 @@ def test_an_index_that_points_elsewhere_gives_no_wrong_record(path):
     size = path.stat().st_size
     path.with_suffix(".idx").write_text(f"0 20 20 {size - 20}")
     dataset = TFRecordDataset(path)
-    with pytest.raises(
-        ShardCorrupt, match="record 1, which starts at byte 20: corrupted: the checksum of the record's length"
-    ):
+    with pytest.raises(ShardCorrupt, match="record 1, which starts at byte 20: corrupted: the checksum of the record's length"):
         dataset[1]
     for verify, cause in (("length", "cannot be believed"), ("none", "goes beyond the end of the file")):
         with pytest.raises(ShardCorrupt, match=cause):
@@ -153,12 +149,7 @@ def test_the_package_tfrecords_files_are_read(tmp_path):
     dataset = TFRecordDataset(tmp_path / "plain.tfrecord", schema)
     for i in range(5):
         sample = {name: getattr(value, "tolist", lambda v=value: v)() for name, value in dataset[i].items()}
-        assert {
-            "floats": [i + 0.5, -i, 3.25],
-            "ints": [-i, 300 * i],
-            "ragged": [*range(i)],
-            "text": f"text {i}",
-        } == sample
+        assert {"floats": [i + 0.5, -i, 3.25], "ints": [-i, 300 * i], "ragged": [*range(i)], "text": f"text {i}"} == sample
     assert not (tmp_path / "plain.tfrecord.shmload-index").exists()  # its tfindex was taken
     schema = {"frames": ("float32", (None, 2)), "label": "int64"}
     sequences = TFRecordDataset(tmp_path / "sequence.tfrecord", schema, records="sequence")
@@ -167,11 +158,7 @@ def test_the_package_tfrecords_files_are_read(tmp_path):
 
 def test_a_file_that_is_cut_off_or_written_over_is_an_error(path):
     whole = path.read_bytes()
-    for change in (
-        lambda: os.truncate(path, 3),
-        lambda: path.write_bytes(whole[::-1]),
-        lambda: path.open("ab").close(),
-    ):
+    for change in (lambda: os.truncate(path, 3), lambda: path.write_bytes(whole[::-1]), lambda: path.open("ab").close()):
         path.write_bytes(whole)
         dataset = TFRecordDataset(path)
         assert dataset[5]["bytes"] == WHOLE[5]
@@ -222,9 +209,7 @@ def test_a_file_that_changes_in_the_midst_of_a_batch_is_an_error_and_overruns_no
             file.write(b"\x01\x02" * 20)
 
     room = np.full(60, -1)
-    with pytest.raises(
-        ShardCorrupt, match="record 0, which starts at byte 0: the file was changed while it was in use"
-    ):
+    with pytest.raises(ShardCorrupt, match="record 0, which starts at byte 0: the file was changed while it was in use"):
         TFRecordDataset(path, {"n": ("int64", (20,)), **TEXT}, defaults={"text": b""}).read_batch_into(
             [0], Meddling(doubled, n=room[:20].reshape(1, 20))
         )

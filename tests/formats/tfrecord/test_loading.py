@@ -19,11 +19,7 @@ from tests.formats.tfrecord.conftest import NUM_SAMPLES, SCHEMA, sample
 def taken(batch: Any) -> list[dict[str, Any]]:
     """A batch's samples as numpy has them."""
     return [
-        {
-            name: value if isinstance(value, str) else value.numpy().copy()
-            for name in SCHEMA
-            for value in [batch[name][row]]
-        }
+        {name: value if isinstance(value, str) else value.numpy().copy() for name in SCHEMA for value in [batch[name][row]]}
         for row in range(len(batch["label"]))
     ]
 
@@ -115,8 +111,6 @@ def test_a_bad_record_ends_the_epoch_by_name(shards):
     dataset = TFRecordDataset(shards, SCHEMA)
     with (
         ShmLoader(dataset, batch_size=4, ragged="list") as loader,
-        pytest.raises(
-            ShardCorrupt, match=r"00000\.tfrecord: record 0, which starts at byte 0: corrupted: the checksum"
-        ),
+        pytest.raises(ShardCorrupt, match=r"00000\.tfrecord: record 0, which starts at byte 0: corrupted: the checksum"),
     ):
         list(loader)

@@ -72,9 +72,7 @@ def test_samples_of_any_schema_come_back(made, compression):
 
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
-@given(
-    st.lists(st.binary(max_size=40) | st.just(bytes(range(256)) * 70), min_size=1, max_size=4), st.data(), st.booleans()
-)
+@given(st.lists(st.binary(max_size=40) | st.just(bytes(range(256)) * 70), min_size=1, max_size=4), st.data(), st.booleans())
 def test_any_changed_byte_and_any_cut_is_detected(records, data, is_cut):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a")

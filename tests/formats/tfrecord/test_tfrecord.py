@@ -43,13 +43,7 @@ def parsed(tmp_path: Path, data: bytes, schema: dict, **options: object) -> dict
 
 @pytest.mark.parametrize(
     ("data", "expected"),
-    [
-        (b"", 0),
-        (b"123456789", 0xE3069283),
-        (bytes(32), 0x8A9136AA),
-        (b"\xff" * 32, 0x62A8AB43),
-        (bytes(range(32)), 0x46DD794E),
-    ],
+    [(b"", 0), (b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43), (bytes(range(32)), 0x46DD794E)],
 )
 def test_the_sum_has_its_published_values(data, expected):
     assert expected == crc32c(data) == crc32c(data, by_tables=True)
@@ -128,9 +122,7 @@ def test_the_parser_takes_what_protobuf_takes(tmp_path, data, schema, expected):
 
 def test_a_sequence_example_gives_context_and_feature_lists(tmp_path):
     frames = block(0x0A, block(0x12, b"\x0d\0\0\x90\x40")) + block(0x0A, block(0x12, b"\x0d\0\0\xa0\x40"))
-    data = block(0x0A, entry("k", block(0x1A, b"\x08\x07"))) + block(
-        0x12, block(0x0A, block(0x0A, b"r") + block(0x12, frames))
-    )
+    data = block(0x0A, entry("k", block(0x1A, b"\x08\x07"))) + block(0x12, block(0x0A, block(0x0A, b"r") + block(0x12, frames)))
     schema = {"k": "int64", "r": ("float32", (None,))}
     assert parsed(tmp_path, data, schema, records="sequence") == {"k": 7, "r": [4.5, 5.0]}
 
@@ -175,9 +167,7 @@ def written(tmp_path):
     path = tmp_path / "some.tfrecord"
     with TFRecordWriter(path, raw=["x"]) as writer:
         for i in range(6):
-            writer.write(
-                {"x": np.arange(5000, dtype=np.float64) + i, "n": i, "r": np.arange(i, dtype=np.float32), "t": "é" * i}
-            )
+            writer.write({"x": np.arange(5000, dtype=np.float64) + i, "n": i, "r": np.arange(i, dtype=np.float32), "t": "é" * i})
     return path
 
 
@@ -265,10 +255,7 @@ def test_a_tfindex_file_is_read_if_it_fits(tmp_path):
         (lambda p: TFRecordWriter(p, compression="lz4"), 'compression is None, "gzip" or "zlib"'),
         (lambda p: TFRecordDataset([]), "at least one path"),
         (lambda p: TFRecordDataset(p, records="proto"), "records is one of 'raw', 'example', 'sequence'; got 'proto'"),
-        (
-            lambda p: TFRecordDataset(p, compression="bz2"),
-            "compression is one of 'auto', 'none', 'gzip', 'zlib'; got 'bz2'",
-        ),
+        (lambda p: TFRecordDataset(p, compression="bz2"), "compression is one of 'auto', 'none', 'gzip', 'zlib'; got 'bz2'"),
         (lambda p: TFRecordDataset(p, defaults={"bytes": b""}), "takes no defaults: no record lacks itself"),
         (
             lambda p: TFRecordDataset(p, {"a": ("int8", (None,))}, defaults={"a": 1}),
@@ -319,10 +306,7 @@ def test_a_walk_names_where_a_file_breaks(tmp_path):
     head = (99).to_bytes(8, "little")
     for tail, cause in (
         (b"12345678901", "truncated: fewer than 12 bytes are left for a record's header"),
-        (
-            head + b"1234" + bytes(200),
-            "corrupted: the checksum of the record's length differs, or this is no TFRecord file",
-        ),
+        (head + b"1234" + bytes(200), "corrupted: the checksum of the record's length differs, or this is no TFRecord file"),
         (framed(b"hello")[:-1], "truncated: the record goes beyond the end of the file"),
         (bytes(12), "corrupted: the checksum of the record's length differs"),
     ):

@@ -19,9 +19,7 @@ def test_what_is_written_is_what_tensorflow_writes(tmp_path):
     path = tmp_path / "ours"
     with TFRecordWriter(path, index=True) as writer:
         for i in range(5):
-            writer.write(
-                {"ragged": np.arange(i), "text": f"text {i}", "ints": [-i, 300 * i], "floats": [i + 0.5, -i, 3.25]}
-            )
+            writer.write({"ragged": np.arange(i), "text": f"text {i}", "ints": [-i, 300 * i], "floats": [i + 0.5, -i, 3.25]})
     assert (BY_TENSORFLOW / "plain.tfrecord").read_bytes() == path.read_bytes()
 
 
@@ -38,10 +36,7 @@ def test_a_sequence_is_written_as_tensorflow_writes_it(tmp_path):
 def test_a_writer_that_fails_leaves_the_older_file(tmp_path):
     path = tmp_path / "f"
     path.write_bytes(b"")
-    with (
-        pytest.raises(TypeError, match=r"field 'a' is a list of dtype complex128.*raw="),
-        TFRecordWriter(path) as writer,
-    ):
+    with pytest.raises(TypeError, match=r"field 'a' is a list of dtype complex128.*raw="), TFRecordWriter(path) as writer:
         writer.write({"a": [1j]})
     assert [path] == list(tmp_path.iterdir())
     assert len(TFRecordDataset(path)) == 0
@@ -55,25 +50,10 @@ def test_values_of_every_kind_are_written(tmp_path):
     path = tmp_path / "kinds"
     with TFRecordWriter(path) as writer:
         writer.write(
-            {
-                "a": torch.arange(3),
-                "b": True,
-                "c": 1.5,
-                "d": ["x", b"y"],
-                "e": [],
-                "f": np.arange(6.0)[::2],
-                "g": -(2**63),
-            }
+            {"a": torch.arange(3), "b": True, "c": 1.5, "d": ["x", b"y"], "e": [], "f": np.arange(6.0)[::2], "g": -(2**63)}
         )
         assert writer.num_records == 1
-    schema = {
-        "a": ("int64", (3,)),
-        "b": "bool",
-        "c": "float32",
-        "e": ("float32", (None,)),
-        "f": ("float32", (3,)),
-        "g": "int64",
-    }
+    schema = {"a": ("int64", (3,)), "b": "bool", "c": "float32", "e": ("float32", (None,)), "f": ("float32", (3,)), "g": "int64"}
     sample = TFRecordDataset(path, schema)[0]
     assert tuple(value.tolist() for value in sample.values()) == ([0, 1, 2], True, 1.5, [], [0, 2, 4], -(2**63))
     with pytest.raises(SampleError, match=r"field 'd' needs one value of str; the record has a bytes_list of 2 values"):

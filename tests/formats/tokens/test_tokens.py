@@ -128,10 +128,9 @@ def test_packing_takes_the_tightest_fit() -> None:
     dataset = TokenDataset(np.arange(20), 10, document_index=[0, 6, 13, 17, 20], pack=True)
     assert len(dataset) == 2
     assert dataset.density == 1.0
-    assert [*range(6), *range(13, 17)] == dataset[0]["tokens"].tolist() or [
-        *range(6),
-        *range(13, 17),
-    ] == dataset[1]["tokens"].tolist()
+    assert [*range(6), *range(13, 17)] == dataset[0]["tokens"].tolist() or [*range(6), *range(13, 17)] == dataset[1][
+        "tokens"
+    ].tolist()
 
 
 def test_a_separator_ends_its_document_and_windows_are_padded() -> None:
@@ -234,10 +233,7 @@ def test_a_megatron_pair_is_read_by_documents(tmp_path: Path, modes: bytes) -> N
         (b"", "offset 0: the head is not a Megatron index's"),
         (b"x" * 40, "offset 0: the head is not a Megatron index's"),
         (megatron([1], [0, 1], code=7), "offset 9: version 1 with tokens of type 7"),
-        (
-            megatron([1], [0, 1])[:-1],
-            "offset 18: 1 sequences and 2 boundaries need 62 bytes, or 63 with modes; there are 61",
-        ),
+        (megatron([1], [0, 1])[:-1], "offset 18: 1 sequences and 2 boundaries need 62 bytes, or 63 with modes; there are 61"),
         (megatron([1], [0, 1]).replace(b"\1" + bytes(7), b"\xff" * 8), "offset 9: version 18446744073709551615"),
         (megatron([2, 3], [0, 2]).replace(b"\4", b"\5"), "offset 50: sequence 1 of 3 tokens begins at byte 5"),
         (megatron([2, -3], [0, 2]), "offset 50: sequence 1 of -3 tokens"),

@@ -120,7 +120,7 @@ Stored = tuple[bytes, int]
 FORMS: dict[str, tuple[Callable[[Any, int], Stored], Callable[[bytes, int], Any]]] = {
     "Photos": (lambda of, index: (Path(of.files[index % len(of.files)]).read_bytes(), index), photo),
     "Records": (lambda of, index: (of.records[index % len(of.records)].tobytes(), index), record),
-    "Rows": (lambda of, index: (of.x[index].tobytes(), int(of.labels[index])), row),
+    "RowsWorkload": (lambda of, index: (of.x[index].tobytes(), int(of.labels[index])), row),
     "Tokens": (lambda of, index: (of.tokens[index * STRIDE : index * STRIDE + WINDOW].tobytes(), index), window),
     "Plain": (lambda of, index: (of.images[index % len(of.images)].tobytes(), index), plain),
 }

@@ -28,27 +28,8 @@ import numpy as np
 
 from shmload._core.mapping import Mapping as Memory
 from shmload._core.rows import ArrayColumn, BoolColumn, FloatColumn, IntColumn, TensorColumn
-from shmload.batch.layout import Field, Layout, is_plain_tensor, of_numpy, of_torch
-from shmload.batch.ragged import (
-    ARRAY,
-    ATOMS,
-    DICT,
-    LIST,
-    NAMED,
-    RECORD,
-    TENSOR,
-    TEXT,
-    TUPLED,
-    Node,
-    PackedBatch,
-    Packer,
-    Ragged,
-    Rows,
-    Stacked,
-    check_rows,
-    is_record,
-    ragged_node,
-)
+from shmload.batch.layout import Field, Layout, is_plain_tensor, of_numpy, of_torch, structure
+from shmload.batch.ragged import ATOMS, Node, PackedBatch, Packer, Ragged, Rows, check_rows, is_record, ragged_node, stacked
 from shmload.errors import SampleError
 
 
@@ -93,7 +74,7 @@ class RowPlacer:
 
     def get(self, row: int) -> Any:
         """The sample that `put` wrote into a row, as objects like those it came from."""
-        return _sample_of(self.layout.tree, [_value(f, self.rows[f.name], row) for f in self.layout.fields])
+        return structure(self.layout.tree, [_value(f, self.rows[f.name], row) for f in self.layout.fields])
 
     def out(self, row: int) -> RowOut:
         """Writable views of one row: `out["image"]` is an array, `out["label"] = 3` writes through."""
@@ -186,16 +167,6 @@ def _value(field: Field, rows: Any, row: int) -> Any:
     if field.kind == "tensor":
         return rows[row].clone()
     return rows[row].copy()
-
-
-def _sample_of(tree: tuple[Any, ...], values: list[Any]) -> Any:
-    kind = tree[0]
-    if kind == "leaf":
-        return values[tree[1]]
-    parts = [_sample_of(t, values) for t in tree[-1]]
-    if kind == "dict":
-        return dict(zip(tree[1], parts, strict=True))
-    return tree[1](*parts) if kind == "named" else parts
 
 
 def _refuse(row: int, value: Any) -> bool:
@@ -311,7 +282,7 @@ class _Columns:
             if kind is dict:
                 return self._dicts(values, name)
             if isinstance(head, tuple) and hasattr(head, "_fields"):
-                return NAMED, pickle.dumps(kind), self._transposed(values, name)
+                return "named", pickle.dumps(kind), self._transposed(values, name)
             if isinstance(head, np.generic):
                 return self._scalars(values, name)
         if kinds <= {tuple, list}:
@@ -323,7 +294,7 @@ class _Columns:
         if len(kinds) == 1 and is_record(kind):
             names = [f.name for f in dataclasses.fields(head)]
             columns = [self.node([getattr(v, n) for v in values], _joined(name, n)) for n in names]
-            return RECORD, pickle.dumps(kind), names, columns
+            return "record", pickle.dumps(kind), names, columns
         return self._list(values, name)
 
     # ------------------------------------------------------------ leaves
@@ -373,7 +344,7 @@ class _Columns:
         mode = None if rule is None or not shapes[0] else rule.mode(name)
         if mode is None:
             if rows.is_even:
-                return TENSOR, rows.dtype, (len(shapes), *shapes[0]), None, self._packer.place(Stacked(rows))
+                return "tensor", rows.dtype, (len(shapes), *shapes[0]), None, self._packer.place(*stacked(rows))
             if rule is None:
                 raise _UnusualError
             if rule.is_certain:
@@ -398,7 +369,7 @@ class _Columns:
         if self._ragged is None:
             raise _UnusualError
         nodes = [self._packer.node(v) for v in values]
-        return LIST, [(TENSOR, *node[1:]) if node[0] == ARRAY else node for node in nodes]
+        return "list", [("tensor", *node[1:]) if node[0] == "array" else node for node in nodes]
 
     # ------------------------------------------------------------ containers
 
@@ -414,26 +385,26 @@ class _Columns:
                     f"row {number} of the batch has the keys {list(value)}, row 0 has {keys}: samples of one batch need the same "
                     "ones; give what is missing as None"
                 )
-        return DICT, keys, [self.node([v[key] for v in values], _joined(name, key)) for key in keys]
+        return "dict", keys, [self.node([v[key] for v in values], _joined(name, key)) for key in keys]
 
     def _sequences(self, values: list[Any], name: str) -> Node:
         rule = self._ragged
         is_asked = rule is not None and rule.mode(name or "data") is not None
         is_even = len(set(map(len, values))) == 1
         if is_even and not is_asked:
-            return LIST, self._transposed(values, name)
+            return "list", self._transposed(values, name)
         if rule is None:
             raise _UnusualError
         arrays = _as_arrays(values)
         if arrays is not None:
             return self._rows(Rows(arrays, str(arrays[0].dtype)), name)
         if is_even:
-            return LIST, self._transposed(values, name)
-        return LIST, [self._packer.node(v) for v in values]
+            return "list", self._transposed(values, name)
+        return "list", [self._packer.node(v) for v in values]
 
     def _transposed(self, values: list[Any], name: str) -> list[Node]:
         columns = [self.node(list(column), _joined(name, i)) for i, column in enumerate(zip(*values, strict=True))]
-        return [(TUPLED, column) if column[0] == TEXT else column for column in columns]  # as torch's collate has it
+        return [("tupled", column) if column[0] == "text" else column for column in columns]  # as torch's collate has it
 
 
 def _as_arrays(values: list[Any]) -> list[np.ndarray[Any, Any]] | None:

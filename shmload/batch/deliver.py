@@ -17,7 +17,7 @@ import math
 import pickle
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,31 +26,8 @@ from torch.nested._internal.nested_tensor import NestedTensor
 from shmload import faults
 from shmload._core.text import read_text
 from shmload._core.trainer import Lease
-from shmload.batch.layout import ELEMENT_TYPES, Layout
-from shmload.batch.ragged import (
-    ARRAY,
-    DICT,
-    FOREIGN,
-    INDICES_OF,
-    JAGGED,
-    LIST,
-    NAMED,
-    NESTED,
-    PADDED,
-    RECORD,
-    ROWS,
-    SPARSE,
-    TENSOR,
-    TEXT,
-    TUPLE,
-    TUPLED,
-    VALUE,
-    PackedBatch,
-    is_plain_record,
-)
-
-if TYPE_CHECKING:
-    import torch
+from shmload.batch.layout import ELEMENT_TYPES, Layout, structure
+from shmload.batch.ragged import INDICES_OF, PackedBatch, is_plain_record
 
 
 class Padded(NamedTuple):
@@ -165,21 +142,6 @@ class PrivateBatch:
         return read_text(self._room.ctypes.data + offset, nbytes, count, kind)
 
 
-def structure(tree: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
-    """Puts a layout's structure around its fields."""
-    kind = tree[0]
-    if kind == "leaf":
-        return tensors[tree[1]]
-    parts = [structure(t, tensors) for t in tree[-1]]
-    if kind == "dict":
-        return dict(zip(tree[1], parts, strict=True))
-    if kind == "list":
-        return parts
-    if kind == "tuple":
-        return tuple(parts)
-    return tree[1](*parts)
-
-
 def copied(batch: Any) -> Any:
     """The batch with every tensor and array in private memory, so that its slot can go back at once."""
     return mapped(batch, _cloned, _copied_leaf)
@@ -255,89 +217,78 @@ class BatchMemory(Protocol):
 @faults.at("mapping")
 def unpack(source: BatchMemory) -> Any:
     """The batch in a source."""
-    return _Builder(source).build(marshal.loads(source.meta()))
+    return _built(source, marshal.loads(source.meta()))
 
 
-class _Builder:
-    """Turns nodes back into objects. A class and not a closure that calls itself: that would be a reference cycle, and hold the
-    lease until the garbage collector comes by."""
+def _built(source: BatchMemory, node: tuple[Any, ...]) -> Any:
+    """The object of a node (see `ragged.py`)."""
+    return _BUILDERS[node[0]](source, *node[1:])
 
-    def __init__(self, source: BatchMemory) -> None:
-        self._source = source
 
-    def build(self, node: tuple[Any, ...]) -> Any:
-        kind = node[0]
-        if kind == VALUE:
-            return node[1]
-        if kind in (TENSOR, ARRAY):
-            return self._array(node)
-        if kind == TEXT:
-            return self._source.text(*node[1:])
-        if kind == TUPLED:
-            return tuple(self.build(node[1]))
-        if kind == DICT:
-            return {k: self.build(n) for k, n in zip(node[1], node[2], strict=True)}
-        if kind == LIST:
-            return [self.build(n) for n in node[1]]
-        if kind == TUPLE:
-            return tuple([self.build(n) for n in node[1]])
-        if kind == ROWS:
-            return self._rows(*node[1:])
-        if kind == PADDED:
-            return Padded(self.build(node[1]), self.build(node[2]))
-        if kind == JAGGED:
-            return Jagged(self.build(node[1]), self.build(node[2]))
-        if kind == NESTED:
-            return torch.nested.nested_tensor_from_jagged(
-                self.build(node[1]), self.build(node[2]), min_seqlen=node[3], max_seqlen=node[4]
-            )
-        if kind == NAMED:
-            return pickle.loads(node[1])(*[self.build(n) for n in node[2]])
-        if kind == RECORD:
-            return self._record(pickle.loads(node[1]), node[2], node[3])
-        if kind == SPARSE:
-            return self._sparse(*node[1:])
-        assert kind == FOREIGN
-        return _ForeignUnpickler(node[1], self).load()
+def _all(source: BatchMemory, nodes: list[tuple[Any, ...]]) -> list[Any]:
+    return [_built(source, node) for node in nodes]
 
-    def _array(self, node: tuple[Any, ...]) -> Any:
-        kind, dtype, shape, strides, offset = node
-        tensor = self._tensor(dtype, shape, offset)
-        if strides is not None:
-            tensor = tensor.as_strided(shape, strides)
-        return tensor if kind == TENSOR else tensor.numpy()
 
-    def _tensor(self, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
-        if 0 in shape:
-            return torch.empty(shape, dtype=getattr(torch, dtype))
-        return self._source.tensor(dtype, shape, offset)
+def _tensor(source: BatchMemory, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int) -> torch.Tensor:
+    tensor = torch.empty(shape, dtype=getattr(torch, dtype)) if 0 in shape else source.tensor(dtype, shape, offset)
+    return tensor if strides is None else tensor.as_strided(shape, strides)
 
-    def _rows(self, dtype: str, numels: list[int], shapes: list[tuple[int, ...]] | None, offset: int) -> list[Any]:
-        parts = self._tensor(dtype, (sum(numels),), offset).split(numels)  # type: ignore[no-untyped-call]  # torch's own
-        return list(parts) if shapes is None else [part.view(s) for part, s in zip(parts, shapes, strict=True)]
 
-    def _sparse(
-        self, layout: str, shape: tuple[int, ...], is_coalesced: bool, indices: list[Any], values: tuple[Any, ...]
-    ) -> torch.Tensor:
-        parts: list[torch.Tensor] = [*map(self.build, indices), self.build(values)]
-        if layout == "sparse_coo":
-            return torch.sparse_coo_tensor(parts[0], parts[1], shape, is_coalesced=is_coalesced, check_invariants=False)
-        return torch.sparse_compressed_tensor(
-            parts[0], parts[1], parts[2], shape, layout=getattr(torch, layout), check_invariants=False
-        )
+def _rows(source: BatchMemory, dtype: str, numels: list[int], shapes: list[tuple[int, ...]] | None, offset: int) -> list[Any]:
+    parts = _tensor(source, dtype, (sum(numels),), None, offset).split(numels)  # type: ignore[no-untyped-call]  # torch's own
+    return list(parts) if shapes is None else [part.view(s) for part, s in zip(parts, shapes, strict=True)]
 
-    def _record(self, kind: type, names: list[str], nodes: list[tuple[Any, ...]]) -> Any:
-        """A dataclass of columns. Its __init__ and __post_init__ are for samples, and are not run."""
-        record: Any = object.__new__(kind)
-        for name, node in zip(names, nodes, strict=True):
-            object.__setattr__(record, name, self.build(node))  # also where it is frozen
-        return record
+
+def _nested(source: BatchMemory, values: tuple[Any, ...], offsets: tuple[Any, ...], shortest: int, longest: int) -> torch.Tensor:
+    parts = _built(source, values), _built(source, offsets)
+    return torch.nested.nested_tensor_from_jagged(*parts, min_seqlen=shortest, max_seqlen=longest)
+
+
+def _sparse(
+    source: BatchMemory, layout: str, shape: tuple[int, ...], is_coalesced: bool, indices: list[Any], values: tuple[Any, ...]
+) -> torch.Tensor:
+    parts: list[torch.Tensor] = _all(source, [*indices, values])
+    if layout == "sparse_coo":
+        return torch.sparse_coo_tensor(parts[0], parts[1], shape, is_coalesced=is_coalesced, check_invariants=False)
+    return torch.sparse_compressed_tensor(
+        parts[0], parts[1], parts[2], shape, layout=getattr(torch, layout), check_invariants=False
+    )
+
+
+def _record(source: BatchMemory, kind: bytes, names: list[str], nodes: list[tuple[Any, ...]]) -> Any:
+    """A dataclass of columns. Its __init__ and __post_init__ are for samples, and are not run."""
+    record: Any = object.__new__(pickle.loads(kind))
+    for name, value in zip(names, _all(source, nodes), strict=True):
+        object.__setattr__(record, name, value)  # also where it is frozen
+    return record
 
 
 class _ForeignUnpickler(pickle.Unpickler):
-    def __init__(self, pickled: bytes, builder: _Builder) -> None:
+    def __init__(self, pickled: bytes, source: BatchMemory) -> None:
         super().__init__(io.BytesIO(pickled))
-        self._builder = builder
+        self._source = source
 
     def persistent_load(self, node: tuple[Any, ...]) -> Any:
-        return self._builder.build(node)
+        return _built(self._source, node)
+
+
+# By kind of node. Functions, and not closures that call each other: those would be a reference cycle, which holds the lease until
+# the garbage collector runs.
+_BUILDERS: dict[str, Callable[..., Any]] = {
+    "value": lambda source, value: value,
+    "text": lambda source, *place: source.text(*place),
+    "tensor": _tensor,
+    "array": lambda source, *place: _tensor(source, *place).numpy(),
+    "list": _all,
+    "tuple": lambda source, nodes: tuple(_all(source, nodes)),
+    "tupled": lambda source, node: tuple(_built(source, node)),
+    "dict": lambda source, keys, nodes: dict(zip(keys, _all(source, nodes), strict=True)),
+    "named": lambda source, kind, nodes: pickle.loads(kind)(*_all(source, nodes)),
+    "record": _record,
+    "rows": _rows,
+    "padded": lambda source, *nodes: Padded(*_all(source, nodes)),
+    "jagged": lambda source, *nodes: Jagged(*_all(source, nodes)),
+    "nested": _nested,
+    "sparse": _sparse,
+    "foreign": lambda source, pickled: _ForeignUnpickler(pickled, source).load(),
+}

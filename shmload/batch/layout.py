@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -83,6 +83,20 @@ def of_any(dtype: Any) -> ElementType:
 ALIGNMENT = 64
 
 
+def aligned(nbytes: int) -> int:
+    """The next multiple of the alignment."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def c_strides(shape: Sequence[int], step: int = 1) -> tuple[int, ...]:
+    """The strides of an array in C order whose elements are `step` apart."""
+    strides = []
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
 class NotFixedError(Exception):
     """A sample holds something without a fixed place: text, an unusual container, a type that no tensor has."""
 
@@ -132,7 +146,7 @@ class Layout:
             offsets, end = [], 0
             for f in self.fields:
                 offsets.append(end)
-                end += -(-nrows * f.row_nbytes // ALIGNMENT) * ALIGNMENT
+                end += aligned(nrows * f.row_nbytes)
             found = self._offsets[nrows] = (tuple(offsets), max(end, 1))
         return found
 
@@ -262,6 +276,19 @@ def _known(element: ElementType | None, dtype: Any) -> str:
     if element is None:
         raise NotFixedError(dtype)
     return element.name
+
+
+def structure(tree: tuple[Any, ...], leaves: list[Any]) -> Any:
+    """Puts a layout's structure around the values of its fields."""
+    kind = tree[0]
+    if kind == "leaf":
+        return leaves[tree[1]]
+    parts = [structure(t, leaves) for t in tree[-1]]
+    if kind == "dict":
+        return dict(zip(tree[1], parts, strict=True))
+    if kind == "named":
+        return tree[1](*parts)
+    return parts if kind == "list" else tuple(parts)
 
 
 def is_plain_tensor(value: Any) -> bool:

@@ -19,15 +19,16 @@ A batch of any structure in a slot: text, ragged fields, objects, what a custom 
 
 `meta` is marshal (C speed, no code runs) of nested tuples, one per node of the batch:
 
-    (VALUE, v)  None, bool, int, float, complex, str, bytes, or a list of these
-    (TEXT, count, nbytes, offset, kind)  a list of str or bytes, end to end
-    (TUPLED, node)  what is a list, as a tuple
-    (LIST, nodes)  (TUPLE, nodes)  (DICT, keys, nodes)  (NAMED, pickled class, nodes)  (RECORD, pickled class, names, nodes)
-    (TENSOR | ARRAY, dtype, shape, strides or None, offset)
-    (ROWS, dtype, elements of each, shape of each or None, offset)  a list of tensors, end to end
-    (PADDED, values, lengths)  (JAGGED, values, offsets)  (NESTED, values, offsets, shortest, longest)
-    (SPARSE, layout, shape, is it coalesced, indices, values)  a sparse tensor; of its indices there are one or two nodes
-    (FOREIGN, pickle)  anything else; arrays inside it travel as arrays
+    ("value", v)  None, bool, int, float, complex, str, bytes, or a list of these
+    ("text", count, nbytes, offset, kind)  a list of str or bytes, end to end
+    ("tupled", node)  what is a list, as a tuple
+    ("list", nodes)  ("tuple", nodes)  ("dict", keys, nodes)  ("named", pickled class, nodes)
+    ("record", pickled class, names, nodes)  a dataclass
+    ("tensor" or "array", dtype, shape, strides or None, offset)
+    ("rows", dtype, elements of each, shape of each or None, offset)  a list of tensors, end to end
+    ("padded", values, lengths)  ("jagged", values, offsets)  ("nested", values, offsets, shortest, longest)
+    ("sparse", layout, shape, is it coalesced, indices, values)  a sparse tensor; of its indices there are one or two nodes
+    ("foreign", pickle)  anything else; arrays inside it travel as arrays
 
 so the trainer unpickles nothing unless the batch holds objects that only pickle can move; those are counted. The bytes are
 written and read by processes of one loader over memory of mode 0600. `deliver.py` reads them.
@@ -46,7 +47,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +55,7 @@ from numpy.typing import NDArray
 from shmload._core.gather import gather_rows, gather_runs
 from shmload._core.rows import copy_from
 from shmload._core.text import BYTES, UTF8, TextColumn
-from shmload.batch.layout import ALIGNMENT, ELEMENT_TYPES, Field, Layout, is_plain_tensor, of_numpy, of_torch
+from shmload.batch.layout import ALIGNMENT, ELEMENT_TYPES, Field, Layout, aligned, c_strides, is_plain_tensor, of_numpy, of_torch
 from shmload.errors import SampleError
 
 
@@ -91,36 +92,27 @@ class TextRuns:
         gather_runs(self._addresses, self._lengths, room[ends : self.nbytes])
 
 
-VALUE, TEXT, TUPLED, LIST, TUPLE, DICT, NAMED, RECORD, TENSOR, ARRAY, ROWS, PADDED, JAGGED, NESTED, FOREIGN, SPARSE = range(16)
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 PIECES_AT = ALIGNMENT  # where the first piece begins, behind the head
 Node = tuple[Any, ...]
 Room = NDArray[np.uint8]
 
 
-class Piece(Protocol):
-    """Bytes of a batch that are not in its meta."""
-
-    @property
-    def nbytes(self) -> int:
-        """How many."""
-
-    def write(self, room: Room) -> None:
-        """Writes them; `room` has exactly that many."""
+Write = Callable[[Room], None]  # writes a piece: bytes of a batch that are not in its meta; the room is as large as they are
 
 
 class PackedBatch(NamedTuple):
-    """A batch ready to be written: its meta, its pieces with their offsets, bytes in all, objects pickled."""
+    """A batch ready to be written: its meta, its pieces (offset, bytes, how they are written), bytes in all, objects pickled."""
 
     meta: bytes
-    pieces: list[tuple[int, Piece]]
+    pieces: list[tuple[int, int, Write]]
     nbytes: int
     num_foreign: int
 
     def write(self, room: Room) -> None:
         """Writes it at the start of `room`, which has at least `nbytes`."""
-        for at, piece in self.pieces:
-            piece.write(room[at : at + piece.nbytes])
+        for at, nbytes, write in self.pieces:
+            write(room[at : at + nbytes])
         start = self.nbytes - len(self.meta)
         room[start : self.nbytes] = np.frombuffer(self.meta, np.uint8)
         room[:16].view(np.uint64)[:] = start, len(self.meta)
@@ -134,7 +126,7 @@ class Packer:
     """
 
     def __init__(self, first_free: int = PIECES_AT) -> None:
-        self._pieces: list[tuple[int, Piece]] = []
+        self._pieces: list[tuple[int, int, Write]] = []
         self._end = first_free
         self._num_foreign = 0
 
@@ -143,11 +135,11 @@ class Packer:
         meta = marshal.dumps(node)
         return PackedBatch(meta, self._pieces, self._end + len(meta), self._num_foreign)
 
-    def place(self, piece: Piece) -> int:
+    def place(self, nbytes: int, write: Write) -> int:
         """Gives a piece its offset."""
         at = self._end
-        self._pieces.append((at, piece))
-        self._end = aligned(at + piece.nbytes)
+        self._pieces.append((at, nbytes, write))
+        self._end = aligned(at + nbytes)
         return at
 
     def node(self, value: Any) -> Node:
@@ -158,33 +150,33 @@ class Packer:
         """
         kind = type(value)
         if kind in ATOMS:
-            return VALUE, value
+            return "value", value
         if kind is list:
-            return self._atoms(value) or (LIST, [self.node(v) for v in value])
+            return self._atoms(value) or ("list", [self.node(v) for v in value])
         if kind is tuple:
-            return TUPLE, [self.node(v) for v in value]
+            return "tuple", [self.node(v) for v in value]
         if kind is dict and all(type(k) in ATOMS for k in value):
-            return DICT, list(value), [self.node(v) for v in value.values()]
+            return "dict", list(value), [self.node(v) for v in value.values()]
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return NAMED, pickle.dumps(kind), [self.node(v) for v in value]
+            return "named", pickle.dumps(kind), [self.node(v) for v in value]
         if is_plain_record(value):
-            return RECORD, pickle.dumps(kind), list(vars(value)), [self.node(v) for v in vars(value).values()]
+            return "record", pickle.dumps(kind), list(vars(value)), [self.node(v) for v in vars(value).values()]
         return self.array(value) or self.foreign(value)
 
     def _atoms(self, values: list[Any]) -> Node | None:
         kinds = set(map(type, values))
         if kinds in ({str}, {bytes}):
             return self.text(values)
-        return (VALUE, values) if kinds <= ATOMS else None
+        return ("value", values) if kinds <= ATOMS else None
 
     def text(self, values: list[Any] | TextRuns) -> Node:
         """The node of a list of str or of bytes, which is not empty."""
         column = values if isinstance(values, TextRuns) else TextColumn(values)
-        return TEXT, len(values), column.nbytes, self.place(column), column.kind
+        return "text", len(values), column.nbytes, self.place(column.nbytes, column.write), column.kind
 
     def tensor(self, array: np.ndarray[Any, Any]) -> Node:
         """The node of a tensor made of an array of ours."""
-        return TENSOR, array.dtype.name, array.shape, None, self.place(_Dense(np.ascontiguousarray(array)))
+        return "tensor", array.dtype.name, array.shape, None, self.place(*_dense(np.ascontiguousarray(array)))
 
     def array(self, value: Any) -> Node | None:
         """The node of an array or a tensor; None if it is neither, or one whose bytes do not tell all about it."""
@@ -193,16 +185,16 @@ class Packer:
             element = of_numpy(value.dtype)
             if element is None:
                 return None
-            dense, strides = _dense(value, value.strides, value.itemsize, np.ascontiguousarray)
-            return ARRAY, element.name, value.shape, strides, self.place(_Dense(dense))
+            dense, strides = _compact(value, value.strides, value.itemsize, np.ascontiguousarray)
+            return "array", element.name, value.shape, strides, self.place(*_dense(dense))
         if kind.__module__ == "torch" and kind.__name__ == "Tensor":
             if str(value.layout) in INDICES_OF:
                 return self._sparse(value)
             element = of_torch(value.dtype)
             if element is None or not is_plain_tensor(value):
                 return None
-            dense, strides = _dense(value, value.stride(), 1, lambda t: t.contiguous())
-            return TENSOR, element.name, tuple(value.shape), strides, self.place(_Dense(dense))
+            dense, strides = _compact(value, value.stride(), 1, lambda t: t.contiguous())
+            return "tensor", element.name, tuple(value.shape), strides, self.place(*_dense(dense))
         return None
 
     def _sparse(self, value: Any) -> Node | None:
@@ -215,7 +207,7 @@ class Packer:
         if values is None or None in indices:
             return None
         layout = str(value.layout).removeprefix("torch.")
-        return SPARSE, layout, tuple(value.shape), is_coo and value.is_coalesced(), indices, values
+        return "sparse", layout, tuple(value.shape), is_coo and value.is_coalesced(), indices, values
 
     def foreign(self, value: Any, count: int = 1) -> Node:
         """The node of an object, or of a list of `count` of them, that only pickle can move."""
@@ -230,7 +222,7 @@ class Packer:
                 f"move it to the trainer: {type(error).__name__}: {error}. Return tensors, arrays, numbers, text and containers "
                 "of them"
             ) from error
-        return FOREIGN, stream.getvalue()
+        return "foreign", stream.getvalue()
 
 
 INDICES_OF = {  # by layout, what gives a sparse tensor's indices
@@ -273,25 +265,17 @@ def _inherits(kind: type, *names: str) -> bool:
     return all(getattr(kind, name) is getattr(object, name) for name in names)
 
 
-class _Dense:
-    """The memory of one array or tensor, as it lies."""
+def _dense(array: Any) -> tuple[int, Write]:
+    """The piece of one array or tensor, whose memory is copied as it lies."""
 
-    def __init__(self, array: Any) -> None:
-        self._array = array
-        self.nbytes: int = array.nbytes
-
-    def write(self, room: Room) -> None:
-        array = self._array
+    def write(room: Room) -> None:
         source = array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr()
-        copy_from(room.ctypes.data, source, self.nbytes)
+        copy_from(room.ctypes.data, source, array.nbytes)
+
+    return array.nbytes, write
 
 
-def aligned(nbytes: int) -> int:
-    """The next multiple of the alignment."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _dense(value: Any, strides: tuple[int, ...], unit: int, compact: Callable[[Any], Any]) -> tuple[Any, Any]:
+def _compact(value: Any, strides: tuple[int, ...], unit: int, compact: Callable[[Any], Any]) -> tuple[Any, Any]:
     """The array whose memory is to be copied, and its strides in elements if they are not C order's.
 
     An array that fills its memory without gaps in another order of axes (channels_last, Fortran) keeps that order.
@@ -305,15 +289,7 @@ def _dense(value: Any, strides: tuple[int, ...], unit: int, compact: Callable[[A
     if not is_dense or math.prod(value.shape) == 0:
         return compact(value), None
     in_elements = tuple(stride // unit for stride in strides)
-    return value, None if in_elements == _c_strides(value.shape) else in_elements
-
-
-def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
+    return value, None if in_elements == c_strides(value.shape) else in_elements
 
 
 def pack(batch: Any) -> PackedBatch:
@@ -428,21 +404,21 @@ def ragged_node(packer: Packer, rows: Rows, mode: str, dims: Sequence[int], *, a
     """
     shapes, dtype = rows.shapes, rows.dtype
     if mode == "pad":
-        padding = _Padding(rows)
-        values = (TENSOR, dtype, padding.shape, None, packer.place(padding))
+        padded = (len(shapes), *map(max, zip(*shapes, strict=True)))
+        values = ("tensor", dtype, padded, None, packer.place(*_padding(rows, padded)))
         lengths = np.array([[shape[d] for d in dims] for shape in shapes], np.int64)
-        return PADDED, values, packer.tensor(lengths[:, 0] if len(dims) == 1 else lengths)
+        return "padded", values, packer.tensor(lengths[:, 0] if len(dims) == 1 else lengths)
     numels = rows.numels()
-    at = packer.place(Joined(rows, sum(numels))) if at < 0 else at
+    at = packer.place(*_joined(rows, sum(numels))) if at < 0 else at
     if mode == "list":
-        return ROWS, dtype, numels, None if len(shapes[0]) == 1 else shapes, at
+        return "rows", dtype, numels, None if len(shapes[0]) == 1 else shapes, at
     lengths_of = [shape[0] for shape in shapes]
     offsets = np.zeros(len(shapes) + 1, np.int64)
     np.cumsum(lengths_of, out=offsets[1:])
-    values = (TENSOR, dtype, (int(offsets[-1]), *shapes[0][1:]), None, at)
+    values = ("tensor", dtype, (int(offsets[-1]), *shapes[0][1:]), None, at)
     if mode == "jagged":
-        return JAGGED, values, packer.tensor(offsets)
-    return NESTED, values, packer.tensor(offsets), min(lengths_of), max(lengths_of)
+        return "jagged", values, packer.tensor(offsets)
+    return "nested", values, packer.tensor(offsets), min(lengths_of), max(lengths_of)
 
 
 def check_rows(name: str, rows: Rows, dims: Sequence[int]) -> None:
@@ -462,69 +438,57 @@ def check_rows(name: str, rows: Rows, dims: Sequence[int]) -> None:
                 )
 
 
-class Joined:
-    """Rows end to end."""
+def _joined(rows: Rows, numel: int) -> tuple[int, Write]:
+    """The piece of rows end to end."""
 
-    def __init__(self, rows: Rows, numel: int) -> None:
-        self._rows = rows
-        self.nbytes = numel * ELEMENT_TYPES[rows.dtype].itemsize
-
-    def write(self, room: Room) -> None:
-        """Writes them."""
-        if not self.nbytes:
+    def write(room: Room) -> None:
+        if not numel:
             return
-        arrays = self._rows.arrays
-        if len(self._rows.shapes[0]) != 1:
-            arrays = [array.reshape(-1) for array in arrays]
+        arrays = rows.arrays if len(rows.shapes[0]) == 1 else [array.reshape(-1) for array in rows.arrays]
         if isinstance(arrays[0], np.ndarray):
             np.concatenate(arrays, out=room.view(arrays[0].dtype))
         else:
             import torch
 
-            torch.cat(arrays, out=over(room, self._rows.dtype))
+            torch.cat(arrays, out=over(room, rows.dtype))
+
+    return numel * ELEMENT_TYPES[rows.dtype].itemsize, write
 
 
-class Stacked:
-    """Rows of one shape, as the rows of one array."""
+def stacked(rows: Rows) -> tuple[int, Write]:
+    """The piece of rows of one shape, as the rows of one array."""
+    arrays, shape = rows.arrays, rows.shapes[0]
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-        self.nbytes: int = rows.arrays[0].nbytes * len(rows.arrays)
-
-    def write(self, room: Room) -> None:
-        """Writes them."""
-        if not self.nbytes:
+    def write(room: Room) -> None:
+        if not len(room):
             return
-        arrays, shape = self._rows.arrays, self._rows.shapes[0]
         if not isinstance(arrays[0], np.ndarray):
             import torch
 
-            torch.stack(arrays, out=over(room, self._rows.dtype).view(len(arrays), *shape))
+            torch.stack(arrays, out=over(room, rows.dtype).view(len(arrays), *shape))
         elif shape:
             np.concatenate(arrays, out=room.view(arrays[0].dtype).reshape(-1, *shape[1:]))
         else:
             room.view(arrays[0].dtype)[:] = arrays
 
+    return arrays[0].nbytes * len(arrays), write
 
-class _Padding:
-    """Rows of one number of dimensions, each filled up with zeros to the largest in each dimension."""
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-        self.shape = (len(rows.shapes), *map(max, zip(*rows.shapes, strict=True)))
-        self.nbytes = math.prod(self.shape) * ELEMENT_TYPES[rows.dtype].itemsize
+def _padding(rows: Rows, padded: tuple[int, ...]) -> tuple[int, Write]:
+    """The piece of rows of one number of dimensions, each filled up with zeros to the largest in each dimension."""
 
-    def write(self, room: Room) -> None:
-        if not self.nbytes:
+    def write(room: Room) -> None:
+        if not len(room):
             return
-        arrays = self._rows.arrays
-        is_numpy = isinstance(arrays[0], np.ndarray)
-        out = (room.view(arrays[0].dtype) if is_numpy else over(room, self._rows.dtype)).reshape(self.shape)
-        for array, shape, place in zip(arrays, self._rows.shapes, out, strict=True):
+        is_numpy = isinstance(rows.arrays[0], np.ndarray)
+        out = (room.view(rows.arrays[0].dtype) if is_numpy else over(room, rows.dtype)).reshape(padded)
+        for array, shape, place in zip(rows.arrays, rows.shapes, out, strict=True):
             inside = tuple(map(slice, shape))
             place[inside] = array
             for d in range(len(shape)):  # the rest, dimension by dimension, so that nothing is written twice
                 place[(*inside[:d], slice(shape[d], None))] = 0
+
+    return math.prod(padded) * ELEMENT_TYPES[rows.dtype].itemsize, write
 
 
 def over(room: Room, dtype: str) -> Any:
@@ -537,19 +501,7 @@ def over(room: Room, dtype: str) -> Any:
 ROOM_FOR_MORE = 1.25  # an arena is this much larger than the most that a batch has taken so far
 
 
-class Arenas:
-    """How large the arenas of one worker's batches are: what it has learnt of each field, in bytes a row."""
-
-    def __init__(self) -> None:
-        self._of_row: dict[str, float] = {}
-
-    def nbytes(self, name: str, nrows: int) -> int:
-        """Bytes to set aside; none before the first batch."""
-        return aligned(int(self._of_row.get(name, 0.0) * nrows * ROOM_FOR_MORE))
-
-    def learn(self, name: str, nbytes: int, nrows: int) -> None:
-        """Takes note of what a batch has needed."""
-        self._of_row[name] = max(self._of_row.get(name, 0.0), nbytes / nrows)
+Arenas = dict[str, float]  # bytes a row that earlier batches of a worker have needed of each ragged field
 
 
 class RaggedRows:
@@ -560,10 +512,11 @@ class RaggedRows:
     """
 
     def __init__(self, layout: Layout, ragged: Ragged, nrows: int, room_of: Callable[[int], Room], arenas: Arenas) -> None:
-        self._layout = layout
+        self.layout = layout
         self._ragged = ragged
         self._nrows = nrows
         self._learnt = arenas
+        room_for = {name: aligned(int(row_nbytes * nrows * ROOM_FOR_MORE)) for name, row_nbytes in arenas.items()}
         offsets, fixed_nbytes = layout.fixed.place(nrows)
         self._fixed_at = {f.name: PIECES_AT + at for f, at in zip(layout.fixed.fields, offsets, strict=True)}
         end = PIECES_AT + aligned(fixed_nbytes)
@@ -571,7 +524,7 @@ class RaggedRows:
         for f in layout.fields:
             if f.is_ragged and f.kind != "text" and ragged.of_field[f.name] != "pad":
                 places[f.name] = end
-                end += arenas.nbytes(f.name, nrows)
+                end += room_for.get(f.name, 0)
         room = room_of(end)
         self._capacity = len(room)
         self._is_in_slot = self._capacity >= end
@@ -587,7 +540,7 @@ class RaggedRows:
         self.text_runs: dict[str, TextRuns] = {}  # whole columns, in place of what `texts` has
         self.texts: dict[str, list[Any]] = {f.name: [] for f in layout.fields if f.kind == "text"}
         self.arenas = {
-            f.name: _Arena(f, room, places.get(f.name, -1), arenas.nbytes(f.name, nrows), zero_fill=layout.zero_fill)
+            f.name: _Arena(f, room, places.get(f.name, -1), room_for.get(f.name, 0), zero_fill=layout.zero_fill)
             for f in layout.fields
             if f.is_ragged and f.kind != "text"
         }
@@ -616,33 +569,30 @@ class RaggedRows:
                     f"out[{name!r}] = ..., also where it is empty"
                 )
 
-    @property
-    def names(self) -> Iterator[str]:
-        """The schema's fields."""
-        return (f.name for f in self._layout.fields)
-
     def finish(self) -> PackedBatch:
         """The batch, every row of which is written. What lies in the slot already stays there, if the rest fits behind it."""
         for name, arena in self.arenas.items():
-            self._learnt.learn(name, arena.nbytes, self._nrows)
+            self._learnt[name] = max(self._learnt.get(name, 0.0), arena.nbytes / self._nrows)
         if self._is_in_slot:
-            if not any(arena.has_spilt for arena in self.arenas.values()):
+            if not any(arena.spilt_nbytes for arena in self.arenas.values()):
                 packed = self._packed(is_there=True)
                 if packed.nbytes <= self._capacity:
                     return packed
-            self._leave_slot()
+            # it is written anew, perhaps over itself
+            self.fixed = copy.deepcopy(self.fixed)
+            for arena in self.arenas.values():
+                arena.rows = [copy.deepcopy(row) for row in arena.rows]
         return self._packed(is_there=False)
-
-    def _leave_slot(self) -> None:
-        """Copies what lies in the slot: it is written anew, perhaps over itself."""
-        self.fixed = {name: copy.deepcopy(array) for name, array in self.fixed.items()}
-        for arena in self.arenas.values():
-            arena.rows = [copy.deepcopy(row) for row in arena.rows]
 
     def _packed(self, *, is_there: bool) -> PackedBatch:
         packer = Packer(self._end) if is_there else Packer()
-        nodes = [self._node(f, packer, is_there=is_there) for f in self._layout.fields]
-        return packer.packed(_structured(self._layout.tree, nodes))
+        nodes = [self._node(f, packer, is_there=is_there) for f in self.layout.fields]
+        tree = self.layout.tree
+        if tree[0] == "dict":
+            return packer.packed(("dict", tree[1], nodes))
+        if tree[0] == "named":
+            return packer.packed(("named", pickle.dumps(tree[1]), nodes))
+        return packer.packed(("tuple" if tree[0] == "tuple" else "list", nodes))
 
     def _node(self, field: Field, packer: Packer, *, is_there: bool) -> Node:
         name = field.name
@@ -650,10 +600,10 @@ class RaggedRows:
             return packer.text(self.text_runs.get(name, self.texts[name]))
         if name in self.fixed:
             if is_there:
-                return TENSOR, field.dtype, (self._nrows, *field.shape), None, self._fixed_at[name]
+                return "tensor", field.dtype, (self._nrows, *field.shape), None, self._fixed_at[name]
             node = packer.array(self.fixed[name])
             assert node is not None
-            return TENSOR, *node[1:]
+            return "tensor", *node[1:]
         arena, mode = self.arenas[name], self._ragged.of_field[name]
         at = arena.at if is_there else -1
         return ragged_node(packer, Rows(arena.rows, field.dtype), mode, self._ragged.dims[name], at=at)
@@ -708,10 +658,10 @@ class RaggedOut(Mapping[str, Any]):
                 rows.arenas[name].put(one)
 
     def __iter__(self) -> Iterator[str]:
-        return self._rows.names
+        return (f.name for f in self._rows.layout.fields)
 
     def __len__(self) -> int:
-        return len(list(self._rows.names))
+        return len(self._rows.layout.fields)
 
 
 class _Arena:
@@ -724,18 +674,13 @@ class _Arena:
         self._has_one_dimension = len(field.shape) == 1
         self._zero_fill = zero_fill
         self._used = 0
-        self._spilt_nbytes = 0
+        self.spilt_nbytes = 0  # of rows that did not fit
         self.rows: list[Any] = []
-
-    @property
-    def has_spilt(self) -> bool:
-        """Whether a row did not fit."""
-        return self._spilt_nbytes > 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of the rows so far."""
-        return self._used * self._field.element.itemsize + self._spilt_nbytes
+        return self._used * self._field.element.itemsize + self.spilt_nbytes
 
     def reserve(self, extents: Any) -> Any:
         """The view of the next row."""
@@ -783,7 +728,7 @@ class _Arena:
             self._used = end
             return values
         nbytes = numel * self._field.element.itemsize
-        self._spilt_nbytes += nbytes
+        self.spilt_nbytes += nbytes
         return _array(self._field, (np.zeros if self._zero_fill else np.empty)(nbytes, np.uint8), (-1,))
 
     def _shape(self, extents: Any) -> tuple[int, ...]:
@@ -807,13 +752,3 @@ def _array(field: Field, room: Room, shape: tuple[int, ...]) -> Any:
 
         return torch.empty(tuple(max(n, 0) for n in shape), dtype=getattr(torch, field.dtype))
     return over(room, field.dtype).reshape(shape)
-
-
-def _structured(tree: tuple[Any, ...], nodes: list[Node]) -> Node:
-    """The layout's structure around the fields' nodes."""
-    kind = tree[0]
-    if kind == "dict":
-        return DICT, list(tree[1]), nodes
-    if kind == "named":
-        return NAMED, pickle.dumps(tree[1]), nodes
-    return (TUPLE if kind == "tuple" else LIST), nodes

@@ -16,12 +16,11 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from shmload.batch.layout import aligned, c_strides
 from shmload.batch.rows import ArrayRows, TypedArray, typed_array
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import check_local
 from shmload.formats.shared_index import IndexMemory
-
-_ALIGNMENT = 64
 
 
 class ArrayPlace(NamedTuple):
@@ -58,12 +57,8 @@ def npy_place(path: str | os.PathLike[str]) -> ArrayPlace:
     needed = dtype.itemsize * math.prod(shape)
     if offset + needed > nbytes:
         raise ShardCorrupt(f"{path}, offset {offset}: shape {shape} of {dtype} needs {needed} bytes, {nbytes - offset} are left")
-    order = _c_order(shape[::-1], dtype.itemsize)[::-1] if is_fortran else _c_order(shape, dtype.itemsize)
+    order = c_strides(shape[::-1], dtype.itemsize)[::-1] if is_fortran else c_strides(shape, dtype.itemsize)
     return ArrayPlace(path, offset, tuple(shape), order, dtype.str, dtype.name)
-
-
-def _c_order(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 class _File(NamedTuple):
@@ -134,19 +129,15 @@ class HeldArrays:
             return
         end = 0
         for name, (array, dtype) in own.items():
-            strides = _c_order(array.shape, array.itemsize)
+            strides = c_strides(array.shape, array.itemsize)
             self._places[name] = ArrayPlace(None, end, array.shape, strides, array.dtype.str, dtype)
-            end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+            end += aligned(array.nbytes)
 
-        def write(fd: int) -> None:
-            for name, (array, _) in own.items():
-                part = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-                at, written = self._places[name].offset, 0
-                while written < part.nbytes:  # one call writes 2 GiB at most
-                    written += os.pwrite(fd, part[written:].data, at + written)
-
+        parts = [
+            (self._places[name].offset, np.ascontiguousarray(array).reshape(-1).view(np.uint8)) for name, (array, _) in own.items()
+        ]
         try:
-            self._memory = IndexMemory.written(end, write, f"sharing the arrays {list(own)}")
+            self._memory = IndexMemory.written(end, parts, f"sharing the arrays {list(own)}")
         except BaseException:
             for name in own:
                 del self._places[name]

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TextIO, cast
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from shmload._core.index_builder import ColumnBuilder, pack_dicts, pack_tuples
 from shmload._core.index_reader import PackedRows
 from shmload._core.mapping import Mapping as MappedMemory
+from shmload.batch.layout import aligned
 from shmload.errors import RingTooSmall
 from shmload.shm import names, owners
 from shmload.shm.meeting import Meeting
@@ -33,7 +34,6 @@ from shmload.shm.names import SHM_DIR, meeting_stem, proc_self
 from shmload.shm.segment import Group, available_bytes, open_segment
 from shmload.world import run_key
 
-ALIGNMENT = 64
 _SCALARS = {"int": "int64", "float": "float64", "bool": "bool"}  # kinds with one dtype of their own
 
 
@@ -65,14 +65,7 @@ class ColumnLayout:
 
     def array(self, memory: MappedMemory, count: int) -> NDArray[Any]:
         """The whole column over the shared memory; not for text. Shape `(count, *shape)`, read-only."""
-        num_values = int(np.prod((count, *self.shape)))
-        flat: NDArray[Any] = np.frombuffer(memoryview(memory), self.dtype, num_values, self.data) if num_values else self._nothing()
-        return flat.reshape((count, *self.shape))
-
-    def _nothing(self) -> NDArray[Any]:
-        empty = np.empty(0, self.dtype)  # numpy refuses a buffer from the very end of the memory
-        empty.flags.writeable = False
-        return empty
+        return np.ndarray((count, *self.shape), self.dtype, memoryview(memory), self.data)
 
 
 @dataclass(frozen=True)
@@ -95,16 +88,12 @@ class IndexLayout:
         for number, builder in enumerate(builders):
             has_words = builder.kind in ("str", "bytes")
             ends = end if has_words else -1
-            data = _aligned(end + builder.ends.nbytes)
-            end = _aligned(data + builder.data.nbytes)
+            data = aligned(end + builder.ends.nbytes)
+            end = aligned(data + builder.data.nbytes)
             name = number if builder.name is None else builder.name
             dtype = "" if has_words else _SCALARS.get(builder.kind) or str(builder.dtype)
             columns.append(ColumnLayout(name, builder.kind, dtype, builder.shape, builder.is_nullable, ends, data))
         return cls(builders[0].count, tuple(columns), row_type, end)
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 _NUMERIC = "biufc"  # numpy's kinds of numbers
@@ -116,16 +105,15 @@ class Packed(NamedTuple):
     layout: IndexLayout
     builders: Sequence[ColumnBuilder]
 
-    def write(self, fd: int) -> None:
-        """Copies the columns to their places in a file that has room for `layout.nbytes`.
+    @classmethod
+    def of(cls, builders: Sequence[ColumnBuilder], row_type: type | None) -> Packed:
+        """The built columns of entries of a type (see `IndexLayout`)."""
+        return cls(IndexLayout.of(builders, row_type), builders)
 
-        By the system call, not through a mapping: the kernel then neither clears pages that are written whole nor faults them in.
-        """
+    def parts(self) -> Iterator[tuple[int, Any]]:
+        """(place, bytes) of all that the memory holds."""
         for column, builder in zip(self.layout.columns, self.builders, strict=True):
-            for begin, part in ((column.ends, builder.ends), (column.data, builder.data)):
-                written = 0
-                while written < part.nbytes:  # one call writes 2 GiB at most
-                    written += os.pwrite(fd, part[written:], begin + written)
+            yield from ((column.ends, builder.ends), (column.data, builder.data))
 
     def digest(self) -> str:
         """What two indexes have in common if and only if their entries are equal."""
@@ -146,25 +134,23 @@ def pack_entries(entries: Iterable[Any]) -> Packed:
         TypeError, ValueError, OverflowError: an entry cannot be held, or differs in kind from those before it; it is named.
     """
     _refuse_tables(entries)
-    if isinstance(entries, np.ndarray) and entries.ndim and entries.dtype.kind in _NUMERIC:
-        column = ColumnBuilder(None)
-        column.extend_array(entries)
-        return Packed(IndexLayout.of([column], None), [column])
+    if isinstance(entries, np.ndarray):
+        return Packed.of([_column(None, entries)], None)
     iterator = iter(entries)
-    try:
-        first = next(iterator)
-    except StopIteration:
-        column = ColumnBuilder(None)
-        return Packed(IndexLayout.of([column], None), [column])
-    if isinstance(first, tuple):
-        return _pack_tuples(first, iterator)
-    if type(first) is dict:
-        return _pack_dicts(first, iterator)
-    column = ColumnBuilder(None)
-    column.extend((first,))
+    for first in iterator:
+        row_type = type(first) if isinstance(first, tuple) or type(first) is dict else None
+        names = list(first) if row_type is dict else list(getattr(row_type, "_fields", range(len(first)))) if row_type else []
+        everything = _after(first, iterator)
+        del first
+        return Packed.of([_column(None, everything)], None) if row_type is None else _pack_rows(row_type, names, everything)
+    return Packed.of([ColumnBuilder(None)], None)
+
+
+def _after(first: Any, iterator: Iterator[Any]) -> Iterator[Any]:
+    """What an iterator gives, `first` before; of which nothing is kept."""
+    yield first
     del first
-    column.extend(iterator)
-    return Packed(IndexLayout.of([column], None), [column])
+    yield from iterator
 
 
 def pack_columns(columns: Mapping[str, Any]) -> Packed:
@@ -178,7 +164,7 @@ def pack_columns(columns: Mapping[str, Any]) -> Packed:
     if len({builder.count for builder in builders}) > 1:
         lengths = ", ".join(f"{builder.name!r} {builder.count}" for builder in builders)
         raise ValueError(f"the columns of an index have one value per entry each; got different numbers: {lengths}")
-    return Packed(IndexLayout.of(builders, dict), builders)
+    return Packed.of(builders, dict)
 
 
 def _refuse_tables(entries: Any) -> None:
@@ -195,7 +181,7 @@ def _refuse_tables(entries: Any) -> None:
         raise TypeError("a DataFrame gives its columns' names, not its rows: use SharedIndex.from_dataframe(frame)")
 
 
-def _column(name: str, values: Any) -> ColumnBuilder:
+def _column(name: str | None, values: Any) -> ColumnBuilder:
     builder = ColumnBuilder(name)
     if isinstance(values, np.ndarray) and values.ndim and values.dtype.kind in _NUMERIC:
         builder.extend_array(values)
@@ -206,28 +192,19 @@ def _column(name: str, values: Any) -> ColumnBuilder:
     return builder
 
 
-def _pack_tuples(first: tuple[Any, ...], iterator: Iterable[Any]) -> Packed:
-    row_type = type(first)
-    names: Sequence[str | int] = getattr(row_type, "_fields", range(len(first)))
-    if row_type is not tuple and not hasattr(row_type, "_fields"):
+def _pack_rows(row_type: type, names: Sequence[str | int], rows: Iterable[Any]) -> Packed:
+    """Packs tuples, named tuples or dicts."""
+    builders = tuple(ColumnBuilder(name) for name in names)
+    if row_type is dict:
+        _check_names(names)
+        pack_dicts(rows, builders, tuple(names))
+    elif row_type is not tuple and not hasattr(row_type, "_fields"):
         raise TypeError(f"entry 0: a {row_type.__name__} cannot be made again; give tuples, named tuples or dicts")
-    if not first:
+    elif not names:
         raise ValueError("entry 0: a row needs at least one value, got an empty tuple")
-    builders = tuple(ColumnBuilder(name) for name in names)
-    pack_tuples((first,), builders, row_type)
-    del first
-    pack_tuples(iterator, builders, row_type)
-    return Packed(IndexLayout.of(builders, row_type), builders)
-
-
-def _pack_dicts(first: dict[str, Any], iterator: Iterable[Any]) -> Packed:
-    _check_names(first)
-    names = tuple(first)
-    builders = tuple(ColumnBuilder(name) for name in names)
-    pack_dicts((first,), builders, names)
-    del first
-    pack_dicts(iterator, builders, names)
-    return Packed(IndexLayout.of(builders, dict), builders)
+    else:
+        pack_tuples(rows, builders, row_type)
+    return Packed.of(builders, row_type)
 
 
 def _check_names(names: Iterable[Any]) -> None:
@@ -275,11 +252,14 @@ class IndexMemory:
         Raises:
             MemoryError: there is not enough.
         """
-        return cls.written(packed.layout.nbytes, packed.write, f"an index of {packed.layout.count} entries")
+        return cls.written(packed.layout.nbytes, packed.parts(), f"an index of {packed.layout.count} entries")
 
     @classmethod
-    def written(cls, nbytes: int, write: Callable[[int], None], what: str) -> IndexMemory:
-        """Makes a segment that `write` fills through its descriptor.
+    def written(cls, nbytes: int, parts: Iterable[tuple[int, Any]], what: str) -> IndexMemory:
+        """Makes a segment of (place, bytes), which need not fill it.
+
+        They are written by the system call, not through a mapping: the kernel then neither clears pages that are written whole nor
+        faults them in.
 
         Raises:
             MemoryError: there is not enough; `what` says for what.
@@ -288,7 +268,10 @@ class IndexMemory:
         group = Group()
         try:
             segment = group.segment("control", nbytes)
-            write(segment.fd)
+            for begin, part in parts:
+                written = 0
+                while written < part.nbytes:  # one call writes 2 GiB at most
+                    written += os.pwrite(segment.fd, part[written:], begin + written)
             # populated, so that the kernel counts what a worker reads as shared with this process, and not as the worker's own
             mapping = MappedMemory(segment.fd, nbytes, populate=True, writable=False)
         except RingTooSmall as error:
@@ -381,11 +364,16 @@ def share(name: str, pack: Callable[[], Packed], fingerprint: Fingerprint, *, is
                 packed = pack()
                 memory = IndexMemory.create(packed)
                 board = _Board(packed.layout, fingerprint, packed.digest(), ())
-            elif fingerprint is not None or board.fingerprint is not None:
-                _check(name, str(board.fingerprint), str(fingerprint), board.fingerprint == fingerprint)
-            elif is_packed:
-                digest = pack().digest()
-                _check(name, board.digest, digest, board.digest == digest)
+            else:
+                theirs, mine = board.fingerprint, fingerprint
+                if theirs is None and mine is None and is_packed:
+                    theirs, mine = board.digest, pack().digest()
+                if theirs != mine:
+                    raise ValueError(
+                        f"SharedIndex(name={name!r}): another rank of this node holds other entries under this name ({theirs}; "
+                        f"here {mine}). Build it from the same entries in the same order in every rank, or give different indexes "
+                        "different names"
+                    )
             assert memory.reference is not None  # it was made here
             meeting.write(pickle.dumps(board._replace(ways=(*board.ways, memory.reference))))
     except BaseException as error:
@@ -406,14 +394,6 @@ def _attached_to(board: _Board) -> IndexMemory | None:
         except FileNotFoundError:
             continue
     return None
-
-
-def _check(name: str, theirs: str, mine: str, is_equal: bool) -> None:
-    if not is_equal:
-        raise ValueError(
-            f"SharedIndex(name={name!r}): another rank of this node holds other entries under this name ({theirs}; here "
-            f"{mine}). Build it from the same entries in the same order in every rank, or give different indexes different names"
-        )
 
 
 def _leave(meeting: Meeting, group: Group) -> None:
@@ -458,31 +438,14 @@ def pack_manifest(path: str | os.PathLike[str], types: Types | None) -> Packed:
         if suffix not in (".jsonl", ".txt", *_DELIMITERS):
             raise ValueError(f"a manifest is .jsonl, .csv, .tsv or .txt (or any of them .gz), or .parquet; got {path.suffix!r}")
         errors = "surrogateescape" if suffix == ".txt" else "strict"  # as os.listdir gives file names that are no UTF-8
-        with _open_text(path, errors) as file:
-            return pack_entries(_rows(file, suffix, types or {}))
+        opened: Any = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8", errors=errors, newline="") as file:
+            if suffix in _DELIMITERS:
+                return pack_entries(_table(file, _DELIMITERS[suffix], types or {}))
+            lines = filter(None, (line.rstrip("\r\n") for line in file))
+            return pack_entries(lines if suffix == ".txt" else map(json.loads, lines))
     except (TypeError, ValueError, OverflowError) as error:
         raise _same(error)(f"{path}: {error}") from error
-
-
-def _open_text(path: Path, errors: str) -> TextIO:
-    opened = gzip.open if path.suffix == ".gz" else open
-    return cast(TextIO, opened(path, "rt", encoding="utf-8", errors=errors, newline=""))
-
-
-def _rows(file: TextIO, suffix: str, types: Types) -> Iterator[Any]:
-    if suffix == ".txt":
-        return _lines(file)
-    if suffix == ".jsonl":
-        return (json.loads(line) for line in _lines(file))
-    return _table(file, _DELIMITERS[suffix], types)
-
-
-def _lines(file: TextIO) -> Iterator[str]:
-    """Lines without their ends; empty ones are no entries."""
-    for line in file:
-        text = line.rstrip("\r\n")
-        if text:
-            yield text
 
 
 def _table(file: Iterable[str], delimiter: str, types: Types) -> Iterator[dict[str, Any]]:
@@ -517,7 +480,7 @@ def _pack_parquet(path: Path) -> Packed:
         for batch in file.iter_batches():
             for builder, column in zip(builders, batch.columns, strict=True):
                 builder.extend(column.to_pylist())
-    return Packed(IndexLayout.of(builders, dict), builders)
+    return Packed.of(builders, dict)
 
 
 def _values(name: str, column: Any) -> Any:

@@ -26,7 +26,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from shmload._core.trainer import Order
 from shmload.batch.collate import RowOut, pack_samples, private_rows, private_tensors, registered_functions
-from shmload.batch.deliver import PrivateBatch, structure, unpack
+from shmload.batch.deliver import PrivateBatch, unpack
+from shmload.batch.layout import structure
 from shmload.batch.ragged import Arenas, Ragged, RaggedRows
 from shmload.engine.ring import NOTHING, BadSamples
 from shmload.metrics import EpochCallback, EpochMetrics, callbacks_of_environment

@@ -16,7 +16,7 @@ from datasets.formatting.formatting import PythonFormatter
 from datasets.formatting.torch_formatter import TorchFormatter
 
 from shmload import ShmLoader
-from shmload.batch.rows import column_of
+from shmload.formats.readers.arrow_tables import column_of
 from shmload.errors import SampleError
 from tests.huggingface.hf_kit import LISTS, RAGGED, SCALARS, TEXTS, assert_same, batches_of, dataset_of, of_ours, of_torch
 

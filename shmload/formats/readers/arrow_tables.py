@@ -1,0 +1,557 @@
+"""Row groups of Parquet files, decoded to arrow tables, and their rows as addresses.
+
+The groups in the cache are seen as one table whose chunks are theirs (`ArrowColumn`), so that one native copy a
+column serves a batch, however many groups its rows come of. That table is made anew when a group was decoded. A batch that touches
+more groups than the cache holds takes its rows out of one after the other instead: it never holds more than one of them beside the
+cache.
+
+pyarrow's own threads are not used: they would not be there in a forked worker, and workers are what decodes in parallel here.
+
+What fields the columns of a Parquet file are, by their arrow types.
+
+A column of an arrow table as addresses: where the bytes of each row lie, chunk by chunk.
+
+Arrow keeps the values of a column end to end, however deeply lists are nested around them; offsets (or a fixed length) say where
+each row's begin. So a row of a column whose lists are all equally long is one run of bytes at a place that follows from its
+number, and a row of text or of a ragged list is one run between two offsets. Nothing is copied or decoded to know this; the
+buffers may be those of a file that is mapped into memory, and then every worker reads the same pages.
+
+Offsets are believed only after they were looked at: what lies outside a chunk's values is never read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from shmload._core.gather import gather_rows, gather_runs
+from shmload.batch.layout import of_any
+from shmload.batch.ragged import TextRuns
+from shmload.errors import SampleError, ShardCorrupt
+from shmload.formats.readers.columns import BlockCache, Indices, NoField
+
+Chunk = tuple[int, int, int, int]  # address of element 0, of the first offset (0: rows of one length), first, last element
+
+
+@dataclass(frozen=True, eq=False)
+class ArrowColumn:
+    """One column.
+
+    Attributes:
+        dtype: numpy's of the values; str or bytes for text.
+        extents: shape of a row; None in front: rows differ in it.
+        is_variable: whether the first dimension may differ between rows, by its type.
+        starts: row number at which each chunk begins, and the number of rows.
+        table: keeps the memory.
+    """
+
+    name: str
+    dtype: Any
+    extents: tuple[int | None, ...]
+    is_variable: bool
+    starts: Indices
+    chunks: NDArray[np.int64]  # a Chunk each
+    offset_nbytes: int
+    table: Any = field(repr=False)  # which would print its values
+
+    @property
+    def element_nbytes(self) -> int:
+        """Bytes of one element of the first dimension; of a row where there is none."""
+        return 1 if self.dtype in (str, bytes) else prod(self.inner) * int(self.dtype.itemsize)
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """The extents behind the first."""
+        return tuple(e for e in self.extents[1:] if e is not None)
+
+    def read(self, rows: Indices, out: NDArray[Any]) -> None:
+        """Copies rows of one shape to `out`, of shape `(len(rows), *extents)`, converting them to its dtype."""
+        chunk, local = self._located(rows)
+        origins = self.chunks[chunk, 0]
+        if self.dtype == np.bool_:
+            bits = self.chunks[chunk, 2] + local
+            held = np.empty(len(rows), np.uint8)
+            gather_rows(origins + (bits >> 3), 1, held)
+            out[...] = (held >> (bits & 7).astype(np.uint8)) & 1
+            return
+        nbytes = self.element_nbytes * ((self.extents[0] or 0) if self.extents else 1)
+        addresses = origins + self.chunks[chunk, 2] * self.element_nbytes + local * nbytes
+        if out.dtype == self.dtype:
+            gather_rows(addresses, nbytes, out.reshape(-1).view(np.uint8))
+            return
+        rows_read = np.empty(out.shape, self.dtype)
+        gather_rows(addresses, nbytes, rows_read.reshape(-1).view(np.uint8))
+        with np.errstate(all="ignore"):  # a float64 beyond float32 is inf, as torch has it
+            out[...] = rows_read
+
+    def lengths(self, rows: Indices) -> tuple[Indices, Indices]:
+        """Of ragged rows: (address, number of elements) of each."""
+        chunk, local = self._located(rows)
+        origins, _, first, last = self.chunks[chunk].T
+        if not self.offset_nbytes:
+            length = self.extents[0] or 0
+            return origins + local * length * self.element_nbytes, np.full(len(rows), length, np.int64)
+        pairs = np.empty((len(rows), 2), np.int32 if self.offset_nbytes == 4 else np.int64)
+        addresses = self.chunks[chunk, 1] + local * self.offset_nbytes
+        gather_rows(addresses, 2 * self.offset_nbytes, pairs.reshape(-1).view(np.uint8))
+        begin, end = pairs.T.astype(np.int64)
+        if (begin < first).any() or (end > last).any() or (end < begin).any():
+            raise SampleError(
+                f"column {self.name!r} of the arrow table has offsets that are not in order, or lead out of its values: the file "
+                "is damaged; write it anew"
+            )
+        return origins + begin * self.element_nbytes, end - begin
+
+    def read_ragged(self, rows: Indices, out: Any) -> None:
+        """Copies ragged rows to what `out.reserve` gives."""
+        addresses, lengths = self.lengths(rows)
+        values = out.reserve(self.name, lengths.tolist())
+        read = values if values.dtype == self.dtype else np.empty(values.shape, self.dtype)
+        gather_runs(addresses, lengths * self.element_nbytes, read.view(np.uint8))
+        if read is not values:
+            with np.errstate(all="ignore"):
+                values[...] = read
+
+    def text(self, rows: Indices, *, strips_nul: bool) -> TextRuns:
+        """Rows of text, to be copied from where they lie.
+
+        Args:
+            strips_nul: leave out the NULs at the end of values, as numpy's arrays of text do.
+        """
+        addresses, lengths = self.lengths(rows)
+        if strips_nul:
+            _strip_nul(addresses, lengths)
+        return TextRuns(addresses, lengths, is_bytes=self.dtype is bytes, owner=self.table)
+
+    def _located(self, rows: Indices) -> tuple[Any, Indices]:
+        """(chunk, row within it) of each row."""
+        if len(self.starts) == 2:
+            return np.zeros(len(rows), np.int64), rows
+        chunk = np.searchsorted(self.starts, rows, "right") - 1
+        return chunk, rows - self.starts[chunk]
+
+
+def _strip_nul(addresses: Indices, lengths: Indices) -> None:
+    """Shortens the values that end with NUL."""
+    left = np.flatnonzero(lengths)
+    while len(left):
+        ends = np.empty(len(left), np.uint8)
+        gather_rows(addresses[left] + lengths[left] - 1, 1, ends)
+        left = left[ends == 0]
+        lengths[left] -= 1
+        left = left[lengths[left] > 0]
+
+
+def column_of(name: str, column: Any) -> ArrowColumn | None:
+    """The addresses of a ChunkedArray; None if its rows are no plain numbers, text, or lists of numbers, or some are null."""
+    kind, shape = column.type, None
+    if isinstance(kind, pa.BaseExtensionType):
+        if not _is_array_xd(kind):
+            return None
+        kind, shape = kind.storage_type, kind.shape
+    depth, leaf = 0, kind
+    while _is_list(leaf):
+        depth, leaf = depth + 1, leaf.value_type
+    dtype = _dtype_of(leaf)
+    if column.null_count or dtype is None or (depth and (dtype in (str, bytes) or dtype == np.bool_)):
+        return None
+    arrays = [c if shape is None else c.storage for c in column.chunks if len(c)]
+    if not arrays:
+        return None
+    walks = [_walked(array, dtype, shape) for array in arrays]
+    if any(walk is None for walk in walks):
+        return None
+    chunks, extents = zip(*[walk for walk in walks if walk], strict=True)
+    inner = {extents_of[1:] for extents_of in extents}
+    outer = {extents_of[0] for extents_of in extents if extents_of}
+    if len(inner) > 1 or 0 in next(iter(inner)):
+        return None
+    first = () if not outer else (outer.pop() if len(outer) == 1 else None,)
+    offset_nbytes = 0
+    if dtype in (str, bytes) or (depth and (shape is None or shape[0] is None)):
+        offset_nbytes = _offset_nbytes(kind)
+    return ArrowColumn(
+        name,
+        dtype,
+        (*first, *next(iter(inner))),
+        bool(depth) and offset_nbytes > 0,
+        np.cumsum([0, *map(len, arrays)], dtype=np.int64),
+        np.array(chunks, np.int64),
+        offset_nbytes,
+        column,
+    )
+
+
+def _walked(array: Any, dtype: Any, shape: tuple[int | None, ...] | None) -> tuple[Chunk, tuple[int | None, ...]] | None:
+    """One chunk and the shape of its rows; None if it has nulls inside, or lists in lists that differ in length."""
+    if dtype in (str, bytes):
+        _, offsets, data = array.buffers()
+        places = _offsets_of(array, offsets, 0, len(array))
+        first, last = int(places[0]), int(places[-1])
+        nbytes = 0 if data is None else data.size
+        is_sound = 0 <= first <= last <= nbytes
+        return ((data.address if data else 0, places.ctypes.data, first, last), ()) if is_sound else None
+    if shape is not None and shape[0] is not None:
+        return _walked_array_xd(array, dtype, shape)
+    extents: list[int | None] = []
+    outer: Any = None  # the first level's offsets, if it has any
+    first, count = 0, len(array)
+    while _is_list(array.type):
+        if pa.types.is_fixed_size_list(array.type):
+            length: int | None = array.type.list_size
+            first, count = (array.offset + first) * array.type.list_size, count * array.type.list_size
+        else:
+            places = _offsets_of(array, array.buffers()[1], first, count)
+            length = _common_length(places)
+            if not 0 <= places[0] <= places[-1] <= len(array.values) or (length is None and extents):
+                return None
+            outer = outer if extents else places
+            first, count = int(places[0]), int(places[-1]) - int(places[0])
+        array = array.values
+        extents.append(length)
+        if array.null_count or first + count > len(array):
+            return None
+    if shape is not None and tuple(extents[1:]) != tuple(shape[1:]):
+        return None
+    data = array.buffers()[1]
+    at = array.offset + first
+    if dtype == np.bool_:
+        return (data.address, 0, at, at + count), ()
+    address = data.address + at * dtype.itemsize if data else 0
+    if outer is None:
+        return (address, 0, 0, count), tuple(extents)
+    element_nbytes = prod(e or 0 for e in extents[1:]) * dtype.itemsize
+    origin = address - int(outer[0]) * element_nbytes
+    return (origin, outer.ctypes.data, int(outer[0]), int(outer[-1])), tuple(extents)
+
+
+def _walked_array_xd(array: Any, dtype: Any, shape: tuple[Any, ...]) -> tuple[Chunk, tuple[int, ...]] | None:
+    """A chunk of Array2D to Array5D of a fixed shape: only how many values a row has counts, as in datasets itself."""
+    places = np.arange(len(array) + 1, dtype=np.int64)
+    for _ in shape:
+        offsets = _offsets_of(array, array.buffers()[1], 0, len(array))
+        if places[0] < 0 or places[-1] >= len(offsets):
+            return None
+        places = offsets[places]
+        array = array.values
+        if array.null_count:
+            return None
+    if not 0 <= places[0] <= places[-1] <= len(array) or _common_length(places) != prod(shape):
+        return None
+    address = array.buffers()[1].address + (array.offset + int(places[0])) * dtype.itemsize
+    return (address, 0, 0, int(places[-1])), tuple(shape)
+
+
+def _offsets_of(array: Any, buffer: Any, first: int, count: int) -> NDArray[Any]:
+    """The offsets of `count` rows of an array from its row `first` on, and one more."""
+    if not count:  # which may have no buffer
+        return np.zeros(1, np.int64)
+    nbytes = _offset_nbytes(array.type)
+    return np.frombuffer(buffer, f"int{8 * nbytes}", count + 1, (array.offset + first) * nbytes)
+
+
+def _common_length(places: NDArray[Any]) -> int | None:
+    """How long every row is; None if they differ."""
+    count, total = len(places) - 1, int(places[-1]) - int(places[0])
+    length = total // count if count else 0
+    if total != length * count:  # which most ragged columns show by their sum
+        return None
+    return length if (np.diff(places) == length).all() else None
+
+
+def _dtype_of(kind: Any) -> Any:
+    """numpy's dtype of the values of an arrow type, str or bytes; None for what is none of these."""
+    types = pa.types
+    if types.is_string(kind) or types.is_large_string(kind):
+        return str
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return bytes
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
+        return np.dtype(kind.to_pandas_dtype())
+    return None
+
+
+def _is_list(kind: Any) -> bool:
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _offset_nbytes(kind: Any) -> int:
+    """Bytes of one offset of a type; 0 if it has none."""
+    types = pa.types
+    if types.is_large_list(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
+        return 8
+    return 0 if types.is_fixed_size_list(kind) else 4
+
+
+def _is_array_xd(kind: Any) -> bool:
+    return type(kind).__module__ == "datasets.features.features" and hasattr(kind, "shape")
+
+
+def fields_of(schema: Any, path: str, names: Sequence[str] | None) -> list[Any]:
+    """The arrow fields of the columns that samples have.
+
+    Raises:
+        NoField: there is none, or not the one that was asked for.
+    """
+    unknown = [name for name in names or () if name not in schema.names]
+    if unknown:
+        raise NoField(f"{path}: columns names {unknown}, which are not there; it has {schema.names}")
+    if len(set(schema.names)) < len(schema.names):
+        raise NoField(f"{path}: two columns have one name: {schema.names}; fields of a sample have names of their own")
+    if not schema.names:
+        raise NoField(f"{path}: has no columns")
+    return [schema.field(name) for name in (schema.names if names is None else names)]
+
+
+def spec_of(field: Any, path: str, asked: Any) -> Any:
+    """A schema's entry for a column.
+
+    Args:
+        asked: the user's own entry, or None.
+    Raises:
+        NoField: rows of it are no field of a batch, or not what was asked for.
+    """
+    kind = plain_type(field.type)
+    extents: list[int | None] = []
+    while _is_list(kind):
+        extents.append(kind.list_size if pa.types.is_fixed_size_list(kind) else None)
+        kind = kind.value_type
+    stored = _dtype_of(kind)
+    is_text = stored in (str, bytes)
+    if stored is None or None in extents[1:] or (extents and (is_text or stored == np.bool_)):
+        raise NoField(
+            f"{path}: column {field.name!r} of {field.type} is no field of a batch: those are numbers, text, and lists of numbers; "
+            "name the others in columns="
+        )
+    if is_text:
+        return stored if asked in (None, stored, (stored, ())) else _refuse(field, path, asked)
+    if asked is None:
+        return stored.name, tuple(extents)
+    dtype, shape = asked if isinstance(asked, tuple) else (asked, tuple(extents))
+    found = None if dtype in (str, bytes) else of_any(dtype).numpy
+    is_ragged = bool(shape) and shape[0] is None
+    if found is None or bool(shape) != bool(extents) or (is_ragged and tuple(shape) != tuple(extents)):
+        return _refuse(field, path, asked)
+    return found.name, tuple(shape)
+
+
+def _refuse(field: Any, path: str, asked: Any) -> Any:
+    raise NoField(f"{path}: column {field.name!r} is stored as {field.type} and cannot be read as schema says: {asked!r}")
+
+
+def plain_type(kind: Any) -> Any:
+    """The arrow type that a column is read as: without dictionaries, times as integers."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_timestamp(kind) or types.is_duration(kind) or types.is_time64(kind) or types.is_date64(kind):
+        return pa.int64()
+    if types.is_date32(kind) or types.is_time32(kind):
+        return pa.int32()
+    return pa.binary() if types.is_fixed_size_binary(kind) else kind
+
+
+def plain_values(values: Any) -> Any:
+    """A column as its `plain_type`."""
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    wanted = plain_type(values.type)
+    return values if wanted == values.type else values.cast(wanted)
+
+
+Table = dict[str, ArrowColumn]
+
+
+class Groups:
+    """The rows of some files, open in this process.
+
+    Attributes:
+        starts: row number at which each group begins, and the number of rows.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        names: Sequence[str] | None,
+        asked: Mapping[str, Any],
+        fill_null: Mapping[str, Any],
+        cache_bytes: int,
+    ) -> None:
+        self._files = [_file(path) for path in paths]
+        self._paths = paths
+        fields = fields_of(self._files[0].schema_arrow, paths[0], names)
+        self._names = [field.name for field in fields]
+        for what, given in (("schema", asked), ("fill_null", fill_null)):
+            unknown = [name for name in given if name not in self._names]
+            if unknown:
+                raise NoField(f"{what} names {unknown}, which is no column here; those are {self._names}")
+        for path, file in zip(paths, self._files, strict=True):
+            _check_alike(path, file.schema_arrow, fields, paths[0])
+        self.schema = {field.name: spec_of(field, paths[0], asked.get(field.name)) for field in fields}
+        self._fill_null = fill_null
+        places = [(f, g) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
+        sizes = [self._files[f].metadata.row_group(g) for f, g in places]
+        self._places = [place for place, size in zip(places, sizes, strict=True) if size.num_rows > 0]
+        self._nbytes = np.array([size.total_byte_size for size in sizes if size.num_rows > 0], np.int64)
+        self.starts = np.cumsum([0, *(size.num_rows for size in sizes if size.num_rows > 0)], dtype=np.int64)
+        self.num_rows = int(self.starts[-1])
+        self._cache_bytes = cache_bytes
+        self.cache = BlockCache(cache_bytes)
+        self._resident: Table = {}  # the groups in the cache as one table
+        self._begins = np.full(len(self._places), -1, np.int64)  # of each group there
+        self._num_decoded = 0  # when it was made
+        self._lock = Lock()
+
+    def read(self, rows: Indices, out: Any) -> None:
+        """Writes these rows to a batch."""
+        if not len(rows):
+            return
+        table, numbers = self._table(rows)
+        for name, spec in self.schema.items():
+            column = table[name]
+            if spec in (str, bytes):
+                out[name] = column.text(numbers, strips_nul=False)
+            elif spec[1] and spec[1][0] is None:
+                column.read_ragged(numbers, out)
+            else:
+                _check_shape(column, spec[1])
+                target = out[name]
+                column.read(numbers, target.reshape(len(target), *(e for e in column.extents if e is not None)))
+
+    def _table(self, rows: Indices) -> tuple[Table, Indices]:
+        """(a table that holds these rows, their numbers in it)."""
+        group_of = np.searchsorted(self.starts, rows, "right") - 1
+        groups = np.unique(group_of)
+        if len(groups) > 1 and int(self._nbytes[groups].sum()) > self._cache_bytes:
+            return self._picked(rows, group_of, groups)
+        tables = {group: self._group(group) for group in groups.tolist()}
+        with self._lock:
+            is_known = self._num_decoded == self.cache.num_decoded and bool((self._begins[groups] >= 0).all())
+            if not is_known:
+                self._num_decoded = self.cache.num_decoded
+                tables.update(self.cache.held())
+                held = np.array(list(tables), np.int64)
+                lengths = self.starts[held + 1] - self.starts[held]
+                self._begins = np.full(len(self._places), -1, np.int64)
+                self._begins[held] = np.cumsum(lengths) - lengths
+                self._resident = _joined(list(tables.values()))
+            table, begins = self._resident, self._begins
+        return table, begins[group_of] + rows - self.starts[group_of]
+
+    def _picked(self, rows: Indices, group_of: Indices, groups: Indices) -> tuple[Table, Indices]:
+        """The rows by themselves, from one group after the other."""
+        numbers, tables, count = np.empty(len(rows), np.int64), [], 0
+        for group in groups.tolist():
+            places = np.flatnonzero(group_of == group)
+            chosen = pa.array(rows[places] - self.starts[group])
+            table = self._group(group)
+            tables.append({name: _column(name, table[name].table.take(chosen), self._where(group)) for name in table})
+            numbers[places] = np.arange(count, count + len(places))
+            count += len(places)
+        return _joined(tables), numbers
+
+    def _group(self, group: int) -> Table:
+        found: Table = self.cache.get(group, lambda: self._decoded(group))
+        return found
+
+    def _where(self, group: int) -> str:
+        file, number = self._places[group]
+        return f"{self._paths[file]}, row group {number}"
+
+    def _decoded(self, group: int) -> tuple[Table, int]:
+        file, number = self._places[group]
+        where = self._where(group)
+        try:
+            table = self._files[file].read_row_group(number, columns=self._names, use_threads=False)
+            columns = {name: plain_values(table.column(name)) for name in self._names}
+            for values in columns.values():
+                values.validate(full=True)  # UTF-8, and that offsets are in order
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise ShardCorrupt(f"{where}: {error}") from error
+        wanted = int(self.starts[group + 1] - self.starts[group])
+        if table.num_rows != wanted:
+            raise ShardCorrupt(f"{where}: the footer says {wanted} rows, and it has {table.num_rows}")
+        for name, values in columns.items():
+            if values.null_count and name in self._fill_null:
+                columns[name] = pc.fill_null(values, self._fill_null[name])
+        return {name: _column(name, values, where) for name, values in columns.items()}, max(
+            sum(values.nbytes for values in columns.values()), 1
+        )
+
+
+def _file(path: str) -> Any:
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{path}: there is no such file")
+    nbytes = os.path.getsize(path)
+    if not nbytes:
+        raise ShardCorrupt(f"{path}, offset 0: the file is empty; a Parquet file has a footer even without rows")
+    try:
+        return pq.ParquetFile(path, memory_map=False, pre_buffer=False, page_checksum_verification=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ShardCorrupt(f"{path}, offset {max(nbytes - 8, 0)}: {error}") from error
+
+
+def _check_alike(path: str, schema: Any, fields: Sequence[Any], first: str) -> None:
+    for wanted in fields:
+        has = schema.field(wanted.name).type if wanted.name in schema.names else None
+        if has != wanted.type:
+            raise NoField(
+                f"{path}: column {wanted.name!r} is {has or 'not there'}, and {wanted.type} in {first}; the files of a dataset "
+                f"have the "
+                "same columns"
+            )
+
+
+def _column(name: str, values: Any, where: str) -> ArrowColumn:
+    if values.null_count:
+        raise SampleError(
+            f"{where}: column {name!r} has {values.null_count} nulls, which no array holds: give fill_null={{{name!r}: value}}, or "
+            "leave it out of columns="
+        )
+    found = column_of(name, values)
+    if found is None:
+        raise SampleError(
+            f"{where}: column {name!r} of {values.type} has nulls within its lists, or lists within lists that differ in length; "
+            "leave it out of columns="
+        )
+    return found
+
+
+def _check_shape(column: ArrowColumn, shape: tuple[int, ...]) -> None:
+    known = [extent for extent in column.extents if extent is not None]
+    if len(known) < len(column.extents) or prod(known) != prod(shape):
+        has = "lists of different lengths" if len(known) < len(column.extents) else f"{prod(known)} values"
+        raise SampleError(
+            f"column {column.name!r}: the schema says rows of shape {shape}, and row groups here have {has}; the "
+            f"first "
+            "extent of a ragged field is None"
+        )
+
+
+def _joined(tables: Sequence[Table]) -> Table:
+    """The tables of several groups as one, whose chunks are theirs."""
+    return tables[0] if len(tables) == 1 else {name: _one_column([table[name] for table in tables]) for name in tables[0]}
+
+
+def _one_column(columns: Sequence[ArrowColumn]) -> ArrowColumn:
+    first = columns[0]
+    is_alike = len({column.extents for column in columns}) == 1
+    lengths = np.concatenate([np.diff(column.starts) for column in columns])
+    return replace(
+        first,
+        extents=first.extents if is_alike else (None, *first.extents[1:]),
+        starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        chunks=np.concatenate([column.chunks for column in columns]),
+        table=[column.table for column in columns],
+    )

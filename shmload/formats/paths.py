@@ -1,4 +1,4 @@
-r"""Files as a dataset's arguments name them: paths and patterns.
+r"""Files as a dataset's arguments name them: paths and patterns; and files that appear whole or not at all.
 
 Names of many shards in one: `train-{000000..000099}.tar`, as bash and webdataset expand them.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import string
+import tempfile
 from collections.abc import Iterable
 from glob import glob
 
@@ -63,6 +64,29 @@ def expanded(paths: Paths, kind: str, *, beside: tuple[str, ...] = ()) -> list[s
     return found
 
 
+def make_half(path: str | os.PathLike[str]) -> tuple[int, str]:
+    """(descriptor, name) of a file that is to take the place of `path`, beside it, with the modes that any new file has."""
+    fd, half = tempfile.mkstemp(prefix=".shmload-", dir=os.path.dirname(path) or ".")
+    mask = os.umask(0)
+    os.umask(mask)
+    os.fchmod(fd, 0o666 & ~mask)
+    return fd, half
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """Writes a file whole or not at all: not where its folder does not let us."""
+    try:
+        fd, half = make_half(path)
+    except OSError:
+        return
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+        os.replace(half, path)
+    except OSError:
+        os.unlink(half)
+
+
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d+))?")
 _ALPHABET = string.ascii_uppercase + string.ascii_lowercase
@@ -98,60 +122,48 @@ def expand_braces(text: str) -> list[str]:
     Raises:
         ValueError: a brace has no partner, or there are more than a million names.
     """
-    found, i = [""], 0
-    while i < len(text):
-        if text[i] == "\\" and i + 1 < len(text):
-            parts, i = [text[i + 1]], i + 2
-        elif text[i] == "{":
-            end = _partner(text, i)
-            parts, i = _alternatives(text[i + 1 : end]), end + 1
-        elif text[i] == "}":
-            raise ValueError(f"the brace at {i} of {text!r} has no partner; a literal one is written \\}}")
-        else:
-            parts, i = [text[i]], i + 1
-        if len(found) * len(parts) > _MOST:
-            raise ValueError(f"{text!r} stands for more than {_MOST:,} names")
-        found = [head + part for head in found for part in parts]
+    found, end = _expanded(text, 0, is_inside=False)
+    if end < len(text):
+        raise ValueError(f"the brace at {end} of {text!r} has no partner; a literal one is written \\}}")
     return found
 
 
-def _partner(text: str, begin: int) -> int:
-    depth, i = 0, begin
-    while i < len(text):
-        if text[i] == "\\":
-            i += 1
-        elif text[i] in "{}":
-            depth += 1 if text[i] == "{" else -1
-            if depth == 0:
-                return i
-        i += 1
-    raise ValueError(f"the brace at {begin} of {text!r} has no partner; a literal one is written \\{{")
+def _expanded(text: str, at: int, *, is_inside: bool) -> tuple[list[str], int]:
+    """(what the text from `at` on stands for, where that ends): at the end, or at a comma or brace of the braces opened before."""
+    found = [""]
+    while at < len(text) and text[at] != "}" and not (text[at] == "," and is_inside):
+        if text[at] == "{":
+            parts, at = _alternatives(text, at)
+        else:
+            at += text[at] == "\\" and at + 1 < len(text)
+            parts = [text[at]]
+        if len(found) * len(parts) > _MOST:
+            raise ValueError(f"{text!r} stands for more than {_MOST:,} names")
+        found, at = [head + part for head in found for part in parts], at + 1
+    return found, at
 
 
-def _alternatives(inner: str) -> list[str]:
-    pieces, depth, begin, i = [], 0, 0, 0
-    while i < len(inner):
-        if inner[i] == "\\":
-            i += 1
-        elif inner[i] in "{}":
-            depth += 1 if inner[i] == "{" else -1
-        elif inner[i] == "," and depth == 0:
-            pieces.append(inner[begin:i])
-            begin = i + 1
-        i += 1
-    pieces.append(inner[begin:])
+def _alternatives(text: str, begin: int) -> tuple[list[str], int]:
+    """(what the braces that open at `begin` stand for, where they close)."""
+    pieces, at = [], begin
+    while at == begin or (at < len(text) and text[at] == ","):
+        found, at = _expanded(text, at + 1, is_inside=True)
+        pieces.append(found)
+    if at == len(text):
+        raise ValueError(f"the brace at {begin} of {text!r} has no partner; a literal one is written \\{{")
     if len(pieces) > 1:
-        return [found for piece in pieces for found in expand_braces(piece)]
+        return [found for piece in pieces for found in piece], at
+    inner = text[begin + 1 : at]
     if match := _NUMBERS.fullmatch(inner):
-        return _numbers(match[1], match[2], match[3])
+        return _numbers(match[1], match[2], match[3]), at
     if match := _LETTERS.fullmatch(inner):
         first, last = _ALPHABET.index(match[1]), _ALPHABET.index(match[2])
-        return [_ALPHABET[i] for i in _range(first, last, match[3])]
-    return ["{" + found + "}" for found in expand_braces(inner)]
+        return [_ALPHABET[i] for i in _range(first, last, match[3])], at
+    return ["{" + found + "}" for found in pieces[0]], at
 
 
 def _numbers(first: str, last: str, step: str | None) -> list[str]:
-    is_padded = any(s.lstrip("-").startswith("0") and s.lstrip("-") != "0" for s in (first, last))
+    is_padded = any(re.match("-?0.", number) for number in (first, last))
     width = max(len(first), len(last)) if is_padded else 0
     numbers = _range(int(first), int(last), step)
     if len(numbers) > _MOST:

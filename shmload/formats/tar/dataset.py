@@ -27,11 +27,10 @@ import mmap
 import operator
 import os
 import struct
-import tempfile
 import threading
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -47,7 +46,7 @@ from shmload._core.tar_rows import Members, TarRows
 from shmload.batch.collate import SingleRow
 from shmload.batch.layout import of_any
 from shmload.errors import ShardCorrupt
-from shmload.formats.paths import shard_paths
+from shmload.formats.paths import Paths, shard_paths, write_whole
 from shmload.formats.tar.members import INTEGERS, TEXTS, Decode, Decoders
 
 SUFFIX = ".index"
@@ -147,20 +146,16 @@ def load_index(path: str, *, cache: bool = True) -> ShardIndex:
     """
     if cache and (found := _kept(path)) is not None:
         return found
-    packed = _scan(path)
-    if cache:
-        _keep(path, packed)
-    return ShardIndex(path, packed)
-
-
-def _scan(path: str) -> bytes:
     data, status = map_file(path)
-    if any(bytes(data[:6]).startswith(magic) for magic in COMPRESSED):
+    if bytes(data[:6]).startswith(tuple(COMPRESSED)):
         raise ValueError(
             f"{path} is compressed, and its samples cannot be reached one by one: decompress it once, or read it in order with "
             "shmload.formats.TarStream"
         )
-    return pack_index(path, data, mtime_ns=status.st_mtime_ns)
+    packed = pack_index(path, data, mtime_ns=status.st_mtime_ns)
+    if cache:
+        write_whole(path + SUFFIX, packed)
+    return ShardIndex(path, packed)
 
 
 def pack_index(path: str, data: Buffer, *, mtime_ns: int = 0) -> bytes:
@@ -213,21 +208,6 @@ def unpack_index(path: str, packed: Any, nbytes: int) -> ShardIndex | None:
     return found if found.is_sound() else None
 
 
-def _keep(path: str, packed: bytes) -> None:
-    folder, name = os.path.split(path + SUFFIX)
-    try:
-        fd, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder or ".")
-    except OSError:
-        return
-    try:
-        with open(fd, "wb") as file:
-            os.fchmod(fd, 0o644)
-            file.write(packed)
-        os.replace(temporary, path + SUFFIX)
-    except OSError:
-        os.unlink(temporary)
-
-
 DecodeRow = Callable[[int], Any]  # row -> the value, as __getitem__ gives it
 KEY = "__key__"
 
@@ -245,12 +225,8 @@ class TarColumn:
     name: str
     number: int
     way: str
-    dtype: np.dtype[Any] | None
+    dtype: Any
     shape: tuple[int | None, ...]
-
-    @property
-    def is_ragged(self) -> bool:
-        return None in self.shape
 
     @classmethod
     def of(cls, name: str, number: int, spec: Any, kinds: set[str]) -> TarColumn:
@@ -277,12 +253,10 @@ class TarColumn:
 
     def read(self, members: Members, out: Any, decoded: DecodeRow) -> None:
         """Writes the rows of a batch."""
-        if self.way in ("str", "bytes"):
-            found = members.payloads(self.way == "str")
+        if self.dtype is None:
+            found = [None] * members.count if self.way == "decode" else members.payloads(self.way == "str")
             out[self.name] = [decoded(row) if value is None else value for row, value in enumerate(found)]
-        elif self.dtype is None:
-            out[self.name] = [decoded(row) for row in range(members.count)]
-        elif self.is_ragged:
+        elif None in self.shape:
             self._read_ragged(members, out, decoded)
         else:
             self._read_fixed(members, out[self.name], decoded)
@@ -298,7 +272,6 @@ class TarColumn:
 
     def _copy(self, members: Members, rows: Any, row: int) -> int:
         """Copies rows natively from `row` on; the first that it cannot."""
-        assert self.dtype is not None
         if self.way == "npy":
             return members.read_npy(rows, row, self.dtype.str.encode(), np.array(self.shape, np.int64))
         if self.way == "int":
@@ -320,18 +293,15 @@ class TarColumn:
         values = out.reserve(self.name, lengths)
         numels = extents.prod(axis=1) * int(np.prod([n for n in self.shape if n is not None], dtype=np.int64))
         ends = numels.cumsum()
-        assert self.dtype is not None
         members.copy_ragged(values, (ends * self.dtype.itemsize).astype(np.uint64))
         for row, value in by_hand.items():
             values[int(ends[row] - numels[row]) : int(ends[row])] = value.reshape(-1)
 
     def _measure(self, members: Members, extents: Any, row: int) -> int:
         if self.way == "npy":
-            assert self.dtype is not None
             shape = np.array([-1 if n is None else n for n in self.shape], np.int64)
             return members.extents(extents, row, self.dtype.str.encode(), shape, self.dtype.itemsize)
         if self.way == "raw":
-            assert self.dtype is not None
             return members.raw_extents(extents, row, self.dtype.itemsize)
         return row
 
@@ -354,23 +324,18 @@ class TarColumn:
         if len(array.shape) != len(self.shape) or any(s not in (None, n) for n, s in zip(array.shape, self.shape, strict=True)):
             raise ValueError(f"the schema says shape {self.shape}, and it has {array.shape}")
         if array.dtype.kind == "i" and array.ndim == 0 and self.dtype.kind in "iu":
-            return np.asarray(int(array), self.dtype) if _holds(self.dtype, int(array)) else _refuse(array, self.dtype)
-        if array.dtype.newbyteorder("=") != self.dtype.newbyteorder("="):
-            _refuse(array, self.dtype)
+            limits = np.iinfo(self.dtype)
+            fits = limits.min <= int(array) <= limits.max
+        else:
+            fits = array.dtype.newbyteorder("=") == self.dtype.newbyteorder("=")
+        if not fits:
+            shown = f"{array} " if array.ndim == 0 else ""
+            raise ValueError(
+                f"the schema says {self.dtype}, and it is {shown}of {array.dtype}; change the schema or convert it in decode="
+            )
         return array.astype(self.dtype)
 
 
-def _holds(dtype: np.dtype[Any], number: int) -> bool:
-    limits = np.iinfo(dtype)
-    return bool(limits.min <= number <= limits.max)
-
-
-def _refuse(array: Any, dtype: np.dtype[Any]) -> Any:
-    shown = f"{array} " if array.ndim == 0 else ""
-    raise ValueError(f"the schema says {dtype}, and it is {shown}of {array.dtype}; change the schema or convert it in decode=")
-
-
-Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _MOST_ALTERNATIVES = 254  # of a field: they are ranked in 8 bits
 
 
@@ -566,8 +531,7 @@ class TarDataset:
 
     def _row(self, numbers: NDArray[np.int64], column: TarColumn, row: int) -> Any:
         number = int(numbers[row])
-        value = self._value(number, column.name)
-        return value if column.dtype is None else self._checked(number, column, value)
+        return self._checked(number, column, self._value(number, column.name))
 
     def _checked(self, number: int, column: TarColumn, value: Any) -> Any:
         try:

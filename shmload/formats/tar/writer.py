@@ -4,8 +4,8 @@ A member is a header (`writer.py`) and its payload; a sample's members stand in 
 
 Headers of tar members: 512 bytes of ustar, the same ones every time.
 
-What of a path does not fit a header's name goes to its prefix; longer paths get a PAX header before their own, payloads from 8 GiB
-on a size in base 256. Owners, times and modes are fixed.
+What of a path does not fit a header's name goes to its prefix. Longer paths, and payloads from 8 GiB on, have the headers of GNU's
+tar. Owners, times and modes are fixed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import gzip
 import lzma
 import os
 import re
-import tempfile
+import tarfile
 from collections.abc import Mapping
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from shmload._core.tar import split_name
+from shmload.formats.paths import make_half
 from shmload.formats.tar.dataset import KEY
 from shmload.formats.tar.members import encode
 
@@ -27,17 +28,12 @@ BLOCK = 512
 RECORD = 20 * BLOCK  # what tar programs fill an archive up to
 _OWNER = b"0000644\0" + 2 * b"0000000\0"  # mode, uid, gid
 _LINK = bytes(100) + b"ustar\x0000" + bytes(64) + 2 * b"0000000\0"  # no link, no names of owners, no device
-_PLAIN = sum(_OWNER) + sum(_LINK) + 8 * ord(" ")  # of a header's checksum, which counts itself as blanks
-
-
-def whole(nbytes: int, of: int) -> int:
-    """`nbytes`, filled up to a multiple of `of`."""
-    return -(-nbytes // of) * of
+_PLAIN = sum(_OWNER) + sum(_LINK) + ord("0") + 8 * ord(" ")  # of a header's checksum, which counts itself as blanks
 
 
 def archive_nbytes(members_nbytes: int) -> int:
     """How large the file of such members is, with its end marker and filled up."""
-    return whole(members_nbytes + 2 * BLOCK, RECORD)
+    return -(-(members_nbytes + 2 * BLOCK) // RECORD) * RECORD
 
 
 def member_name(key: str, extension: str) -> bytes:
@@ -56,49 +52,28 @@ def member_name(key: str, extension: str) -> bytes:
     return name
 
 
-def member_header(name: bytes, nbytes: int, *, mtime: int = 0, flag: bytes = b"0") -> bytes:
+def member_header(name: bytes, nbytes: int, *, mtime: int = 0) -> bytes:
     """What stands before a payload of `nbytes`."""
-    split = _split(name)
-    before = b""
-    if split is None:
-        record = _pax_record(b"path", name)
-        before = member_header(b"././@PaxHeader", len(record), mtime=mtime, flag=b"x")
-        before += record + bytes(-len(record) % BLOCK)
-        split = b"", name[:100]
-    prefix, rest = split
-    size = b"%011o\0" % nbytes if nbytes < 1 << 33 else b"\x80" + nbytes.to_bytes(11, "big")
-    changed = b"%011o\0" % mtime
-    checksum = _PLAIN + sum(rest) + sum(size) + sum(changed) + sum(flag) + sum(prefix)
-    return b"%b%b%b%b%b%06o\0 %b%b%b%b" % (
-        before,
+    prefix, rest = b"", name
+    if len(name) > 100:
+        at = name.rfind(b"/", 0, 156)
+        prefix, rest = name[: max(at, 0)], name[at + 1 :]
+    if not 0 < len(rest) <= 100 or nbytes >= 1 << 33:
+        info = tarfile.TarInfo(name.decode("utf-8", "surrogateescape"))
+        info.size, info.mtime = nbytes, mtime
+        return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+    size, changed = b"%011o\0" % nbytes, b"%011o\0" % mtime
+    checksum = _PLAIN + sum(rest) + sum(size) + sum(changed) + sum(prefix)
+    return b"%b%b%b%b%06o\0 0%b%b%b" % (
         rest.ljust(100, b"\0"),
         _OWNER,
         size,
         changed,
         checksum,
-        flag,
         _LINK,
         prefix.ljust(155, b"\0"),
         bytes(12),
     )
-
-
-def _split(name: bytes) -> tuple[bytes, bytes] | None:
-    """(prefix, name) of a ustar header; None if there is no slash in the right place."""
-    if len(name) <= 100:
-        return b"", name
-    at = name.rfind(b"/", 0, 156)
-    if at > 0 and 0 < len(name) - at - 1 <= 100:
-        return name[:at], name[at + 1 :]
-    return None
-
-
-def _pax_record(keyword: bytes, value: bytes) -> bytes:
-    """ "<length of it all> keyword=value\\n", whose length counts its own digits."""
-    length = len(keyword) + len(value) + 3
-    while len(b"%d" % length) + len(keyword) + len(value) + 3 != length:
-        length = len(b"%d" % length) + len(keyword) + len(value) + 3
-    return b"%d %b=%b\n" % (length, keyword, value)
 
 
 _NUMBER = re.compile(r"%0?\d*d")
@@ -147,7 +122,7 @@ class TarWriter:
             raise ValueError(f"maxcount is at least 1, maxsize {RECORD}; got {maxcount}, {maxsize}")
         self._maxcount, self._maxsize, self._mtime = maxcount, maxsize, mtime
         self._shard = start_shard
-        self._file: IO[bytes] | _Both | None = None
+        self._files: list[Any] = []  # of the shard that is being written: what compresses it, if anything, and the file
         self._temporary = self._last_key = ""
         self._nbytes = self._count = 0
         self.paths: list[str] = []  # of complete shards
@@ -172,26 +147,25 @@ class TarWriter:
             raise ValueError(f"sample {key!r} takes {nbytes} bytes, and a shard has at most maxsize={self._maxsize}")
         if self._is_full(nbytes):
             self._finish()
-        if self._file is None:
+        if not self._files:
             self._begin()
         elif key == self._last_key:
             raise ValueError(f"two samples in a row are called {key!r}: they would be read back as one")
-        assert self._file is not None
         for piece in pieces:
-            self._file.write(piece)
+            self._files[0].write(piece)
         self._nbytes += nbytes
         self._count += 1
         self._last_key = key
 
     def close(self) -> None:
         """Completes the last shard. Without any sample one empty shard is written."""
-        if self._file is None and not self.paths:
+        if not self._files and not self.paths:
             self._begin()
-        if self._file is not None:
+        if self._files:
             self._finish()
 
     def _is_full(self, nbytes: int) -> bool:
-        if self._file is None or not self._is_pattern:
+        if not self._files or not self._is_pattern:
             return False
         is_full = self._maxcount is not None and self._count >= self._maxcount
         return is_full or (self._maxsize is not None and archive_nbytes(self._nbytes + nbytes) > self._maxsize)
@@ -202,37 +176,34 @@ class TarWriter:
 
     def _begin(self) -> None:
         path = self._path()
-        folder, name = os.path.split(path)
-        fd, self._temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder or ".")
-        os.fchmod(fd, 0o644)
+        fd, self._temporary = make_half(path)
         raw = open(fd, "wb", buffering=1 << 20)  # noqa: SIM115  # closed with the shard
+        self._files = [raw]  # in the order in which they are closed
         if path.endswith((".gz", ".tgz")):
-            self._file = _Both(gzip.GzipFile("", "wb", 6, raw, 0), raw)
-        elif path.endswith(".bz2"):
-            self._file = _Both(bz2.BZ2File(raw, "wb"), raw)
-        elif path.endswith(".xz"):
-            self._file = _Both(lzma.LZMAFile(raw, "wb"), raw)  # noqa: SIM115  # closed with the shard
-        else:
-            self._file = raw
+            self._files.insert(0, gzip.GzipFile("", "wb", 6, raw, 0))
+        elif path.endswith((".bz2", ".xz")):
+            self._files.insert(0, (bz2.BZ2File if path.endswith("2") else lzma.LZMAFile)(raw, "wb"))
         self._nbytes = self._count = 0
 
     def _path(self) -> str:
         return _NUMBER.sub(lambda match: match[0] % self._shard, self._pattern)
 
     def _finish(self) -> None:
-        assert self._file is not None
-        self._file.write(bytes(archive_nbytes(self._nbytes) - self._nbytes))
-        self._file.close()
-        self._file = None
+        self._files[0].write(bytes(archive_nbytes(self._nbytes) - self._nbytes))
+        self._closed()
         os.replace(self._temporary, self._path())
         self.paths.append(self._path())
         self._shard += 1
 
     def _abandon(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._files:
+            self._closed()
             os.unlink(self._temporary)
+
+    def _closed(self) -> None:
+        for file in self._files:
+            file.close()
+        self._files = []
 
     def __enter__(self) -> Self:
         return self
@@ -242,15 +213,3 @@ class TarWriter:
             self.close()
         else:
             self._abandon()
-
-
-class _Both:
-    """A compressing file and the one below it, which it does not close."""
-
-    def __init__(self, file: Any, raw: IO[bytes]) -> None:
-        self._file, self._raw = file, raw
-        self.write = file.write
-
-    def close(self) -> None:
-        self._file.close()
-        self._raw.close()

@@ -28,7 +28,7 @@ import numpy as np
 
 from shmload._core.mapping import Mapping as Memory
 from shmload._core.rows import ArrayColumn, BoolColumn, FloatColumn, IntColumn, TensorColumn
-from shmload.batch.layout import Field, Layout, is_plain_tensor, of_numpy, of_torch, structure
+from shmload.batch.layout import Field, Layout, is_plain_tensor, of_any, of_numpy, of_torch, structure
 from shmload.batch.ragged import ATOMS, Node, PackedBatch, Packer, Ragged, Rows, check_rows, is_record, ragged_node, stacked
 from shmload.errors import SampleError
 
@@ -53,6 +53,49 @@ class SingleRow:
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._out[name] = value[0] if hasattr(value, "__getitem__") else value
+
+
+class OneSample:
+    """What a dataset that reads batches answers `__getitem__` with: the `out` of a batch of one row.
+
+    Args:
+        schema: mapping name -> (dtype, shape), or str or bytes.
+    """
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self._fields: dict[str, Any] = {}
+        for name, spec in schema.items():
+            dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
+            if dtype not in (str, bytes) and None not in shape:
+                self._fields[name] = _empty(dtype, (1, *shape))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._fields[name]
+
+    def __setitem__(self, name: str, values: Any) -> None:
+        self._fields[name] = values
+
+    def reserve(self, name: str, lengths: Any) -> Any:
+        """The memory of a ragged row."""
+        dtype, shape = self._schema[name]
+        (length,) = lengths
+        values = self._fields[name] = _empty(dtype, (1, *(length if extent is None else extent for extent in shape)))
+        return values.reshape(-1)
+
+    def sample(self) -> dict[str, Any]:
+        """The fields: arrays, numpy's scalars, text."""
+        found = {name: self._fields[name][0] for name in self._schema}
+        return {name: value[()] if isinstance(value, np.ndarray) and not value.ndim else value for name, value in found.items()}
+
+
+def _empty(dtype: Any, shape: tuple[int, ...]) -> Any:
+    element = of_any(dtype)
+    if element.numpy is not None:
+        return np.empty(shape, element.numpy)
+    import torch
+
+    return torch.empty(shape, dtype=getattr(torch, element.name))
 
 
 Put = Callable[[int, Any], bool]

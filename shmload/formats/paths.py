@@ -16,8 +16,10 @@ import os
 import re
 import string
 import tempfile
+import zlib
 from collections.abc import Iterable
 from glob import glob
+from typing import Any
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # two letters at least: of one, it is another system's drive
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -85,6 +87,41 @@ def write_whole(path: str, data: bytes) -> None:
         os.replace(half, path)
     except OSError:
         os.unlink(half)
+
+
+_STEP = 1 << 20  # bytes inflated at a time
+
+
+def inflated(data: Any, kind: str, limit: int, remedy: str = "") -> bytes:
+    """What a whole "gzip" or "zlib" stream expands to. Members of gzip may follow each other.
+
+    Args:
+        remedy: what the error advises if there is more than the limit.
+    Raises:
+        ValueError: it is truncated, damaged, or expands to more than `limit` bytes.
+    """
+    parts: list[bytes] = []
+    total = at = 0
+    while at < len(data) or not parts:
+        stream = zlib.decompressobj(31 if kind == "gzip" else 15)
+        pending: Any = b""
+        while not stream.eof:
+            if not len(pending):
+                pending = data[at : at + _STEP]
+                at += len(pending)
+            is_over = not len(pending)
+            try:
+                parts.append(stream.decompress(pending, _STEP))
+            except zlib.error as error:
+                raise ValueError(f"the {kind} stream is corrupted after {total} inflated bytes: {error}") from error
+            pending = stream.unconsumed_tail
+            if is_over and not parts[-1] and not stream.eof:
+                raise ValueError(f"the {kind} stream is truncated: it does not end with its {len(data)} bytes")
+            total += len(parts[-1])
+            if total > limit:
+                raise ValueError(f"the {kind} stream inflates to more than {limit} bytes{remedy}")
+        at -= len(stream.unused_data)
+    return b"".join(parts)
 
 
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")

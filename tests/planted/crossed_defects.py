@@ -81,7 +81,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/tfrecord/files.py",
         " or offsets.min() < 0 or offsets.max() > size:",
         ":",
-        (f"{RECORDS}test_files.py::test_a_foreign_index_that_does_not_fit_is_left_aside",),
+        (f"{RECORDS}test_files.py::test_an_index_that_does_not_lie_in_its_file_is_made_anew",),
     ),
     Defect(
         "N1",

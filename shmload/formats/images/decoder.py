@@ -22,8 +22,8 @@ file, whose Huffman tables are made anew for it, is smaller than most were. Ever
 From the bytes of a file to RGB pixels: which library decodes, and what it is not given.
 
 JPEG goes to Pillow's libjpeg-turbo, called directly so that a part of an image can be decoded, else to simplejpeg. Both decode into
-memory of ours and report damage within a scan; Pillow and OpenCV make something up for what is damaged and say nothing. simplejpeg
-reads every file to its end; the others are kept from files that are cut off. PNG and all others go to Pillow. What a file is, its
+memory of ours and report damage within a scan; Pillow makes something up for what is damaged and says nothing. simplejpeg reads
+every file to its end; the others are kept from files that are cut off. PNG and all others go to Pillow. What a file is, its
 bytes say, not its name. Conversions to RGB are Pillow's, except that of 16 bits, which there is a clipping: the high byte is taken.
 
 What every library's images have in common: a size, pixels or a part of them, and the memory these are decoded into.
@@ -34,7 +34,7 @@ Source: ITU-T T.81 (JPEG), annex B; W3C Portable Network Graphics (third edition
 
 The libjpeg-turbo that Pillow brings, called directly: it decodes what a crop needs of a JPEG, and leaves the rest out.
 
-simplejpeg and OpenCV have a libjpeg-turbo each, but hide it. Pillow's wheels carry one as a shared library, and distributions link
+simplejpeg has a libjpeg-turbo of its own, but hides it. Pillow's wheels carry one as a shared library, and distributions link
 Pillow with the system's. `_core.jpeg` binds whichever it is at run time; where there is none, or an old one, or one of another
 interface, JPEGs are decoded whole, by simplejpeg or Pillow: the same pixels.
 """
@@ -49,6 +49,7 @@ import re
 import struct
 import threading
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -138,17 +139,22 @@ class Part(NamedTuple):
     origin: tuple[int, int]
 
 
-class OpenedImage(Protocol):
+@dataclass
+class OpenedImage(ABC):
     """An image whose size is known and whose pixels are not decoded yet.
 
     Attributes:
         reductions: by how much its decoder itself can shrink it: powers of 2, 1 among them.
     """
 
+    data: bytes
     height: int
     width: int
-    reductions: tuple[int, ...]
+    is_strict: bool
+    is_fast: bool
+    reductions: tuple[int, ...] = (8, 4, 2, 1)
 
+    @abstractmethod
     def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
         """The image, shrunk to a `reduction`-th, rounded up.
 
@@ -158,11 +164,11 @@ class OpenedImage(Protocol):
 
     def part(self, reduction: int, needed: Box) -> Part:
         """At least the needed pixels of the shrunk image, in memory that the thread's next image overwrites."""
+        return Part(self.pixels(reduction), (0, 0))
 
-
-def scratch(height: int, width: int) -> Pixels:
-    """`memory` in the shape of an image."""
-    return memory(height * width * 3).reshape(height, width, 3)
+    def size(self, reduction: int) -> tuple[int, int]:
+        """Height and width, shrunk to a `reduction`-th."""
+        return -(-self.height // reduction), -(-self.width // reduction)
 
 
 def memory(nbytes: int) -> NDArray[np.uint8]:
@@ -277,25 +283,19 @@ def unbound() -> str:
     return ""
 
 
-class LibJpeg:
+class LibJpeg(OpenedImage):
     """A JPEG that Pillow's libjpeg-turbo decodes, as far as it is needed."""
 
-    reductions: tuple[int, ...] = (8, 4, 2, 1)
-
-    def __init__(self, data: bytes, height: int, width: int, *, is_strict: bool, is_fast: bool) -> None:
-        self._data, self.height, self.width = data, height, width
-        self._is_strict, self._is_fast = is_strict, is_fast
-
     def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
-        height, width = -(-self.height // reduction), -(-self.width // reduction)
+        height, width = self.size(reduction)
         if into is None:
-            into = scratch(height, width)
+            into = memory(height * width * 3).reshape(height, width, 3)
         self._decode(into.reshape(-1), reduction, (0, 0, height, width))
         return into
 
     def part(self, reduction: int, needed: Box) -> Part:
         top, _, bottom, _ = needed
-        into = memory((bottom - top) * -(-self.width // reduction) * 3)
+        into = memory((bottom - top) * self.size(reduction)[1] * 3)
         left, right = self._decode(into, reduction, needed)
         pixels = into[: (bottom - top) * (right - left) * 3].reshape(bottom - top, right - left, 3)
         return Part(pixels, (top, left))
@@ -303,19 +303,12 @@ class LibJpeg:
     def _decode(self, into: NDArray[np.uint8], reduction: int, needed: Box) -> tuple[int, int]:
         if why := unbound():
             raise ImportError(f"decoder='libjpeg': {why}; {HINT}")
-        return decode(
-            self._data,
-            into,
-            (-(-self.height // reduction), -(-self.width // reduction)),
-            needed,
-            reduction=reduction,
-            is_strict=self._is_strict,
-            is_fast=self._is_fast,
-        )
+        whole, quality = self.size(reduction), {"is_strict": self.is_strict, "is_fast": self.is_fast}
+        return decode(self.data, into, whole, needed, reduction=reduction, **quality)
 
 
 T = TypeVar("T")
-LIBRARIES = ("auto", "libjpeg", "simplejpeg", "pillow", "opencv")
+LIBRARIES = ("auto", "libjpeg", "simplejpeg", "pillow")
 
 
 def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool, is_fast: bool) -> OpenedImage:
@@ -330,21 +323,20 @@ def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool, i
     if data.startswith(JPEG):
         header = jpeg_header(data)
         _check_size(header.height, header.width, max_pixels)
+        given = (data, header.height, header.width, is_strict, is_fast)
         chosen = _jpeg_library(library) if header.num_components in (1, 3) else "pillow"
         if chosen == "simplejpeg":
-            return _Jpeg(data, header.height, header.width, is_strict=is_strict, is_fast=is_fast)
+            return _Jpeg(*given)
         if is_strict and not jpeg_is_whole(data, header):
             raise ValueError(f"a JPEG cut off: {len(data)} bytes without an end marker")
         if chosen == "libjpeg":
-            return LibJpeg(data, header.height, header.width, is_strict=is_strict, is_fast=is_fast)
-        if chosen == "opencv":
-            return _OpenCv(data, header.height, header.width)
+            return LibJpeg(*given)
     elif data.startswith(PNG):
-        height, width = png_header(data)
-        _check_size(height, width, max_pixels)
-        if library == "opencv":
-            return _OpenCv(data, height, width)
-    return _Pillow(open_picture(data), max_pixels)
+        _check_size(*png_header(data), max_pixels)
+    picture = open_picture(data)
+    width, height = picture.size
+    _check_size(height, width, max_pixels)
+    return _Pillow(data, height, width, is_strict, is_fast, (8, 4, 2, 1) if picture.format == "JPEG" else (1,), picture)
 
 
 def _check_size(height: int, width: int, max_pixels: int) -> None:
@@ -415,97 +407,47 @@ def checked(read: Callable[[], T]) -> T:
         return read()
     except (ValueError, ImportError, MemoryError):
         raise
-    except Exception as error:  # Pillow has OSError, SyntaxError, struct.error, its own; OpenCV cv2.error
+    except Exception as error:  # Pillow has OSError, SyntaxError, struct.error and its own
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def _all_of(image: OpenedImage, reduction: int, needed: Box) -> Part:
-    """The part of those whose library decodes an image whole or not at all."""
-    return Part(image.pixels(reduction), (0, 0))
-
-
-class _Jpeg:
+class _Jpeg(OpenedImage):
     """A JPEG that simplejpeg decodes."""
-
-    part = _all_of
-    reductions: tuple[int, ...] = (8, 4, 2, 1)
-
-    def __init__(self, data: bytes, height: int, width: int, *, is_strict: bool, is_fast: bool) -> None:
-        self._data, self.height, self.width = data, height, width
-        self._is_strict, self._is_fast = is_strict, is_fast
 
     def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
         try:
             import simplejpeg
         except ImportError as error:
             raise ImportError(f"decoder='simplejpeg' needs simplejpeg: {HINT}") from error
-        height, width = -(-self.height // reduction), -(-self.width // reduction)
+        height, width = self.size(reduction)
         if into is None:
-            into = scratch(height, width)
-        if not self._is_strict:
+            into = memory(height * width * 3).reshape(height, width, 3)
+        if not self.is_strict:
             into.fill(0)  # where it gives up it says nothing, and leaves what was in the memory: an image before
-        found: Pixels = simplejpeg.decode_jpeg(
-            self._data,
-            "RGB",
-            fastdct=self._is_fast,
-            fastupsample=self._is_fast,
-            min_height=height if reduction > 1 else 0,
-            min_width=width if reduction > 1 else 0,
-            buffer=into,
-            strict=self._is_strict,
-        )
+        shrunk = {"min_height": height, "min_width": width} if reduction > 1 else {}
+        quality = {"fastdct": self.is_fast, "fastupsample": self.is_fast, "strict": self.is_strict}
+        found: Pixels = simplejpeg.decode_jpeg(self.data, "RGB", buffer=into, **shrunk, **quality)
         if found.shape != into.shape:
             raise ValueError(f"a JPEG decoded to {found.shape[:2]}, where its header makes it {into.shape[:2]}")
         return into
 
 
-class _Pillow:
+@dataclass
+class _Pillow(OpenedImage):
     """An image that Pillow decodes."""
 
-    part = _all_of
-
-    def __init__(self, picture: Picture, max_pixels: int) -> None:
-        self._picture = picture
-        self.width, self.height = picture.size
-        self.reductions: tuple[int, ...] = (8, 4, 2, 1) if picture.format == "JPEG" else (1,)
-        _check_size(self.height, self.width, max_pixels)
+    picture: Any = None
 
     def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
         if reduction > 1:
-            self._picture.draft(None, (self.width // reduction, self.height // reduction))
-        found = np.asarray(rgb_picture(self._picture))
-        return _given(found, -(-self.height // reduction), -(-self.width // reduction), into)
-
-
-class _OpenCv:
-    """An image that OpenCV decodes."""
-
-    part = _all_of
-
-    reductions: tuple[int, ...] = (1,)
-
-    def __init__(self, data: bytes, height: int, width: int) -> None:
-        self._data, self.height, self.width = data, height, width
-
-    def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
-        try:
-            import cv2
-        except ImportError as error:
-            raise ImportError(f"decoder='opencv' needs OpenCV: {HINT}") from error
-        flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-        found: Any = cv2.imdecode(np.frombuffer(self._data, np.uint8), flags)
-        if found is None:
-            raise ValueError(f"no image that OpenCV could decode: {len(self._data)} bytes")
-        return _given(found, self.height, self.width, into)
-
-
-def _given(found: Pixels, height: int, width: int, into: Pixels | None) -> Pixels:
-    if found.shape != (height, width, 3):
-        raise ValueError(f"an image decoded to {found.shape}, where its header makes it {(height, width, 3)}")
-    if into is None:
-        return np.ascontiguousarray(found)
-    into[...] = found
-    return into
+            self.picture.draft(None, (self.width // reduction, self.height // reduction))
+        found = np.asarray(rgb_picture(self.picture))
+        if found.shape != (*self.size(reduction), 3):
+            raise ValueError(f"an image decoded to {found.shape}, where its header makes it {(*self.size(reduction), 3)}")
+        if into is None:
+            return np.ascontiguousarray(found)
+        into[...] = found
+        return into
 
 
 Size = tuple[int, int]
@@ -616,7 +558,7 @@ class Resize:
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
         """The part of an image of this `height` and `width` that becomes the result, which is all of it; `rng` is not asked."""
         size = _shorter(self.size, height, width) if isinstance(self.size, int) else _pair(self.size, "Resize")
-        return Window(size, (0.0, 0.0, float(height), float(width)), (0, 0, height, width))
+        return Whole().window(height, width, rng)._replace(size=size)
 
 
 @dataclass(frozen=True)
@@ -721,7 +663,7 @@ class ImageDecoder:
         normalise: (mean, standard deviation), each three numbers on the scale from 0 to 1; makes float32.
         layout: "CHW", as torch's layers want it, or "HWC".
         dtype: "uint8", or "float32": from 0 to 1, or normalised. Default: float32 if normalised.
-        decoder: "auto", "libjpeg" (Pillow's, which decodes only what the crop needs), "simplejpeg", "pillow" or "opencv".
+        decoder: "auto", "libjpeg" (Pillow's, which decodes only what the crop needs), "simplejpeg" or "pillow".
         scaled: let the JPEG decoder shrink large images to a half, a quarter or an eighth, as long as the crop stays twice as large
             as the result: mean deviation below 2 levels of 255. Without it, and for smaller images, no level is further than one
             from that of Pillow's BILINEAR.
@@ -744,7 +686,7 @@ class ImageDecoder:
     normalise: tuple[Sequence[float], Sequence[float]] | None = None
     layout: Literal["CHW", "HWC"] = "CHW"
     dtype: Literal["uint8", "float32"] | None = None
-    decoder: Literal["auto", "libjpeg", "simplejpeg", "pillow", "opencv"] = "auto"
+    decoder: Literal["auto", "libjpeg", "simplejpeg", "pillow"] = "auto"
     scaled: bool = True
     fast: bool = False
     upright: bool = False
@@ -797,10 +739,14 @@ class ImageDecoder:
         size = tuple(side or n for side, n in zip(self._crop.shape, window.size, strict=True))
         out = place((3, *size) if self.layout == "CHW" else (*size, 3))
         middle = out if size == window.size else self._middle(out, window.size, is_flipped=is_flipped)
-        if self._is_as_stored(window, stored) and turned == 1 and not is_flipped and middle.flags.c_contiguous:
+        is_all = window.size == stored and window.box == (0.0, 0.0, *map(float, stored))
+        is_plain = self.layout == "HWC" and self._levels is None and turned == 1 and not is_flipped
+        if is_all and is_plain and middle.flags.c_contiguous:  # the library's pixels are the result
             checked(lambda: image.pixels(1, into=middle))
             return out
-        reduction = self._reduction(image, window)
+        room = min(window.box[2] / window.size[0], window.box[3] / window.size[1]) / _MARGIN
+        room = min(room, image.height / _LEAST_SHRUNK, image.width / _LEAST_SHRUNK)
+        reduction = next((n for n in image.reductions if n <= room), 1) if self.scaled else 1
         whole = -(-height // reduction), -(-width // reduction)
         window = _shrunk(window, reduction, whole)
         if turned > 1:
@@ -817,22 +763,6 @@ class ImageDecoder:
         black = np.zeros(3, out.dtype) if self._levels is None else self._levels[:, 0]
         out[...] = black[:, None, None] if self.layout == "CHW" else black
         return out[:, rows, columns] if self.layout == "CHW" else out[rows, columns]
-
-    def _is_as_stored(self, window: Window, stored: tuple[int, int]) -> bool:
-        """Whether the library's pixels are the result."""
-        return (
-            self.layout == "HWC"
-            and self._levels is None
-            and window.size == stored
-            and window.box == (0.0, 0.0, *map(float, stored))
-        )
-
-    def _reduction(self, image: OpenedImage, window: Window) -> int:
-        if not self.scaled:
-            return 1
-        room = min(window.box[2] / window.size[0], window.box[3] / window.size[1]) / _MARGIN
-        room = min(room, image.height / _LEAST_SHRUNK, image.width / _LEAST_SHRUNK)
-        return next((reduction for reduction in image.reductions if reduction <= room), 1)
 
     def _resample(self, part: Part, whole: Size, out: NDArray[Any], window: Window, *, is_flipped: bool) -> None:
         target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)

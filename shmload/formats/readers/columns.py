@@ -11,8 +11,6 @@ A child that inherits an open file leaves it alone, does not even close it (that
 threads stayed behind in the parent), and opens its own. The lock that keeps two threads from opening twice goes by the process,
 too: one that another thread held at the fork would never be released in the child.
 
-One sample, written the way a batch is: what a dataset that reads batches answers `__getitem__` with.
-
 Decoded blocks of a file (row groups, chunks), the ones used last, within a number of bytes.
 
 What the datasets of columns share: rows by number, into a batch or one by one, of files that each process opens itself.
@@ -34,7 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.gather import gather_rows
-from shmload.batch.layout import of_any, of_numpy
+from shmload.batch.collate import OneSample
+from shmload.batch.layout import of_numpy
 from shmload.batch.rows import ArrayRows, TypedArray
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import check_local
@@ -86,48 +85,6 @@ class PerProcess(Generic[T]):
                 self._inherited.append(held)
                 held = self._held = (pid, open())
         return held[1]
-
-
-class OneSample:
-    """The `out` of a batch of one row.
-
-    Args:
-        schema: mapping name -> (dtype, shape), or str or bytes.
-    """
-
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        self._schema = schema
-        self._fields: dict[str, Any] = {}
-        for name, spec in schema.items():
-            if isinstance(spec, tuple) and None not in spec[1]:
-                self._fields[name] = _empty(spec[0], (1, *spec[1]))
-
-    def __getitem__(self, name: str) -> Any:
-        return self._fields[name]
-
-    def __setitem__(self, name: str, values: Any) -> None:
-        self._fields[name] = values
-
-    def reserve(self, name: str, lengths: Any) -> Any:
-        """The memory of a ragged row."""
-        dtype, shape = self._schema[name]
-        (length,) = lengths
-        values = self._fields[name] = _empty(dtype, (1, length, *shape[1:]))
-        return values.reshape(-1)
-
-    def sample(self) -> dict[str, Any]:
-        """The fields: arrays, numpy's scalars, text."""
-        found = {name: self._fields[name][0] for name in self._schema}
-        return {name: value[()] if isinstance(value, np.ndarray) and not value.ndim else value for name, value in found.items()}
-
-
-def _empty(dtype: Any, shape: tuple[int, ...]) -> Any:
-    element = of_any(dtype)
-    if element.numpy is not None:
-        return np.empty(shape, element.numpy)
-    import torch
-
-    return torch.empty(shape, dtype=getattr(torch, element.name))
 
 
 class BlockCache:

@@ -39,6 +39,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload.formats.paths import inflated
+
 _NAMES = """
 blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib h5 hdf png apng jp2 j2k jpc jpf jpx j2c
 icns ico im iim tif tiff jfif jpe jpg jpeg mpg mpeg msp pcd pxr pbm pgm ppm pnm psd bw rgb rgba sgi ras tga icb vda
@@ -210,19 +212,7 @@ def gunzip(data: bytes) -> bytes:
     Raises:
         ValueError: it is truncated, damaged, or expands to more than 2 GiB.
     """
-    found = []
-    room = EXPANDED_LIMIT
-    while data:
-        stream = zlib.decompressobj(31)
-        try:
-            found.append(stream.decompress(data, room))
-        except zlib.error as error:
-            raise ValueError(f"gzip: {error}") from error
-        room -= len(found[-1])
-        if not stream.eof:
-            raise ValueError("gzip: truncated" if room > 0 else f"gzip: expands to more than {EXPANDED_LIMIT} bytes")
-        data = stream.unused_data
-    return b"".join(found)
+    return inflated(data, "gzip", EXPANDED_LIMIT)
 
 
 class Decoders:

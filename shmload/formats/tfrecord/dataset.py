@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from shmload._core.records import KINDS, RecordReader, Survey
-from shmload.batch.collate import SingleRow
+from shmload.batch.collate import OneSample, SingleRow
 from shmload.batch.layout import ElementType, of_any
 from shmload.errors import SampleError, ShardCorrupt, ShmloadError
 from shmload.formats.images.decoder import ImageDecoder
@@ -100,36 +100,33 @@ def fields_of(
     if unknown := set(defaults) - set(schema):
         raise ValueError(f"defaults are for fields of the schema; {sorted(unknown)} are not among {list(schema)}")
     decode = decode or {}
-    return [
-        _decoded(name, spec, defaults.get(name), decode[name]) if name in decode else _field(str(name), spec, defaults.get(name))
-        for name, spec in schema.items()
-    ]
+    if unknown := set(decode) - set(schema):
+        raise ValueError(f"decode names {sorted(unknown)}, and the schema only {list(schema)}: it says what decoders make")
+    return [_field(str(name), spec, defaults.get(name), decode.get(name)) for name, spec in schema.items()]
 
 
-def _decoded(name: str, spec: Any, default: Any, decode: Callable[[bytes], Any]) -> RecordField:
+def _field(name: str, spec: Any, default: Any, decode: Callable[[bytes], Any] | None) -> RecordField:
     dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
-    if dtype in (str, bytes) or (element := of_any(dtype)).numpy is None:
-        raise ValueError(f"schema field {name!r} is {dtype}: decoders make arrays of numpy's types")
-    if not isinstance(default, bytes | None):
-        raise ValueError(f"defaults[{name!r}] needs the bytes that its decoder takes; got a {type(default).__name__}")
-    return RecordField(name, element, tuple(shape), fill=default, decode=decode)
-
-
-def _field(name: str, spec: Any, default: Any) -> RecordField:
-    dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
-    if dtype in (str, bytes):
-        fill = default.encode() if isinstance(default, str) else default
-        return RecordField(name, None, (), dtype is str, fill)
-    element = of_any(dtype)
+    is_text = dtype in (str, bytes)
+    element = None if is_text else of_any(dtype)
     extents = tuple(None if extent is None else int(extent) for extent in shape)
+    if decode is not None:
+        if isinstance(decode, ImageDecoder) and spec != decode.spec:
+            raise ValueError(f"schema[{name!r}] is {spec!r}, and its decoder makes {decode.spec}: give {{{name!r}: decoder.spec}}")
+        if element is None or element.numpy is None:
+            raise ValueError(f"schema field {name!r} is {dtype}: decoders make arrays of numpy's types")
+        if not isinstance(default, bytes | None):
+            raise ValueError(f"defaults[{name!r}] needs the bytes that its decoder takes; got a {type(default).__name__}")
+        return RecordField(name, element, extents, fill=default, decode=decode)
+    if element is None:
+        return RecordField(name, None, (), dtype is str, default.encode() if isinstance(default, str) else default)
     if extents.count(None) > 1:
         raise ValueError(f"schema field {name!r} has shape {extents}: a record holds no shapes, so at most one extent may be None")
-    if default is None:
-        return RecordField(name, element, extents)
-    if element.numpy is None or None in extents:
-        raise ValueError(f"defaults[{name!r}]: only text and fields of a fixed shape and numpy's types have defaults")
-    row = np.broadcast_to(np.asarray(default, element.numpy), tuple(e for e in extents if e is not None))
-    return RecordField(name, element, extents, fill=row.tobytes())
+    if default is not None:
+        if element.numpy is None or None in extents:
+            raise ValueError(f"defaults[{name!r}]: only text and fields of a fixed shape and numpy's types have defaults")
+        default = np.broadcast_to(np.asarray(default, element.numpy), tuple(e for e in extents if e is not None)).tobytes()
+    return RecordField(name, element, extents, fill=default)
 
 
 def error_of(
@@ -158,21 +155,6 @@ def error_of(
 
 
 Decode = Callable[[bytes], Any]
-
-
-def check_decoders(decode: Mapping[str, Decode], schema: Mapping[str, Any]) -> None:
-    """Whether decoders and schema go together.
-
-    Raises:
-        ValueError: they do not.
-    """
-    if unknown := [name for name in decode if name not in schema]:
-        raise ValueError(f"decode names {unknown}, and the schema only {list(schema)}: it says what decoders make")
-    for name, decoder in decode.items():
-        if isinstance(decoder, ImageDecoder) and schema[name] != decoder.spec:
-            raise ValueError(
-                f"schema[{name!r}] is {schema[name]!r}, and its decoder makes {decoder.spec}: give {{{name!r}: decoder.spec}}"
-            )
 
 
 def decoded(field: RecordField, data: bytes) -> Any:
@@ -285,8 +267,6 @@ class TFRecordDataset:
         self.records, self.verify, self.compression = records, verify, compression
         self.max_inflated_bytes = max_inflated_bytes
         self.defaults = dict(defaults or {})
-        if decode:
-            check_decoders(decode, self.schema)
         self._fields = fields_of(self.schema, self.defaults, decode)
         if records == "raw" and len(self._fields) != 1:
             raise ValueError(f'records="raw" needs a schema of one field, the whole record; got {list(self.schema)}')
@@ -345,28 +325,12 @@ class TFRecordDataset:
         return f"TFRecordDataset({len(self.paths)} files, {self.records}, {', '.join(self.schema)}, verify={self.verify!r})"
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        survey = self._survey([index])
-        sample: dict[str, Any] = {}
-        targets: list[Any] = []
-        for number, field in enumerate(self._fields):
-            if field.element is None or field.is_text:
-                targets.append(None)
-                sample[field.name] = None  # its place in the order of fields
-                continue
-            (steps,) = survey.steps(number)
-            shape = tuple(steps if extent is None else extent for extent in field.shape)
-            if field.element.numpy is not None:
-                sample[field.name] = np.empty(shape, field.element.numpy)
-            else:
-                import torch
-
-                sample[field.name] = torch.empty(shape, dtype=getattr(torch, field.element.name))
-            targets.append(_memory_of(sample[field.name]))
-        sample.update({name: text for name, (text,) in self._write(survey, targets).items()})
+        out = OneSample(self.schema)
+        survey, texts = self._read([index], out)
         for field in self._fields:
             if field.decode is not None:
-                sample[field.name] = self._decoded(survey, 0, field, partial(decoded, field, sample[field.name]))
-        return sample
+                out[field.name] = [self._decoded(survey, field, partial(decoded, field, texts[field.name][0]))]
+        return out.sample()
 
     @property
     def read_batch_into(self) -> Callable[[Any, Any], None] | None:
@@ -388,8 +352,7 @@ class TFRecordDataset:
         survey, texts = self._read([index], SingleRow(out))
         for field in self._fields:
             if field.decode is not None:
-                (data,) = texts[field.name]
-                self._decoded(survey, 0, field, partial(decode_into, field, data, out))
+                self._decoded(survey, field, partial(decode_into, field, texts[field.name][0], out))
 
     def _read_batch_into(self, indices: Any, out: Any) -> None:
         self._read(indices, out)
@@ -441,26 +404,24 @@ class TFRecordDataset:
     def _error(self, survey: Survey) -> Exception:
         return error_of(survey.problem or (), self._fields, self.paths, self._file_nbytes, self._num_records)
 
-    def _decoded(self, survey: Survey, row: int, field: RecordField, decode: Callable[[], Any]) -> Any:
+    def _decoded(self, survey: Survey, field: RecordField, decode: Callable[[], Any]) -> Any:
         try:
             return decode()
         except (ImportError, MemoryError):  # the record is not at fault
             raise
         except Exception as error:  # of a library or of the user's own decoder
-            index, file, start = survey.place(row)
-            raise ShardCorrupt(
-                f"{self.paths[file]}: record {index}, which starts at byte {start}: field {field.name!r}: {error}"
-            ) from error
+            raise ShardCorrupt(f"{self._where(survey, 0)}: field {field.name!r}: {error}") from error
 
     def _str(self, text: bytes, survey: Survey, row: int, name: str) -> str:
         try:
             return text.decode()
         except UnicodeDecodeError as error:
-            index, file, start = survey.place(row)
-            raise SampleError(
-                f"{self.paths[file]}: record {index}, which starts at byte {start}: field {name!r} needs UTF-8, as its type is "
-                f"str: {error}; give the schema bytes instead"
-            ) from error
+            where = f"{self._where(survey, row)}: field {name!r}"
+            raise SampleError(f"{where} needs UTF-8, as its type is str: {error}; give the schema bytes instead") from error
+
+    def _where(self, survey: Survey, row: int) -> str:
+        index, file, start = survey.place(row)
+        return f"{self.paths[file]}: record {index}, which starts at byte {start}"
 
 
 def _memory_of(rows: Any) -> Any:

@@ -7,8 +7,8 @@ process that was not forked after it, and CPU time.
 A file that is replaced or removed stays whole in its mapping. One that is written over or cut off is noticed, before and after each
 batch; what remains is a file cut off between the two, whose reader the system kills (SIGBUS), as with any mapping.
 
-Offsets are taken from our own file beside the shard (`<name>.shmload-index`), else from a tfindex file that agrees with the shard's
-size, else from a walk, whose result is then written beside the shard if the folder allows.
+Offsets are taken from our own file beside the shard (`<name>.shmload-index`), else from a walk, whose result is then written there
+if the folder allows.
 
     our index: "SHMLOAD TFRECORD INDEX 1\n" | json of name, size, mtime_ns, crc32c of the offsets "\n" | int64 offsets
 
@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
 import os
-import tempfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -35,17 +33,16 @@ from shmload._core.mapped_file import MappedFile
 from shmload._core.record_writer import BYTES, FLOATS, INTS, RecordBuffer
 from shmload._core.records import record_starts
 from shmload.errors import ShardCorrupt
+from shmload.formats.paths import inflated, make_half, write_whole
 
 MAGIC = b"SHMLOAD TFRECORD INDEX 1\n"
 SUFFIX = ".shmload-index"
-FOREIGN_SUFFIXES = (".tfindex", ".index", ".idx")
+FOREIGN_SUFFIXES = (".tfindex", ".index", ".idx")  # of indexes that other programs keep beside files
 COMPRESSIONS = ("auto", "none", "gzip", "zlib")
 CHANGED = "the file was changed while it was in use; it had {was} bytes when it was opened: make the dataset anew"
 OVERHEAD = 16  # bytes of a record beside its data
-_STEP = 1 << 20  # bytes inflated at a time
 
 Offsets = NDArray[np.int64]
-log = logging.getLogger("shmload")
 
 
 class RecordFile:
@@ -69,20 +66,21 @@ class RecordFile:
         self._identity = {"name": Path(path).name, "size": self.nbytes, "mtime_ns": mtime_ns}
         kind = compression if compression != "auto" else _compression_of(bytes(self.data[:12]))
         if kind != "none":
-            self.data, self.state = _inflated(path, self.data, kind, max_inflated_bytes), None
+            try:
+                self.data = inflated(self.data, kind, max_inflated_bytes, "; raise max_inflated_bytes if that is right")
+            except ValueError as error:
+                raise ShardCorrupt(f"{path}: {error}") from error
+            self.state = None
             self._check()
 
     def offsets(self) -> Offsets:
-        """Where records begin: from a file beside this one, or by a walk."""
-        if self.state is None:
-            return self._walked()
-        found = self._own()
-        if found is None:
-            found = self._foreign()
+        """Where records begin: from the index beside this file, or by a walk."""
+        found = None if self.state is None else self._own()
         if found is None:
             found = self._walked()
-            self._check()
-            write_index(self.path, self._identity, found)
+            if self.state is not None:
+                self._check()
+                write_index(self.path, self._identity, found)
         return found
 
     def _check(self) -> None:
@@ -123,44 +121,12 @@ class RecordFile:
             return False  # what lies within the file can be subtracted: it does not wrap
         return bool(np.all(np.diff(offsets) >= OVERHEAD))
 
-    def _foreign(self) -> Offsets | None:
-        for suffix in FOREIGN_SUFFIXES:
-            for path in (Path(self.path + suffix), Path(self.path).with_suffix(suffix)):
-                if (found := self._of_tfindex(path)) is not None:
-                    return found
-        return None
 
-    def _of_tfindex(self, path: Path) -> Offsets | None:
-        """Offsets of a text of lines "start length", if they lie end to end from 0 to the end of the file."""
-        try:
-            numbers = np.array(path.read_bytes().split(), np.int64)
-        except (OSError, ValueError, OverflowError):
-            return None
-        if len(numbers) % 2 or len(numbers) == 0:
-            return None
-        offsets = np.concatenate([numbers[::2], [self.nbytes]])
-        if not self._lie_end_to_end(offsets) or not np.array_equal(np.diff(offsets), numbers[1::2]):
-            log.warning("%s does not fit %s: its records are looked for anew", path, self.path)
-            return None
-        return offsets
-
-
-def write_index(path: str, identity: dict[str, Any], offsets: Offsets) -> bool:
-    """Writes the index beside a file, whole or not at all; answers whether the folder allowed it."""
+def write_index(path: str, identity: dict[str, Any], offsets: Offsets) -> None:
+    """Writes the index beside a file, if its folder allows it."""
     body = offsets.tobytes()
     head = json.dumps({**identity, "crc32c": crc32c(body)}).encode()
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=".shmload-", dir=os.path.dirname(path) or ".")
-    except OSError:
-        return False
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(MAGIC + head + b"\n" + body)
-        os.replace(name, path + SUFFIX)
-    except OSError:
-        os.unlink(name)
-        return False
-    return True
+    write_whole(path + SUFFIX, MAGIC + head + b"\n" + body)
 
 
 def _compression_of(head: bytes) -> str:
@@ -172,35 +138,6 @@ def _compression_of(head: bytes) -> str:
     if len(head) >= 2 and head[0] == 0x78 and (head[0] << 8 | head[1]) % 31 == 0:
         return "zlib"
     return "none"
-
-
-def _inflated(path: str, data: Any, kind: str, max_inflated_bytes: int) -> bytes:
-    """The whole stream; members of gzip may follow each other."""
-    parts: list[bytes] = []
-    total = at = 0
-    pending: Any = b""
-    try:
-        while len(pending) or at < len(data) or not parts:
-            stream = zlib.decompressobj(31 if kind == "gzip" else 15)
-            while not stream.eof:
-                if not len(pending):
-                    pending = data[at : at + _STEP]
-                    at += len(pending)
-                is_over = not len(pending)
-                part = stream.decompress(pending, _STEP)
-                pending = stream.unconsumed_tail
-                if is_over and not part and not stream.eof:
-                    raise ShardCorrupt(f"{path}: the {kind} stream is truncated: it does not end with its {len(data)} bytes")
-                total += len(part)
-                if total > max_inflated_bytes:
-                    raise ShardCorrupt(
-                        f"{path}: inflates to more than {max_inflated_bytes} bytes; raise max_inflated_bytes if that is right"
-                    )
-                parts.append(part)
-            pending = stream.unused_data
-    except zlib.error as error:
-        raise ShardCorrupt(f"{path}: the {kind} stream is corrupted after {total} inflated bytes: {error}") from error
-    return b"".join(parts)
 
 
 _FULL = 1 << 20  # bytes of records written to the file at a time
@@ -246,15 +183,15 @@ class TFRecordWriter:
         self._compression = compression
         self._buffer = RecordBuffer()
         self._file: Any = os.fdopen(self._created(), "wb", buffering=0)
-        self._deflate = zlib.compressobj() if compression == "zlib" else None
         self._sink: Any = self._whole(self._file)
         if compression == "gzip":
             self._sink = gzip.GzipFile("", "wb", fileobj=self._sink, mtime=0)
+        elif compression:
+            self._sink = _Deflated(self._sink)
 
     def _created(self) -> int:
         """A descriptor of the file that is written."""
-        descriptor, self._name = tempfile.mkstemp(prefix=".shmload-", dir=os.path.dirname(self.path) or ".")
-        os.fchmod(descriptor, 0o666 & ~_umask())
+        descriptor, self._name = make_half(self.path)
         return descriptor
 
     def _whole(self, file: Any) -> Any:
@@ -310,7 +247,7 @@ class TFRecordWriter:
         if self._starts is not None:
             self._starts.append(self._starts[-1] + nbytes)
         if self._buffer.nbytes >= _FULL:
-            self._flush()
+            self._buffer.write_to(self._sink)
 
     def _values(self, name: str, value: Any) -> tuple[int, list[Any]]:
         """The kind of a field's list and the buffers of its values."""
@@ -336,21 +273,13 @@ class TFRecordWriter:
             "bytes; name it in raw= to write its memory"
         )
 
-    def _flush(self) -> None:
-        if self._deflate is not None:
-            self._buffer.write_to(_Deflated(self._deflate, self._sink))
-        else:
-            self._buffer.write_to(self._sink)
-
     def close(self) -> None:
         """Writes what is left and gives the file its name."""
         if self._file is None:
             return
         try:
-            self._flush()
-            if self._deflate is not None:
-                self._sink.write(self._deflate.flush())
-            if self._compression == "gzip":
+            self._buffer.write_to(self._sink)
+            if self._compression:
                 self._sink.close()
             status = os.fstat(self._file.fileno())
             self._published()
@@ -399,14 +328,11 @@ class _Whole:
 class _Deflated:
     """A file that is written through zlib."""
 
-    def __init__(self, deflate: Any, sink: Any) -> None:
-        self._deflate, self._sink = deflate, sink
+    def __init__(self, sink: Any) -> None:
+        self._deflate, self._sink = zlib.compressobj(), sink
 
     def write(self, data: Any) -> None:
         self._sink.write(self._deflate.compress(data))
 
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    def close(self) -> None:
+        self._sink.write(self._deflate.flush())

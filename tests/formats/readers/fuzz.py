@@ -21,9 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.numpy import save_file
 
+from shmload.batch.collate import OneSample
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats import HDF5Dataset, ParquetDataset, SafetensorsDataset
-from shmload.formats.readers.columns import NoField, OneSample
+from shmload.formats.readers.columns import NoField
 
 FUZZED = (".parquet", ".safetensors")
 READERS = {".parquet": ParquetDataset, ".safetensors": SafetensorsDataset, ".h5": HDF5Dataset}

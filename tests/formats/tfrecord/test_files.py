@@ -16,9 +16,10 @@ import pytest
 from shmload import ShardCorrupt
 from shmload._core.mapped_file import MappedFile
 from shmload.formats import TFRecordDataset, TFRecordWriter
+from shmload.formats.tfrecord.files import write_index
 
 HERE = Path(__file__).parent
-WRAPPING = f"0 {2**63 - 1} {2**63 - 1} {2**63 - 1} -2 {2 + 264}"  # each ends where the next begins, modulo 2**64
+WRAPPING = [0, 2**63 - 1, -2]  # each ends where the next begins, modulo 2**64
 WHOLE = [b"record %d" % i * (i + 1) for i in range(6)]
 
 
@@ -115,25 +116,24 @@ def test_a_damaged_index_is_made_anew(path):
         assert whole == index.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["a.tfindex", "a.index", "a.idx", "a.tfrecord.idx"])
-def test_a_foreign_index_is_read_under_all_its_names(path, name):
-    ends = np.cumsum([16 + len(record) for record in WHOLE])
-    lines = [f"{end - 16 - len(record)} {16 + len(record)}\n" for end, record in zip(ends, WHOLE, strict=True)]
-    (path.parent / name).write_text("".join(lines))
-    assert records_of(path) == WHOLE
-    assert not Path(f"{path}.shmload-index").exists()
+def indexed(path: Path, starts: list[int]) -> None:
+    """An index of this file as it is, which says that records begin there."""
+    status = path.stat()
+    identity = {"name": path.name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    write_index(str(path), identity, np.array([*starts, status.st_size], np.int64))
 
 
-@pytest.mark.parametrize("text", ["", "0", "0 x", "0 10\n", "1 5", "0 99999999999999999999", "0 -5 -5 5", WRAPPING])
-def test_a_foreign_index_that_does_not_fit_is_left_aside(path, text):
-    path.with_suffix(".tfindex").write_text(text)
+@pytest.mark.parametrize("starts", [[], [1], [0, 10], [0, 1 << 40], [0, -5, 0], WRAPPING])
+def test_an_index_that_does_not_lie_in_its_file_is_made_anew(path, starts):
     assert records_of(path) == WHOLE
-    assert Path(f"{path}.shmload-index").exists()
+    sound = Path(f"{path}.shmload-index").read_bytes()
+    indexed(path, starts)
+    assert records_of(path) == WHOLE
+    assert sound == Path(f"{path}.shmload-index").read_bytes()
 
 
 def test_an_index_that_points_elsewhere_gives_no_wrong_record(path):
-    size = path.stat().st_size
-    path.with_suffix(".idx").write_text(f"0 20 20 {size - 20}")
+    indexed(path, [0, 20])
     dataset = TFRecordDataset(path)
     with pytest.raises(ShardCorrupt, match="record 1, which starts at byte 20: corrupted: the checksum of the record's length"):
         dataset[1]
@@ -150,7 +150,6 @@ def test_the_package_tfrecords_files_are_read(tmp_path):
     for i in range(5):
         sample = {name: getattr(value, "tolist", lambda v=value: v)() for name, value in dataset[i].items()}
         assert {"floats": [i + 0.5, -i, 3.25], "ints": [-i, 300 * i], "ragged": [*range(i)], "text": f"text {i}"} == sample
-    assert not (tmp_path / "plain.tfrecord.shmload-index").exists()  # its tfindex was taken
     schema = {"frames": ("float32", (None, 2)), "label": "int64"}
     sequences = TFRecordDataset(tmp_path / "sequence.tfrecord", schema, records="sequence")
     assert [[[t, i] for t in range(i)] for i in range(4)] == [s["frames"].tolist() for s in sequences]

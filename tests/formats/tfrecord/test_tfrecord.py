@@ -234,17 +234,6 @@ def test_an_index_is_kept_and_a_stale_one_made_anew(written):
     assert len(TFRecordDataset(written)) == 1
 
 
-def test_a_tfindex_file_is_read_if_it_fits(tmp_path):
-    path = tmp_path / "x.tfrecord"
-    path.write_bytes(framed(b"one") + framed(b"two"))
-    (tmp_path / "x.tfindex").write_text("0 19\n19 19\n")
-    assert TFRecordDataset(path)[-1]["bytes"] == b"two"
-    assert not Path(f"{path}.shmload-index").exists()
-    (tmp_path / "x.tfindex").write_text("0 19\n19 20\n")
-    assert len(TFRecordDataset(path)) == 2
-    assert Path(f"{path}.shmload-index").exists()
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

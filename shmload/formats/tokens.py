@@ -22,13 +22,13 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload._core.tokens import WindowReader, by_window, check_offsets, cross, cut, document_offsets, pack
+from shmload._core.tokens import WindowReader, by_window, check_offsets, cross, cut, document_offsets
+from shmload._core.tokens import pack as _pack
 from shmload.batch.rows import place_of
 from shmload.errors import ShardCorrupt
 from shmload.formats.arrays import HeldArrays
@@ -69,10 +69,8 @@ def read_index(path: str | os.PathLike[str]) -> MegatronIndex:
                 f"{path}, offset 18: {num_sequences} sequences and {num_boundaries} boundaries need {needed} bytes, or "
                 f"{needed + num_sequences} with modes; there are {nbytes}"
             )
-        lengths, pointers, boundaries = (
-            _column(file, dtype, count)
-            for dtype, count in (("<i4", num_sequences), ("<i8", num_sequences), ("<i8", num_boundaries))
-        )
+        columns = (("<i4", num_sequences), ("<i8", num_sequences), ("<i8", num_boundaries))
+        lengths, pointers, boundaries = (np.frombuffer(file.read(int(kind[2]) * count), kind) for kind, count in columns)
     # starts: the tokens before each sequence and, last, all of them
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     wrong = np.flatnonzero((lengths < 0) | (pointers != starts[:-1] * np.dtype(_DTYPES[code]).itemsize))
@@ -89,37 +87,6 @@ def read_index(path: str | os.PathLike[str]) -> MegatronIndex:
             f"{num_sequences} sequences"
         )
     return MegatronIndex(_DTYPES[code], starts[boundaries])
-
-
-def _column(file: Any, dtype: str, count: int) -> NDArray[Any]:
-    return np.frombuffer(file.read(count * np.dtype(dtype).itemsize), dtype)
-
-
-Plan = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]
-
-
-class Windows(Enum):
-    """What a window may hold."""
-
-    FLAT = "tokens as they lie"
-    DOCUMENT = "one document"
-    CROSSED = "tokens as they lie, and which document each is of"
-    PACKED = "whole documents"
-
-
-def planned(windows: Windows, offsets: NDArray[np.int64], window: int, stride: int, seed: int | None, block: int) -> Plan:
-    """The plan of windows that follow documents."""
-    if windows is Windows.CROSSED:
-        return cross(offsets, window, stride)
-    count = len(offsets) - 1
-    order = np.arange(count)
-    if seed is not None and count:
-        order = np.asarray(Permutation(count, seed=seed).take(order), np.int64)
-    starts, lengths = cut(offsets, order, window, stride)
-    if windows is Windows.DOCUMENT:
-        return np.arange(1, len(starts) + 1), starts, lengths
-    window_of, num_windows = pack(lengths, window, block)
-    return by_window(window_of, num_windows, starts, lengths)
 
 
 def checked_offsets(index: Any, num_tokens: int, source: str = "") -> NDArray[np.int64]:
@@ -204,9 +171,8 @@ class TokenDataset:
     ) -> None:
         stride = window if stride is None else stride
         has_documents = separator is not None or document_index is not None
-        windows = Windows.PACKED if pack else Windows.CROSSED if cross_documents else Windows.DOCUMENT
-        self._windows = windows if has_documents else Windows.FLAT
         _check(locals())
+        self._has_segments = has_documents and (pack or cross_documents)
         source = ""
         if isinstance(document_index, (str, os.PathLike)) and os.fspath(document_index).endswith(".idx"):
             source = os.fspath(document_index)
@@ -221,7 +187,16 @@ class TokenDataset:
             offsets = (
                 document_offsets(flat, separator) if separator is not None else checked_offsets(document_index, len(flat), source)
             )
-            plan = planned(self._windows, offsets, window, stride, seed, block)
+            if cross_documents:
+                plan = cross(offsets, window, stride)
+            else:
+                order = np.arange(len(offsets) - 1)
+                if seed is not None and len(order):
+                    order = np.asarray(Permutation(len(order), seed=seed).take(order), np.int64)
+                starts, lengths = cut(offsets, order, window, stride)
+                plan = np.arange(1, len(starts) + 1), starts, lengths
+                if pack:
+                    plan = by_window(*_pack(lengths, window, block), starts, lengths)
             self._held.add(dict(zip(("ends", "starts", "lengths"), plan, strict=True)))
         self._bind()
 
@@ -252,10 +227,6 @@ class TokenDataset:
         self.schema = {name: (dtype, (self.window,)) for name, dtype in fields.items()}
 
     @property
-    def _has_segments(self) -> bool:
-        return self._windows in (Windows.PACKED, Windows.CROSSED)
-
-    @property
     def density(self) -> float:
         """The share of the windows' places that hold tokens, 0 to 1; the rest is padding."""
         lengths = self._held.arrays.get("lengths")
@@ -282,14 +253,8 @@ class TokenDataset:
         address, nbytes = place_of("tokens", out["tokens"])
         segments = positions = 0
         if self._has_segments:
-            segments, positions = (self._place(name, out[name], len(indices)) for name in ("segment_ids", "position_ids"))
+            segments, positions = (_place(name, out[name], len(indices) * self.window) for name in ("segment_ids", "position_ids"))
         self._reader.into(address, segments, positions, nbytes, np.ascontiguousarray(indices, np.int64))
-
-    def _place(self, name: str, rows: Any, count: int) -> int:
-        address, nbytes = place_of(name, rows)
-        if nbytes != count * self.window * 4:
-            raise ValueError(f"field {name!r}: {count} windows of {self.window} int32; got {nbytes} bytes")
-        return address
 
     def __getstate__(self) -> dict[str, Any]:
         self._held.share()
@@ -310,6 +275,13 @@ class TokenDataset:
         return f"<{type(self).__name__} of {len(self)} windows of {self.window} tokens, density {self.density:.4f}>"
 
 
+def _place(name: str, rows: Any, count: int) -> int:
+    address, nbytes = place_of(name, rows)
+    if nbytes != count * 4:
+        raise ValueError(f"field {name!r}: {count} int32 are written; got room of {nbytes} bytes")
+    return address
+
+
 def _check(given: Mapping[str, Any]) -> None:
     """Whether the arguments of a dataset fit each other."""
     window, stride, block = given["window"], given["stride"], given["block"]
@@ -321,12 +293,12 @@ def _check(given: Mapping[str, Any]) -> None:
     if not -(1 << bits - 1) <= given["pad"] < 1 << bits - 1:
         raise ValueError(f"pad is a token of {given['out_dtype']}; got {given['pad']}")
     if given["separator"] is not None and given["document_index"] is not None:
-        raise ValueError("documents are told by a separator or by a document_index; both were given")
+        raise ValueError("documents are divided by a separator or by a document_index; both were given")
     has_documents, crosses = given["has_documents"], given["cross_documents"]
     if given["pack"] and (not has_documents or stride != window):
         raise ValueError("pack=True puts whole documents into windows: give separator= or document_index=, and no stride")
     if crosses and (not has_documents or given["pack"]):
-        raise ValueError("cross_documents=True tells a window's documents apart: give separator= or document_index=, and no pack")
+        raise ValueError("cross_documents=True numbers a window's documents: give separator= or document_index=, and no pack")
     if has_documents and not crosses and stride > window:
         raise ValueError(f"windows of {window} tokens cover documents at strides up to {window}; got {stride}")
 

@@ -262,15 +262,12 @@ class Columns:
 class MappedColumn:
     """Rows that lie in memory, or in a file that is mapped: copied without the GIL."""
 
-    def __init__(self, array: TypedArray) -> None:
+    def __init__(self, name: str, array: TypedArray) -> None:
         self.spec = array.spec
-        self._array = array
-        self._rows: dict[str, ArrayRows] = {}
+        self._rows = ArrayRows({name: array})
 
     def read(self, name: str, rows: Indices, out: Any) -> None:
-        if name not in self._rows:
-            self._rows[name] = ArrayRows({name: self._array})
-        self._rows[name].read_batch_into(rows, out)
+        self._rows.read_batch_into(rows, out)
 
 
 class Blocks:
@@ -287,6 +284,7 @@ class Blocks:
         self.rows_per_block = rows_per_block
         self._load = load
         self._cache = cache
+        self.capacity_bytes = cache.capacity_bytes
 
     def of(self, rows: Indices) -> Iterator[tuple[Any, Any, Any]]:
         """(places in the batch, block, rows within it), block by block."""
@@ -296,11 +294,6 @@ class Blocks:
         for places in np.split(order, cuts) if len(rows) else ():
             block = int(number[places[0]])
             yield places, self.block(block), rows[places] - block * self.rows_per_block
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Of all blocks that are kept."""
-        return self._cache.capacity_bytes
 
     def block(self, number: int) -> Any:
         """One block, decoded."""
@@ -340,47 +333,34 @@ class FixedColumn:
             for places, block, local in self._blocks.of(rows):
                 target[places] = block[local]
             return
-        blocks = [self._native(number) for number in numbers.tolist()]
-        begins = np.array([block.__array_interface__["data"][0] for block in blocks], np.int64)
+        begins = np.empty(len(numbers), np.int64)
+        blocks = [self._blocks.block(number) for number in numbers.tolist()]
+        for number, block in enumerate(blocks):  # whose rows are copied from where they are believed to lie
+            if block.dtype != self._dtype or block.shape[1:] != self._shape or not block.flags.c_contiguous:
+                raise ShardCorrupt(f"{self._blocks.where}: has a block of {block.dtype} {block.shape}, not {self.spec}")
+            begins[number] = block.__array_interface__["data"][0]
         addresses = begins[place] + rows % per_block * self._row_nbytes
         gather_rows(addresses, self._row_nbytes, target.reshape(-1).view(np.uint8))
 
-    def _native(self, number: int) -> Any:
-        """A block whose rows may be copied from: laid out as is believed of it."""
-        block = self._blocks.block(number)
-        if block.dtype != self._dtype or block.shape[1:] != self._shape or not block.flags.c_contiguous:
-            raise ShardCorrupt(f"{self._blocks.where}: has a block of {block.dtype} {block.shape}, not {self.spec}")
-        return block
 
+class ListedColumn:
+    """Rows that are decoded as a list: str, bytes, or arrays of different lengths."""
 
-class RaggedColumn:
-    """Rows that are arrays of different lengths."""
-
-    def __init__(self, blocks: Blocks, dtype: np.dtype[Any]) -> None:
-        self.spec = (dtype.name, (None,))
+    def __init__(self, blocks: Blocks, spec: Any) -> None:
+        self.spec = spec
         self._blocks = blocks
 
     def read(self, name: str, rows: Indices, out: Any) -> None:
-        found = _values(self._blocks, rows)
+        found: list[Any] = [None] * len(rows)
+        for places, block, local in self._blocks.of(rows):
+            for place, row in zip(places.tolist(), local.tolist(), strict=True):
+                found[place] = block[row]
+        if self.spec in (str, bytes):
+            out[name] = found
+            return
         values = out.reserve(name, [len(value) for value in found])
         if len(values):
             np.concatenate(found, out=values)
-
-
-class TextColumn:
-    """Rows of str or bytes."""
-
-    def __init__(self, blocks: Blocks, kind: type) -> None:
-        self.spec = kind
-        self._blocks = blocks
-
-    def read(self, name: str, rows: Indices, out: Any) -> None:
-        out[name] = _values(self._blocks, rows)
-
-
-def rows_in_blocks(row_nbytes: int) -> int:
-    """Rows of a block where a file is not divided."""
-    return max(BLOCK_NBYTES // max(row_nbytes, 1), 1)
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
@@ -398,16 +378,9 @@ def one_length(lengths: Mapping[str, int], where: str) -> int:
     if not lengths:
         raise NoField(f"{where}: has no array with rows to be a field")
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+        found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
         raise NoField(
-            f"{where}: the fields of a dataset have one row for each sample; these have {told}. Name those of one length in fields="
+            f"{where}: the fields of a dataset have one row for each sample; these have {found}. Name those of one length in "
+            "fields="
         )
     return next(iter(lengths.values()))
-
-
-def _values(blocks: Blocks, rows: Indices) -> list[Any]:
-    found: list[Any] = [None] * len(rows)
-    for places, block, local in blocks.of(rows):
-        for place, row in zip(places.tolist(), local.tolist(), strict=True):
-            found[place] = block[row]
-    return found

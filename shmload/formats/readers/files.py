@@ -25,6 +25,7 @@ from shmload.batch.rows import TypedArray, typed_array
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import check_local
 from shmload.formats.readers.columns import (
+    BLOCK_NBYTES,
     ArrayTreeDataset,
     BlockCache,
     Blocks,
@@ -32,15 +33,13 @@ from shmload.formats.readers.columns import (
     ColumnDataset,
     Columns,
     FixedColumn,
+    ListedColumn,
     MappedColumn,
     NoField,
     Opened,
-    RaggedColumn,
-    TextColumn,
     library,
     native,
     one_length,
-    rows_in_blocks,
 )
 
 
@@ -90,7 +89,7 @@ class ZarrDataset(ArrayTreeDataset):
         where = f"{self.path}, {array.path or '/'!r}"
         rows = (getattr(array, "shards", None) or array.chunks)[0]
         if array.dtype.kind in "TOU" and len(array.shape) == 1:
-            return TextColumn(Blocks(where, array.shape[0], rows, lambda a, b: [str(v) for v in array[a:b]], cache), str)
+            return ListedColumn(Blocks(where, array.shape[0], rows, lambda a, b: [str(v) for v in array[a:b]], cache), str)
         dtype = native(array.dtype)
         if dtype is None:
             raise NoField(
@@ -101,24 +100,14 @@ class ZarrDataset(ArrayTreeDataset):
         return FixedColumn(Blocks(where, array.shape[0], rows, lambda a, b: array[a:b], cache), dtype, array.shape[1:])
 
 
-DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
+_NUMBERS = [f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)]
+DTYPES = {name[0].upper() + name.lstrip("intufloa"): name for name in _NUMBERS if name in ELEMENT_TYPES} | {
     "BF16": "bfloat16",
+    "BOOL": "bool",
+    "C64": "complex64",
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
     "F8_E8M0": "float8_e8m0fnu",
-    "C64": "complex64",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
 }
 
 
@@ -154,7 +143,7 @@ class SafetensorsDataset(ColumnDataset):
             raise NoField(f"{self.path}: {single} have no axis to count samples: name the other tensors in fields=")
         num_rows = one_length({name: places[name]["shape"][0] for name in names}, self.path)
         data = np.memmap(self.path, np.uint8, "r").view(np.ndarray)
-        return Columns(num_rows, {name: MappedColumn(self._array(data, begin, name, places[name])) for name in names})
+        return Columns(num_rows, {name: MappedColumn(name, self._array(data, begin, name, places[name])) for name in names})
 
     def _array(self, data: Any, begin: int, name: str, place: dict[str, Any]) -> TypedArray:
         element = ELEMENT_TYPES.get(DTYPES.get(place["dtype"], ""))
@@ -216,18 +205,16 @@ class HDF5Dataset(ArrayTreeDataset):
         h5py = library("h5py", "hdf5")
         os.stat(self.path)  # whose error names the file
         try:
-            return self._columns_of(h5py.File(self.path, "r"), h5py)
+            file = h5py.File(self.path, "r")
+            fields = self._fields if self._fields is not None else _all_of(file, h5py)
+            datasets = {name: self._dataset(file, place, h5py) for name, place in fields.items()}
+            num_rows = one_length({name: dataset.shape[0] for name, dataset in datasets.items()}, self.path)
+            cache = BlockCache(self._cache_bytes)
+            return Columns(num_rows, {name: self._column(name, d, cache, h5py) for name, d in datasets.items()})
         except (NoField, ShardCorrupt):
             raise
         except Exception as error:  # a damaged tree fails in many ways, at any step through it
             raise ShardCorrupt(f"{self.path}: {type(error).__name__}: {error}") from error
-
-    def _columns_of(self, file: Any, h5py: Any) -> Columns:
-        fields = self._fields if self._fields is not None else _all_of(file, h5py)
-        datasets = {name: self._dataset(file, place, h5py) for name, place in fields.items()}
-        num_rows = one_length({name: dataset.shape[0] for name, dataset in datasets.items()}, self.path)
-        cache = BlockCache(self._cache_bytes)
-        return Columns(num_rows, {name: self._column(name, d, cache, h5py) for name, d in datasets.items()})
 
     def _dataset(self, file: Any, place: str, h5py: Any) -> Any:
         found = file.get(place)
@@ -241,13 +228,13 @@ class HDF5Dataset(ArrayTreeDataset):
         rows = dataset.chunks[0] if dataset.chunks else 0
 
         def blocks(load: Any, row_nbytes: int) -> Blocks:
-            return Blocks(where, length, rows or rows_in_blocks(row_nbytes), load, cache)
+            return Blocks(where, length, rows or max(BLOCK_NBYTES // max(row_nbytes, 1), 1), load, cache)
 
         string, ragged = h5py.check_string_dtype(dataset.dtype), h5py.check_vlen_dtype(dataset.dtype)
         if string is not None and len(dataset.shape) == 1:
             if string.encoding == "utf-8":
-                return TextColumn(blocks(lambda a, b: dataset.asstr()[a:b].tolist(), 64), str)
-            return TextColumn(blocks(lambda a, b: [bytes(value) for value in dataset[a:b]], 64), bytes)
+                return ListedColumn(blocks(lambda a, b: dataset.asstr()[a:b].tolist(), 64), str)
+            return ListedColumn(blocks(lambda a, b: [bytes(value) for value in dataset[a:b]], 64), bytes)
         dtype = native(ragged or dataset.dtype)
         if dtype is None or (ragged and len(dataset.shape) > 1):
             raise NoField(
@@ -256,14 +243,16 @@ class HDF5Dataset(ArrayTreeDataset):
                 "runs of numbers; name the others in fields="
             )
         if ragged:
-            return RaggedColumn(blocks(lambda a, b: [value.astype(dtype, copy=False) for value in dataset[a:b]], 1024), dtype)
+            return ListedColumn(
+                blocks(lambda a, b: [value.astype(dtype, copy=False) for value in dataset[a:b]], 1024), (dtype.name, (None,))
+            )
         offset = _offset_of(dataset, h5py)
         if offset is not None:
             end = os.path.getsize(self.path)
             if not 0 <= offset <= end - dataset.nbytes:
                 raise ShardCorrupt(f"{where}, offset {offset}: {dataset.nbytes} bytes of it do not lie within the file's {end}")
             mapped = np.memmap(self.path, dataset.dtype, "r", offset, dataset.shape)
-            return MappedColumn(typed_array(name, mapped.view(np.ndarray)))
+            return MappedColumn(name, typed_array(name, mapped.view(np.ndarray)))
         row_nbytes = dataset.nbytes // max(length, 1)
         return FixedColumn(blocks(lambda a, b: dataset[a:b], row_nbytes), dtype, dataset.shape[1:])
 

@@ -167,7 +167,7 @@ def test_a_plan_travels_in_shared_memory() -> None:
         ({"out_dtype": "int32"}, TypeError, "tokens of int64 do not all fit int32"),
         ({"document_index": np.array([0, 5, 4])}, ValueError, "document offset 2 is 4: offsets ascend"),
         ({"document_index": np.array([0, 99])}, ValueError, "document offset 1 is 99"),
-        ({"cross_documents": True}, ValueError, "tells a window's documents apart: give separator="),
+        ({"cross_documents": True}, ValueError, "numbers a window's documents: give separator="),
         ({"cross_documents": True, "pack": True, "separator": 1}, ValueError, "and no pack"),
         ({"pad": 1 << 31, "out_dtype": "int32"}, ValueError, "pad is a token of int32; got 2147483648"),
         ({"document_index": np.array([0.5])}, ValueError, "one axis of integers"),

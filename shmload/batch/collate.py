@@ -18,6 +18,7 @@ Placing samples as rows of one batch in a slot.
 from __future__ import annotations
 
 import dataclasses
+import math
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +29,7 @@ import numpy as np
 
 from shmload._core.mapping import Mapping as Memory
 from shmload._core.rows import ArrayColumn, BoolColumn, FloatColumn, IntColumn, TensorColumn
-from shmload.batch.layout import Field, Layout, is_plain_tensor, of_any, of_numpy, of_torch, structure
+from shmload.batch.layout import NUMBERS, Field, Layout, array_over, is_plain_tensor, of_any, of_numpy, of_torch, structure
 from shmload.batch.ragged import ATOMS, Node, PackedBatch, Packer, Ragged, Rows, check_rows, is_record, ragged_node, stacked
 from shmload.errors import SampleError
 
@@ -91,11 +92,7 @@ class OneSample:
 
 def _empty(dtype: Any, shape: tuple[int, ...]) -> Any:
     element = of_any(dtype)
-    if element.numpy is not None:
-        return np.empty(shape, element.numpy)
-    import torch
-
-    return torch.empty(shape, dtype=getattr(torch, element.name))
+    return array_over(element, np.empty(math.prod(shape) * element.itemsize, np.uint8), shape)
 
 
 Put = Callable[[int, Any], bool]
@@ -107,7 +104,10 @@ class RowPlacer:
     def __init__(self, layout: Layout, memory: Memory, offset: int, nrows: int) -> None:
         self.layout = layout
         offsets, _ = layout.place(nrows)
-        self.rows = {f.name: _rows(f, memory, offset + at, nrows) for f, at in zip(layout.fields, offsets, strict=True)}
+        self.rows = {
+            f.name: array_over(f.element, memory, (nrows, *f.shape), offset + at, as_tensor=f.kind == "tensor")
+            for f, at in zip(layout.fields, offsets, strict=True)
+        }
         self._memory = memory
         columns = [
             _column(f, self.rows[f.name], memory, memory.address + offset + at)
@@ -117,7 +117,12 @@ class RowPlacer:
 
     def get(self, row: int) -> Any:
         """The sample that `put` wrote into a row, as objects like those it came from."""
-        return structure(self.layout.tree, [_value(f, self.rows[f.name], row) for f in self.layout.fields])
+        values = []
+        for field in self.layout.fields:
+            value = self.rows[field.name][row]
+            is_number = field.kind in _OF_NUMBERS
+            values.append(value.item() if is_number else value.clone() if field.kind == "tensor" else value.copy())
+        return structure(self.layout.tree, values)
 
     def out(self, row: int) -> RowOut:
         """Writable views of one row: `out["image"]` is an array, `out["label"] = 3` writes through."""
@@ -176,44 +181,17 @@ def private_rows(layout: Layout, nrows: int, tensors: list[Any] | None = None) -
     }
 
 
-def _rows(field: Field, memory: Memory, offset: int, nrows: int) -> Any:
-    """The field's rows as an array `(nrows, *shape)` over the slot: numpy's, or torch's for types numpy lacks."""
-    shape = (nrows, *field.shape)
-    if field.element.numpy is not None and field.kind != "tensor":
-        return np.ndarray(shape, field.element.numpy, memory, offset)  # type: ignore[arg-type]  # a buffer
-    import torch
-
-    count = nrows * field.row_nbytes // field.element.itemsize
-    dtype = getattr(torch, field.dtype)
-    if count == 0:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
+_OF_NUMBERS: dict[str, Any] = {"int": IntColumn, "float": FloatColumn, "bool": BoolColumn}
 
 
 def _column(field: Field, rows: Any, memory: Memory, address: int) -> Put:
-    if field.kind == "int":
-        return IntColumn(address, field.row_nbytes, memory).put
-    if field.kind == "float":
-        return FloatColumn(address, field.row_nbytes, memory).put
-    if field.kind == "bool":
-        return BoolColumn(address, field.row_nbytes, memory).put
+    if field.kind in _OF_NUMBERS:
+        return _OF_NUMBERS[field.kind](address, field.row_nbytes, memory).put
     if field.kind == "tensor":
         return TensorColumn(address, field.row_nbytes, memory, rows, is_plain_tensor).put
     if field.kind == "view":
-        return _refuse
+        return lambda row, value: False
     return ArrayColumn(address, field.row_nbytes, memory, rows, field.kind == "scalar").put
-
-
-def _value(field: Field, rows: Any, row: int) -> Any:
-    if field.kind in ("int", "float", "bool"):
-        return rows[row].item()
-    if field.kind == "tensor":
-        return rows[row].clone()
-    return rows[row].copy()
-
-
-def _refuse(row: int, value: Any) -> bool:
-    return False
 
 
 def _putter(tree: tuple[Any, ...], columns: list[Put]) -> Callable[[Any, int], bool]:
@@ -247,9 +225,6 @@ def _putter(tree: tuple[Any, ...], columns: list[Put]) -> Callable[[Any, int], b
         return True
 
     return put_sequence
-
-
-_NUMBERS = {float: "float64", int: "int64", bool: "bool"}
 
 
 class _UnusualError(Exception):
@@ -316,7 +291,7 @@ class _Columns:
         if kinds == {str} or kinds == {bytes}:
             return self._packer.text(values)
         if len(kinds) == 1:
-            if kind in _NUMBERS:
+            if kind in NUMBERS:
                 return self._numbers(values, name)
             if kind is np.ndarray or kind is np.memmap:
                 return self._arrays(values, name)
@@ -344,7 +319,7 @@ class _Columns:
 
     def _numbers(self, values: list[Any], name: str) -> Node:
         try:
-            return self._packer.tensor(np.array(values, _NUMBERS[type(values[0])]))
+            return self._packer.tensor(np.array(values, NUMBERS[type(values[0])]))
         except OverflowError:  # torch's collate raises it
             return self._list(values, name)
 

@@ -97,6 +97,9 @@ def c_strides(shape: Sequence[int], step: int = 1) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+NUMBERS: dict[type, str] = {float: "float64", int: "int64", bool: "bool"}  # the types of Python's, as torch collates them
+
+
 class NotFixedError(Exception):
     """A sample holds something without a fixed place: text, an unusual container, a type that no tensor has."""
 
@@ -255,12 +258,8 @@ def _trees_of(values: Any, name: str, fields: list[Field]) -> Iterator[tuple[Any
 
 def _leaf(value: Any, name: str) -> Field:
     kind = type(value)
-    if kind is float:
-        return Field(name, "float64", (), "float")
-    if kind is bool:
-        return Field(name, "bool", (), "bool")
-    if kind is int:
-        return Field(name, "int64", (), "int")
+    if kind in NUMBERS:
+        return Field(name, NUMBERS[kind], (), kind.__name__)
     if isinstance(value, np.ndarray):
         if kind is not np.ndarray and kind is not np.memmap:
             raise NotFixedError(kind)
@@ -289,6 +288,18 @@ def structure(tree: tuple[Any, ...], leaves: list[Any]) -> Any:
     if kind == "named":
         return tree[1](*parts)
     return parts if kind == "list" else tuple(parts)
+
+
+def array_over(element: ElementType, memory: Any, shape: tuple[int, ...], offset: int = 0, *, as_tensor: bool = False) -> Any:
+    """An array over some memory: numpy's, or torch's for types that numpy lacks or if asked for."""
+    if element.numpy is not None and not as_tensor:
+        return np.ndarray(shape, element.numpy, memory, offset)
+    import torch
+
+    dtype, count = getattr(torch, element.name), math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
 
 
 def is_plain_tensor(value: Any) -> bool:

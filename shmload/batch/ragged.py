@@ -55,7 +55,18 @@ from numpy.typing import NDArray
 from shmload._core.gather import gather_rows, gather_runs
 from shmload._core.rows import copy_from
 from shmload._core.text import BYTES, UTF8, TextColumn
-from shmload.batch.layout import ALIGNMENT, ELEMENT_TYPES, Field, Layout, aligned, c_strides, is_plain_tensor, of_numpy, of_torch
+from shmload.batch.layout import (
+    ALIGNMENT,
+    ELEMENT_TYPES,
+    Field,
+    Layout,
+    aligned,
+    array_over,
+    c_strides,
+    is_plain_tensor,
+    of_numpy,
+    of_torch,
+)
 from shmload.errors import SampleError
 
 
@@ -534,7 +545,7 @@ class RaggedRows:
             room[:end] = 0
         self._end = end
         self.fixed = {
-            f.name: _array(f, room[at : at + nrows * f.row_nbytes], (nrows, *f.shape))
+            f.name: array_over(f.element, room, (nrows, *f.shape), at)
             for f, at in zip(layout.fixed.fields, self._fixed_at.values(), strict=True)
         }
         self.text_runs: dict[str, TextRuns] = {}  # whole columns, in place of what `texts` has
@@ -670,7 +681,8 @@ class _Arena:
     def __init__(self, field: Field, room: Room, at: int, nbytes: int, *, zero_fill: bool) -> None:
         self._field = field
         self.at = at
-        self._values = _array(field, room[at : at + nbytes] if at >= 0 else np.empty(nbytes, np.uint8), (-1,))
+        memory = room[at : at + nbytes] if at >= 0 else np.empty(nbytes, np.uint8)
+        self._values = array_over(field.element, memory, (nbytes // field.element.itemsize,))
         self._has_one_dimension = len(field.shape) == 1
         self._zero_fill = zero_fill
         self._used = 0
@@ -729,7 +741,7 @@ class _Arena:
             return values
         nbytes = numel * self._field.element.itemsize
         self.spilt_nbytes += nbytes
-        return _array(self._field, (np.zeros if self._zero_fill else np.empty)(nbytes, np.uint8), (-1,))
+        return array_over(self._field.element, (np.zeros if self._zero_fill else np.empty)(nbytes, np.uint8), (numel,))
 
     def _shape(self, extents: Any) -> tuple[int, ...]:
         wanted = self._field.shape
@@ -741,14 +753,3 @@ class _Arena:
             )
         numbers = iter(given)
         return tuple(int(next(numbers)) if extent is None else extent for extent in wanted)
-
-
-def _array(field: Field, room: Room, shape: tuple[int, ...]) -> Any:
-    """An array of the field's dtype over some memory: numpy's, or torch's for types numpy lacks."""
-    if field.element.numpy is not None:
-        return room.view(field.element.numpy).reshape(shape)
-    if not len(room):
-        import torch
-
-        return torch.empty(tuple(max(n, 0) for n in shape), dtype=getattr(torch, field.dtype))
-    return over(room, field.dtype).reshape(shape)

@@ -22,7 +22,7 @@ Offsets are believed only after they were looked at: what lies outside a chunk's
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from threading import Lock
@@ -86,13 +86,7 @@ class ArrowColumn:
             return
         nbytes = self.element_nbytes * ((self.extents[0] or 0) if self.extents else 1)
         addresses = origins + self.chunks[chunk, 2] * self.element_nbytes + local * nbytes
-        if out.dtype == self.dtype:
-            gather_rows(addresses, nbytes, out.reshape(-1).view(np.uint8))
-            return
-        rows_read = np.empty(out.shape, self.dtype)
-        gather_rows(addresses, nbytes, rows_read.reshape(-1).view(np.uint8))
-        with np.errstate(all="ignore"):  # a float64 beyond float32 is inf, as torch has it
-            out[...] = rows_read
+        self._fill(out, lambda room: gather_rows(addresses, nbytes, room))
 
     def lengths(self, rows: Indices) -> tuple[Indices, Indices]:
         """Of ragged rows: (address, number of elements) of each."""
@@ -115,12 +109,17 @@ class ArrowColumn:
     def read_ragged(self, rows: Indices, out: Any) -> None:
         """Copies ragged rows to what `out.reserve` gives."""
         addresses, lengths = self.lengths(rows)
-        values = out.reserve(self.name, lengths.tolist())
-        read = values if values.dtype == self.dtype else np.empty(values.shape, self.dtype)
-        gather_runs(addresses, lengths * self.element_nbytes, read.view(np.uint8))
-        if read is not values:
-            with np.errstate(all="ignore"):
-                values[...] = read
+        self._fill(
+            out.reserve(self.name, lengths.tolist()), lambda room: gather_runs(addresses, lengths * self.element_nbytes, room)
+        )
+
+    def _fill(self, out: Any, gather: Callable[[Any], None]) -> None:
+        """Has values of the column gathered into `out`, which may be of another dtype."""
+        held = out if out.dtype == self.dtype else np.empty(out.shape, self.dtype)
+        gather(held.reshape(-1).view(np.uint8))
+        if held is not out:
+            with np.errstate(all="ignore"):  # a float64 beyond float32 is inf, as torch has it
+                out[...] = held
 
     def text(self, rows: Indices, *, strips_nul: bool) -> TextRuns:
         """Rows of text, to be copied from where they lie.

@@ -262,29 +262,30 @@ class TarColumn:
             self._read_fixed(members, out[self.name], decoded)
 
     def _read_fixed(self, members: Members, rows: Any, decoded: DecodeRow) -> None:
+        is_plain = isinstance(rows, np.ndarray) and rows.flags.c_contiguous
         row = 0
         while row < members.count:
-            if isinstance(rows, np.ndarray) and rows.flags.c_contiguous:
-                row = self._copy(members, rows, row)
-            if row < members.count:
+            if is_plain and self.way == "npy":
+                row = members.read_npy(rows, row, self.dtype.str.encode(), np.array(self.shape, np.int64))
+            elif is_plain and self.way == "int":
+                row = members.read_ints(rows, row, self.dtype.itemsize, self.dtype.kind == "i")
+            elif is_plain and self.way == "raw":
+                row = members.read_raw(rows, row)
+            if row < members.count:  # the native reader stopped at it
                 rows[row] = self.checked(decoded(row))
                 row += 1
-
-    def _copy(self, members: Members, rows: Any, row: int) -> int:
-        """Copies rows natively from `row` on; the first that it cannot."""
-        if self.way == "npy":
-            return members.read_npy(rows, row, self.dtype.str.encode(), np.array(self.shape, np.int64))
-        if self.way == "int":
-            return members.read_ints(rows, row, self.dtype.itemsize, self.dtype.kind == "i")
-        return members.read_raw(rows, row) if self.way == "raw" else row
 
     def _read_ragged(self, members: Members, out: Any, decoded: DecodeRow) -> None:
         count = members.count
         extents = np.empty((count, self.shape.count(None)), np.int64)
+        shape = np.array([-1 if n is None else n for n in self.shape], np.int64)
         by_hand: dict[int, Any] = {}
         row = 0
         while row < count:
-            row = self._measure(members, extents, row)
+            if self.way == "npy":
+                row = members.extents(extents, row, self.dtype.str.encode(), shape, self.dtype.itemsize)
+            elif self.way == "raw":
+                row = members.raw_extents(extents, row, self.dtype.itemsize)
             if row < count:
                 value = by_hand[row] = self.checked(decoded(row))
                 extents[row] = [n for n, s in zip(value.shape, self.shape, strict=True) if s is None]
@@ -296,14 +297,6 @@ class TarColumn:
         members.copy_ragged(values, (ends * self.dtype.itemsize).astype(np.uint64))
         for row, value in by_hand.items():
             values[int(ends[row] - numels[row]) : int(ends[row])] = value.reshape(-1)
-
-    def _measure(self, members: Members, extents: Any, row: int) -> int:
-        if self.way == "npy":
-            shape = np.array([-1 if n is None else n for n in self.shape], np.int64)
-            return members.extents(extents, row, self.dtype.str.encode(), shape, self.dtype.itemsize)
-        if self.way == "raw":
-            return members.raw_extents(extents, row, self.dtype.itemsize)
-        return row
 
     def checked(self, value: Any) -> Any:
         """A decoded value as it goes into a row: an array of the schema's shape and kind of numbers.
@@ -368,8 +361,7 @@ class TarSamples:
 
     def data(self, shard: int) -> NDArray[np.uint8]:
         """A shard's bytes."""
-        found = self._mapped.get(shard)
-        return self._open(shard) if found is None else found
+        return self._mapped[shard] if shard in self._mapped else self._open(shard)
 
     def open_all(self, indices: NDArray[np.int64]) -> None:
         """Maps the shards of these samples.
@@ -490,9 +482,8 @@ class TarDataset:
         for column in self._columns:
             if column.dtype is not None:
                 given[column.name] = self._checked(number, column, given[column.name])[()]
-        if self.schema is not None and KEY not in self.schema:
-            return given
-        return {KEY: samples.indexes[shard].key(sample), **given}
+        has_key = self.schema is None or KEY in self.schema
+        return {KEY: samples.indexes[shard].key(sample), **given} if has_key else given
 
     @property
     def read_batch_into(self) -> Callable[[Sequence[int], Any], None] | None:
@@ -580,25 +571,21 @@ class TarDataset:
 
     def _kind(self, extension: str) -> str:
         """How a schema's members of this extension can be read natively."""
-        last = extension.rpartition(".")[2]
         if self._decoders.of(extension) is None:
             return "raw"
-        if self._decoders.is_plain(extension):
-            return "npy" if last == "npy" else "int" if last in INTEGERS else "str" if last in TEXTS else "decode"
-        return "decode"
+        if not self._decoders.is_plain(extension):
+            return "decode"
+        last = extension.rpartition(".")[2]
+        return "npy" if last == "npy" else "int" if last in INTEGERS else "str" if last in TEXTS else "decode"
 
     def _opened(self) -> TarSamples:
         if self._samples is None:
             with self._lock:
                 if self._samples is None:
-                    self._samples = TarSamples(self._indexes(), list((self._fields or {}).values()))
+                    with ThreadPoolExecutor(min(len(self.paths), os.cpu_count() or 1), "shmload-tar-index") as pool:
+                        indexes = list(pool.map(partial(load_index, cache=self._cache), self.paths))
+                    self._samples = TarSamples(indexes, list((self._fields or {}).values()))
         return self._samples
-
-    def _indexes(self) -> list[ShardIndex]:
-        if len(self.paths) == 1:
-            return [load_index(self.paths[0], cache=self._cache)]
-        with ThreadPoolExecutor(min(len(self.paths), os.cpu_count() or 1), "shmload-tar-index") as pool:
-            return list(pool.map(lambda path: load_index(path, cache=self._cache), self.paths))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_samples": None, "_lock": None}

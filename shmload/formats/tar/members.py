@@ -61,33 +61,27 @@ def image_decoder(spec: str) -> Callable[[bytes], Any]:
         raise ValueError(
             f"decode={spec!r}: no image spec; those are [torch]l|rgb|rgba with or without 8, torch, pil, pill, pilrgb, pilrgba"
         )
-    return _Image(match[1] or "", (match[2] or "rgb").upper(), is_uint8=bool(match[3]))
+    return partial(_decode_image, match[1] or "", (match[2] or "rgb").upper(), bool(match[3]))
 
 
-class _Image:
-    """Decodes one picture."""
+def _decode_image(kind: str, mode: str, is_uint8: bool, data: bytes) -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("decoding images needs Pillow: pip install 'shmload[images]'") from error
+    with Image.open(io.BytesIO(data)) as opened:
+        picture = opened.convert(mode)
+    if kind == "pil":
+        return picture
+    array = np.array(picture)  # (height, width[, channels])
+    if not is_uint8:
+        array = array.astype(np.float32) / np.float32(255)
+    if not kind:
+        return array
+    import torch
 
-    def __init__(self, kind: str, mode: str, *, is_uint8: bool) -> None:
-        self._kind, self._mode, self._is_uint8 = kind, mode, is_uint8
-
-    def __call__(self, data: bytes) -> Any:
-        try:
-            from PIL import Image
-        except ImportError as error:
-            raise ImportError("decoding images needs Pillow: pip install 'shmload[images]'") from error
-        with Image.open(io.BytesIO(data)) as opened:
-            picture = opened.convert(self._mode)
-        if self._kind == "pil":
-            return picture
-        array = np.array(picture)  # (height, width[, channels])
-        if not self._is_uint8:
-            array = array.astype(np.float32) / np.float32(255)
-        if not self._kind:
-            return array
-        import torch
-
-        tensor = torch.from_numpy(array)
-        return tensor.permute(2, 0, 1).contiguous() if array.ndim == 3 else tensor
+    tensor = torch.from_numpy(array)
+    return tensor.permute(2, 0, 1).contiguous() if array.ndim == 3 else tensor
 
 
 _MAGIC = b"~TenBin~"
@@ -267,10 +261,6 @@ class Decoders:
         return _SAFE.get(last)
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8")
-
-
 def _torch_loaded(data: bytes) -> Any:
     import torch
 
@@ -278,7 +268,7 @@ def _torch_loaded(data: bytes) -> Any:
 
 
 _SAFE: dict[str, Decoder] = {
-    **dict.fromkeys(TEXTS, _text),
+    **dict.fromkeys(TEXTS, partial(str, encoding="utf-8")),
     **dict.fromkeys(INTEGERS, int),
     **dict.fromkeys(("jsn", "json"), json.loads),
     **dict.fromkeys(("tb", "ten", "tenbin"), decode_tenbin),
@@ -329,10 +319,6 @@ def _npz(value: Any) -> bytes:
     return file.getvalue()  # its members are dated 1980: the bytes are the same every time
 
 
-def _integer(value: Any) -> bytes:
-    return str(int(value)).encode("ascii")
-
-
 def _not_text(value: Any) -> bytes:
     raise TypeError(f"text is str or bytes; got {type(value).__name__}")
 
@@ -345,44 +331,29 @@ def _torch_saved(value: Any) -> bytes:
     return file.getvalue()
 
 
-def _json(value: Any) -> bytes:
-    return json.dumps(value).encode("utf-8")
+def _encode_picture(kind: str, value: Any) -> bytes:
+    from PIL import Image
 
-
-def _picture(kind: str, **options: Any) -> Encoder:
-    def write(value: Any) -> bytes:
-        from PIL import Image
-
-        picture = value if isinstance(value, Image.Image) else Image.fromarray(np.asarray(value))
-        if kind == "JPEG" and picture.mode not in ("L", "RGB", "CMYK"):
-            picture = picture.convert("RGB")
-        file = io.BytesIO()
-        picture.save(file, format=kind, **options)
-        return file.getvalue()
-
-    return write
-
-
-def _by(module: str, function: str) -> Encoder:
-    def write(value: Any) -> bytes:
-        found: bytes = getattr(importlib.import_module(module), function)(value)
-        return found
-
-    return write
+    picture = value if isinstance(value, Image.Image) else Image.fromarray(np.asarray(value))
+    if kind == "JPEG" and picture.mode not in ("L", "RGB", "CMYK"):
+        picture = picture.convert("RGB")
+    file = io.BytesIO()
+    picture.save(file, format=kind, **({"quality": 100} if kind == "JPEG" else {}))
+    return file.getvalue()
 
 
 _ENCODERS: dict[str, Encoder] = {
-    **dict.fromkeys(INTEGERS, _integer),
+    **dict.fromkeys(INTEGERS, lambda value: b"%d" % int(value)),
     **dict.fromkeys(TEXTS, _not_text),
-    **dict.fromkeys(("jsn", "json"), _json),
+    **dict.fromkeys(("jsn", "json"), lambda value: json.dumps(value).encode("utf-8")),
     **dict.fromkeys(("tb", "ten", "tenbin"), encode_tenbin),
     **dict.fromkeys(("pickle", "pkl", "pyd"), pickle.dumps),
-    **dict.fromkeys(("mp", "msg", "msgpack"), _by("msgpack", "packb")),
-    **dict.fromkeys(("image", "img", "jpeg", "jpg"), _picture("JPEG", quality=100)),
-    **dict.fromkeys(("tif", "tiff"), _picture("TIFF")),
-    **dict.fromkeys(("pbm", "pgm", "ppm"), _picture("PPM")),
-    "png": _picture("PNG"),
-    "cbor": _by("cbor", "dumps"),
+    **dict.fromkeys(("mp", "msg", "msgpack"), lambda value: importlib.import_module("msgpack").packb(value)),
+    **dict.fromkeys(("image", "img", "jpeg", "jpg"), partial(_encode_picture, "JPEG")),
+    **dict.fromkeys(("tif", "tiff"), partial(_encode_picture, "TIFF")),
+    **dict.fromkeys(("pbm", "pgm", "ppm"), partial(_encode_picture, "PPM")),
+    "png": partial(_encode_picture, "PNG"),
+    "cbor": lambda value: importlib.import_module("cbor").dumps(value),
     "npy": _npy,
     "npz": _npz,
     "pth": _torch_saved,

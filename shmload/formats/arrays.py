@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from shmload.batch.collate import OneSample
 from shmload.batch.layout import aligned, c_strides
 from shmload.batch.rows import ArrayRows, TypedArray, typed_array
 from shmload.errors import ShardCorrupt
@@ -236,12 +237,14 @@ class ArrayDataset:
     def __getitem__(self, index: int) -> Any:
         if not -len(self) <= index < len(self):
             raise IndexError(f"index {index} is out of range for {len(self)} samples")
-        self._held.check()
-        values = [_row(array[index], dtype) for array, dtype in self._held.arrays.values()]
+        out = OneSample(self.schema)
+        self.read_batch_into([index % len(self)], out)
+        sample = out.sample()
+        values = list(sample.values())
         if self.batch_type == "single":
             return values[0]
         if self.batch_type is dict:
-            return dict(zip(self.schema, values, strict=True))
+            return sample
         return self.batch_type(*values) if hasattr(self.batch_type, "_fields") else self.batch_type(values)
 
     def __copy__(self) -> Self:
@@ -261,16 +264,3 @@ class ArrayDataset:
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {dtype}{list(shape)}" for name, (dtype, shape) in self.schema.items())
         return f"<{type(self).__name__} of {len(self)} samples, {fields}>"
-
-
-def _row(row: Any, dtype: str) -> Any:
-    copied = np.array(row, row.dtype.newbyteorder("="))
-    try:
-        is_numpys = np.dtype(dtype) == copied.dtype
-    except TypeError:  # bfloat16 and the like
-        is_numpys = False
-    if is_numpys:
-        return copied if copied.ndim else copied[()]
-    import torch
-
-    return torch.from_numpy(copied).view(getattr(torch, dtype))

@@ -445,7 +445,9 @@ def pack_manifest(path: str | os.PathLike[str], types: Types | None) -> Packed:
             lines = filter(None, (line.rstrip("\r\n") for line in file))
             return pack_entries(lines if suffix == ".txt" else map(json.loads, lines))
     except (TypeError, ValueError, OverflowError) as error:
-        raise _same(error)(f"{path}: {error}") from error
+        # those whose text is not their one argument (UnicodeDecodeError) become ValueError
+        kind = type(error) if type(error) in (TypeError, ValueError, OverflowError) else ValueError
+        raise kind(f"{path}: {error}") from error
 
 
 def _table(file: Iterable[str], delimiter: str, types: Types) -> Iterator[dict[str, Any]]:
@@ -498,11 +500,6 @@ def _values(name: str, column: Any) -> Any:
     if isinstance(own, np.dtype) and own.kind in "biuf":
         return column.to_numpy(dtype=own)
     return column
-
-
-def _same(error: Exception) -> type[Exception]:
-    """The class to raise again: those whose text is not their one argument (UnicodeDecodeError) become ValueError."""
-    return type(error) if type(error) in (TypeError, ValueError, OverflowError) else ValueError
 
 
 class SharedIndex(PackedRows, Sequence[Any]):

@@ -118,7 +118,9 @@ class ImageFolder:
                 entries = list(zip(entries, map(operator.index, labels), strict=True))
         self._has_labels = self.root is not None or labels is not None
         self.samples: Sequence[Any] = SharedIndex(entries) if len(entries) >= SHARED_FROM else entries
-        self.schema = None if transform is not None else self._schema()
+        self.schema: dict[str, Any] | None = None
+        if transform is None:
+            self.schema = {"image": self.image.spec, "label": "int64"} if self._has_labels else {"image": self.image.spec}
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -144,7 +146,7 @@ class ImageFolder:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         path, label = self._sample(index)
-        found = self._picture(path) if self.transform is not None else self._decode(path, None)
+        found = self._decode(path, None)
         image = found if self.transform is None else self.transform(found)
         return {"image": image, "label": label} if self._has_labels else {"image": image}
 
@@ -169,34 +171,23 @@ class ImageFolder:
             raise IndexError(f"index {index} is out of range: the dataset has {len(self)} samples") from None
         return found if self._has_labels else (found, -1)
 
-    def _schema(self) -> dict[str, Any]:
-        return {"image": self.image.spec, "label": "int64"} if self._has_labels else {"image": self.image.spec}
-
     def _decode(self, path: str, out: Any) -> Any:
-        data = _read(path)
+        """The image, in its row if that is given; with a transform Pillow's image, in RGB."""
+        image = self.image
+        with open(path, "rb", buffering=0) as file:
+            data = file.read()
         try:
+            if self.transform is not None:
+                checked(lambda: open_image(data, "pillow", image.max_pixels, is_strict=image.strict, is_fast=False))
+                return checked(lambda: rgb_picture(open_picture(data)))
             if out is None:
-                return self.image(data)
-            extents = [number for number, n in enumerate(self.image.spec[1]) if n is None]
+                return image(data)
+            extents = [number for number, n in enumerate(image.spec[1]) if n is None]
             if not extents:
-                return self.image.decode(data, lambda shape: out["image"])
-            return self.image.decode(data, lambda shape: out.reserve("image", tuple(shape[n] for n in extents)))
-        except ValueError as error:
-            raise ShardCorrupt(f"{path}: {error}") from error
-
-    def _picture(self, path: str) -> Any:
-        """Pillow's image, in RGB."""
-        data, image = _read(path), self.image
-        try:
-            checked(lambda: open_image(data, "pillow", image.max_pixels, is_strict=image.strict, is_fast=False))
-            return checked(lambda: rgb_picture(open_picture(data)))
+                return image.decode(data, lambda shape: out["image"])
+            return image.decode(data, lambda shape: out.reserve("image", tuple(shape[n] for n in extents)))
         except ValueError as error:
             raise ShardCorrupt(f"{path}: {error}") from error
 
     def __repr__(self) -> str:
         return f"<ImageFolder of {len(self)} images, {len(self.classes)} classes>"
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return file.read()

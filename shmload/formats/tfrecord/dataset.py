@@ -165,7 +165,16 @@ def decoded(field: RecordField, data: bytes) -> Any:
     """
     assert field.decode is not None
     value = field.decode(data)
-    return value if isinstance(field.decode, ImageDecoder) else _checked(field, value)
+    if isinstance(field.decode, ImageDecoder):
+        return value
+    array = np.asarray(value)
+    assert field.element is not None
+    is_right = len(array.shape) == len(field.shape) and all(
+        wanted in (None, n) for wanted, n in zip(field.shape, array.shape, strict=True)
+    )
+    if not is_right or array.dtype != field.element.numpy:
+        raise ValueError(f"the schema says {field}, and its decoder made {array.dtype} of shape {array.shape}")
+    return array
 
 
 def decode_into(field: RecordField, data: bytes, out: Any) -> None:
@@ -182,23 +191,9 @@ def decode_into(field: RecordField, data: bytes, out: Any) -> None:
 
     if isinstance(field.decode, ImageDecoder):
         field.decode.decode(data, place)
-        return
-    value = decoded(field, data)
-    if field.is_ragged:
-        place(value.shape)[...] = value
     else:
-        out[field.name] = value
-
-
-def _checked(field: RecordField, value: Any) -> Any:
-    array = np.asarray(value)
-    assert field.element is not None
-    is_right = len(array.shape) == len(field.shape) and all(
-        wanted in (None, n) for wanted, n in zip(field.shape, array.shape, strict=True)
-    )
-    if not is_right or array.dtype != field.element.numpy:
-        raise ValueError(f"the schema says {field}, and its decoder made {array.dtype} of shape {array.shape}")
-    return array
+        value = decoded(field, data)
+        place(value.shape)[...] = value
 
 
 FORMS = ("raw", "example", "sequence")

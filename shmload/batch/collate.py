@@ -12,7 +12,7 @@ One row seen as a run of one row: for what only reads batches.
 Placing samples as rows of one batch in a slot.
 
 `RowPlacer` stands over one slot's memory for one number of rows. `put` writes a sample that the worker has already decoded;
-`out` hands the dataset a writable view of the row, so that it decodes in place; `out_rows` does the same for a run of rows.
+`out` hands the dataset a writable view of the row, so that it decodes in place; a slice of rows is as good.
 """
 
 from __future__ import annotations
@@ -124,19 +124,12 @@ class RowPlacer:
             values.append(value.item() if is_number else value.clone() if field.kind == "tensor" else value.copy())
         return structure(self.layout.tree, values)
 
-    def out(self, row: int) -> RowOut:
-        """Writable views of one row: `out["image"]` is an array, `out["label"] = 3` writes through."""
+    def out(self, row: int | slice) -> RowOut:
+        """Writable views of one row: `out["image"]` is an array, `out["label"] = 3` writes through; or of several."""
         if self.layout.zero_fill:
             for rows in self.rows.values():
                 rows[row] = 0
         return RowOut(self.rows, row)
-
-    def out_rows(self, first: int, end: int) -> RowOut:
-        """Writable views of rows `first` to `end`, with a leading row dimension."""
-        if self.layout.zero_fill:
-            for rows in self.rows.values():
-                rows[first:end] = 0
-        return RowOut(self.rows, slice(first, end))
 
 
 class RowOut(Mapping[str, Any]):
@@ -181,7 +174,7 @@ def private_rows(layout: Layout, nrows: int, tensors: list[Any] | None = None) -
     }
 
 
-_OF_NUMBERS: dict[str, Any] = {"int": IntColumn, "float": FloatColumn, "bool": BoolColumn}
+_OF_NUMBERS: dict[str, type[IntColumn | FloatColumn | BoolColumn]] = {"int": IntColumn, "float": FloatColumn, "bool": BoolColumn}
 
 
 def _column(field: Field, rows: Any, memory: Memory, address: int) -> Put:
@@ -293,7 +286,7 @@ class _Columns:
         if len(kinds) == 1:
             if kind in NUMBERS:
                 return self._numbers(values, name)
-            if kind is np.ndarray or kind is np.memmap:
+            if kind is np.ndarray or kind is np.memmap or isinstance(head, np.generic):
                 return self._arrays(values, name)
             if kind.__module__ == "torch" and kind.__name__ == "Tensor":
                 return self._tensors(values, name)
@@ -301,8 +294,6 @@ class _Columns:
                 return self._dicts(values, name)
             if isinstance(head, tuple) and hasattr(head, "_fields"):
                 return "named", pickle.dumps(kind), self._transposed(values, name)
-            if isinstance(head, np.generic):
-                return self._scalars(values, name)
         if kinds <= {tuple, list}:
             return self._sequences(values, name)
         if (torch := sys.modules.get("torch")) is not None and all(isinstance(v, torch.Tensor) for v in values):
@@ -323,17 +314,14 @@ class _Columns:
         except OverflowError:  # torch's collate raises it
             return self._list(values, name)
 
-    def _scalars(self, values: list[Any], name: str) -> Node:
-        dtype = values[0].dtype
-        if of_numpy(dtype) is None or any(v.dtype != dtype for v in values):
-            return self._list(values, name)
-        return self._packer.tensor(np.array(values, dtype))
-
     def _arrays(self, values: list[Any], name: str) -> Node:
+        """Of arrays, or of numpy's numbers."""
         dtype = values[0].dtype
         element = of_numpy(dtype)
         if element is None or [v.dtype for v in values].count(dtype) != len(values):
             return self._list(values, name)
+        if isinstance(values[0], np.generic):
+            return self._packer.tensor(np.array(values, dtype))
         return self._rows(Rows(values, element.name), name)
 
     def _tensors(self, values: list[Any], name: str) -> Node:

@@ -15,7 +15,7 @@ import io
 import marshal
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -225,7 +225,7 @@ def _built(source: BatchMemory, node: tuple[Any, ...]) -> Any:
     return _BUILDERS[node[0]](source, *node[1:])
 
 
-def _all(source: BatchMemory, nodes: list[tuple[Any, ...]]) -> list[Any]:
+def _all(source: BatchMemory, nodes: Iterable[tuple[Any, ...]]) -> list[Any]:
     return [_built(source, node) for node in nodes]
 
 

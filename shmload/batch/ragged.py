@@ -525,7 +525,7 @@ class RaggedRows:
     def __init__(self, layout: Layout, ragged: Ragged, nrows: int, room_of: Callable[[int], Room], arenas: Arenas) -> None:
         self.layout = layout
         self._ragged = ragged
-        self._nrows = nrows
+        self.num_rows = nrows
         self._learnt = arenas
         room_for = {name: aligned(int(row_nbytes * nrows * ROOM_FOR_MORE)) for name, row_nbytes in arenas.items()}
         offsets, fixed_nbytes = layout.fixed.place(nrows)
@@ -557,13 +557,9 @@ class RaggedRows:
         }
         self._written = [*((name, arena.rows) for name, arena in self.arenas.items()), *self.texts.items()]
 
-    def out(self, row: int) -> RaggedOut:
-        """What `read_into` writes one row to."""
-        return RaggedOut(self, row, 1)
-
-    def out_rows(self) -> RaggedOut:
-        """What `read_batch_into` writes the batch to."""
-        return RaggedOut(self, slice(None), self._nrows)
+    def out(self, row: int | slice) -> RaggedOut:
+        """What `read_into` writes one row to, or `read_batch_into` all of them, `slice(None)`."""
+        return RaggedOut(self, row)
 
     def check(self, num_rows: int) -> None:
         """Returns if the first `num_rows` rows are whole, and no other has been begun.
@@ -583,7 +579,7 @@ class RaggedRows:
     def finish(self) -> PackedBatch:
         """The batch, every row of which is written. What lies in the slot already stays there, if the rest fits behind it."""
         for name, arena in self.arenas.items():
-            self._learnt[name] = max(self._learnt.get(name, 0.0), arena.nbytes / self._nrows)
+            self._learnt[name] = max(self._learnt.get(name, 0.0), arena.nbytes / self.num_rows)
         if self._is_in_slot:
             if not any(arena.spilt_nbytes for arena in self.arenas.values()):
                 packed = self._packed(is_there=True)
@@ -611,7 +607,7 @@ class RaggedRows:
             return packer.text(self.text_runs.get(name, self.texts[name]))
         if name in self.fixed:
             if is_there:
-                return "tensor", field.dtype, (self._nrows, *field.shape), None, self._fixed_at[name]
+                return "tensor", field.dtype, (self.num_rows, *field.shape), None, self._fixed_at[name]
             node = packer.array(self.fixed[name])
             assert node is not None
             return "tensor", *node[1:]
@@ -627,12 +623,11 @@ class RaggedOut(Mapping[str, Any]):
     batch `reserve(name, lengths)` gives all rows, end to end. `out[name] = value` does both in one. Valid until they return.
     """
 
-    __slots__ = ("_count", "_row", "_rows")
+    __slots__ = ("_row", "_rows")
 
-    def __init__(self, rows: RaggedRows, row: int | slice, count: int) -> None:
+    def __init__(self, rows: RaggedRows, row: int | slice) -> None:
         self._rows = rows
         self._row = row
-        self._count = count
 
     def reserve(self, name: str, n: Any) -> Any:
         """The writable view of a ragged field.
@@ -649,7 +644,7 @@ class RaggedOut(Mapping[str, Any]):
         if arena is None:
             known = ", ".join(map(repr, self._rows.arenas)) or "none"
             raise KeyError(f"out.reserve({name!r}): not a ragged field of the schema; those are {known}")
-        return arena.reserve(n) if type(self._row) is int else arena.reserve_many(n, self._count)
+        return arena.reserve(n) if type(self._row) is int else arena.reserve_many(n, self._rows.num_rows)
 
     def __getitem__(self, name: str) -> Any:
         if name in self._rows.fixed:

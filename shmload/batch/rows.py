@@ -102,13 +102,8 @@ def _gather_of(array: NDArray[Any]) -> RowGather:
     while axes and (axes[-1][1] == item_nbytes or axes[-1][0] == 1) and not is_empty:
         item_nbytes *= axes.pop()[0]
     count, item_stride = axes.pop() if axes and not is_empty else (0 if is_empty else 1, item_nbytes)
-    offsets = [sum(places) for places in product(*(range_of(n, step) for n, step in axes))] if not is_empty else [0]
+    offsets = [sum(places) for places in product(*([i * step for i in range(n)] for n, step in axes))] if not is_empty else [0]
     width = array.itemsize // (2 if array.dtype.kind == "c" else 1)
     swap = 1 if array.dtype.isnative else width
     address, stride = array.__array_interface__["data"][0], array.strides[0]
     return RowGather(address, len(array), stride, np.array(offsets, np.int64), count, item_nbytes, item_stride, swap, array)
-
-
-def range_of(count: int, step: int) -> list[int]:
-    """`count` multiples of a step, which may be 0 where an array is broadcast."""
-    return [i * step for i in range(count)]

@@ -197,7 +197,7 @@ def _pack_rows(row_type: type, names: Sequence[str | int], rows: Iterable[Any]) 
     builders = tuple(ColumnBuilder(name) for name in names)
     if row_type is dict:
         _check_names(names)
-        pack_dicts(rows, builders, tuple(names))
+        pack_dicts(rows, builders, tuple(map(str, names)))
     elif row_type is not tuple and not hasattr(row_type, "_fields"):
         raise TypeError(f"entry 0: a {row_type.__name__} cannot be made again; give tuples, named tuples or dicts")
     elif not names:
@@ -365,7 +365,8 @@ def share(name: str, pack: Callable[[], Packed], fingerprint: Fingerprint, *, is
                 memory = IndexMemory.create(packed)
                 board = _Board(packed.layout, fingerprint, packed.digest(), ())
             else:
-                theirs, mine = board.fingerprint, fingerprint
+                theirs: object = board.fingerprint
+                mine: object = fingerprint
                 if theirs is None and mine is None and is_packed:
                     theirs, mine = board.digest, pack().digest()
                 if theirs != mine:
@@ -476,13 +477,10 @@ def _pack_parquet(path: Path) -> Packed:
     except ImportError as error:
         raise ImportError(f"{path}: .parquet manifests need pyarrow: pip install pyarrow") from error
     with parquet.ParquetFile(path) as file:
-        builders = [ColumnBuilder(name) for name in file.schema_arrow.names]
-        if not builders:
-            raise ValueError("an index of rows needs at least one column, got none")
-        for batch in file.iter_batches():
-            for builder, column in zip(builders, batch.columns, strict=True):
-                builder.extend(column.to_pylist())
-    return Packed.of(builders, dict)
+        table = file.read()
+    return pack_columns(
+        {name: (value for chunk in table[name].chunks for value in chunk.to_pylist()) for name in table.column_names}
+    )
 
 
 def _values(name: str, column: Any) -> Any:

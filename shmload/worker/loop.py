@@ -240,7 +240,7 @@ class WorkerLoop:
         assert read_batch_into is not None
         first, end = ring.first_row, ring.end_row
         self._reader.begin_all(first, keys[first])
-        read_batch_into(np.asarray(keys[first:end], np.int64), self._memory.placer().out_rows(first, end))
+        read_batch_into(np.asarray(keys[first:end], np.int64), self._memory.placer().out(slice(first, end)))
         return DONE
 
     def _read_ragged(self, layout: Layout, keys: Any) -> int:

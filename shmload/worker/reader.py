@@ -121,7 +121,7 @@ class InPlace:
         """
         if self.read_batch_into is not None:
             begin(-1)
-            self.read_batch_into(np.asarray(keys, np.int64), rows.out_rows())
+            self.read_batch_into(np.asarray(keys, np.int64), rows.out(slice(None)))
             rows.check(len(keys))
             return True
         assert self.read_into is not None

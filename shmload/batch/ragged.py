@@ -358,7 +358,8 @@ def ragged_of(asked: str | Mapping[str, str], schema: Mapping[str, Any] | None, 
     given = asked.values() if isinstance(asked, Mapping) else [asked]
     if not all(mode in MODES for mode in given):
         raise ValueError(f'ragged is "list", "pad", "nested", "jagged", or a mapping of field names to these; got {asked!r}')
-    shapes = {name: _shape_of(spec) for name, spec in (schema or {}).items()}
+    specs = {name: spec if isinstance(spec, tuple) else (spec, ()) for name, spec in (schema or {}).items()}
+    shapes = {name: tuple(shape) for name, (_, shape) in specs.items()}
     dims = {name: tuple(i for i, extent in enumerate(shape) if extent is None) for name, shape in shapes.items() if None in shape}
     if isinstance(asked, Mapping):
         of_field = {**dict.fromkeys(dims, "list"), **asked}
@@ -370,19 +371,11 @@ def ragged_of(asked: str | Mapping[str, str], schema: Mapping[str, Any] | None, 
                 f'ragged="{mode}" needs the first dimension to be the ragged one, and no other; field {name!r} of the schema has '
                 f'shape {shapes[name]}. Use "list" or "pad" for it: ragged={{{name!r}: "pad"}}'
             )
-    has_text = any(_is_text(spec) for spec in (schema or {}).values())
+    has_text = any(dtype in (str, bytes) for dtype, _ in specs.values())
     if isinstance(asked, AsTorchOrList) and is_torch_mode and not dims and not has_text:
         return None
     of_arrays = str(asked) if isinstance(asked, str) and asked != "list" and not dims else None
     return Ragged(of_field, of_arrays, dims)
-
-
-def _shape_of(spec: Any) -> tuple[int | None, ...]:
-    return tuple(spec[1]) if isinstance(spec, tuple) else ()
-
-
-def _is_text(spec: Any) -> bool:
-    return (spec[0] if isinstance(spec, tuple) else spec) in (str, bytes)
 
 
 class Rows:
@@ -451,6 +444,7 @@ def check_rows(name: str, rows: Rows, dims: Sequence[int]) -> None:
 
 def _joined(rows: Rows, numel: int) -> tuple[int, Write]:
     """The piece of rows end to end."""
+    element = ELEMENT_TYPES[rows.dtype]
 
     def write(room: Room) -> None:
         if not numel:
@@ -461,9 +455,9 @@ def _joined(rows: Rows, numel: int) -> tuple[int, Write]:
         else:
             import torch
 
-            torch.cat(arrays, out=over(room, rows.dtype))
+            torch.cat(arrays, out=array_over(element, room, (numel,), as_tensor=True))
 
-    return numel * ELEMENT_TYPES[rows.dtype].itemsize, write
+    return numel * element.itemsize, write
 
 
 def stacked(rows: Rows) -> tuple[int, Write]:
@@ -476,7 +470,7 @@ def stacked(rows: Rows) -> tuple[int, Write]:
         if not isinstance(arrays[0], np.ndarray):
             import torch
 
-            torch.stack(arrays, out=over(room, rows.dtype).view(len(arrays), *shape))
+            torch.stack(arrays, out=array_over(ELEMENT_TYPES[rows.dtype], room, (len(arrays), *shape), as_tensor=True))
         elif shape:
             np.concatenate(arrays, out=room.view(arrays[0].dtype).reshape(-1, *shape[1:]))
         else:
@@ -487,26 +481,19 @@ def stacked(rows: Rows) -> tuple[int, Write]:
 
 def _padding(rows: Rows, padded: tuple[int, ...]) -> tuple[int, Write]:
     """The piece of rows of one number of dimensions, each filled up with zeros to the largest in each dimension."""
+    element = ELEMENT_TYPES[rows.dtype]
 
     def write(room: Room) -> None:
         if not len(room):
             return
-        is_numpy = isinstance(rows.arrays[0], np.ndarray)
-        out = (room.view(rows.arrays[0].dtype) if is_numpy else over(room, rows.dtype)).reshape(padded)
+        out = array_over(element, room, padded, as_tensor=not isinstance(rows.arrays[0], np.ndarray))
         for array, shape, place in zip(rows.arrays, rows.shapes, out, strict=True):
             inside = tuple(map(slice, shape))
             place[inside] = array
             for d in range(len(shape)):  # the rest, dimension by dimension, so that nothing is written twice
                 place[(*inside[:d], slice(shape[d], None))] = 0
 
-    return math.prod(padded) * ELEMENT_TYPES[rows.dtype].itemsize, write
-
-
-def over(room: Room, dtype: str) -> Any:
-    """A tensor of one dimension over the same memory."""
-    import torch
-
-    return torch.frombuffer(room, dtype=getattr(torch, dtype))
+    return math.prod(padded) * element.itemsize, write
 
 
 ROOM_FOR_MORE = 1.25  # an arena is this much larger than the most that a batch has taken so far

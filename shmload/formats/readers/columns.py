@@ -69,6 +69,9 @@ class PerProcess(Generic[T]):
         self._inherited: list[object] = []
         self._locks: dict[int, Lock] = {}  # by process
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PerProcess, ()  # it is opened again where it is unpickled
+
     @property
     def is_open(self) -> bool:
         """Whether this process has opened it."""
@@ -147,7 +150,8 @@ class Opened(Protocol):
 class ColumnDataset(ABC):
     """Samples that are rows of named columns. A pickled dataset is its arguments; a process opens the file when it first reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: str) -> None:
+        self._source = source  # for its repr
         self._held: PerProcess[Opened] = PerProcess()
 
     @abstractmethod
@@ -184,37 +188,47 @@ class ColumnDataset(ABC):
         opened = self._opened
         opened.read(_checked(indices, opened.num_rows), out)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_held"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._held = PerProcess()
-
     def __repr__(self) -> str:
         count = f"{len(self)} samples" if self._held.is_open else "not opened yet"
         return f"<{type(self).__name__} of {self._source}, {count}>"
 
-    @property
-    @abstractmethod
-    def _source(self) -> str: ...
-
 
 class ArrayTreeDataset(ColumnDataset):
-    """Rows of arrays that one file or folder holds by their paths within it."""
+    """Rows of arrays that one file or folder holds by their paths within it, read by a library of the format."""
+
+    _library: str
+    _extra: str  # which brings the library
 
     def __init__(
         self, path: str | os.PathLike[str], fields: Mapping[str, str] | None = None, *, cache_bytes: int = 1 << 28
     ) -> None:
-        super().__init__()
         check_local(path, type(self).__name__)
         self.path = os.path.abspath(path)
+        super().__init__(self.path)
         self._fields = None if fields is None else dict(fields)
         self._cache_bytes = cache_bytes
 
-    @property
-    def _source(self) -> str:
-        return self.path
+    @abstractmethod
+    def _arrays(self, module: Any) -> Mapping[str, Any]:
+        """The fields as the library has them."""
+
+    @abstractmethod
+    def _column(self, name: str, array: Any, cache: BlockCache, module: Any) -> Column:
+        """One of them as a column."""
+
+    def _open(self) -> Opened:
+        module = library(self._library, self._extra)
+        os.stat(self.path)  # whose error names the path
+        try:
+            arrays = self._arrays(module)
+            num_rows = one_length({name: array.shape[0] for name, array in arrays.items()}, self.path)
+            cache = BlockCache(self._cache_bytes)
+            return Columns(num_rows, {name: self._column(name, array, cache, module) for name, array in arrays.items()})
+        except (NoField, ShardCorrupt):
+            raise
+        except Exception as error:  # damaged metadata fail in many ways, at any step through them
+            kind = type(self).__name__.removesuffix("Dataset")
+            raise ShardCorrupt(f"{self.path}: no sound {kind} data: {type(error).__name__}: {error}") from error
 
 
 def _checked(indices: Any, num_rows: int) -> Indices:

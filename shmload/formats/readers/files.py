@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,32 +60,23 @@ class ZarrDataset(ArrayTreeDataset):
     Thread/process safety: any number of readers; one thread of a process decodes at a time.
     """
 
-    def _open(self) -> Opened:
-        zarr = library("zarr", "zarr")
-        os.stat(self.path)  # whose error names the path
-        try:
-            found = zarr.open(self.path, mode="r")
-            arrays = {"data": found} if isinstance(found, zarr.Array) else dict(sorted(found.arrays()))
-            if self._fields is not None:
-                arrays = {name: found[place] for name, place in self._fields.items()}
-        except KeyError as error:
-            raise NoField(f"{self.path}: fields names {error}, which is not there; it has {sorted(arrays)}") from error
-        except Exception as error:  # metadata is JSON, and each part of it fails in its own way
-            raise ShardCorrupt(f"{self.path}: no Zarr array or group: {type(error).__name__}: {error}") from error
-        for name, array in arrays.items():
-            if not isinstance(array, zarr.Array) or not array.shape:
-                what = "a single value" if isinstance(array, zarr.Array) else "a group"
-                raise NoField(f"{self.path}: field {name!r} is {what}; a field is an array whose first axis counts samples")
-        num_rows = one_length({name: array.shape[0] for name, array in arrays.items()}, self.path)
-        cache = BlockCache(self._cache_bytes)
-        try:
-            return Columns(num_rows, {name: self._column(array, cache) for name, array in arrays.items()})
-        except NoField:
-            raise
-        except Exception as error:
-            raise ShardCorrupt(f"{self.path}: {type(error).__name__}: {error}") from error
+    _library = _extra = "zarr"
 
-    def _column(self, array: Any, cache: BlockCache) -> Column:
+    def _arrays(self, module: Any) -> Mapping[str, Any]:
+        found = module.open(self.path, mode="r")
+        arrays = {"data": found} if isinstance(found, module.Array) else dict(sorted(found.arrays()))
+        if self._fields is not None:
+            try:
+                arrays = {name: found[place] for name, place in self._fields.items()}
+            except KeyError as error:
+                raise NoField(f"{self.path}: fields names {error}, which is not there; it has {sorted(arrays)}") from error
+        for name, array in arrays.items():
+            if not isinstance(array, module.Array) or not array.shape:
+                what = "a single value" if isinstance(array, module.Array) else "a group"
+                raise NoField(f"{self.path}: field {name!r} is {what}; a field is an array whose first axis counts samples")
+        return arrays
+
+    def _column(self, name: str, array: Any, cache: BlockCache, module: Any) -> Column:
         where = f"{self.path}, {array.path or '/'!r}"
         rows = (getattr(array, "shards", None) or array.chunks)[0]
         if array.dtype.kind in "TOU" and len(array.shape) == 1:
@@ -127,9 +118,9 @@ class SafetensorsDataset(ColumnDataset):
     """
 
     def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
-        super().__init__()
         check_local(path, type(self).__name__)
         self.path = os.path.abspath(path)
+        super().__init__(self.path)
         self._fields = None if fields is None else list(fields)
 
     def _open(self) -> Opened:
@@ -155,10 +146,6 @@ class SafetensorsDataset(ColumnDataset):
         if not 0 <= first <= end <= len(data) or end - first != seen_as.itemsize * int(np.prod(shape, dtype=object)):
             raise ShardCorrupt(f"{self.path}, offset {first}: tensor {name!r} of shape {shape} does not lie within the file")
         return TypedArray(np.ndarray(shape, seen_as, data, first), element.name)
-
-    @property
-    def _source(self) -> str:
-        return self.path
 
 
 def header_of(path: str) -> tuple[dict[str, Any], int]:
@@ -201,20 +188,12 @@ class HDF5Dataset(ArrayTreeDataset):
         parallel.
     """
 
-    def _open(self) -> Opened:
-        h5py = library("h5py", "hdf5")
-        os.stat(self.path)  # whose error names the file
-        try:
-            file = h5py.File(self.path, "r")
-            fields = self._fields if self._fields is not None else _all_of(file, h5py)
-            datasets = {name: self._dataset(file, place, h5py) for name, place in fields.items()}
-            num_rows = one_length({name: dataset.shape[0] for name, dataset in datasets.items()}, self.path)
-            cache = BlockCache(self._cache_bytes)
-            return Columns(num_rows, {name: self._column(name, d, cache, h5py) for name, d in datasets.items()})
-        except (NoField, ShardCorrupt):
-            raise
-        except Exception as error:  # a damaged tree fails in many ways, at any step through it
-            raise ShardCorrupt(f"{self.path}: {type(error).__name__}: {error}") from error
+    _library, _extra = "h5py", "hdf5"
+
+    def _arrays(self, module: Any) -> Mapping[str, Any]:
+        file = module.File(self.path, "r")
+        fields = self._fields if self._fields is not None else _all_of(file, module)
+        return {name: self._dataset(file, place, module) for name, place in fields.items()}
 
     def _dataset(self, file: Any, place: str, h5py: Any) -> Any:
         found = file.get(place)
@@ -223,7 +202,8 @@ class HDF5Dataset(ArrayTreeDataset):
             raise NoField(f"{self.path}: {place!r} is {what}; a field is a dataset whose first axis counts samples")
         return found
 
-    def _column(self, name: str, dataset: Any, cache: BlockCache, h5py: Any) -> Column:
+    def _column(self, name: str, array: Any, cache: BlockCache, module: Any) -> Column:
+        dataset, h5py = array, module
         where, length = f"{self.path}, {dataset.name!r}", dataset.shape[0]
         rows = dataset.chunks[0] if dataset.chunks else 0
 

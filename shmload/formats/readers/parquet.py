@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +48,8 @@ class ParquetDataset(ColumnDataset):
         fill_null: Mapping[str, Any] | None = None,
         cache_bytes: int = 1 << 28,
     ) -> None:
-        super().__init__()
         self.paths = expanded(paths, "Parquet")
+        super().__init__(f"{len(self.paths)} Parquet files")
         self._columns = None if columns is None else list(columns)
         self._asked = dict(schema or {})
         self._fill_null = dict(fill_null or {})
@@ -66,7 +66,7 @@ class ParquetDataset(ColumnDataset):
     @property
     def block_starts(self) -> NDArray[np.int64]:
         """The row that each row group begins with, and the number of rows; int64, shape `(row groups + 1,)`."""
-        starts: NDArray[np.int64] = self._groups.starts
+        starts: NDArray[np.int64] = cast(Any, self._opened).starts
         return starts
 
     @property
@@ -77,12 +77,4 @@ class ParquetDataset(ColumnDataset):
     @property
     def num_decoded(self) -> int:
         """Row groups that this process has decoded."""
-        return int(self._groups.cache.num_decoded)
-
-    @property
-    def _groups(self) -> Any:
-        return self._opened
-
-    @property
-    def _source(self) -> str:
-        return f"{len(self.paths)} Parquet files"
+        return int(cast(Any, self._opened).cache.num_decoded)

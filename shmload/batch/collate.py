@@ -80,8 +80,9 @@ class OneSample:
     def reserve(self, name: str, lengths: Any) -> Any:
         """The memory of a ragged row."""
         dtype, shape = self._schema[name]
-        (length,) = lengths
-        values = self._fields[name] = _empty(dtype, (1, *(length if extent is None else extent for extent in shape)))
+        (extents,) = lengths
+        given = iter(extents if isinstance(extents, tuple) else (extents,))
+        values = self._fields[name] = _empty(dtype, (1, *(next(given) if extent is None else extent for extent in shape)))
         return values.reshape(-1)
 
     def sample(self) -> dict[str, Any]:

@@ -115,6 +115,14 @@ class Packed(NamedTuple):
         for column, builder in zip(self.layout.columns, self.builders, strict=True):
             yield from ((column.ends, builder.ends), (column.data, builder.data))
 
+    def shared(self) -> IndexMemory:
+        """The columns in shared memory, whose name goes with that object or its process.
+
+        Raises:
+            MemoryError: there is not enough.
+        """
+        return IndexMemory.written(self.layout.nbytes, self.parts(), f"an index of {self.layout.count} entries")
+
     def digest(self) -> str:
         """What two indexes have in common if and only if their entries are equal."""
         digest = hashlib.blake2b(digest_size=16)
@@ -246,15 +254,6 @@ class IndexMemory:
         self.reference = reference
 
     @classmethod
-    def create(cls, packed: Packed) -> IndexMemory:
-        """Makes a segment with the packed columns; its name goes with this object or its process.
-
-        Raises:
-            MemoryError: there is not enough.
-        """
-        return cls.written(packed.layout.nbytes, packed.parts(), f"an index of {packed.layout.count} entries")
-
-    @classmethod
     def written(cls, nbytes: int, parts: Iterable[tuple[int, Any]], what: str) -> IndexMemory:
         """Makes a segment of (place, bytes), which need not fill it.
 
@@ -362,7 +361,7 @@ def share(name: str, pack: Callable[[], Packed], fingerprint: Fingerprint, *, is
             memory = _attached_to(board) if board is not None else None
             if board is None or memory is None:
                 packed = pack()
-                memory = IndexMemory.create(packed)
+                memory = packed.shared()
                 board = _Board(packed.layout, fingerprint, packed.digest(), ())
             else:
                 theirs: object = board.fingerprint
@@ -622,7 +621,7 @@ class SharedIndex(PackedRows, Sequence[Any]):
             layout, memory = share(name, pack, fingerprint, is_packed=is_packed)
         else:
             packed = pack()
-            layout, memory = packed.layout, IndexMemory.create(packed)
+            layout, memory = packed.layout, packed.shared()
         return self._show(memory, layout, range(layout.count))
 
     def _show(self, memory: IndexMemory, layout: IndexLayout, rows: range) -> Self:

@@ -482,7 +482,20 @@ class Crop(Protocol):
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop:
+class _SizedCrop:
+    size: int | Sequence[int]
+
+    def __post_init__(self) -> None:
+        _pair(self.size, type(self).__name__)
+
+    @property
+    def shape(self) -> tuple[int | None, int | None]:
+        """(height, width) of every result; None where it depends on the image."""
+        return _pair(self.size, type(self).__name__)
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop(_SizedCrop):
     """A random part of the image, of random area and aspect, resized: torchvision's definition and distribution.
 
     The part is cut out before it is resized, as there: what lies beside it leaves no trace.
@@ -495,27 +508,21 @@ class RandomResizedCrop:
         ValueError: a number is outside its bounds.
     """
 
-    size: int | Sequence[int]
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
-        _pair(self.size, "RandomResizedCrop")
+        super().__post_init__()
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"RandomResizedCrop: scale needs 0 < least <= most <= 1; got {self.scale}")
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise ValueError(f"RandomResizedCrop: ratio needs 0 < least <= most; got {self.ratio}")
 
-    @property
-    def shape(self) -> Size:
-        """(height, width) of every result."""
-        return _pair(self.size, "RandomResizedCrop")
-
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
         """The part of an image of this `height` and `width` that becomes the result, drawn from `rng`."""
         top, left, box_height, box_width = self._box(height, width, rng)
         clip = (top, left, top + box_height, left + box_width)
-        return Window(self.shape, (float(top), float(left), float(box_height), float(box_width)), clip)
+        return Window(_pair(self.size, "RandomResizedCrop"), (float(top), float(left), float(box_height), float(box_width)), clip)
 
     def _box(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         least, most = math.log(self.ratio[0]), math.log(self.ratio[1])
@@ -535,7 +542,7 @@ class RandomResizedCrop:
 
 
 @dataclass(frozen=True)
-class Resize:
+class Resize(_SizedCrop):
     """The whole image, resized.
 
     Args:
@@ -545,15 +552,10 @@ class Resize:
         ValueError: a number is outside its bounds.
     """
 
-    size: int | Sequence[int]
-
-    def __post_init__(self) -> None:
-        _pair(self.size, "Resize")
-
     @property
     def shape(self) -> tuple[int | None, int | None]:
         """(height, width) of every result; None where it depends on the image."""
-        return (None, None) if isinstance(self.size, int) else _pair(self.size, "Resize")
+        return (None, None) if isinstance(self.size, int) else super().shape
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
         """The part of an image of this `height` and `width` that becomes the result, which is all of it; `rng` is not asked."""
@@ -562,7 +564,7 @@ class Resize:
 
 
 @dataclass(frozen=True)
-class CenterCrop:
+class CenterCrop(_SizedCrop):
     """The middle of the image; black around one that is smaller, as torchvision pads it.
 
     Args:
@@ -572,7 +574,6 @@ class CenterCrop:
         ValueError: a number is outside its bounds.
     """
 
-    size: int | Sequence[int]
     resize: int | None = None
 
     def __post_init__(self) -> None:
@@ -580,14 +581,9 @@ class CenterCrop:
         if self.resize is not None and self.resize < max(size):
             raise ValueError(f"CenterCrop: resize is the shorter side and needs to be at least size; got {self.resize} for {size}")
 
-    @property
-    def shape(self) -> Size:
-        """(height, width) of every result."""
-        return _pair(self.size, "CenterCrop")
-
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
         """The part of an image of this `height` and `width` that becomes the result; `rng` is not asked."""
-        size = self.shape
+        size = _pair(self.size, "CenterCrop")
         resized = (height, width) if self.resize is None else _shorter(self.resize, height, width)
         size = min(size[0], resized[0]), min(size[1], resized[1])
         top, left = round((resized[0] - size[0]) / 2), round((resized[1] - size[1]) / 2)

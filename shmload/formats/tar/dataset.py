@@ -43,7 +43,7 @@ from typing_extensions import Buffer
 from shmload._core.mapped_file import MappedFile
 from shmload._core.tar import TarScan
 from shmload._core.tar_rows import Members, TarRows
-from shmload.batch.collate import SingleRow
+from shmload.batch.collate import OneSample, SingleRow
 from shmload.batch.layout import of_any
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import Paths, shard_paths, write_whole
@@ -472,18 +472,17 @@ class TarDataset:
             number += len(samples)
         if not 0 <= number < len(samples):
             raise IndexError(f"index {index} is out of range: the dataset has {len(samples)} samples")
+        if self.schema is not None:
+            out = OneSample(self.schema)
+            self._read_batch_into([number], out)
+            return out.sample()
         shard, sample = samples.at(number)
-        members = samples.indexes[shard].members(sample)
+        index = samples.indexes[shard]
         if self._fields is None:
-            found = {e: self._decoded(shard, sample, e, e, offset, size) for e, offset, size in members}
-            return {KEY: samples.indexes[shard].key(sample), **found}
-        names = self._fields if self.schema is None else self.schema
-        given = {name: self._value(number, name) for name in names if name != KEY}
-        for column in self._columns:
-            if column.dtype is not None:
-                given[column.name] = self._checked(number, column, given[column.name])[()]
-        has_key = self.schema is None or KEY in self.schema
-        return {KEY: samples.indexes[shard].key(sample), **given} if has_key else given
+            found = {e: self._decoded(shard, sample, e, e, offset, size) for e, offset, size in index.members(sample)}
+        else:
+            found = {name: self._value(number, name) for name in self._fields}
+        return {KEY: index.key(sample), **found}
 
     @property
     def read_batch_into(self) -> Callable[[Sequence[int], Any], None] | None:
@@ -521,10 +520,9 @@ class TarDataset:
             out[KEY] = [samples.indexes[shard].key(sample) for shard, sample in places]
 
     def _row(self, numbers: NDArray[np.int64], column: TarColumn, row: int) -> Any:
+        """A field of a sample, decoded and checked."""
         number = int(numbers[row])
-        return self._checked(number, column, self._value(number, column.name))
-
-    def _checked(self, number: int, column: TarColumn, value: Any) -> Any:
+        value = self._value(number, column.name)
         try:
             return column.checked(value)
         except (ValueError, TypeError) as error:

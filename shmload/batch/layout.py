@@ -302,6 +302,11 @@ def array_over(element: ElementType, memory: Any, shape: tuple[int, ...], offset
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
 
 
+def fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    """Whether a shape is one of a schema's, where None is any extent."""
+    return len(shape) == len(wanted) and all(w in (None, n) for n, w in zip(shape, wanted, strict=True))
+
+
 def is_plain_tensor(value: Any) -> bool:
     """Whether a torch.Tensor's elements are just bytes in this process's memory, with nothing to remember about them."""
     return (

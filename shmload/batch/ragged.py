@@ -63,6 +63,7 @@ from shmload.batch.layout import (
     aligned,
     array_over,
     c_strides,
+    fits,
     is_plain_tensor,
     of_numpy,
     of_torch,
@@ -708,7 +709,7 @@ class _Arena:
         """Writes the next row."""
         shape = tuple(np.shape(value))
         wanted = self._field.shape
-        if len(shape) != len(wanted) or any(w not in (None, s) for w, s in zip(wanted, shape, strict=True)):
+        if not fits(shape, wanted):
             raise SampleError(f"field {self._field.name!r} has shape {wanted} in the schema; a row of {shape} was given")
         row = self._take(math.prod(shape)).reshape(shape)
         self.rows.append(row)

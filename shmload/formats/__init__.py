@@ -19,24 +19,18 @@ if TYPE_CHECKING:
     from shmload.formats.tfrecord.files import TFRecordWriter
     from shmload.formats.tokens import TokenDataset
 
-_PLACES = {
-    "ArrayDataset": "shmload.formats.arrays",
-    "CenterCrop": "shmload.formats.images.decoder",
-    "HDF5Dataset": "shmload.formats.readers.files",
-    "ImageDecoder": "shmload.formats.images.decoder",
-    "ImageFolder": "shmload.formats.images.folder",
-    "ParquetDataset": "shmload.formats.readers.parquet",
-    "RandomResizedCrop": "shmload.formats.images.decoder",
-    "Resize": "shmload.formats.images.decoder",
-    "SafetensorsDataset": "shmload.formats.readers.files",
-    "TFRecordDataset": "shmload.formats.tfrecord.dataset",
-    "TFRecordWriter": "shmload.formats.tfrecord.files",
-    "TarDataset": "shmload.formats.tar.dataset",
-    "TarStream": "shmload.formats.tar.stream",
-    "TarWriter": "shmload.formats.tar.writer",
-    "TokenDataset": "shmload.formats.tokens",
-    "ZarrDataset": "shmload.formats.readers.files",
-    "with_restart_markers": "shmload.formats.images.decoder",
+_MODULES = {
+    "arrays": ("ArrayDataset",),
+    "images.decoder": ("CenterCrop", "ImageDecoder", "RandomResizedCrop", "Resize", "with_restart_markers"),
+    "images.folder": ("ImageFolder",),
+    "readers.files": ("HDF5Dataset", "SafetensorsDataset", "ZarrDataset"),
+    "readers.parquet": ("ParquetDataset",),
+    "tar.dataset": ("TarDataset",),
+    "tar.stream": ("TarStream",),
+    "tar.writer": ("TarWriter",),
+    "tfrecord.dataset": ("TFRecordDataset",),
+    "tfrecord.files": ("TFRecordWriter",),
+    "tokens": ("TokenDataset",),
 }
 
 __all__ = [
@@ -60,4 +54,4 @@ __all__ = [
 ]
 
 
-__getattr__, __dir__ = lazy_names(__name__, _PLACES)
+__getattr__, __dir__ = lazy_names(__name__, {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names})

@@ -24,18 +24,6 @@ if TYPE_CHECKING:
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
-def find_classes(root: str) -> list[str]:
-    """Names of the classes: folders in `root`, sorted.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-    if not classes:
-        raise FileNotFoundError(f"{root}: one folder for each class is needed; there is none")
-    return classes
-
-
 def find_images(root: str, classes: list[str]) -> Iterator[tuple[str, int]]:
     """(path, number of its class), class by class; in each, folder by folder, sorted.
 
@@ -106,7 +94,9 @@ class ImageFolder:
                 raise ValueError("labels go with a list of paths; in a folder the classes' folders give them")
             self.root = os.fspath(source)
             check_local(self.root, "ImageFolder")
-            self.classes = find_classes(self.root)
+            self.classes = sorted(entry.name for entry in os.scandir(self.root) if entry.is_dir())
+            if not self.classes:
+                raise FileNotFoundError(f"{self.root}: one folder for each class is needed; there is none")
             entries = list(find_images(self.root, self.classes))
         else:
             entries = [os.fspath(path) for path in source]

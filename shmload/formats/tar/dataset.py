@@ -44,7 +44,7 @@ from shmload._core.mapped_file import MappedFile
 from shmload._core.tar import TarScan
 from shmload._core.tar_rows import Members, TarRows
 from shmload.batch.collate import OneSample, SingleRow
-from shmload.batch.layout import of_any
+from shmload.batch.layout import fits, of_any
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import Paths, shard_paths, write_whole
 from shmload.formats.tar.members import INTEGERS, TEXTS, Decode, Decoders
@@ -314,14 +314,14 @@ class TarColumn:
             if len(extents) == len(self.shape) and value.size == np.prod(extents, dtype=np.int64):
                 value = value.reshape(extents)
         array = np.asarray(value)
-        if len(array.shape) != len(self.shape) or any(s not in (None, n) for n, s in zip(array.shape, self.shape, strict=True)):
+        if not fits(array.shape, self.shape):
             raise ValueError(f"the schema says shape {self.shape}, and it has {array.shape}")
         if array.dtype.kind == "i" and array.ndim == 0 and self.dtype.kind in "iu":
             limits = np.iinfo(self.dtype)
-            fits = limits.min <= int(array) <= limits.max
+            is_held = limits.min <= int(array) <= limits.max
         else:
-            fits = array.dtype.newbyteorder("=") == self.dtype.newbyteorder("=")
-        if not fits:
+            is_held = array.dtype.newbyteorder("=") == self.dtype.newbyteorder("=")
+        if not is_held:
             shown = f"{array} " if array.ndim == 0 else ""
             raise ValueError(
                 f"the schema says {self.dtype}, and it is {shown}of {array.dtype}; change the schema or convert it in decode="
@@ -477,12 +477,12 @@ class TarDataset:
             self._read_batch_into([number], out)
             return out.sample()
         shard, sample = samples.at(number)
-        index = samples.indexes[shard]
+        its = samples.indexes[shard]
         if self._fields is None:
-            found = {e: self._decoded(shard, sample, e, e, offset, size) for e, offset, size in index.members(sample)}
+            found = {e: self._decoded(shard, sample, e, e, offset, size) for e, offset, size in its.members(sample)}
         else:
             found = {name: self._value(number, name) for name in self._fields}
-        return {KEY: index.key(sample), **found}
+        return {KEY: its.key(sample), **found}
 
     @property
     def read_batch_into(self) -> Callable[[Sequence[int], Any], None] | None:

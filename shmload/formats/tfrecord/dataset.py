@@ -20,7 +20,7 @@ import numpy as np
 
 from shmload._core.records import KINDS, RecordReader, Survey
 from shmload.batch.collate import OneSample, SingleRow
-from shmload.batch.layout import ElementType, of_any
+from shmload.batch.layout import ElementType, fits, of_any
 from shmload.errors import SampleError, ShardCorrupt, ShmloadError
 from shmload.formats.images.decoder import ImageDecoder
 from shmload.formats.paths import Paths, expanded
@@ -169,10 +169,7 @@ def decoded(field: RecordField, data: bytes) -> Any:
         return value
     array = np.asarray(value)
     assert field.element is not None
-    is_right = len(array.shape) == len(field.shape) and all(
-        wanted in (None, n) for wanted, n in zip(field.shape, array.shape, strict=True)
-    )
-    if not is_right or array.dtype != field.element.numpy:
+    if not fits(array.shape, field.shape) or array.dtype != field.element.numpy:
         raise ValueError(f"the schema says {field}, and its decoder made {array.dtype} of shape {array.shape}")
     return array
 

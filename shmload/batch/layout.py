@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -212,17 +212,13 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | str | None = 
         extents = tuple(None if extent is None else int(extent) for extent in shape)
         fields.append(Field(str(name), of_any(dtype).name, extents, "view"))
     leaves = tuple(("leaf", i) for i in range(len(fields)))
-    tree: tuple[Any, ...]
-    if batch_type is None or batch_type is dict:
-        tree = ("dict", tuple(schema), leaves)
-    elif batch_type is tuple:
-        tree = ("tuple", leaves)
-    elif batch_type is list:
-        tree = ("list", leaves)
-    elif batch_type == "single" and len(fields) == 1:
+    trees: dict[Any, tuple[Any, ...]] = {dict: ("dict", tuple(schema), leaves), tuple: ("tuple", leaves), list: ("list", leaves)}
+    if batch_type == "single" and len(fields) == 1:
         tree = leaves[0]
     elif hasattr(batch_type, "_fields"):
         tree = ("named", batch_type, leaves)
+    elif (batch_type or dict) in trees:
+        tree = trees[batch_type or dict]
     else:
         raise TypeError(f"batch_type is dict, tuple, list or a named tuple class; got {batch_type!r}")
     return Layout(tuple(fields), tree, bool(getattr(schema, "zero_fill", False)))
@@ -241,40 +237,31 @@ def layout_of_sample(sample: Any) -> Layout:
 
 def _tree_of(value: Any, name: str, fields: list[Field]) -> tuple[Any, ...]:
     kind = type(value)
-    if kind is dict:
-        return ("dict", tuple(value), tuple(_tree_of(v, f"{name}.{k}" if name else str(k), fields) for k, v in value.items()))
-    if kind is tuple or kind is list:
-        return "list", tuple(_trees_of(value, name, fields))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return "named", kind, tuple(_trees_of(value, name, fields))
+    is_named = isinstance(value, tuple) and hasattr(value, "_fields")
+    if kind in (dict, tuple, list) or is_named:
+        parts = value.items() if kind is dict else enumerate(value)
+        trees = tuple(_tree_of(part, f"{name}.{key}" if name else str(key), fields) for key, part in parts)
+        return ("dict", tuple(value), trees) if kind is dict else ("named", kind, trees) if is_named else ("list", trees)
     fields.append(_leaf(value, name or "data"))
     return "leaf", len(fields) - 1
-
-
-def _trees_of(values: Any, name: str, fields: list[Field]) -> Iterator[tuple[Any, ...]]:
-    for i, v in enumerate(values):
-        yield _tree_of(v, f"{name}.{i}" if name else str(i), fields)
 
 
 def _leaf(value: Any, name: str) -> Field:
     kind = type(value)
     if kind in NUMBERS:
         return Field(name, NUMBERS[kind], (), kind.__name__)
-    if isinstance(value, np.ndarray):
-        if kind is not np.ndarray and kind is not np.memmap:
-            raise NotFixedError(kind)
-        return Field(name, _known(of_numpy(value.dtype), value.dtype), value.shape, "array")
-    if isinstance(value, np.generic):
-        return Field(name, _known(of_numpy(value.dtype), value.dtype), (), "scalar")
-    if kind.__module__ == "torch" and kind.__name__ == "Tensor" and is_plain_tensor(value):
-        return Field(name, _known(of_torch(value.dtype), value.dtype), tuple(value.shape), "tensor")
-    raise NotFixedError(kind)
-
-
-def _known(element: ElementType | None, dtype: Any) -> str:
+    element: ElementType | None
+    if kind is np.ndarray or kind is np.memmap:
+        element, shape, how = of_numpy(value.dtype), value.shape, "array"
+    elif isinstance(value, np.generic):
+        element, shape, how = of_numpy(value.dtype), (), "scalar"
+    elif kind.__module__ == "torch" and kind.__name__ == "Tensor" and is_plain_tensor(value):
+        element, shape, how = of_torch(value.dtype), tuple(value.shape), "tensor"
+    else:
+        raise NotFixedError(kind)
     if element is None:
-        raise NotFixedError(dtype)
-    return element.name
+        raise NotFixedError(value.dtype)
+    return Field(name, element.name, shape, how)
 
 
 def structure(tree: tuple[Any, ...], leaves: list[Any]) -> Any:

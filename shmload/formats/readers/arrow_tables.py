@@ -1,9 +1,8 @@
 """Row groups of Parquet files, decoded to arrow tables, and their rows as addresses.
 
-The groups in the cache are seen as one table whose chunks are theirs (`ArrowColumn`), so that one native copy a
-column serves a batch, however many groups its rows come of. That table is made anew when a group was decoded. A batch that touches
-more groups than the cache holds takes its rows out of one after the other instead: it never holds more than one of them beside the
-cache.
+The groups that a batch takes rows of are seen as one table whose chunks are theirs (`ArrowColumn`), so that one native copy a
+column serves a batch, however many groups its rows come of. A batch that touches more groups than the cache holds takes its rows
+out of one after the other instead: it never holds more than one of them beside the cache.
 
 pyarrow's own threads are not used: they would not be there in a forked worker, and workers are what decodes in parallel here.
 
@@ -25,7 +24,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -407,10 +405,7 @@ class Groups:
         self.num_rows = int(self.starts[-1])
         self._cache_bytes = cache_bytes
         self.cache = BlockCache(cache_bytes)
-        self._resident: Table = {}  # the groups in the cache as one table
-        self._begins = np.full(len(self._places), -1, np.int64)  # of each group there
-        self._num_decoded = 0  # when it was made
-        self._lock = Lock()
+        self._last: tuple[list[int], Table, Indices] = ([], {}, self.starts)  # groups, the table of them, where each begins there
 
     def read(self, rows: Indices, out: Any) -> None:
         """Writes these rows to a batch."""
@@ -434,19 +429,13 @@ class Groups:
         groups = np.unique(group_of)
         if len(groups) > 1 and int(self._nbytes[groups].sum()) > self._cache_bytes:
             return self._picked(rows, group_of, groups)
-        tables = {group: self._group(group) for group in groups.tolist()}
-        with self._lock:
-            is_known = self._num_decoded == self.cache.num_decoded and bool((self._begins[groups] >= 0).all())
-            if not is_known:
-                self._num_decoded = self.cache.num_decoded
-                tables.update(self.cache.held())
-                held = np.array(list(tables), np.int64)
-                lengths = self.starts[held + 1] - self.starts[held]
-                self._begins = np.full(len(self._places), -1, np.int64)
-                self._begins[held] = np.cumsum(lengths) - lengths
-                self._resident = _joined(list(tables.values()))
-            table, begins = self._resident, self._begins
-        return table, begins[group_of] + rows - self.starts[group_of]
+        wanted = groups.tolist()
+        known, table, begins = self._last
+        if known != wanted:
+            lengths = self.starts[groups + 1] - self.starts[groups]
+            table, begins = _joined([self._group(group) for group in wanted]), np.cumsum(lengths) - lengths
+            self._last = wanted, table, begins
+        return table, begins[np.searchsorted(groups, group_of)] + rows - self.starts[group_of]
 
     def _picked(self, rows: Indices, group_of: Indices, groups: Indices) -> tuple[Table, Indices]:
         """The rows by themselves, from one group after the other."""

@@ -128,11 +128,6 @@ class BlockCache:
                     self.nbytes -= self._blocks.popitem(last=False)[1][1]
             return block
 
-    def held(self) -> dict[Any, Any]:
-        """The blocks that are kept, by key."""
-        with self._lock:
-            return {key: block for key, (block, _) in self._blocks.items()}
-
 
 Indices = NDArray[np.int64]
 

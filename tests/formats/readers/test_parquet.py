@@ -161,7 +161,7 @@ def test_the_cache_holds_no_more_than_it_may(tmp_path: Path) -> None:
     dataset = ParquetDataset(path, cache_bytes=130)
     for index in (0, 9, 17, 0, 1):
         assert index == dataset[index]["x"]
-        assert dataset._groups.cache.nbytes <= 130
+        assert dataset._opened.cache.nbytes <= 130
     assert dataset.num_decoded == 4  # the first was put out and came again
     assert list(range(99, -1, -1)) == list(
         batch_of_indices(dataset, list(range(99, -1, -1)))

@@ -5,7 +5,7 @@ storage (a slice, `.numpy()`, a parameter, an autograd graph) keeps the slot fro
 
 What ragged fields are delivered as, where that is neither a list nor a `torch.nested` tensor.
 
-From the bytes of a packed batch (`packed.py`) back to its objects; arrays and tensors stay where they are.
+From the bytes of a packed batch (`ragged.py`) back to its objects; arrays and tensors stay where they are.
 """
 
 from __future__ import annotations

@@ -213,6 +213,7 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | str | None = 
         fields.append(Field(str(name), of_any(dtype).name, extents, "view"))
     leaves = tuple(("leaf", i) for i in range(len(fields)))
     trees: dict[Any, tuple[Any, ...]] = {dict: ("dict", tuple(schema), leaves), tuple: ("tuple", leaves), list: ("list", leaves)}
+    tree: tuple[Any, ...]
     if batch_type == "single" and len(fields) == 1:
         tree = leaves[0]
     elif hasattr(batch_type, "_fields"):

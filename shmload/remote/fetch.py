@@ -39,6 +39,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any, Self, TypeVar
 
+import numpy as np
 from typing_extensions import Buffer
 
 from shmload._core import tar
@@ -170,10 +171,12 @@ def fetch_range(shards: Shards, shard: RemoteShard, offset: int, nbytes: int) ->
         ShardCorrupt: it is not what it was when the dataset was made.
         StoreError: the store does not answer.
     """
+    out = np.empty(nbytes, np.uint8).data
     try:
-        return shard.store.get_ranges(shard.key, [(offset, nbytes)], etag=shard.etag or None)[0]
+        shard.store.read_into(shard.key, out, offset=offset, etag=shard.etag or None)
     except StoreError as error:
         raise _explained(shards, shard, error) from error
+    return out.toreadonly()
 
 
 def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> ShardIndex:

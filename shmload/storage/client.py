@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 from shmload.errors import StoreError
 from shmload.storage.http import HttpStore
 from shmload.storage.local import LocalStore, Store, checked_key
-from shmload.storage.s3 import Boto, Credentials, S3Store, find_credentials, region_of_environment
+from shmload.storage.s3 import Credentials, S3Store, find_credentials, region_of_environment
 from shmload.storage.transport import RetryPolicy
 
 __all__ = ["Client", "client_of", "is_url", "join_url", "make_client", "open_store", "split_url"]
@@ -38,7 +38,6 @@ class Client:
         parallel: ranges of one large object that are read at once.
         path_style: whether the bucket is named in the path, or in the host.
         ca_file: certificates to trust.
-        boto: botocore's clients of this process.
     """
 
     endpoint: str
@@ -48,7 +47,6 @@ class Client:
     parallel: int = 4
     path_style: bool = True
     ca_file: str | None = None
-    boto: Boto = field(default_factory=Boto, repr=False, compare=False)
 
     def store(self, bucket: str, folder: str = "") -> S3Store:
         """The store of a bucket, or of a folder in it.
@@ -161,7 +159,6 @@ def client_of(given: Any) -> Client:
         region or "us-east-1",
         credentials,
         path_style=style == "path" or (style != "virtual" and at_amazon is None),
-        boto=Boto(given),
     )
 
 

@@ -30,7 +30,7 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ from typing import BinaryIO, Protocol
 
 from typing_extensions import Buffer
 
-from shmload.errors import ObjectExists, ObjectMissing, StoreError
+from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.ledger import try_lock
 
 __all__ = [
@@ -105,14 +105,11 @@ class Store(Protocol):
     def get(self, key: str, *, etag: str | None = None) -> Buffer:
         """All bytes of an object; with `etag`, of that version or an error."""
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, etag: str | None = None) -> list[Buffer]:
-        """Bytes at (offset, nbytes), several at once; each of the length asked for."""
-
     def read_into(self, key: str, out: Buffer, *, offset: int = 0, etag: str | None = None) -> None:
         """As many bytes as `out` has, from `offset`, straight into it, by ranges in parallel; the GIL is free meanwhile."""
 
-    def put(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> StoredObject:
-        """Writes an object; with `only_if_absent` an object that is there stays, and ObjectExists is raised."""
+    def put(self, key: str, data: Buffer) -> StoredObject:
+        """Writes an object."""
 
     def put_file(self, key: str, path: Path) -> StoredObject:
         """Writes a file's bytes, in parts if it is large. Memory stays at a few parts."""
@@ -201,26 +198,17 @@ class LocalStore:
             self._fill(key, file, memoryview(data), 0)
         return memoryview(data).toreadonly()
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, etag: str | None = None) -> list[Buffer]:
-        found: list[Buffer] = []
-        with self._opened(key, etag) as file:
-            for offset, nbytes in ranges:
-                data = bytearray(nbytes)
-                self._fill(key, file, memoryview(data), offset)
-                found.append(memoryview(data).toreadonly())
-        return found
-
     def read_into(self, key: str, out: Buffer, *, offset: int = 0, etag: str | None = None) -> None:
         with self._opened(key, etag) as file:
             self._fill(key, file, memoryview(out).cast("B"), offset)
 
-    def put(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> StoredObject:
+    def put(self, key: str, data: Buffer) -> StoredObject:
         view = memoryview(data).cast("B")
-        return self._write(key, lambda file: _write_all(file, view), only_if_absent)
+        return self._write(key, lambda file: _write_all(file, view))
 
     def put_file(self, key: str, path: Path) -> StoredObject:
         with open(path, "rb") as source:
-            return self._write(key, lambda file: shutil.copyfileobj(source, file, 1 << 20), False)
+            return self._write(key, lambda file: shutil.copyfileobj(source, file, 1 << 20))
 
     def list_objects(self, prefix: str = "") -> Iterator[StoredObject]:
         folder = checked_prefix(prefix, self.url)
@@ -272,7 +260,7 @@ class LocalStore:
                 raise StoreError(f"{self._path(key)} ended at {offset + done:,} of {size:,} bytes while it was read")
             done += got
 
-    def _write(self, key: str, write: Callable[[BinaryIO], None], only_if_absent: bool) -> StoredObject:
+    def _write(self, key: str, write: Callable[[BinaryIO], None]) -> StoredObject:
         path = self._path(key)
         half = None
         try:
@@ -286,11 +274,8 @@ class LocalStore:
                 os.fchmod(number, 0o666 & ~_umask())  # mkstemp's 0600 would hide it from other users of the folder
                 os.fsync(number)
                 made = _describe(key, os.fstat(number))
-                if only_if_absent:
-                    self._link(half, path)
-                else:  # while it is locked: else it would be an abandoned one for a moment
-                    os.replace(half, path)
-                    half = None
+                os.replace(half, path)  # while it is locked: else it would be an abandoned one for a moment
+                half = None
             _sync_folder(path.parent)
         except StoreError:
             raise
@@ -300,13 +285,6 @@ class LocalStore:
             if half is not None:
                 os.unlink(half)
         return made
-
-    def _link(self, half: str, path: Path) -> None:
-        """Gives a whole file its name, unless there is one."""
-        try:
-            os.link(half, path)
-        except FileExistsError:
-            raise ObjectExists(f"there is an object already, and it was to be new: {path}") from None
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[StoredObject]:
         """All files below, in order of their keys: "a-b" comes before "a/b", so a folder sorts as its name and a slash."""

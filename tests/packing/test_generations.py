@@ -30,9 +30,9 @@ class EndingStore(CountingStore):
         super().__init__(root)
         object.__setattr__(self, "left", num_objects)
 
-    def put(self, key: str, data: Any, *, only_if_absent: bool = False) -> StoredObject:
+    def put(self, key: str, data: Any) -> StoredObject:
         self._count()
-        return super().put(key, data, only_if_absent=only_if_absent)
+        return super().put(key, data)
 
     def put_file(self, key: str, path: Path) -> StoredObject:
         self._count()
@@ -227,9 +227,9 @@ class OvertakenStore(CountingStore):
         super().__init__(root)
         object.__setattr__(self, "plan", [at, other])
 
-    def put(self, key: str, data: Any, *, only_if_absent: bool = False) -> StoredObject:
+    def put(self, key: str, data: Any) -> StoredObject:
         self._overtaken()
-        return super().put(key, data, only_if_absent=only_if_absent)
+        return super().put(key, data)
 
     def put_file(self, key: str, path: Path) -> StoredObject:
         self._overtaken()
@@ -272,11 +272,11 @@ def test_another_that_begins_while_this_one_is_committed_keeps_what_it_has(tmp_p
     other = Generation(LocalStore(tmp_path), "f" * 16)
 
     class Late(CountingStore):
-        def put(self, key: str, data: Any, *, only_if_absent: bool = False) -> StoredObject:
+        def put(self, key: str, data: Any) -> StoredObject:
             if key == "manifest.json":
                 other.claim()
                 LocalStore(tmp_path).put(other.shard_name(0), b"its first")
-            return super().put(key, data, only_if_absent=only_if_absent)
+            return super().put(key, data)
 
     manifest = packed(Grey(30), Late(tmp_path))
     assert sorted([*names_of(manifest), "packing.json", other.shard_name(0)]) == names_in(tmp_path)
@@ -284,8 +284,8 @@ def test_another_that_begins_while_this_one_is_committed_keeps_what_it_has(tmp_p
 
 def test_a_commit_whose_shards_were_taken_away_is_an_error(tmp_path: Path) -> None:
     class Emptied(CountingStore):
-        def put(self, key: str, data: Any, *, only_if_absent: bool = False) -> StoredObject:
-            done = super().put(key, data, only_if_absent=only_if_absent)
+        def put(self, key: str, data: Any) -> StoredObject:
+            done = super().put(key, data)
             if key == "manifest.json":
                 next(tmp_path.glob("*/shard-000001.tar")).unlink()
             return done

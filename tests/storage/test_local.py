@@ -39,10 +39,7 @@ def test_nobody_sees_an_object_before_it_is_whole(store: LocalStore, tmp_path: P
     assert seen == [(b"old", ["x"], 2), (b"new", ["x"], 1)]  # the file itself, then its folder
 
 
-@pytest.mark.parametrize("only_if_absent", [False, True])
-def test_a_write_that_fails_leaves_nothing(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_if_absent: bool
-) -> None:
+def test_a_write_that_fails_leaves_nothing(store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put("a", b"there")
 
     def full(fd: int) -> None:
@@ -50,7 +47,7 @@ def test_a_write_that_fails_leaves_nothing(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match=r"cannot write .*/store/x: No space left on device"):
-        store.put("x", b"1", only_if_absent=only_if_absent)
+        store.put("x", b"1")
     with pytest.raises(StoreError, match=r"cannot write .*/store/a: No space left on device"):
         store.put_file("a", tmp_path / "store" / "a")
     assert files(store) == ["a"]

@@ -160,7 +160,7 @@ def _checked(shards: Shards, shard: RemoteShard, read: Callable[[], int]) -> Non
         found.append(crc)
     raise ShardCorrupt(
         f"{shard.url}: its checksum is {' and then '.join(found)}, and the manifest says {shard.crc32c}: the object is damaged, or "
-        "was replaced. Upload the dataset again"
+        "was replaced. Remove it and upload the dataset again"
     )
 
 
@@ -241,7 +241,7 @@ def _made(shards: Shards, shard: RemoteShard, copy: Any) -> bytes:
             return packed
     raise ShardCorrupt(
         f"{shard.store.url}/{entry.name}: it has {found} as bytes and checksum, and the manifest says "
-        f"{(entry.nbytes, entry.crc32c)}: the object is damaged, or was replaced. Upload the dataset again"
+        f"{(entry.nbytes, entry.crc32c)}: the object is damaged, or was replaced. Remove it and upload the dataset again"
     )
 
 

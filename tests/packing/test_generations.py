@@ -95,7 +95,7 @@ def test_whole_shards_are_neither_read_nor_sent_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "changed", "no index", "bad index", "bad note", "note of another"])
-def test_a_shard_that_is_not_whole_is_packed_again_and_its_neighbours_are_not(damage: str, tmp_path: Path) -> None:
+def test_a_shard_that_is_not_whole_is_packed_again_with_those_behind_it(damage: str, tmp_path: Path) -> None:
     packed(Grey(60), LocalStore(tmp_path / "whole"))
     wanted = bytes_in(tmp_path / "whole")
     store = EndingStore(tmp_path / "out", 19)  # all but the manifest
@@ -121,7 +121,8 @@ def test_a_shard_that_is_not_whole_is_packed_again_and_its_neighbours_are_not(da
     again = CountingStore(store.root)
     packed(Grey(60), again)
     assert wanted == bytes_in(store.root)
-    assert {f"{shard.parent.name}/shard-000002.tar"} == {name for name in again.written if name.endswith(".tar")}
+    written = {f"{shard.parent.name}/shard-00000{number}.tar" for number in range(2, 6)}
+    assert written == {name for name in again.written if name.endswith(".tar")}
 
 
 def test_a_finished_packing_is_not_done_again(tmp_path: Path) -> None:
@@ -145,19 +146,19 @@ def test_a_shard_lost_from_a_finished_one_is_packed_again(tmp_path: Path) -> Non
     (tmp_path / manifest.shards[3].name).unlink()
     store = CountingStore(tmp_path)
     assert manifest == packed(Grey(60), store)
-    assert [manifest.shards[3].name] == [name for name in store.written if name.endswith(".tar")]
+    assert {shard.name for shard in manifest.shards[3:]} == {name for name in store.written if name.endswith(".tar")}
     assert wanted == bytes_in(tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["", ".index"])
-def test_a_damaged_shard_of_a_finished_packing_is_written_again_and_no_other(suffix: str, tmp_path: Path) -> None:
+def test_a_damaged_shard_of_a_finished_packing_is_written_again(suffix: str, tmp_path: Path) -> None:
     """What a reader says to a wrong checksum, to upload again, must help: sizes and times say nothing."""
     manifest = packed(Grey(60), LocalStore(tmp_path))
     wanted = bytes_in(tmp_path)
     damage_in_place(tmp_path / (manifest.shards[3].name + suffix))
     store = CountingStore(tmp_path)
     assert manifest == packed(Grey(60), store)
-    assert [manifest.shards[3].name] == [name for name in store.written if name.endswith(".tar")]
+    assert {shard.name for shard in manifest.shards[3:]} == {name for name in store.written if name.endswith(".tar")}
     assert wanted == bytes_in(tmp_path)
     assert manifest == packed(Grey(60), again := CountingStore(tmp_path))
     assert again.written == []

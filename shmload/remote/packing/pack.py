@@ -31,7 +31,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from shmload import faults
-from shmload.formats.images.decoder import with_restart_markers
 from shmload.formats.images.folder import ImageFolder
 from shmload.formats.tar.dataset import KEY
 from shmload.formats.tar.writer import BLOCK, archive_nbytes, member_header, member_name
@@ -238,6 +237,8 @@ class EncodedSamples:
         pieces: list[bytes] = []
         for extension, data in members:
             if self.restart_markers and extension.rpartition(".")[2] in ("jpg", "jpeg"):
+                from shmload.formats.images.decoder import with_restart_markers
+
                 data = with_restart_markers(data)
             name = member_name(prefix + number, extension) if prefix else number.encode() + _behind(extension)
             pieces += [member_header(name, len(data)), data, bytes(-len(data) % BLOCK)]

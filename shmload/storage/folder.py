@@ -23,7 +23,6 @@ budget is no error: where the kernel finds no blocks for a file, as much is evic
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import functools
@@ -347,24 +346,6 @@ class Reservation:
         self._folder._grow(self._session, self.name, self.nbytes, nbytes, timeout_s)
         self.nbytes += nbytes
 
-    def shrink(self, nbytes: int) -> None:
-        """Gives back `nbytes` of what is reserved, at the file's end.
-
-        Args:
-            nbytes: how many fewer.
-        Raises:
-            ValueError: so many are not reserved.
-        """
-        self._check_open()
-        if not 0 <= nbytes <= self.nbytes:
-            raise ValueError(f"{nbytes} bytes cannot be given back: {self.nbytes} are reserved")
-        with self._session.locked() as ledger:
-            ledger.changing()
-            os.ftruncate(self.fd, self.nbytes - nbytes)
-            ledger.set_writing(self.name, self.nbytes - nbytes)
-            self._session.process_leases.ring()
-        self.nbytes -= nbytes
-
     def publish(self, name: str, *, nbytes: int | None = None) -> Kept:
         """Gives the file its name: from here on all see it, whole, and it may be evicted.
 
@@ -649,16 +630,6 @@ class BudgetedFolder:
         with session.locked() as ledger:
             ledger.list_again()
             self._room.make(session, ledger, 0, 0, self.order)
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Nobody reserves, publishes, leases or evicts meanwhile, this thread included: the block calls nothing of the folder's."""
-        with self._session().locked():
-            yield
-
-    def wake(self) -> None:
-        """Lets those that wait for room look again, because what may be evicted is decided by something that has changed."""
-        self._session().process_leases.ring()
 
     def statistics(self) -> FolderStatistics:
         """The folder now."""

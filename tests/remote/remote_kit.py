@@ -165,10 +165,7 @@ class CountedStore(LocalStore):
 
 def dataset_of(shards: Shards, **options: Any) -> RemoteDataset:
     """A dataset of shards that were looked up already, as of a store of the test's own."""
-    made = RemoteDataset.__new__(RemoteDataset)
-    given = {"shuffle": True, "seed": 0, "cache_folder": None, "cache_bytes": 1 << 30, "window": None, "uneven": "pad"}
-    made._begin(shards, **{**given, "rank": None, "world_size": None, **options})
-    return made
+    return RemoteDataset(None, shards, **{"cache_bytes": 1 << 30, **options})
 
 
 def watched(folder: Path, **options: Any) -> tuple[RemoteDataset, WatchedStore]:

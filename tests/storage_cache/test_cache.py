@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import threading
@@ -12,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from shmload import CacheFull, StoreError
-from shmload._core.crc32c import crc32c
 from shmload.storage.cache import Cache
 from shmload.storage.ledger import FRESH, settle
-from tests.storage_cache.folder_kit import being_written, die, really_there
+from tests.storage_cache.folder_kit import being_written, really_there
 
 
 def cache_at(place: str) -> Cache:
@@ -101,16 +99,7 @@ def test_bytes_that_are_not_the_objects_are_refused(place: str) -> None:
     cache = cache_at(place)
     with pytest.raises(StoreError, match="3 bytes of x came where it has 10: it was cut off, or has changed"):
         cache.open("x", 10, lambda out: 3, etag="1")
-    with pytest.raises(StoreError, match=r"the bytes of x have the crc32c [0-9a-f]{8}, not 00000000: they are damaged, or another"):
-        cache.open("x", 10, filled(b"x"), etag="1", checksum="crc32c:00000000")
-    with pytest.raises(StoreError, match="the bytes of x have the sha256 "):
-        cache.open("x", 10, filled(b"x"), etag="1", checksum="sha256:00")
-    for checksum in ("00", "nothing:00", "sha256:"):
-        with pytest.raises(ValueError, match=f"in 'crc32c:1a2b3c4d'; got '{checksum}'"):
-            cache.open("x", 10, filled(b"x"), etag="1", checksum=checksum)
     assert really_there(place) == {}
-    cache.open("x", 10, filled(b"x"), etag="1", checksum=f"crc32c:{crc32c(b'x' * 10):08X}").release()
-    cache.open("y", 10, filled(b"y"), etag="1", checksum="sha256:" + hashlib.sha256(b"y" * 10).hexdigest()).release()
 
 
 def test_a_fetch_that_keeps_the_memory_is_refused(place: str) -> None:
@@ -208,7 +197,7 @@ def test_without_announcements_the_least_recently_used_goes(place: str) -> None:
 def test_what_nobody_announced_goes_before_what_is_needed_last(place: str) -> None:
     cache = cache_at(place)
     fill(cache, "abc")
-    cache.expect("xayc", ahead=0)
+    cache.expect("xayc")
     fill(cache, "x")
     assert keys_in(place) == ["a", "c", "x"]
     fill(cache, "a")
@@ -216,65 +205,24 @@ def test_what_nobody_announced_goes_before_what_is_needed_last(place: str) -> No
     assert "c" in keys_in(place)
 
 
-def test_the_use_that_lies_farthest_ahead_goes_by_all_readers_announcements(place: str) -> None:
-    cache, other = cache_at(place), cache_at(place)
+def test_the_use_that_lies_farthest_ahead_goes_first(place: str) -> None:
+    cache = cache_at(place)
     fill(cache, "abc")
     cache.expect("xabc")
-    other.expect("yc")  # c is needed sooner by another reader, so b is what is needed last
     fill(cache, "x")
-    assert keys_in(place) == ["a", "c", "x"]
-    other.close()
-    fill(cache, "z")  # not announced: what is guarded stays, and nobody needs x any more
-    assert keys_in(place) == ["a", "c", "z"]
+    assert keys_in(place) == ["a", "b", "x"]
 
 
 def test_what_is_needed_sooner_is_not_evicted_for_what_is_needed_later(place: str) -> None:
     cache = cache_at(place)
-    cache.expect("abcd")
-    for key in "abc":
-        cache.prefetch(key, 30, filled(b"x"), etag="1")
-    with pytest.raises(CacheFull, match="0 of them are leased, 0 by this process, and 0 may be evicted"):
-        cache.prefetch("d", 30, filled(b"x"), etag="1", timeout_s=0)
-    fill(cache, "a")
-    cache.prefetch("d", 30, filled(b"x"), etag="1", timeout_s=0)
-    assert keys_in(place) == ["b", "c", "d"]
-
-
-def test_a_guarded_need_gives_way_to_a_sooner_one_only(place: str) -> None:
-    cache = cache_at(place)
-    cache.expect("xabc", ahead=4)
-    for key in "abc":
-        cache.prefetch(key, 30, filled(b"x"), etag="1")
-    with pytest.raises(CacheFull):
-        cache.open("unannounced", 30, filled(b"x"), etag="1", timeout_s=0)
-    fill(cache, "x")
-    assert keys_in(place) == ["a", "b", "x"]
-    cache.expect("xab", ahead=1)
-    cache.open("unannounced", 30, filled(b"x"), etag="1", timeout_s=0).release()
-    assert keys_in(place) == ["a", "unannounced", "x"]
-
-
-def test_a_reader_that_moves_on_wakes_who_waits_for_room(place: str) -> None:
-    cache, other = cache_at(place), cache_at(place)
-    cache.expect("abc")
-    for key in "abc":
-        cache.prefetch(key, 30, filled(b"x"), etag="1")
-    thread = threading.Thread(target=lambda: other.prefetch("new", 30, filled(b"x"), etag="1", timeout_s=30))
-    thread.start()
-    fill(cache, "a")
-    thread.join()
-    assert keys_in(place) == ["b", "c", "new"]
-
-
-def test_an_announcement_ends_with_its_reader(place: str) -> None:
-    cache, other = cache_at(place), cache_at(place)
     fill(cache, "abc")
-    other.expect("cba")
-    os.close(other._lookahead._fd)
-    die(other._folder)
-    fill(cache, "ad")
-    assert keys_in(place) == ["a", "c", "d"]
-    other._lookahead._pid = 0
+    cache.expect("abcd")
+    with pytest.raises(CacheFull, match="0 of them are leased, 0 by this process, and 0 may be evicted"):
+        cache.open("d", 30, filled(b"x"), etag="1", timeout_s=0)
+    cache.expect("abcd")
+    fill(cache, "a")
+    cache.open("d", 30, filled(b"x"), etag="1", timeout_s=0).release()
+    assert keys_in(place) == ["b", "c", "d"]
 
 
 def test_an_old_version_of_a_needed_object_is_not_needed(place: str) -> None:
@@ -293,11 +241,6 @@ def test_a_key_announced_twice_is_needed_until_it_was_opened_twice(place: str) -
     cache.expect("abcab")
     fill(cache, "abcx")
     assert keys_in(place) == ["a", "b", "x"]
-
-
-def test_a_horizon_is_a_number_of_keys(place: str) -> None:
-    with pytest.raises(ValueError, match="ahead is a number of keys, 0 or more; got -1"):
-        cache_at(place).expect([], ahead=-1)
 
 
 def test_a_pickled_cache_is_the_same_cache_with_needs_of_its_own(place: str) -> None:

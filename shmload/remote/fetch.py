@@ -47,7 +47,7 @@ from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.formats.paths import shard_paths
 from shmload.formats.tar.dataset import ShardIndex, map_file, pack_index, unpack_index
-from shmload.storage.cache import Fetch, FileFetch
+from shmload.storage.cache import Fetch
 from shmload.storage.client import split_url
 from shmload.storage.http import WebReader
 from shmload.storage.local import Store
@@ -122,46 +122,39 @@ def name_of(shard: RemoteShard) -> str:
     return sha256(f"{shard.url}\0{shard.version}\0{shard.nbytes}".encode()).hexdigest()[:40]
 
 
-def fetch_of(shards: Shards, shard: RemoteShard) -> Fetch | FileFetch:
+def fetch_of(shards: Shards, shard: RemoteShard) -> Fetch:
     """How a cache gets a shard's bytes: by ranges in parallel; once more if their checksum is another than the manifest's.
 
     What it raises:
         ShardCorrupt: the shard is not what it was when the dataset was made, or what the manifest says.
         StoreError: the store does not answer, or the disk is full.
     """
-    store = shard.store
-    if isinstance(store, WebReader):
 
-        def write(fd: int) -> None:
-            _checked(shards, shard, lambda: store.read_to_file(shard.key, fd, shard.nbytes, etag=shard.etag or None))
-
-        return FileFetch(write)
-
-    def fill(out: memoryview) -> None:
-        def read() -> int:
-            store.read_into(shard.key, out, etag=shard.etag or None)
+    def read(fd: int) -> int:
+        if isinstance(shard.store, WebReader):
+            return shard.store.read_to_file(shard.key, fd, shard.nbytes, etag=shard.etag or None)
+        if not shard.nbytes:
+            return 0
+        with mmap.mmap(fd, shard.nbytes) as out:
+            shard.store.read_into(shard.key, out, etag=shard.etag or None)
             return 0 if shard.crc32c is None else crc32c(out)
 
-        _checked(shards, shard, read)
+    def fetch(fd: int) -> None:
+        found = []
+        for _ in range(2):
+            try:
+                crc = f"{read(fd):08x}"
+            except StoreError as error:
+                raise _explained(shards, shard, error) from error
+            if shard.crc32c in (None, crc):
+                return
+            found.append(crc)
+        raise ShardCorrupt(
+            f"{shard.url}: its checksum is {' and then '.join(found)}, and the manifest says {shard.crc32c}: the object is "
+            "damaged, or was replaced. Remove it and upload the dataset again"
+        )
 
-    return fill
-
-
-def _checked(shards: Shards, shard: RemoteShard, read: Callable[[], int]) -> None:
-    """Reads a shard, and once more if the checksum that comes out is another than the manifest's."""
-    found = []
-    for _ in range(2):
-        try:
-            crc = f"{read():08x}"
-        except StoreError as error:
-            raise _explained(shards, shard, error) from error
-        if shard.crc32c in (None, crc):
-            return
-        found.append(crc)
-    raise ShardCorrupt(
-        f"{shard.url}: its checksum is {' and then '.join(found)}, and the manifest says {shard.crc32c}: the object is damaged, or "
-        "was replaced. Remove it and upload the dataset again"
-    )
+    return fetch
 
 
 def fetch_range(shards: Shards, shard: RemoteShard, offset: int, nbytes: int) -> Buffer:

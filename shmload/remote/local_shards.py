@@ -172,14 +172,6 @@ _ROOM_S = 0.5  # of a prefetcher for room, before it looks whether the shard is 
 _AT_ONCE = 8  # indexes, or ranges, under way
 
 
-class _Copy:
-    """A shard that is here, and stays as long as this lives."""
-
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
-        self.data: NDArray[np.uint8] = np.frombuffer(memoryview(MappedFile(os.fsencode(lease.path))), np.uint8)
-
-
 class LocalShards:
     """Copies of shards within a budget. Picklable; each process has leases and a prefetcher of its own.
 
@@ -206,7 +198,7 @@ class LocalShards:
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._copies: dict[int, _Copy] = {}
+        self._copies: dict[int, tuple[NDArray[np.uint8], Lease]] = {}  # shards that are here as long as they stand there
         self._indexes: dict[int, ShardIndex] = {}
         self._wanted: list[int] = []  # in the order they are needed
         self._prefetcher: Prefetcher | None = None
@@ -256,7 +248,7 @@ class LocalShards:
         self._here()
         held = self._copies.get(number)
         if held is not None:
-            return held.data
+            return held[0]
         if not self.keeps_all and number not in self._wanted:
             return None
         wait_s = 0.0
@@ -342,9 +334,11 @@ class LocalShards:
         try:
             lease = cache.open(shard.url, shard.nbytes, fetch, etag=shard.version, timeout_s=timeout_s)
             with self._lock:
-                return self._copies.setdefault(number, _Copy(lease)).data
+                data = np.frombuffer(memoryview(MappedFile(os.fsencode(lease.path))), np.uint8)
+                return self._copies.setdefault(number, (data, lease))[0]
         finally:
             if private is not None and private.is_over:  # closed meanwhile: what was made there since goes, too
+                self._copies.pop(number, None)
                 cache.close()
                 private.close()
 

@@ -27,7 +27,7 @@ from shmload.errors import StoreError
 from shmload.storage.folder import BudgetedFolder, FolderStatistics, Lease, Reservation
 from shmload.storage.ledger import FRESH, SETTLES_AFTER_S, Kept, settle
 
-__all__ = ["Cache", "CacheStatistics", "FileFetch"]
+__all__ = ["Cache", "CacheStatistics"]
 
 DIGEST_DIGITS = 16  # of a file's name: which key it is
 
@@ -37,19 +37,8 @@ def digest_of(key: str) -> str:
     return hashlib.blake2b(os.fsencode(key), digest_size=DIGEST_DIGITS // 2).hexdigest()
 
 
-Fetch = Callable[[memoryview], int | None]
-"""Writes an object's bytes into memory of its length; gives how many it wrote, None for all. Keeps no view of the memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileFetch:
-    """A fetch that is given the file's descriptor instead, and writes all of it by pwrite: a third of a mapping's cost.
-
-    Args:
-        write: called with the descriptor.
-    """
-
-    write: Callable[[int], None]
+Fetch = Callable[[int], None]
+"""Writes all of an object into the file that a descriptor names, by pwrite: a third of a mapping's cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +69,9 @@ class Cache:
         capacity_bytes: what the files may add up to; all users of the folder give the same.
         durable: no file is ever seen that a power failure has cut: what it may have cut is fetched again. Without it a file's bytes
             may then be missing, though its length is right.
+    Attributes:
+        path: the folder.
+        capacity_bytes: the budget.
     Raises:
         ValueError: no budget, or living processes use the folder with another one.
         StoreError: the folder's file system has no locks.
@@ -88,8 +80,8 @@ class Cache:
     Example:
         >>> import tempfile
         >>> cache = Cache(tempfile.mkdtemp(), 10_000)
-        >>> def fetch(out):
-        ...     out[:] = b"payload"
+        >>> def fetch(fd):
+        ...     os.pwrite(fd, b"payload", 0)
         >>> with cache.open("s3://bucket/part-0.tar", 7, fetch, etag="v1") as lease:
         ...     os.pread(lease.fd, 100, 0)
         b'payload'
@@ -99,30 +91,19 @@ class Cache:
         self._folder = BudgetedFolder(folder, capacity_bytes, durable=durable)
         self._begin()
 
-    @property
-    def path(self) -> str:
-        """The folder."""
-        return self._folder.path
-
-    @property
-    def capacity_bytes(self) -> int:
-        """The budget."""
-        return self._folder.capacity_bytes
-
-    def open(self, key: str, nbytes: int, fetch: Fetch | FileFetch, *, etag: str, timeout_s: float | None = 600.0) -> Lease:
+    def open(self, key: str, nbytes: int, fetch: Fetch, *, etag: str, timeout_s: float | None = 600.0) -> Lease:
         """A lease of an object's file, which is fetched first if it is not there.
 
         Args:
             key: where the object is, its store's address included and no credentials: the same for all who mean the same object.
             nbytes: its length, which is checked.
-            fetch: called with writable memory of that length, if the object must be fetched. It writes all of it, gives how many
-                bytes it wrote or None for all, and keeps no view of it. What it raises is raised here, and the next one tries.
+            fetch: called with the descriptor of a file of that length, if the object must be fetched; writes all of it. What it
+                raises is raised here, and the next one tries.
             etag: its version. Files of other versions of the key are not taken, and removed where nobody reads them.
             timeout_s: seconds to wait for room or for another process that fetches it; 0 = do not wait; None = forever.
         Raises:
             CacheFull: there was no room in time: all is leased or needed sooner, or the object is larger than the budget.
             TimeoutError: another process was still fetching it.
-            StoreError: fetch brought other bytes than it should.
         """
         digest = digest_of(key)
         try:
@@ -151,13 +132,13 @@ class Cache:
         self._coming = []
         self._folder.close()
 
-    def _open(self, key: str, digest: str, nbytes: int, fetch: Fetch | FileFetch, etag: str, timeout_s: float | None) -> Lease:
+    def _open(self, key: str, digest: str, nbytes: int, fetch: Fetch, etag: str, timeout_s: float | None) -> Lease:
         name = _name(key, digest, etag)
         order = functools.partial(self._order, digest)
         while True:
             found = self._folder.obtain(name, nbytes, timeout_s=timeout_s, order=order)
             if isinstance(found, Reservation):
-                return self._fetched(found, name, key, nbytes, fetch)
+                return self._fetched(found, name, nbytes, fetch)
             status = os.stat(found.path)
             if status.st_size == nbytes:
                 now_ns, published_ns = time.time_ns(), found.files[0].published_ns
@@ -191,26 +172,10 @@ class Cache:
         yield from (kept for _, kept in sorted(others))
         yield from (kept for number, kept in sorted(expected, reverse=True) if number > needed.get(digest, -1))
 
-    def _fetched(self, reservation: Reservation, name: str, key: str, nbytes: int, fetch: Fetch | FileFetch) -> Lease:
+    def _fetched(self, reservation: Reservation, name: str, nbytes: int, fetch: Fetch) -> Lease:
         with reservation:
-            if isinstance(fetch, FileFetch):
-                fetch.write(reservation.fd)
-                faults.hit("after_fetch")
-            elif nbytes:
-                memory = reservation.map()
-                view = memoryview(memory)
-                written = fetch(view)
-                faults.hit("after_fetch")
-                if written is not None and written != nbytes:
-                    raise StoreError(f"{written} bytes of {key} came where it has {nbytes}: it was cut off, or has changed")
-                try:
-                    view.release()
-                    memory.close()
-                except BufferError:
-                    raise StoreError(
-                        f"fetch of {key} has kept a view of the memory it was given, through which the file could still change: "
-                        f"let go of all of them before it returns"
-                    ) from None
+            fetch(reservation.fd)
+            faults.hit("after_fetch")
             lease = reservation.publish_leased(name)
         self._num_fetched += 1
         self._nbytes_fetched += nbytes
@@ -220,7 +185,8 @@ class Cache:
         return lease
 
     def _begin(self) -> None:
-        self._coming: list[str] = []  # digests of what this process will open
+        self.path, self.capacity_bytes = self._folder.path, self._folder.capacity_bytes
+        self._coming = []  # digests of what this process will open
         self._num_hits = self._num_fetched = self._nbytes_fetched = 0
 
     def __getstate__(self) -> dict[str, Any]:

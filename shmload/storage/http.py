@@ -22,8 +22,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
@@ -241,15 +240,13 @@ class WebReader(ABC):
         return self.repeatedly(f"read {url}", try_once)
 
     def read_into(self, key: str, out: Buffer, *, offset: int = 0, etag: str | None = None) -> None:
-        self._fill_in_parallel(key, offset, memoryview(out).cast("B"), Version(self.url_of(key), etag))
+        view = memoryview(out).cast("B")
+        self._fill_all(key, offset, [MemoryTarget(view[begin:end]) for begin, end in self._parts(len(view))], etag)
 
     def read_to_file(self, key: str, fd: int, nbytes: int, *, etag: str | None = None) -> int:
         """An object of known length into a file, by ranges in parallel; its CRC-32C, taken as the bytes come."""
-        ends = self._ends(nbytes)
-        parts = [FilePart(fd, begin, end - begin) for begin, end in pairwise(ends)]
-        version = Version(self.url_of(key), etag)
-        jobs = [partial(self._fill, key, begin, part, version) for begin, part in zip(ends[:-1], parts, strict=True)]
-        self._together(jobs, version)
+        parts = [FilePart(fd, begin, end - begin) for begin, end in self._parts(nbytes)]
+        self._fill_all(key, 0, parts, etag)
         return joined_crc32c([(part.crc32c, part.nbytes) for part in parts])
 
     def repeatedly(self, doing: str, try_once: Callable[[], T]) -> T:
@@ -261,29 +258,25 @@ class WebReader(ABC):
             except TransientError as failure:
                 tries.failed(failure)
 
-    def _fill_in_parallel(self, key: str, offset: int, out: memoryview, version: Version) -> None:
-        parts = [(begin, MemoryTarget(out[begin:end])) for begin, end in pairwise(self._ends(len(out))) if end > begin]
-        self._together([partial(self._fill, key, offset + begin, part, version) for begin, part in parts], version)
-
-    def _ends(self, nbytes: int) -> list[int]:
-        """Where the parts that are worth a range of their own begin, and the end."""
+    def _parts(self, nbytes: int) -> list[tuple[int, int]]:
+        """Where the parts that are worth a range of their own begin and end."""
         num_parts = min(self.parallel, max(1, nbytes // _PART_NBYTES))
-        return [nbytes * number // num_parts for number in range(num_parts + 1)]
+        return list(pairwise(nbytes * number // num_parts for number in range(num_parts + 1)))
 
-    def _together(self, jobs: Sequence[Callable[[], None]], version: Version) -> None:
-        """Runs jobs in threads that end with the call, so that no fork meets one; the first failure ends all."""
-        if len(jobs) < 2 or self.parallel == 1:
-            for job in jobs:
-                job()
+    def _fill_all(self, key: str, offset: int, parts: Sequence[MemoryTarget | FilePart], etag: str | None) -> None:
+        """Reads ranges that follow each other, in threads that end with the call, so that no fork meets one; a failure ends all."""
+        version = Version(self.url_of(key), etag)
+        begins = accumulate((part.nbytes for part in parts[:-1]), initial=offset)
+        if len(parts) == 1:
+            self._fill(key, offset, parts[0], version)
             return
-        with ThreadPoolExecutor(min(self.parallel, len(jobs)), "shmload-store") as threads:
-            futures = [threads.submit(job) for job in jobs]
+        with ThreadPoolExecutor(len(parts), "shmload-store") as threads:
+            futures = [threads.submit(self._fill, key, begin, part, version) for begin, part in zip(begins, parts, strict=True)]
             try:
                 for future in futures:
                     future.result()
             except BaseException:
                 version.given_up.set()
-                threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
     def _fill(self, key: str, offset: int, target: MemoryTarget | FilePart, version: Version) -> None:

@@ -48,7 +48,7 @@ from shmload.storage.transport import Answer, TransientError, Transport
 if TYPE_CHECKING:
     from shmload.storage.client import Client
 
-__all__ = ["Credentials", "S3Store", "failure_of_answer", "failure_of_call", "find_credentials", "library", "region_of_environment"]
+__all__ = ["Credentials", "S3Store", "failure_of_answer", "failure_of_call", "find_credentials", "library"]
 
 
 def library(name: str) -> Any:
@@ -140,11 +140,6 @@ def find_credentials(profile: str | None = None) -> Credentials:
             f"profile of ~/.aws/credentials in AWS_PROFILE; anonymous=True reads public buckets{said}"
         )
     return Credentials(renewed=found)
-
-
-def region_of_environment() -> str | None:
-    """The region that the environment names."""
-    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or None
 
 
 _CONNECTIONS = 32  # kept by one client: as many threads as may share a store

@@ -33,9 +33,10 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from io import FileIO
 from pathlib import Path
+from typing import IO
 
 from shmload import faults
 from shmload._core.crc32c import crc32c
@@ -60,31 +61,26 @@ class Spool:
     def __init__(self, nbytes: int, folder: str | None) -> None:
         self._folder = folder
         self.is_memory = folder is None and nbytes <= available_bytes() // _SHARE
-        self._free: list[FileIO] = []
-        self._made: list[FileIO] = []
+        self._free: list[IO[bytes]] = []
+        self._made = ExitStack()
 
-    def take(self) -> FileIO:
+    def take(self) -> IO[bytes]:
         """A file that nobody has; what was in it is still there."""
         if self._free:
             file = self._free.pop()
             file.seek(0)
             return file
         if self.is_memory:
-            file = FileIO(os.memfd_create("shmload-pack"), "r+")
-        else:
-            with tempfile.TemporaryFile(prefix="shmload-pack-", dir=self._folder, buffering=0) as made:
-                file = FileIO(os.dup(made.fileno()), "r+")
-        self._made.append(file)
-        return file
+            return self._made.enter_context(open(os.memfd_create("shmload-pack"), "r+b", buffering=0))
+        return self._made.enter_context(tempfile.TemporaryFile(prefix="shmload-pack-", dir=self._folder, buffering=0))
 
-    def give(self, file: FileIO) -> None:
+    def give(self, file: IO[bytes]) -> None:
         """Takes a file back."""
         self._free.append(file)
 
     def close(self) -> None:
         """Gives the room of all files back."""
-        for file in self._made:
-            file.close()
+        self._made.close()
 
 
 @dataclass(frozen=True)
@@ -339,45 +335,29 @@ class ShardSender:
 
     def __init__(self, store: Store, generation: Generation, sent: Callable[[Record], None]) -> None:
         self._store, self._generation, self._sent = store, generation, sent
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(NUM_THREADS, "shmload-send")
         self._under_way: set[Future[Record]] = set()
-
-    def make_room(self) -> None:
-        """Waits until no more shards are on their way than there are threads; the next is being written meanwhile.
-
-        Raises:
-            Exception: what went wrong with one that was sent.
-        """
-        self._settle(NUM_THREADS)
 
     def send(self, shard: ShardFile) -> None:
         """Takes a shard that has all its samples."""
         record, index = shard.finish()
         self._generation.check()
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(NUM_THREADS, "shmload-send")
         self._under_way.add(self._pool.submit(self._put, shard, record, index))
 
-    def finish(self) -> None:
-        """Waits until all are sent, and ends the threads: workers should not be forked beside any.
+    def wait(self, num_left: int) -> None:
+        """Waits until no more shards than these are on their way.
 
         Raises:
-            Exception: as `make_room`.
+            Exception: what went wrong with one that was sent.
         """
-        self._settle(0)
-        self.close()
-
-    def close(self) -> None:
-        """Ends the threads; what they are at comes to its end."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
-
-    def _settle(self, num_left: int) -> None:
         while len(self._under_way) > num_left:
             done, self._under_way = wait(self._under_way, return_when=FIRST_COMPLETED)
             for future in done:
                 self._sent(future.result())
+
+    def close(self) -> None:
+        """Ends the threads; what they are at comes to its end."""
+        self._pool.shutdown(cancel_futures=True)
 
     def _put(self, shard: ShardFile, record: Record, index: bytes) -> Record:
         try:

@@ -39,6 +39,7 @@ from shmload.remote.fetch import Manifest
 from shmload.remote.packing.generation import NUM_THREADS, Generation, Record, ShardFile, ShardSender, Spool
 from shmload.remote.packing.members import Members, file_member, members_of, value_member
 from shmload.schedule.permutation import Permutation
+from shmload.storage.client import client_of, open_store
 from shmload.storage.local import Store
 from shmload.worker.sample_rng import begin_sample, kept_generators
 
@@ -57,13 +58,13 @@ class PackSource(Protocol):
         """What a sample's key begins with, and its members, sorted by extension."""
 
 
+@dataclass
 class PackedSamples:
     """Any dataset, whose samples are encoded."""
 
-    draws = True
-
-    def __init__(self, dataset: Any, quality: int | None) -> None:
-        self.dataset, self.quality = dataset, quality
+    dataset: Any
+    quality: int | None
+    draws: bool = True
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -74,18 +75,18 @@ class PackedSamples:
         return (f"{key}-" if isinstance(key, str) else ""), members_of(sample, self.quality)
 
 
+@dataclass
 class Files:
     """A dataset of files, which are copied, with labels.
 
     Args:
-        dataset: has `paths`, or `samples` or `imgs` of (path, label).
+        entries: paths, or pairs of path and label.
         has_labels: whether each entry is a path and a label, not only a path.
     """
 
-    draws = False
-
-    def __init__(self, entries: Sequence[Any], *, has_labels: bool) -> None:
-        self.entries, self.has_labels = entries, has_labels
+    entries: Sequence[Any]
+    has_labels: bool = True
+    draws: bool = False
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -157,7 +158,7 @@ def _files_of(dataset: Any) -> Files | None:
     if not isinstance(entries, (list, tuple)) or len(entries) != len(dataset):
         return None
     probed = sorted({number * (len(entries) - 1) // max(NUM_PROBED_FILES - 1, 1) for number in range(NUM_PROBED_FILES)})
-    return Files(entries, has_labels=True) if all(_is_file(dataset, entries, index) for index in probed) else None
+    return Files(entries) if all(_is_file(dataset, entries, index) for index in probed) else None
 
 
 def _is_file(dataset: Any, entries: Sequence[Any], index: int) -> bool:
@@ -364,7 +365,7 @@ class Packing:
         try:
             if at < total:
                 self._pack(sender, at)
-            sender.finish()
+            sender.wait(0)
         finally:
             sender.close()
             self._spool.close()
@@ -384,7 +385,7 @@ class Packing:
                         sender.send(shard)
                         begin, count, number, shard = last, 0, number + 1, None
                     if shard is None:
-                        sender.make_room()
+                        sender.wait(NUM_THREADS)  # the next is being written meanwhile
                         shard = ShardFile(self._generation.shard_name(number), at, self._spool)
                     last, count, at = end, count + 1, at + 1
                 assert shard is not None
@@ -518,9 +519,5 @@ def store_of(client: Any, bucket: str, base_folder: str) -> Store:
     if not bucket:
         raise ValueError("bucket is needed: its name, or without a client a folder or a URL")
     if client is None:
-        from shmload.storage.client import open_store
-
         return open_store("/".join(part.rstrip("/") for part in (os.fspath(bucket), base_folder) if part))
-    from shmload.storage.client import client_of
-
     return client_of(client).store(bucket, base_folder)

@@ -601,10 +601,7 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         return {**self.__dict__, "_order": None, "_rank_and_world_size": self._world()}
 
     def close(self) -> None:
-        """Lets go of all shards; a folder of its own is removed, and made anew if it is needed again.
-
-        Workers that still read do so from the store.
-        """
+        """Lets go of all shards, and removes a folder of its own. What is still read comes from the store."""
         self._source.local.close()
 
     def __repr__(self) -> str:

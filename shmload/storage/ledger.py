@@ -607,14 +607,14 @@ def unlink(path: str) -> None:
 def _check_locks(folder: str) -> None:
     """Two open files of one name must not both get an exclusive lock."""
     with tempfile.NamedTemporaryFile(dir=f"{folder}/{HIDDEN}", prefix="locks-") as one, open(one.name, "rb+") as other:
-        reason = "lock nobody out"
+        reason = "they lock nobody out"
         try:
             holds = try_lock(one.fileno()) and not try_lock(other.fileno())
         except OSError as error:
             holds, reason = False, str(error.strerror)
     if not holds:
         raise StoreError(
-            f"{folder} is on a file system ({kind_of(folder)}) without file locks ({reason}), which a cache needs to be shared: "
+            f"{folder} is on a file system without file locks ({kind_of(folder)}: {reason}), which a cache needs to be shared: "
             "choose a folder on a local disk"
         )
 

@@ -86,7 +86,7 @@ class Forgetful:
             raise ObjectMissing(key)
         return self._kept[key]
 
-    def put(self, key: str, data: Any, *, only_if_absent: bool = False) -> StoredObject:
+    def put(self, key: str, data: Any) -> StoredObject:
         self._kept[key] = bytes(data)
         return self._put(key, len(data))
 

@@ -45,13 +45,6 @@ def one_range(server: store_kit.Server, out: Any) -> Callable[[], object]:
     return shmload_reader(server, out, parallel=1)
 
 
-def ranges(server: store_kit.Server, out: Any) -> Callable[[], object]:
-    """get_ranges of 8 MiB each."""
-    store = server.store(BUCKET)
-    listed = [(begin, min(8 * MIB, NBYTES - begin)) for begin in range(0, NBYTES, 8 * MIB)]
-    return lambda: store.get_ranges(KEY, listed)
-
-
 def _obstore(server: store_kit.Server) -> Any:
     from obstore.store import S3Store
 
@@ -127,7 +120,6 @@ def urllib3_read(server: store_kit.Server, out: Any) -> Callable[[], object]:
 CASES = {
     "shmload": shmload_reader,
     "shmload, one range": one_range,
-    "shmload, ranges of 8 MiB": ranges,
     "obstore get": obstore_get,
     "obstore stream": obstore_stream,
     "boto3": boto3_read,

@@ -28,15 +28,16 @@ The fluent methods: each gives a new dataset with one stage more, and keeps acco
 from __future__ import annotations
 
 import fcntl
+import mmap
 import operator
 import os
-import struct
 import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial as of
 from itertools import count, islice
 from typing import Any, Self, TypeVar
 
@@ -44,30 +45,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
+from shmload.remote import stages
 from shmload.remote.fetch import Shards, shards_in, shards_of_urls
 from shmload.remote.indexed import RemoteSamples, RemoteSource, RemoteUnits, taken_at
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.packing.pack import store_of
 from shmload.remote.stages import (
     Batched,
-    BatchStage,
-    Decoded,
-    Each,
     Handler,
-    Mapped,
-    MappedDict,
-    MappedTuple,
     MemberHandler,
     Program,
-    Renamed,
     SampleDecoder,
-    Select,
-    Shuffle,
-    Slice,
     Sliced,
-    Then,
-    ToTuple,
-    Unbatch,
+    Stage,
     default_collation_fn,
     reraise_exception,
     run_stages,
@@ -80,9 +70,8 @@ from shmload.world import rank_and_world_size
 
 __all__ = ["CACHE_BYTES", "Fluent", "Passes", "RemoteDataset"]
 
-_HEADER = struct.Struct("<16sQQ")  # nonce, next pass, entries ever written
-_ENTRY = struct.Struct("<QQQ")
-_KEPT = 256
+_KEPT = 256  # passes that are remembered
+_NBYTES = 8 * (4 + 3 * _KEPT)
 
 
 class Passes:
@@ -93,13 +82,18 @@ class Passes:
     """
 
     def __init__(self, next_pass: int = 0) -> None:
+        fd = os.memfd_create("shmload-passes")
+        os.ftruncate(fd, _NBYTES)
+        self._open(fd, f"/proc/{os.getpid()}/fd/{fd}")
+        self._board[:2] = np.frombuffer(os.urandom(16), np.uint64)
+        self._board[2] = next_pass
+
+    def _open(self, fd: int, home: str) -> None:
         self._lock = threading.Lock()
         self._turns: dict[int, int] = {}  # of this process's passes, by base seed
-        self._nonce = os.urandom(16)
-        self._fd = os.memfd_create("shmload-passes")
-        os.pwrite(self._fd, _HEADER.pack(self._nonce, next_pass, 0).ljust(_HEADER.size + _KEPT * _ENTRY.size, b"\0"), 0)
-        self._home = f"/proc/{os.getpid()}/fd/{self._fd}"
-        self._close = weakref.finalize(self, os.close, self._fd)
+        self._fd, self._home = fd, home
+        self._board = np.frombuffer(mmap.mmap(fd, _NBYTES), np.uint64)  # nonce (2 words), next pass, entries ever written, entries
+        self._close = weakref.finalize(self, os.close, fd)
 
     def begin(self, base_seed: int | None) -> int:
         """The number of the pass that an iterator begins.
@@ -107,66 +101,53 @@ class Passes:
         Args:
             base_seed: that torch has drawn for the workers; None in the trainer, where each iterator is a pass.
         """
-        with self._held() as (next_pass, written):
-            if base_seed is None:
-                self._set(next_pass + 1, written)
-                return next_pass
-            turn = self._turns.get(base_seed, 0)
-            self._turns[base_seed] = turn + 1
-            for number in range(max(written - _KEPT, 0), written):
-                seed, its_turn, found = _ENTRY.unpack(os.pread(self._fd, _ENTRY.size, _place(number)))
-                if (seed, its_turn) == (base_seed, turn):
-                    return int(found)
-            os.pwrite(self._fd, _ENTRY.pack(base_seed, turn, next_pass), _place(written))
-            self._set(next_pass + 1, written + 1)
-            return next_pass
+        with self._held() as board:
+            number = int(board[2])
+            if base_seed is not None:
+                turn = self._turns[base_seed] = self._turns.get(base_seed, 0) + 1
+                entries = board[4:].reshape(_KEPT, 3)
+                (known,) = np.nonzero((entries[:, 0] == base_seed) & (entries[:, 1] == turn))
+                if len(known):
+                    return int(entries[known[0], 2])
+                entries[int(board[3]) % _KEPT] = base_seed, turn, number
+                board[3] += 1
+            board[2] = number + 1
+            return number
 
     def set_next(self, number: int) -> None:
         """Makes the next pass this one, in all processes."""
-        with self._held() as (_, written):
-            self._set(number, written)
+        with self._held() as board:
+            board[2] = number
 
     @property
     def next(self) -> int:
         """The number of the next pass."""
-        with self._held() as (next_pass, _):
-            return next_pass
-
-    def _set(self, next_pass: int, written: int) -> None:
-        os.pwrite(self._fd, _HEADER.pack(self._nonce, next_pass, written), 0)
+        return int(self._board[2])
 
     @contextmanager
-    def _held(self) -> Iterator[tuple[int, int]]:
+    def _held(self) -> Iterator[NDArray[np.uint64]]:
         with self._lock:  # a lock on a file is the process's, not the thread's
             fcntl.lockf(self._fd, fcntl.LOCK_EX)
             try:
-                _, next_pass, written = _HEADER.unpack(os.pread(self._fd, _HEADER.size, 0))
-                yield next_pass, written
+                yield self._board
             finally:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def __getstate__(self) -> dict[str, Any]:
         if owners.is_abroad():
             return {"home": "", "nonce": b"", "next": self.begin(None)}
-        return {"home": self._home, "nonce": self._nonce, "next": self.next}
+        return {"home": self._home, "nonce": self._board[:2].tobytes(), "next": self.next}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        try:
+        fd = -1
+        with suppress(OSError):
             fd = os.open(state["home"], os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            fd = -1
         if fd >= 0 and os.pread(fd, 16, 0) == state["nonce"]:
-            self._lock, self._turns = threading.Lock(), {}
-            self._nonce, self._fd, self._home = state["nonce"], fd, state["home"]
-            self._close = weakref.finalize(self, os.close, fd)
+            self._open(fd, state["home"])
             return
         if fd >= 0:  # another process has the number by now
             os.close(fd)
         self.__init__(state["next"])  # type: ignore[misc]  # as a new one
-
-
-def _place(number: int) -> int:
-    return _HEADER.size + number % _KEPT * _ENTRY.size
 
 
 T = TypeVar("T")
@@ -204,7 +185,7 @@ class Fluent:
             handler: what becomes of a sample that fails; of shmload.remote: reraise_exception, warn_and_continue and so on.
         """
         decoder = SampleDecoder(handlers, pre, post, only, partial=partial, allow_pickle=allow_pickle)
-        return self._each("decode", Decoded(decoder), handler)
+        return self._each("decode", decoder, handler)
 
     def to_tuple(
         self, *fields: str, handler: Handler = reraise_exception, missing_is_error: bool = True, none_is_error: bool | None = None
@@ -223,7 +204,7 @@ class Fluent:
         if not names:
             raise ValueError('to_tuple needs at least one field: to_tuple("jpg;png", "cls")')
         none = missing_is_error if none_is_error is None else none_is_error
-        return self._each("to_tuple", ToTuple(names, missing_is_error, none), handler)
+        return self._each("to_tuple", of(stages.to_tuple, names, missing_is_error, none), handler)
 
     def map(self, function: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
         """A function of each item. A sample that stays a dict keeps its key; one for which it gives None is left out.
@@ -232,7 +213,7 @@ class Fluent:
             function: of the item.
             handler: what becomes of an item that fails.
         """
-        return self._each("map", Mapped(_function("map", function)), handler)
+        return self._each("map", of(stages.mapped, _function("map", function)), handler)
 
     def map_dict(self, handler: Handler = reraise_exception, **functions: Callable[[Any], Any]) -> Self:
         """Functions of fields by name.
@@ -246,7 +227,7 @@ class Fluent:
         if not functions:
             raise ValueError("map_dict needs functions by field: map_dict(jpg=f)")
         checked = {name: _function("map_dict", function) for name, function in functions.items()}
-        return self._each("map_dict", MappedDict(checked), handler)
+        return self._each("map_dict", of(stages.mapped_dict, checked), handler)
 
     def map_tuple(self, *functions: Callable[[Any], Any] | None, handler: Handler = reraise_exception) -> Self:
         """Functions of fields by place; None, and fields without one, stay as they are.
@@ -256,7 +237,7 @@ class Fluent:
             handler: what becomes of an item that fails.
         """
         checked = [None if function is None else _function("map_tuple", function) for function in functions]
-        return self._each("map_tuple", MappedTuple(checked), handler)
+        return self._each("map_tuple", of(stages.mapped_tuple, checked), handler)
 
     def rename(self, handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]) -> Self:
         """Fields under other names.
@@ -270,7 +251,7 @@ class Fluent:
         """
         if not names:
             raise ValueError('rename needs names: rename(image="jpg;png")')
-        return self._each("rename", Renamed(names, keep), handler)
+        return self._each("rename", of(stages.renamed, names, keep), handler)
 
     def select(self, predicate: Callable[[Any], Any]) -> Self:
         """Only the items that a function says True of. How many there are is not known any more.
@@ -278,7 +259,8 @@ class Fluent:
         Args:
             predicate: of the item.
         """
-        return self._with(self.program.then(Select(_function("select", predicate))).ended_by("select"))
+        stage = Stage("select", stages.select, (_function("select", predicate),))
+        return self._with(self.program.then(stage).ended_by("select"))
 
     def shuffle(self, size: int = 1000, initial: int = 100) -> Self:
         """A buffer that gives a random one of the items it holds, on top of the dataset's own order.
@@ -290,7 +272,8 @@ class Fluent:
         size = _whole("shuffle: size", size, 0)
         if size < 1:
             return self._with(self.program)
-        program = self.program.then(Shuffle(size, min(_whole("shuffle: initial", initial, 0), size)))
+        arguments = (size, min(_whole("shuffle: initial", initial, 0), size))
+        program = self.program.then(Stage("shuffle", stages.shuffle, arguments))
         return self._with(replace(program, known="number" if program.known == "units" else program.known))
 
     def batched(
@@ -304,14 +287,14 @@ class Fluent:
             partial: whether the last may be shorter.
         """
         size = _whole("batched: batchsize", batchsize, 1)
-        program = self.program.then(BatchStage(size, collation_fn, bool(partial)))
+        program = self.program.then(Stage("batched", stages.batch, (size, collation_fn, bool(partial))))
         if program.known != "nothing":
             program = replace(program, units=program.units.with_level(Batched(size, bool(partial))))
         return self._with(program)
 
     def unbatched(self) -> Self:
         """The items of batches, one by one. How many there are is not known any more."""
-        return self._with(self.program.then(Unbatch()).ended_by("unbatched"))
+        return self._with(self.program.then(Stage("unbatched", stages.unbatch)).ended_by("unbatched"))
 
     def slice(self, *bounds: int | None) -> Self:
         """Some of the items of a rank's pass: slice(stop), slice(start, stop), slice(start, stop, step).
@@ -330,7 +313,7 @@ class Fluent:
         stop = None if stop is None else _whole("slice: stop", stop, 0)
         if self.program.known == "units":
             return self._with(replace(self.program, units=self.program.units.with_level(Sliced(start, stop, step))))
-        return self._with(self.program.then(Slice(start, stop, step)).ended_by("slice"))
+        return self._with(self.program.then(Stage("slice", stages.some, (start, stop, step))).ended_by("slice"))
 
     def then(self, function: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> Self:
         """A function of the iterator: a generator of your own. How many items there are is not known any more.
@@ -340,18 +323,8 @@ class Fluent:
             args: for it.
             kwargs: for it.
         """
-        stage = Then(_function("then", function), args, kwargs)
+        stage = Stage("then", stages.piped, (_function("then", function), args, kwargs))
         return self._with(self.program.then(stage).ended_by("then"))
-
-    def pipe(self, function: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> Self:
-        """`then` under another name of webdataset's.
-
-        Args:
-            function: (items, *args, **kwargs) -> items.
-            args: for it.
-            kwargs: for it.
-        """
-        return self.then(function, *args, **kwargs)
 
     def repeat(self, nepochs: int | None = None) -> Self:
         """Several epochs in one pass, each in an order of its own.
@@ -379,7 +352,7 @@ class Fluent:
         return self._with(replace(self.program, length=_whole("with_length: n", n, 0)))
 
     def _each(self, name: str, function: Callable[[Any], Any], handler: Handler) -> Self:
-        return self._with(self.program.then(Each(name, function, handler)))
+        return self._with(self.program.then(Stage(name, stages.each, (name, function, handler))))
 
 
 def _function(method: str, given: T) -> T:
@@ -436,7 +409,7 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
     def __init__(
         self,
         client: Any,
-        bucket: str,
+        bucket: str | Shards,
         folder: str = "",
         shuffle: bool = True,
         seed: int = 0,
@@ -448,62 +421,7 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        shards = shards_in(store_of(client, bucket, folder))
-        self._begin(
-            shards, shuffle, seed, cache_folder, cache_bytes, window=window, uneven=uneven, rank=rank, world_size=world_size
-        )
-
-    @classmethod
-    def from_urls(
-        cls,
-        urls: str | Iterable[str],
-        client: Any = None,
-        shuffle: bool = True,
-        seed: int = 0,
-        *,
-        cache_folder: str | os.PathLike[str] | None = None,
-        cache_bytes: float = CACHE_BYTES,
-        window: int | None = None,
-        uneven: Uneven = "pad",
-        rank: int | None = None,
-        world_size: int | None = None,
-    ) -> Self:
-        """The samples of shards by their URLs: "s3://bucket/x-{000000..000009}.tar", https://, file://, paths; or of one folder.
-
-        Args:
-            urls: of .tar objects, in which braces expand, or of a folder.
-            client: for s3://; None: one that goes by the environment.
-            shuffle: as of the class.
-            seed: as of the class.
-            cache_folder: as of the class.
-            cache_bytes: as of the class.
-            window: as of the class.
-            uneven: as of the class.
-            rank: as of the class.
-            world_size: as of the class.
-        Raises:
-            ObjectMissing: a shard is not there.
-        """
-        made = cls.__new__(cls)
-        shards = shards_of_urls(urls, lambda url: open_store(url, client))
-        made._begin(
-            shards, shuffle, seed, cache_folder, cache_bytes, window=window, uneven=uneven, rank=rank, world_size=world_size
-        )
-        return made
-
-    def _begin(
-        self,
-        shards: Shards,
-        shuffle: bool,
-        seed: int,
-        cache_folder: str | os.PathLike[str] | None,
-        cache_bytes: float,
-        *,
-        window: int | None,
-        uneven: Uneven,
-        rank: int | None,
-        world_size: int | None,
-    ) -> None:
+        shards = bucket if isinstance(bucket, Shards) else shards_in(store_of(client, bucket, folder))
         if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
             raise ValueError(f"seed is an int from 0 to 2**64 - 1; got {seed!r}")
         if uneven not in ("pad", "drop", "exact"):
@@ -525,6 +443,21 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         self._rank_and_world_size = (rank, world_size)
         self._passes = Passes()
         self._order: ShardShuffle | None = None
+
+    @classmethod
+    def from_urls(cls, urls: str | Iterable[str], client: Any = None, shuffle: bool = True, seed: int = 0, **options: Any) -> Self:
+        """The samples of shards by their URLs: "s3://bucket/x-{000000..000009}.tar", https://, file://, paths; or of one folder.
+
+        Args:
+            urls: of .tar objects, in which braces expand, or of a folder.
+            client: for s3://; None: one that goes by the environment.
+            shuffle: as of the class.
+            seed: as of the class.
+            options: `cache_folder`, `cache_bytes`, `window`, `uneven`, `rank`, `world_size`, as of the class.
+        Raises:
+            ObjectMissing: a shard is not there.
+        """
+        return cls(None, shards_of_urls(urls, lambda url: open_store(url, client)), "", shuffle, seed, **options)
 
     # ------------------------------------------------------------ what there is
 
@@ -664,17 +597,14 @@ class RemoteDataset(Fluent, IterableDataset[Any]):
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """A worker that is spawned does not know its rank: it is told."""
+        """A worker that is spawned does not know its rank, so the state has it."""
         return {**self.__dict__, "_order": None, "_rank_and_world_size": self._world()}
 
     def close(self) -> None:
-        """Lets go of all shards; a folder of its own is removed, and made anew if it is needed again.
-
-        Workers that still read do so from the store.
-        """
+        """Lets go of all shards, and removes a folder of its own. What is still read comes from the store."""
         self._source.local.close()
 
     def __repr__(self) -> str:
         shards = self._source.local.shards
-        stages = "".join(f".{getattr(s, 'name', type(s).__name__.lower())}" for s in self.program.stages)
+        stages = "".join(f".{stage.name}" for stage in self.program.stages)
         return f"<RemoteDataset of {len(shards.all)} shards, {shards.nbytes} bytes{stages}>"

@@ -37,8 +37,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
+import numpy as np
 from typing_extensions import Buffer
 
 from shmload._core import tar
@@ -46,7 +47,7 @@ from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.formats.paths import shard_paths
 from shmload.formats.tar.dataset import ShardIndex, map_file, pack_index, unpack_index
-from shmload.storage.cache import Fetch, FileFetch
+from shmload.storage.cache import Fetch
 from shmload.storage.client import split_url
 from shmload.storage.http import WebReader
 from shmload.storage.local import Store
@@ -121,46 +122,39 @@ def name_of(shard: RemoteShard) -> str:
     return sha256(f"{shard.url}\0{shard.version}\0{shard.nbytes}".encode()).hexdigest()[:40]
 
 
-def fetch_of(shards: Shards, shard: RemoteShard) -> Fetch | FileFetch:
+def fetch_of(shards: Shards, shard: RemoteShard) -> Fetch:
     """How a cache gets a shard's bytes: by ranges in parallel; once more if their checksum is another than the manifest's.
 
     What it raises:
         ShardCorrupt: the shard is not what it was when the dataset was made, or what the manifest says.
         StoreError: the store does not answer, or the disk is full.
     """
-    store = shard.store
-    if isinstance(store, WebReader):
 
-        def write(fd: int) -> None:
-            _checked(shards, shard, lambda: store.read_to_file(shard.key, fd, shard.nbytes, etag=shard.etag or None))
-
-        return FileFetch(write)
-
-    def fill(out: memoryview) -> None:
-        def read() -> int:
-            store.read_into(shard.key, out, etag=shard.etag or None)
+    def read(fd: int) -> int:
+        if isinstance(shard.store, WebReader):
+            return shard.store.read_to_file(shard.key, fd, shard.nbytes, etag=shard.etag or None)
+        if not shard.nbytes:
+            return 0
+        with mmap.mmap(fd, shard.nbytes) as out:
+            shard.store.read_into(shard.key, out, etag=shard.etag or None)
             return 0 if shard.crc32c is None else crc32c(out)
 
-        _checked(shards, shard, read)
+    def fetch(fd: int) -> None:
+        found = []
+        for _ in range(2):
+            try:
+                crc = f"{read(fd):08x}"
+            except StoreError as error:
+                raise _explained(shards, shard, error) from error
+            if shard.crc32c in (None, crc):
+                return
+            found.append(crc)
+        raise ShardCorrupt(
+            f"{shard.url}: its checksum is {' and then '.join(found)}, and the manifest says {shard.crc32c}: the object is "
+            "damaged, or was replaced. Remove it and upload the dataset again"
+        )
 
-    return fill
-
-
-def _checked(shards: Shards, shard: RemoteShard, read: Callable[[], int]) -> None:
-    """Reads a shard, and once more if the checksum that comes out is another than the manifest's."""
-    found = []
-    for _ in range(2):
-        try:
-            crc = f"{read():08x}"
-        except StoreError as error:
-            raise _explained(shards, shard, error) from error
-        if shard.crc32c in (None, crc):
-            return
-        found.append(crc)
-    raise ShardCorrupt(
-        f"{shard.url}: its checksum is {' and then '.join(found)}, and the manifest says {shard.crc32c}: the object is damaged, or "
-        "was replaced. Upload the dataset again"
-    )
+    return fetch
 
 
 def fetch_range(shards: Shards, shard: RemoteShard, offset: int, nbytes: int) -> Buffer:
@@ -170,10 +164,12 @@ def fetch_range(shards: Shards, shard: RemoteShard, offset: int, nbytes: int) ->
         ShardCorrupt: it is not what it was when the dataset was made.
         StoreError: the store does not answer.
     """
+    out = np.empty(nbytes, np.uint8).data
     try:
-        return shard.store.get_ranges(shard.key, [(offset, nbytes)], etag=shard.etag or None)[0]
+        shard.store.read_into(shard.key, out, offset=offset, etag=shard.etag or None)
     except StoreError as error:
         raise _explained(shards, shard, error) from error
+    return out.toreadonly()
 
 
 def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> ShardIndex:
@@ -185,18 +181,15 @@ def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> S
         ShardCorrupt: the shard is no sound tar file, or its index not what the manifest says.
     """
     path = f"{folder}/{name_of(shard)}.index"
-    try:
-        found = unpack_index(shard.url, map_file(path)[0], shard.nbytes)
-    except OSError:
-        found = None
-    if found is not None:
-        return found
+    with contextlib.suppress(OSError):
+        if (kept := unpack_index(shard.url, map_file(path)[0], shard.nbytes)) is not None:
+            return kept
     packed = _made(shards, shard, copy)
     found = unpack_index(shard.url, packed, shard.nbytes)
     if found is None or shard.num_samples not in (None, found.num_samples):
-        told = "nothing sound" if found is None else f"{found.num_samples} samples"
+        says = "nothing sound" if found is None else f"{found.num_samples} samples"
         raise ShardCorrupt(
-            f"{shard.url}: its index says {told}, and the manifest {shard.num_samples} samples in {shard.nbytes} bytes: upload the "
+            f"{shard.url}: its index says {says}, and the manifest {shard.num_samples} samples in {shard.nbytes} bytes: upload the "
             "dataset again"
         )
     with contextlib.suppress(FileNotFoundError):  # the folder's owner, another process, has ended it
@@ -238,7 +231,7 @@ def _made(shards: Shards, shard: RemoteShard, copy: Any) -> bytes:
             return packed
     raise ShardCorrupt(
         f"{shard.store.url}/{entry.name}: it has {found} as bytes and checksum, and the manifest says "
-        f"{(entry.nbytes, entry.crc32c)}: the object is damaged, or was replaced. Upload the dataset again"
+        f"{(entry.nbytes, entry.crc32c)}: the object is damaged, or was replaced. Remove it and upload the dataset again"
     )
 
 
@@ -246,12 +239,7 @@ MANIFEST_NAME = "manifest.json"
 FORMAT = "shmload-shards"
 VERSION = 1
 INDEX_SUFFIX = ".index"
-_GENERATION = re.compile(r"[0-9a-f]{16}")
-_DIGEST = re.compile(r"[0-9a-f]{8}")
 _SHARD = re.compile(r"shard-[0-9]{6,9}\.tar")
-_LARGEST = (1 << 63) - 1
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,19 +277,28 @@ class ShardEntry:
 
     @classmethod
     def of(cls, given: Any, generation: str, where: str) -> Self:
-        """An entry from what `as_dict` made of it.
+        """An entry from what JSON has kept of it.
 
         Raises:
             ShardCorrupt: it is none, or of another generation; the text begins with `where`.
         """
         try:
-            return cls(**_shard(given, "", generation))
+            return cls._of(given, generation, "")
         except _Wrong as error:
             raise ShardCorrupt(f"{where}: {error}") from None
 
-    def as_dict(self) -> dict[str, Any]:
-        """What JSON keeps of it."""
-        return asdict(self)
+    @classmethod
+    def _of(cls, given: Any, generation: str, where: str) -> Self:
+        before = f"{where}." if where else ""
+        _check(given, _SHARD_KINDS, where)
+        name, index = given["name"], given["index"]
+        folder, _, file = name.partition("/") if isinstance(name, str) else ("", "", "")
+        if folder != generation or not _SHARD.fullmatch(file):
+            raise _Wrong(f"{before}name", f"{generation}/shard-000000.tar or the like is needed; got {name!r}")
+        _check(index, _INDEX_KINDS, f"{before}index")
+        if index["name"] != name + INDEX_SUFFIX:
+            raise _Wrong(f"{before}index.name", f"{name + INDEX_SUFFIX} is needed; got {index['name']!r}")
+        return cls(**{**given, "index": IndexEntry(**index)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,42 +346,27 @@ class Manifest:
             raise _Wrong("", f"a manifest of shards, with format {FORMAT!r}, is needed; this is something else")
         if given.get("version") != VERSION or type(given["version"]) is not int:
             raise _Wrong("version", f"{VERSION} is known here, got {given.get('version')!r}; a newer shmload may read it")
-        names = ("format", "version", "generation", "seed", "num_samples", "nbytes", "extensions", "shards")
-        _has_exactly(given, names, "")
-        generation = _text(given["generation"], "generation", _GENERATION, "16 hexadecimal digits")
-        extensions = _each(given["extensions"], "extensions", _extension)
-        if list(extensions) != sorted(set(extensions)):
+        _check(given, _MANIFEST_KINDS, "")
+        generation, extensions = given["generation"], given["extensions"]
+        for number, one in enumerate(extensions):
+            if not isinstance(one, str) or not one or one != one.lower() or "/" in one or "\0" in one:
+                raise _Wrong(f"extensions[{number}]", f"an extension in lower case, without a slash, is needed; got {_short(one)}")
+        if extensions != sorted(set(extensions)):
             raise _Wrong("extensions", "they are sorted and each is there once; these are not")
-        shards = _each(given["shards"], "shards", lambda one, at: ShardEntry(**_shard(one, at, generation)))
-        found = cls(
-            generation,
-            _number(given["seed"], "seed", at_most=(1 << 64) - 1),
-            _number(given["num_samples"], "num_samples"),
-            _number(given["nbytes"], "nbytes"),
-            extensions,
-            shards,
-        )
+        shards = tuple(ShardEntry._of(one, generation, f"shards[{number}]") for number, one in enumerate(given["shards"]))
+        found = cls(generation, given["seed"], given["num_samples"], given["nbytes"], tuple(extensions), shards)
         if len({shard.name for shard in shards}) != len(shards):
             raise _Wrong("shards", "two of them have the same name")
         for what in ("num_samples", "nbytes"):
-            told, summed = getattr(found, what), sum(getattr(shard, what) for shard in shards)
-            if told != summed:
-                raise _Wrong(what, f"it says {told}, and its {len(shards)} shards have {summed}")
+            said, summed = getattr(found, what), sum(getattr(shard, what) for shard in shards)
+            if said != summed:
+                raise _Wrong(what, f"it says {said}, and its {len(shards)} shards have {summed}")
         return found
 
     def dump(self) -> bytes:
         """Its bytes: the same ones for equal manifests."""
-        told = {
-            "format": FORMAT,
-            "version": VERSION,
-            "generation": self.generation,
-            "seed": self.seed,
-            "num_samples": self.num_samples,
-            "nbytes": self.nbytes,
-            "extensions": list(self.extensions),
-            "shards": [shard.as_dict() for shard in self.shards],
-        }
-        return (json.dumps(told, indent=1) + "\n").encode("ascii")
+        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        return (json.dumps(content, indent=1) + "\n").encode("ascii")
 
 
 class _Wrong(Exception):
@@ -401,62 +383,45 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _shard(given: Any, where: str, generation: str) -> dict[str, Any]:
-    """The arguments of a ShardEntry."""
-    before = f"{where}." if where else ""
-    _has_exactly(given, ("name", "nbytes", "num_samples", "crc32c", "index"), where)
-    name = given["name"]
-    folder, _, file = name.partition("/") if isinstance(name, str) else ("", "", "")
-    if folder != generation or not _SHARD.fullmatch(file):
-        raise _Wrong(f"{before}name", f"{generation}/shard-000000.tar or the like is needed; got {name!r}")
-    index = given["index"]
-    _has_exactly(index, ("name", "nbytes", "crc32c"), f"{before}index")
-    if index["name"] != name + INDEX_SUFFIX:
-        raise _Wrong(f"{before}index.name", f"{name + INDEX_SUFFIX} is needed; got {index['name']!r}")
-    return {
-        "name": name,
-        "nbytes": _number(given["nbytes"], f"{before}nbytes", at_least=1),
-        "num_samples": _number(given["num_samples"], f"{before}num_samples", at_least=1),
-        "crc32c": _text(given["crc32c"], f"{before}crc32c", _DIGEST, "8 hexadecimal digits"),
-        "index": IndexEntry(
-            index["name"],
-            _number(index["nbytes"], f"{before}index.nbytes", at_least=1),
-            _text(index["crc32c"], f"{before}index.crc32c", _DIGEST, "8 hexadecimal digits"),
-        ),
-    }
+Kind = tuple[Callable[[Any], bool], str]  # what a value has to be: a test, and its words
 
 
-def _has_exactly(given: Any, names: tuple[str, ...], where: str) -> None:
+def _text(pattern: str, needed: str) -> Kind:
+    return lambda given: isinstance(given, str) and re.fullmatch(pattern, given) is not None, f"{needed} are"
+
+
+def _number(at_least: int = 0, at_most: int = (1 << 63) - 1) -> Kind:
+    return lambda given: type(given) is int and at_least <= given <= at_most, f"an integer from {at_least} to {at_most} is"
+
+
+_ANY: Kind = (lambda _: True, "")
+_LIST: Kind = (lambda given: isinstance(given, list), "a list is")
+_DIGEST = _text("[0-9a-f]{8}", "8 hexadecimal digits")
+_INDEX_KINDS = {"name": _ANY, "nbytes": _number(1), "crc32c": _DIGEST}
+_SHARD_KINDS = {"name": _ANY, "nbytes": _number(1), "num_samples": _number(1), "crc32c": _DIGEST, "index": _ANY}
+_MANIFEST_KINDS = {
+    "format": _ANY,
+    "version": _ANY,
+    "generation": _text("[0-9a-f]{16}", "16 hexadecimal digits"),
+    "seed": _number(at_most=(1 << 64) - 1),
+    "num_samples": _number(),
+    "nbytes": _number(),
+    "extensions": _LIST,
+    "shards": _LIST,
+}
+
+
+def _check(given: Any, kinds: dict[str, Kind], where: str) -> None:
+    """Whether it is an object that has these values and no others."""
     if not isinstance(given, dict):
-        raise _Wrong(where, f"an object with {', '.join(names)} is needed; got {_short(given)}")
-    if absent := [name for name in names if name not in given]:
+        raise _Wrong(where, f"an object with {', '.join(kinds)} is needed; got {_short(given)}")
+    if absent := [name for name in kinds if name not in given]:
         raise _Wrong(where, f"{', '.join(absent)} is missing")
-    if unknown := sorted(name for name in given if name not in names):
+    if unknown := sorted(name for name in given if name not in kinds):
         raise _Wrong(where, f"{_short(unknown[0])} is not known in version {VERSION}")
-
-
-def _each(given: Any, where: str, read: Callable[[Any, str], T]) -> tuple[T, ...]:
-    if not isinstance(given, list):
-        raise _Wrong(where, f"a list is needed; got {_short(given)}")
-    return tuple(read(one, f"{where}[{number}]") for number, one in enumerate(given))
-
-
-def _number(given: Any, where: str, *, at_least: int = 0, at_most: int = _LARGEST) -> int:
-    if type(given) is not int or not at_least <= given <= at_most:
-        raise _Wrong(where, f"an integer from {at_least} to {at_most} is needed; got {_short(given)}")
-    return given
-
-
-def _text(given: Any, where: str, pattern: re.Pattern[str], needed: str) -> str:
-    if not isinstance(given, str) or not pattern.fullmatch(given):
-        raise _Wrong(where, f"{needed} are needed; got {_short(given)}")
-    return given
-
-
-def _extension(given: Any, where: str) -> str:
-    if not isinstance(given, str) or not given or given != given.lower() or "/" in given or "\0" in given:
-        raise _Wrong(where, f"an extension in lower case, without a slash, is needed; got {_short(given)}")
-    return given
+    for name, (is_right, needed) in kinds.items():
+        if not is_right(given[name]):
+            raise _Wrong(f"{where}.{name}" if where else name, f"{needed} needed; got {_short(given[name])}")
 
 
 def _short(given: Any) -> str:

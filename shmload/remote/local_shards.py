@@ -31,6 +31,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Literal
 
 import numpy as np
@@ -137,48 +138,22 @@ class Prefetcher:
     """
 
     def __init__(self, fetch: Callable[[int], Fetched]) -> None:
-        self._wishes = _Wishes()
+        self._wishes: SimpleQueue[list[int] | None] = SimpleQueue()
         arguments = (self._wishes, weakref.WeakMethod(fetch))
         self._thread = threading.Thread(target=_run, args=arguments, name="shmload-fetch", daemon=True)
-        weakref.finalize(self, self._wishes.set, None)
+        weakref.finalize(self, self._wishes.put, None)
         self._thread.start()
 
     def wish(self, shards: list[int]) -> None:
         """Forgets what it was wished before, unless that is under way, and fetches these."""
-        self._wishes.set(shards)
+        self._wishes.put(shards)
 
 
-class _Wishes:
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._number = 0
-        self._shards: list[int] | None = []
-
-    def set(self, shards: list[int] | None) -> None:
-        with self._changed:
-            self._shards = shards
-            self._number += 1
-            self._changed.notify()
-
-    def after(self, number: int) -> tuple[int, list[int] | None]:
-        """The newest wishes, once they are other ones than those of this number; None: it is over."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._number != number)
-            return self._number, self._shards
-
-    def are_still(self, number: int) -> bool:
-        return self._number == number
-
-
-def _run(wishes: _Wishes, method: Any) -> None:
-    number = 0
-    while True:
-        number, shards = wishes.after(number)
-        if shards is None:
-            return
+def _run(wishes: SimpleQueue[list[int] | None], method: Any) -> None:
+    while (shards := wishes.get()) is not None:
         for shard in shards:
             answer: Fetched = "again"
-            while answer == "again" and wishes.are_still(number):
+            while answer == "again" and wishes.empty():
                 answer = _fetch(method, shard)
             if answer != "done":
                 break
@@ -193,16 +168,8 @@ def _fetch(method: Any, shard: int) -> Fetched:
 log = logging.getLogger("shmload")
 
 _WAIT_S = 5.0  # for another process's fetch, before it is looked at what else could be done
-_RETRY_POLICY_S = 0.5  # of a prefetcher for room, before it looks whether the shard is still wanted
+_ROOM_S = 0.5  # of a prefetcher for room, before it looks whether the shard is still wanted
 _AT_ONCE = 8  # indexes, or ranges, under way
-
-
-class _Copy:
-    """A shard that is here, and stays as long as this lives."""
-
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
-        self.data: NDArray[np.uint8] = np.frombuffer(memoryview(MappedFile(os.fsencode(lease.path))), np.uint8)
 
 
 class LocalShards:
@@ -231,7 +198,7 @@ class LocalShards:
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._copies: dict[int, _Copy] = {}
+        self._copies: dict[int, tuple[NDArray[np.uint8], Lease]] = {}  # shards that are here as long as they stand there
         self._indexes: dict[int, ShardIndex] = {}
         self._wanted: list[int] = []  # in the order they are needed
         self._prefetcher: Prefetcher | None = None
@@ -239,25 +206,20 @@ class LocalShards:
         self.num_dropped = 0  # copies let go so far: whoever holds some looks whether it is another now
 
     def _here(self) -> None:
-        """Begins anew in a forked child, as leases, locks and threads stay with the parent; and after the end of its own folder."""
+        """Begins anew in a forked child, as leases, locks and threads stay with the parent."""
         if self._pid != os.getpid():
             self._begin()
-        if self._private is not None and self._private.is_over:
-            with self._lock:
-                if self._private.is_over:
-                    self._private = PrivateFolder()
-                    self._use(self._private.path, self.cache.capacity_bytes)
 
     # ------------------------------------------------------------ indexes
 
     def counts(self) -> NDArray[np.int64]:
         """Samples of each shard."""
         if self._counts is None:
-            told = [shard.num_samples for shard in self.shards.all]
-            missing = [number for number, count in enumerate(told) if count is None]
+            said = [shard.num_samples for shard in self.shards.all]
+            missing = [number for number, count in enumerate(said) if count is None]
             if missing:
                 self._index_all(missing)
-            self._counts = np.array([self._indexes[n].num_samples if c is None else c for n, c in enumerate(told)])
+            self._counts = np.array([self._indexes[n].num_samples if c is None else c for n, c in enumerate(said)])
         return self._counts
 
     def index(self, number: int) -> ShardIndex:
@@ -267,19 +229,17 @@ class LocalShards:
         if found is None:
             shard = self.shards.all[number]
             is_scanned = shard.index is None and self.keeps_all  # as all of it is needed here anyway
-            copy = self.copy(number) if is_scanned and not self._has_index(number) else None
+            is_known = os.path.exists(f"{self._indexes_folder}/{name_of(shard)}.index")
+            copy = self.copy(number) if is_scanned and not is_known else None
             found = self._indexes[number] = fetch_index(self.shards, shard, self._indexes_folder, copy)
         return found
 
     def _index_all(self, numbers: list[int]) -> None:
         """Indexes shards: one process of those that share the folder, while the others wait for what it leaves there."""
-        with open(f"{self._indexes_folder}/.lock", "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            with ThreadPoolExecutor(min(len(numbers), _AT_ONCE), "shmload-index") as pool:
-                list(pool.map(self.index, numbers))
-
-    def _has_index(self, number: int) -> bool:
-        return os.path.exists(f"{self._indexes_folder}/{name_of(self.shards.all[number])}.index")
+        with contextlib.ExitStack() as stack:
+            if os.path.isdir(self._indexes_folder):  # closed: indexed by each for itself
+                fcntl.flock(stack.enter_context(open(f"{self._indexes_folder}/.lock", "w")), fcntl.LOCK_EX)
+            list(stack.enter_context(ThreadPoolExecutor(min(len(numbers), _AT_ONCE), "shmload-index")).map(self.index, numbers))
 
     # ------------------------------------------------------------ copies
 
@@ -288,7 +248,7 @@ class LocalShards:
         self._here()
         held = self._copies.get(number)
         if held is not None:
-            return held.data
+            return held[0]
         if not self.keeps_all and number not in self._wanted:
             return None
         wait_s = 0.0
@@ -339,7 +299,7 @@ class LocalShards:
         if self._private is not None and self._private.is_gone:
             return
         shards = self.shards.all
-        self.cache.expect([shards[number].url for number in coming], ahead=num_held)
+        self.cache.expect([shards[number].url for number in coming])
         room, wanted = self.cache.capacity_bytes, []
         for number in dict.fromkeys(coming[:num_held]):
             room -= self.shards.all[number].nbytes
@@ -374,9 +334,11 @@ class LocalShards:
         try:
             lease = cache.open(shard.url, shard.nbytes, fetch, etag=shard.version, timeout_s=timeout_s)
             with self._lock:
-                return self._copies.setdefault(number, _Copy(lease)).data
+                data = np.frombuffer(memoryview(MappedFile(os.fsencode(lease.path))), np.uint8)
+                return self._copies.setdefault(number, (data, lease))[0]
         finally:
             if private is not None and private.is_over:  # closed meanwhile: what was made there since goes, too
+                self._copies.pop(number, None)
                 cache.close()
                 private.close()
 
@@ -384,28 +346,21 @@ class LocalShards:
         """Fetches a shard that nobody fetches yet."""
         if number in self._copies:
             return "done"
+        is_second = False
         try:
-            self._obtain(number, 0)
+            try:
+                self._obtain(number, 0)
+            except CacheFull:  # until what is in the way has been passed
+                is_second = True
+                self._obtain(number, _ROOM_S)
             if self._prefetcher is None:  # closed meanwhile
                 return "over"
             self.index(number)
-        except TimeoutError:  # someone else does
-            return "done"
-        except CacheFull:  # until what is in the way has been passed
-            return self._wait_for_room(number)
+        except (TimeoutError, CacheFull):
+            return "again" if is_second else "done"  # someone else fetches it
         except Exception as error:  # the reader meets it, too, and raises it where it is heard
             log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)
             return "over" if isinstance(error, StoreError) else "done"
-        return "done"
-
-    def _wait_for_room(self, number: int) -> Fetched:
-        try:
-            self._obtain(number, _RETRY_POLICY_S)
-        except (TimeoutError, CacheFull):
-            return "again"
-        except Exception as error:
-            log.debug("%s is not fetched ahead: %s", self.shards.all[number].url, error)
-            return "over"
         return "done"
 
     def close(self) -> None:

@@ -36,9 +36,10 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial as partial_of
 from itertools import islice
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,33 +47,6 @@ from numpy.typing import NDArray
 from shmload.errors import ShardCorrupt
 from shmload.formats.tar.members import IMAGE_EXTENSIONS, Decoders, gunzip, image_decoder
 from shmload.worker.failure import no_end
-
-__all__ = [
-    "BatchStage",
-    "Batched",
-    "Continue",
-    "Each",
-    "Handler",
-    "MemberHandler",
-    "Program",
-    "SampleDecoder",
-    "Select",
-    "Shuffle",
-    "Slice",
-    "Sliced",
-    "Stage",
-    "Then",
-    "Unbatch",
-    "Units",
-    "default_collation_fn",
-    "first_of",
-    "ignore_and_continue",
-    "ignore_and_stop",
-    "reraise_exception",
-    "run_stages",
-    "warn_and_continue",
-    "warn_and_stop",
-]
 
 Handler = Callable[[Exception], bool]
 
@@ -200,38 +174,23 @@ class Continue:
         self.key, self.data = key, data
 
 
-class _ImageDecoding:
-    """The handler of an image spec."""
-
-    def __init__(self, spec: str) -> None:
-        self._decode = image_decoder(spec)
-
-    def __call__(self, key: str, data: bytes) -> Any:
-        return self._decode(data) if _last(key) in IMAGE_EXTENSIONS else None
+def _decoded_image(decode: Callable[[bytes], Any], key: str, data: bytes) -> Any:
+    return decode(data) if _last(key) in IMAGE_EXTENSIONS else None
 
 
-class _Gunzip:
-    """The handler of compressed members."""
-
-    def __call__(self, key: str, data: bytes) -> Continue | None:
-        return Continue(key.removesuffix(".gz"), gunzip(data)) if key.endswith(".gz") else None
+def _gunzipped(key: str, data: bytes) -> Continue | None:
+    return Continue(key.removesuffix(".gz"), gunzip(data)) if key.endswith(".gz") else None
 
 
-class _ByExtension:
-    """The handler of what the format has a name for."""
-
-    def __init__(self, allow_pickle: bool) -> None:
-        self._allow_pickle = allow_pickle
-        self._decoders = Decoders(True, allow_pickle=allow_pickle)
-
-    def __call__(self, key: str, data: bytes) -> Any:
-        if not self._allow_pickle and _last(key) in _PICKLES:
-            raise PermissionError(
-                f"{key.removeprefix('.')!r} is a pickle, which can run any code when it is read: give "
-                "decode(allow_pickle=True) for shards you trust, or leave it as bytes by only="
-            )
-        decoder = self._decoders.of(key.removeprefix("."))
-        return None if decoder is None else decoder(data)
+def _by_extension(decoders: Decoders, allow_pickle: bool, key: str, data: bytes) -> Any:
+    """What the format has a name for."""
+    if not allow_pickle and _last(key) in _PICKLES:
+        raise PermissionError(
+            f"{key.removeprefix('.')!r} is a pickle, which can run any code when it is read: give "
+            "decode(allow_pickle=True) for shards you trust, or leave it as bytes by only="
+        )
+    decoder = decoders.of(key.removeprefix("."))
+    return None if decoder is None else decoder(data)
 
 
 class SampleDecoder:
@@ -255,9 +214,9 @@ class SampleDecoder:
         partial: bool,
         allow_pickle: bool,
     ) -> None:
-        first = [_Gunzip()] if pre is None else list(pre)
-        last = [_ByExtension(allow_pickle)] if post is None else list(post)
-        own = [_ImageDecoding(handler) if isinstance(handler, str) else handler for handler in handlers]
+        first = [_gunzipped] if pre is None else list(pre)
+        last = [partial_of(_by_extension, Decoders(True, allow_pickle=allow_pickle), allow_pickle)] if post is None else list(post)
+        own = [partial_of(_decoded_image, image_decoder(each)) if isinstance(each, str) else each for each in handlers]
         self._handlers: list[MemberHandler] = [*first, *own, *last]
         for handler in self._handlers:
             if not callable(handler):
@@ -265,7 +224,8 @@ class SampleDecoder:
         self._only = None if only is None else frozenset(only.split() if isinstance(only, str) else only)
         self._partial = partial
 
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, sample: Any) -> dict[str, Any]:
+        _needs_dict("decode", sample)
         found = {}
         for name, value in sample.items():
             is_left = name.startswith("__") or (self._only is not None and name not in self._only)
@@ -314,13 +274,10 @@ class Sliced:
     step: int
 
     def count(self, below: int) -> int:
-        return len(self._range(below))
+        return len(range(below)[self.start : self.stop : self.step])
 
     def items(self, numbers: NDArray[np.int64], below: int) -> NDArray[np.int64]:
         return self.start + numbers * self.step
-
-    def _range(self, below: int) -> range:
-        return range(below)[self.start : self.stop : self.step]
 
 
 @dataclass(frozen=True)
@@ -370,222 +327,146 @@ class Units:
 _DROP = object()
 
 
-class Stage(Protocol):
-    """One step."""
-
-    def run(self, items: Iterator[Any], seed: int) -> Iterator[Any]:
-        """What comes out of what goes in.
-
-        Args:
-            seed: of this stage's randomness in this worker and epoch.
-        """
-
-
 @dataclass(frozen=True)
-class Each:
-    """A function of each item: decode, map and the like. An item whose function gives `_DROP` is left out."""
+class Stage:
+    """One step.
+
+    Attributes:
+        run: (items, seed, *arguments) -> items; the seed is of this stage's randomness in this worker and epoch.
+    """
 
     name: str
-    function: Callable[[Any], Any]
-    handler: Handler = reraise_exception
-
-    def run(self, items: Iterator[Any], seed: int) -> Iterator[Any]:
-        function = self.function
-        for item in items:
-            try:
-                made = _of_one(self.name, function, item)
-            except Exception as error:
-                if self.handler(error):
-                    continue
-                return
-            if made is not _DROP:
-                yield made
+    run: Callable[..., Iterator[Any]]
+    arguments: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True)
-class Mapped:
+def each(items: Iterator[Any], seed: int, name: str, function: Callable[[Any], Any], handler: Handler) -> Iterator[Any]:
+    """A function of each item: decode, map and the like. An item whose function gives `_DROP` is left out."""
+    for item in items:
+        try:
+            made = _of_one(name, function, item)
+        except Exception as error:
+            if handler(error):
+                continue
+            return
+        if made is not _DROP:
+            yield made
+
+
+def mapped(function: Callable[[Any], Any], item: Any) -> Any:
     """map(f): the key of a sample stays; None leaves it out."""
-
-    function: Callable[[Any], Any]
-
-    def __call__(self, item: Any) -> Any:
-        made = self.function(item)
-        if made is None:
-            return _DROP
-        if isinstance(item, dict) and isinstance(made, dict):
-            made["__key__"] = item.get("__key__")
-        return made
+    made = function(item)
+    if made is None:
+        return _DROP
+    if isinstance(item, dict) and isinstance(made, dict):
+        made["__key__"] = item.get("__key__")
+    return made
 
 
-@dataclass(frozen=True)
-class MappedDict:
+def mapped_dict(functions: Mapping[str, Callable[[Any], Any]], sample: Any) -> Any:
     """map_dict(name=f)."""
-
-    functions: Mapping[str, Callable[[Any], Any]]
-
-    def __call__(self, sample: Any) -> Any:
-        _needs_dict("map_dict", sample)
-        made = dict(sample)
-        for name, function in self.functions.items():
-            if name not in made:
-                raise ValueError(f"map_dict: there is no {name!r} in the sample, only {', '.join(map(repr, made))}")
-            made[name] = function(made[name])
-        return made
+    _needs_dict("map_dict", sample)
+    made = dict(sample)
+    for name, function in functions.items():
+        if name not in made:
+            raise ValueError(f"map_dict: there is no {name!r} in the sample, only {', '.join(map(repr, made))}")
+        made[name] = function(made[name])
+    return made
 
 
-@dataclass(frozen=True)
-class MappedTuple:
+def mapped_tuple(functions: Sequence[Callable[[Any], Any] | None], item: Any) -> Any:
     """map_tuple(f, g): field by field; further fields stay."""
-
-    functions: Sequence[Callable[[Any], Any] | None]
-
-    def __call__(self, item: Any) -> Any:
-        if not isinstance(item, (list, tuple)):
-            raise TypeError(f"map_tuple needs a tuple, got a {type(item).__name__}: call to_tuple(...) before it")
-        made = list(item)
-        for number, function in enumerate(self.functions[: len(made)]):
-            if function is not None:
-                made[number] = function(made[number])
-        return tuple(made)
+    if not isinstance(item, (list, tuple)):
+        raise TypeError(f"map_tuple needs a tuple, got a {type(item).__name__}: call to_tuple(...) before it")
+    made = list(item)
+    for number, function in enumerate(functions[: len(made)]):
+        if function is not None:
+            made[number] = function(made[number])
+    return tuple(made)
 
 
-@dataclass(frozen=True)
-class ToTuple:
+def to_tuple(fields: Sequence[str], missing_is_error: bool, none_is_error: bool, sample: Any) -> tuple[Any, ...]:
     """to_tuple("jpg;png", "cls")."""
-
-    fields: Sequence[str]
-    missing_is_error: bool
-    none_is_error: bool
-
-    def __call__(self, sample: Any) -> tuple[Any, ...]:
-        _needs_dict("to_tuple", sample)
-        made = tuple(first_of(sample, names, "to_tuple", self.missing_is_error) for names in self.fields)
-        if self.none_is_error and any(value is None for value in made):
-            names = [name for name, value in zip(self.fields, made, strict=True) if value is None]
-            raise ValueError(f"to_tuple: {', '.join(map(repr, names))} of sample {sample.get('__key__')!r} is None")
-        return made
+    _needs_dict("to_tuple", sample)
+    made = tuple(first_of(sample, names, "to_tuple", missing_is_error) for names in fields)
+    if none_is_error and any(value is None for value in made):
+        names = [name for name, value in zip(fields, made, strict=True) if value is None]
+        raise ValueError(f"to_tuple: {', '.join(map(repr, names))} of sample {sample.get('__key__')!r} is None")
+    return made
 
 
-@dataclass(frozen=True)
-class Renamed:
+def renamed(names: Mapping[str, str | Sequence[str]], keep: bool, sample: Any) -> dict[str, Any]:
     """rename(new="old;older")."""
-
-    names: Mapping[str, str | Sequence[str]]
-    keep: bool
-
-    def __call__(self, sample: Any) -> dict[str, Any]:
-        _needs_dict("rename", sample)
-        found = {name: first_of(sample, old, "rename", True) for name, old in self.names.items()}
-        if not self.keep:
-            return found
-        replaced = {name for old in self.names.values() for name in (old.split(";") if isinstance(old, str) else old)}
-        return {**{name: value for name, value in sample.items() if name not in replaced}, **found}
+    _needs_dict("rename", sample)
+    found = {name: first_of(sample, old, "rename", True) for name, old in names.items()}
+    if not keep:
+        return found
+    replaced = {name for old in names.values() for name in (old.split(";") if isinstance(old, str) else old)}
+    return {**{name: value for name, value in sample.items() if name not in replaced}, **found}
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """decode(...)."""
-
-    decoder: SampleDecoder
-
-    def __call__(self, sample: Any) -> dict[str, Any]:
-        _needs_dict("decode", sample)
-        return self.decoder(sample)
-
-
-@dataclass(frozen=True)
-class Select:
+def select(items: Iterator[Any], seed: int, predicate: Callable[[Any], Any]) -> Iterator[Any]:
     """Only the items that a function says True of."""
-
-    predicate: Callable[[Any], Any]
-
-    def run(self, items: Iterator[Any], seed: int) -> Iterator[Any]:
-        for item in items:  # not filter(), which a StopIteration of the function would end
-            if _of_one("select", self.predicate, item):
-                yield item
+    for item in items:  # not filter(), which a StopIteration of the function would end
+        if _of_one("select", predicate, item):
+            yield item
 
 
-@dataclass(frozen=True)
-class Shuffle:
+def shuffle(items: Iterator[Any], seed: int, size: int, initial: int) -> Iterator[Any]:
     """A buffer that gives a random one of what it holds. Its numbers depend on seed, epoch, rank and worker alone."""
+    draws = random.Random(seed)
+    held: list[Any] = []
 
-    size: int
-    initial: int
+    def pick() -> Any:
+        place = draws.randrange(len(held))
+        held[place], held[-1] = held[-1], held[place]
+        return held.pop()
 
-    def run(self, items: Iterator[Any], seed: int) -> Iterator[Any]:
-        draws = random.Random(seed)
-        held: list[Any] = []
-
-        def pick() -> Any:
-            place = draws.randrange(len(held))
-            held[place], held[-1] = held[-1], held[place]
-            return held.pop()
-
-        for item in items:
-            held.append(item)
-            if len(held) < self.size:
-                held += islice(items, 1)
-            if len(held) >= self.initial:
-                yield pick()
-        while held:
+    for item in items:
+        held.append(item)
+        if len(held) < size:
+            held += islice(items, 1)
+        if len(held) >= initial:
             yield pick()
+    while held:
+        yield pick()
 
 
-@dataclass(frozen=True)
-class BatchStage:
+def batch(
+    items: Iterator[Any], seed: int, size: int, collation_fn: Callable[[list[Any]], Any] | None, partial: bool
+) -> Iterator[Any]:
     """So many items in each."""
-
-    size: int
-    collation_fn: Callable[[list[Any]], Any] | None
-    partial: bool
-
-    def run(self, items: Iterator[Any], seed: int) -> Iterator[Any]:
-        while held := list(islice(items, self.size)):
-            if len(held) == self.size or self.partial:
-                yield held if self.collation_fn is None else _of_one("batched", self.collation_fn, held)
+    while held := list(islice(items, size)):
+        if len(held) == size or partial:
+            yield held if collation_fn is None else _of_one("batched", collation_fn, held)
 
 
-@dataclass(frozen=True)
-class Unbatch:
+def unbatch(items: Iterator[Any], seed: int) -> Iterator[Any]:
     """The items of batches."""
-
-    def run(self, items: Iterator[Any], seed: int) -> Iterator[Any]:
-        for batch in items:
-            if isinstance(batch, (list, tuple)):
-                for number in range(len(batch[0]) if batch else 0):
-                    yield tuple(column[number] for column in batch)
-            elif isinstance(batch, dict):
-                lengths = {len(column) for column in batch.values()}
-                if len(lengths) != 1:
-                    raise ValueError(f"unbatched: the columns of a batch are of one length, these of {sorted(lengths)}")
-                for number in range(lengths.pop()):
-                    yield {name: column[number] for name, column in batch.items()}
-            else:
-                raise TypeError(f"unbatched needs batches, tuples or dicts of columns; got a {type(batch).__name__}")
+    for batch in items:
+        if isinstance(batch, (list, tuple)):
+            for number in range(len(batch[0]) if batch else 0):
+                yield tuple(column[number] for column in batch)
+        elif isinstance(batch, dict):
+            lengths = {len(column) for column in batch.values()}
+            if len(lengths) != 1:
+                raise ValueError(f"unbatched: the columns of a batch are of one length, these of {sorted(lengths)}")
+            for number in range(lengths.pop()):
+                yield {name: column[number] for name, column in batch.items()}
+        else:
+            raise TypeError(f"unbatched needs batches, tuples or dicts of columns; got a {type(batch).__name__}")
 
 
-@dataclass(frozen=True)
-class Slice:
+def some(items: Iterator[Any], seed: int, start: int, stop: int | None, step: int) -> Iterator[Any]:
     """Some of the items of each worker: a slice whose place in the whole pass is not known before it is read."""
-
-    start: int
-    stop: int | None
-    step: int
-
-    def run(self, items: Iterator[Any], seed: int) -> Iterator[Any]:
-        return islice(items, self.start, self.stop, self.step)
+    return islice(items, start, stop, step)
 
 
-@dataclass(frozen=True)
-class Then:
+def piped(
+    items: Iterator[Any], seed: int, function: Callable[..., Iterable[Any]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[Any]:
     """A function of the iterator."""
-
-    function: Callable[..., Iterable[Any]]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    def run(self, items: Iterator[Any], seed: int) -> Iterator[Any]:
-        return iter(self.function(items, *self.args, **self.kwargs))
+    return iter(function(items, *args, **kwargs))
 
 
 def _of_one(stage: str, function: Callable[[Any], Any], item: Any) -> Any:
@@ -659,5 +540,5 @@ def run_stages(stages: Sequence[Stage], samples: Iterator[Any], seed: int) -> It
     """The items that come of samples."""
     items = samples
     for number, stage in enumerate(stages):
-        items = stage.run(items, seed + number)
+        items = stage.run(items, seed + number, *stage.arguments)
     return items

@@ -10,15 +10,15 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from shmload.errors import StoreError
 from shmload.storage.http import HttpStore
 from shmload.storage.local import LocalStore, Store, checked_key
-from shmload.storage.s3 import Boto, Credentials, S3Store, find_credentials, region_of_environment
+from shmload.storage.s3 import Credentials, S3Store, find_credentials
 from shmload.storage.transport import RetryPolicy
 
-__all__ = ["Client", "client_of", "is_url", "join_url", "make_client", "open_store", "split_url"]
+__all__ = ["Client", "client_of", "is_url", "make_client", "open_store", "split_url"]
 
 _AWS_HOST = re.compile(r"s3[.-]([a-z]{2}(?:-[a-z]+)+-\d)\.amazonaws\.com(?:\.cn)?")
 
@@ -38,7 +38,6 @@ class Client:
         parallel: ranges of one large object that are read at once.
         path_style: whether the bucket is named in the path, or in the host.
         ca_file: certificates to trust.
-        boto: botocore's clients of this process.
     """
 
     endpoint: str
@@ -48,7 +47,6 @@ class Client:
     parallel: int = 4
     path_style: bool = True
     ca_file: str | None = None
-    boto: Boto = field(default_factory=Boto, repr=False, compare=False)
 
     def store(self, bucket: str, folder: str = "") -> S3Store:
         """The store of a bucket, or of a folder in it.
@@ -119,7 +117,10 @@ def make_client(
         given = find_credentials(profile)
     url = url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
     at_amazon = _AWS_HOST.fullmatch(urlsplit(url).hostname or "") if url else None
-    region = region or region_of_environment() or (at_amazon[1] if at_amazon else "us-east-1")
+    environ = os.environ
+    region = (
+        region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or (at_amazon[1] if at_amazon else "us-east-1")
+    )
     if path_style is None:
         path_style = bool(url) and at_amazon is None
     return Client(
@@ -161,7 +162,6 @@ def client_of(given: Any) -> Client:
         region or "us-east-1",
         credentials,
         path_style=style == "path" or (style != "virtual" and at_amazon is None),
-        boto=Boto(given),
     )
 
 
@@ -237,10 +237,3 @@ def split_url(url: str | os.PathLike[str]) -> tuple[str, str]:
     if scheme in ("http", "https", "file"):
         key = unquote(key)
     return (root or "/") if slash else ".", key
-
-
-def join_url(root: str | os.PathLike[str], key: str) -> str:
-    """The URL of an object, as `split_url` takes it apart."""
-    text = os.fspath(root)
-    quoted = quote(key, safe="/-_.~") if is_url(text) and not text.startswith("s3://") else key
-    return f"{text.rstrip('/')}/{quoted}"

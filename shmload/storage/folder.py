@@ -6,8 +6,6 @@ says (ledger.py), who lives is what locks say (process_leases.py), and both are 
 
 The hold of a process on files of a budgeted folder: while one lives, nobody evicts them.
 
-Eviction in a budgeted folder, taken before anything is written there.
-
 Waiting for room in a budgeted folder without asking again and again.
 
 The kernel's inotify tells what wakes a waiter: a lease taken back is a write into its user's file, an end of a process closes that
@@ -23,12 +21,9 @@ budget is no error: where the kernel finds no blocks for a file, as much is evic
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import functools
-import io
-import mmap
 import os
 import secrets
 import select
@@ -42,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmload import faults
 from shmload.errors import CacheFull, StoreError
-from shmload.storage.ledger import FRESH, NEW, OURS, USERS, Durability, Kept, Ledger, Session, boot_id
+from shmload.storage.ledger import FRESH, NEW, OURS, USERS, Durability, Kept, Ledger, Session, boot_id, unlink
 
 if TYPE_CHECKING:
     from shmload.storage.ledger import Session
@@ -102,89 +97,6 @@ Order = Callable[[Iterator[Kept]], Iterable[Kept]]
 """Of the files that nobody has leased, given oldest first, those that may be evicted, the first to go first."""
 
 
-class Eviction:
-    """The budget of a folder, and what this process has evicted to keep it."""
-
-    def __init__(self, path: str, capacity_bytes: int, max_files: int | None) -> None:
-        self.path = path
-        self.capacity_bytes = capacity_bytes
-        self.max_files = max_files
-        self.num_evicted = 0
-        self.nbytes_evicted = 0
-
-    def make(self, session: Session, ledger: Ledger, nbytes: int, files: int, order: Order) -> CacheFull | None:
-        """Evicts until so much fits; or says why it cannot, and then evicts nothing. The folder's lock is held."""
-        excess = ledger.nbytes + nbytes - self.capacity_bytes
-        too_many = 0 if self.max_files is None else len(ledger.files) + len(ledger.writing) + files - self.max_files
-        if excess <= 0 and too_many <= 0:
-            return None
-        leased = session.process_leases.leased()
-        victims, freed = [], 0
-        for kept in order(kept for kept in ledger.files.values() if kept.ino not in leased):
-            victims.append(kept)
-            freed += kept.nbytes
-            if freed >= excess and len(victims) >= too_many:
-                for victim in victims:
-                    self.remove(ledger, victim)
-                    faults.hit("mid_evict")
-                self.num_evicted += len(victims)
-                self.nbytes_evicted += freed
-                return None
-        held = [kept for kept in ledger.files.values() if kept.ino in leased]
-        mine = sum(kept.nbytes for kept in held if session.process_leases.holds(kept.ino))
-        files_allowed = "" if self.max_files is None else f" of at most {self.max_files}"
-        return CacheFull(
-            f"{self.path} has no room for {nbytes} bytes more: {ledger.nbytes} of its budget of {self.capacity_bytes} bytes are in "
-            f"use ({len(ledger.files)} files{files_allowed}, {len(ledger.writing)} being written), "
-            f"{sum(kept.nbytes for kept in held)} of them are leased, {mine} by this process, and {freed} may be evicted: make the "
-            f"budget larger, hold fewer files at once, or wait longer"
-        )
-
-    def remove(self, ledger: Ledger, kept: Kept) -> None:
-        ledger.changing()
-        try:
-            os.unlink(f"{self.path}/{kept.name}")
-        except FileNotFoundError:
-            pass
-        ledger.remove(kept.name)
-
-    def allocate(self, session: Session, fd: int, start: int, nbytes: int, timeout_s: float | None, order: Order) -> None:
-        """Takes a file's blocks, so that no later write meets a full disk. A disk smaller than the budget evicts, too."""
-        if not nbytes:
-            return
-        for _ in attempts(self.path, timeout_s):
-            while True:
-                try:
-                    os.posix_fallocate(fd, start, nbytes)
-                    return
-                except OSError as error:
-                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                        raise
-                if not self._free_disk(session, nbytes, order):
-                    break
-        disk = os.statvfs(self.path)
-        raise CacheFull(
-            f"the disk of {self.path} has no room for {nbytes} bytes more: {disk.f_bavail * disk.f_frsize} bytes are free, and "
-            f"nothing more of the cache's budget of {self.capacity_bytes} bytes may be evicted: free some, or make the budget "
-            f"smaller"
-        )
-
-    def _free_disk(self, session: Session, nbytes: int, order: Order) -> bool:
-        """Evicts as much as a file needs that the disk has no room for, or what there is; whether that was anything."""
-        with session.locked() as ledger:
-            session.sweep()
-            leased = session.process_leases.leased()
-            freed = 0
-            for kept in list(order(kept for kept in ledger.files.values() if kept.ino not in leased)):
-                if freed >= nbytes:
-                    break
-                self.remove(ledger, kept)
-                self.num_evicted += 1
-                freed += kept.nbytes
-        self.nbytes_evicted += freed
-        return freed > 0
-
-
 def attempts(path: str, timeout_s: float | None) -> Iterator[None]:
     """One at once; further ones whenever something has happened in the folder, until the time is over."""
     yield
@@ -230,11 +142,6 @@ class Leases:
         """Bytes of all of them."""
         return sum(kept.nbytes for kept in self.files)
 
-    @property
-    def is_held(self) -> bool:
-        """Whether `release` is still to come."""
-        return self._release is not None
-
     def release(self) -> None:
         """Lets them go. Twice is no error."""
         release, self._release = self._release, None
@@ -252,7 +159,7 @@ class Leases:
             self.release()
 
     def __repr__(self) -> str:
-        state = "" if self.is_held else ", released"
+        state = ", released" if self._release is None else ""
         return f"<{type(self).__name__} of {len(self.files)} files, {self.nbytes} bytes in {self.folder}{state}>"
 
 
@@ -323,17 +230,6 @@ class Reservation:
         self._check_open()
         return self._session.descriptors[self.name]
 
-    def open(self) -> io.FileIO:
-        """The file, opened once more, at its begin: for writers that take a file. To be closed before `publish`."""
-        self._check_open()
-        return io.FileIO(self.path, "r+")
-
-    def map(self) -> mmap.mmap:
-        """The file as writable memory. To be closed before `publish`."""
-        self._check_open()
-        with self.open() as file:  # its own description: one that is mapped would keep the writer's lock alive
-            return mmap.mmap(file.fileno(), self.nbytes)
-
     def grow(self, nbytes: int, *, timeout_s: float | None = 0.0) -> None:
         """Reserves more: `nbytes` in addition. What is written stays.
 
@@ -347,24 +243,6 @@ class Reservation:
         self._folder._grow(self._session, self.name, self.nbytes, nbytes, timeout_s)
         self.nbytes += nbytes
 
-    def shrink(self, nbytes: int) -> None:
-        """Gives back `nbytes` of what is reserved, at the file's end.
-
-        Args:
-            nbytes: how many fewer.
-        Raises:
-            ValueError: so many are not reserved.
-        """
-        self._check_open()
-        if not 0 <= nbytes <= self.nbytes:
-            raise ValueError(f"{nbytes} bytes cannot be given back: {self.nbytes} are reserved")
-        with self._session.locked() as ledger:
-            ledger.changing()
-            os.ftruncate(self.fd, self.nbytes - nbytes)
-            ledger.set_writing(self.name, self.nbytes - nbytes)
-            self._session.process_leases.ring()
-        self.nbytes -= nbytes
-
     def publish(self, name: str, *, nbytes: int | None = None) -> Kept:
         """Gives the file its name: from here on all see it, whole, and it may be evicted.
 
@@ -375,7 +253,8 @@ class Reservation:
             FileExistsError: the folder has a file of that name.
             StoreError: more was written than reserved.
         """
-        return self._publish(name, nbytes, leases=False).files[0]
+        with self.publish_leased(name, nbytes=nbytes) as lease:
+            return lease.files[0]  # type: ignore[no-any-return]  # the block's value is of either class
 
     def publish_leased(self, name: str, *, nbytes: int | None = None) -> Lease:
         """`publish`, and leases the file in the same moment.
@@ -387,21 +266,6 @@ class Reservation:
             FileExistsError: the folder has a file of that name.
             StoreError: more was written than reserved.
         """
-        return self._publish(name, nbytes, leases=True)
-
-    def abandon(self) -> None:
-        """Removes the file and gives its room back. Does nothing once it is published, or in a forked child."""
-        if not self._is_open or self._session.pid != os.getpid():
-            return
-        self._is_open = False
-        with self._session.locked() as ledger:
-            ledger.changing()
-            if os.path.exists(self.path):
-                os.unlink(self.path)
-            ledger.end_writing(self.name)
-        self._session.end_writing(self.name)
-
-    def _publish(self, name: str, nbytes: int | None, *, leases: bool) -> Lease:
         check_name(name)
         session, fd, folder = self._session, self.fd, self._session.folder
         written = os.fstat(fd).st_size
@@ -434,16 +298,24 @@ class Reservation:
             kept = Kept(name, status.st_size, status.st_mtime_ns, status.st_ino)
             ledger.end_writing(self.name)
             ledger.add(kept)
-            if leases:
-                session.process_leases.hold([kept.ino])
+            session.process_leases.hold([kept.ino])
         self._is_open = False
         session.end_writing(self.name)
         if mark & FRESH:
             self._folder.durability.published(f"{folder}/{name}")
-        return Lease(folder, (kept,), self._let_go if leases else _nothing)
+        return Lease(folder, (kept,), functools.partial(self._folder._let_go, session))
 
-    def _let_go(self, inos: tuple[int, ...]) -> None:
-        self._folder._let_go(self._session, inos)
+    def abandon(self) -> None:
+        """Removes the file and gives its room back. Does nothing once it is published, or in a forked child."""
+        if not self._is_open or self._session.pid != os.getpid():
+            return
+        self._is_open = False
+        with self._session.locked() as ledger:
+            ledger.changing()
+            if os.path.exists(self.path):
+                os.unlink(self.path)
+            ledger.end_writing(self.name)
+        self._session.end_writing(self.name)
 
     def _check_open(self) -> None:
         if not self._is_open or self._session.pid < 0:
@@ -465,10 +337,6 @@ def check_name(name: str) -> None:
     """Refuses what cannot be a file of the folder."""
     if not name or name.startswith(".") or "/" in name or "\0" in name or len(os.fsencode(name)) > 255:
         raise ValueError(f"a file of the folder is named by 1 to 255 bytes without '/' and not beginning with '.'; got {name!r}")
-
-
-def _nothing(_: tuple[int, ...]) -> None:
-    """The release of what was never leased."""
 
 
 _folders: weakref.WeakSet[BudgetedFolder] = weakref.WeakSet()
@@ -549,12 +417,12 @@ class BudgetedFolder:
         self.adopts = adopts
         self.durable = durable
         self.order: Order = order or _oldest_first
-        self._room = Eviction(self.path, self.capacity_bytes, max_files)
+        self.num_evicted = self.nbytes_evicted = 0
         self._begin()
         session = self._session()
         with session.locked() as ledger:
             session.sweep()
-            self._room.make(session, ledger, 0, 0, self.order)  # a budget smaller than the last one
+            self._make_room(session, ledger, 0, 0, self.order)  # a budget smaller than the last one
 
     def reserve(self, nbytes: int, *, timeout_s: float | None = 0.0) -> Reservation:
         """Makes room for a file, and a file in it that nobody sees yet.
@@ -636,7 +504,7 @@ class BudgetedFolder:
             kept = ledger.files.get(name)
             if kept is None or kept.ino in session.process_leases.leased():
                 return False
-            self._room.remove(ledger, kept)
+            self._remove(ledger, kept)
             session.process_leases.ring()
             return True
 
@@ -648,17 +516,7 @@ class BudgetedFolder:
         session = self._session()
         with session.locked() as ledger:
             ledger.list_again()
-            self._room.make(session, ledger, 0, 0, self.order)
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Nobody reserves, publishes, leases or evicts meanwhile, this thread included: the block calls nothing of the folder's."""
-        with self._session().locked():
-            yield
-
-    def wake(self) -> None:
-        """Lets those that wait for room look again, because what may be evicted is decided by something that has changed."""
-        self._session().process_leases.ring()
+            self._make_room(session, ledger, 0, 0, self.order)
 
     def statistics(self) -> FolderStatistics:
         """The folder now."""
@@ -671,8 +529,8 @@ class BudgetedFolder:
                 len(ledger.files),
                 len(ledger.writing),
                 sum(kept.ino in leased for kept in ledger.files.values()),
-                self._room.num_evicted,
-                self._room.nbytes_evicted,
+                self.num_evicted,
+                self.nbytes_evicted,
             )
 
     def close(self) -> None:
@@ -707,14 +565,14 @@ class BudgetedFolder:
                         f"another process was still writing {name} into {self.path} after {timeout_s} s: wait longer"
                     )
                     continue
-                shortage = self._room.make(session, ledger, nbytes, 1, order)
+                shortage = self._make_room(session, ledger, nbytes, 1, order)
                 if shortage is not None:
                     continue
                 session.begin_writing(temporary, nbytes)
             reservation = Reservation(self, session, temporary, nbytes)
             faults.hit("after_reserve")
             try:
-                self._room.allocate(session, session.descriptors[temporary], 0, nbytes, timeout_s, order)
+                self._allocate(session, session.descriptors[temporary], 0, nbytes, timeout_s, order)
             except BaseException:
                 reservation.abandon()
                 raise
@@ -736,7 +594,7 @@ class BudgetedFolder:
         for _ in attempts(self.path, timeout_s):
             with session.locked() as ledger:
                 session.sweep()
-                shortage = self._room.make(session, ledger, more, 0, self.order)
+                shortage = self._make_room(session, ledger, more, 0, self.order)
                 if shortage is None:
                     ledger.changing()
                     os.ftruncate(fd, nbytes + more)
@@ -748,13 +606,82 @@ class BudgetedFolder:
             finally:
                 del shortage  # as in _obtain
         try:
-            self._room.allocate(session, fd, nbytes, more, timeout_s, self.order)
+            self._allocate(session, fd, nbytes, more, timeout_s, self.order)
         except BaseException:
             with session.locked() as ledger:
                 ledger.changing()
                 os.ftruncate(fd, nbytes)
                 ledger.set_writing(name, nbytes)
             raise
+
+    def _make_room(self, session: Session, ledger: Ledger, nbytes: int, files: int, order: Order) -> CacheFull | None:
+        """Evicts until so much fits; or says why it cannot, and then evicts nothing. The folder's lock is held."""
+        excess = ledger.nbytes + nbytes - self.capacity_bytes
+        too_many = 0 if self.max_files is None else len(ledger.files) + len(ledger.writing) + files - self.max_files
+        if excess <= 0 and too_many <= 0:
+            return None
+        leased = session.process_leases.leased()
+        victims, freed = [], 0
+        for kept in order(kept for kept in ledger.files.values() if kept.ino not in leased):
+            victims.append(kept)
+            freed += kept.nbytes
+            if freed >= excess and len(victims) >= too_many:
+                for victim in victims:
+                    self._remove(ledger, victim)
+                    faults.hit("mid_evict")
+                self.num_evicted += len(victims)
+                self.nbytes_evicted += freed
+                return None
+        held = [kept for kept in ledger.files.values() if kept.ino in leased]
+        mine = sum(kept.nbytes for kept in held if session.process_leases.holds(kept.ino))
+        files_allowed = "" if self.max_files is None else f" of at most {self.max_files}"
+        return CacheFull(
+            f"{self.path} has no room for {nbytes} bytes more: {ledger.nbytes} of its budget of {self.capacity_bytes} bytes are in "
+            f"use ({len(ledger.files)} files{files_allowed}, {len(ledger.writing)} being written), "
+            f"{sum(kept.nbytes for kept in held)} of them are leased, {mine} by this process, and {freed} may be evicted: make the "
+            f"budget larger, hold fewer files at once, or wait longer"
+        )
+
+    def _remove(self, ledger: Ledger, kept: Kept) -> None:
+        ledger.changing()
+        unlink(f"{self.path}/{kept.name}")
+        ledger.remove(kept.name)
+
+    def _allocate(self, session: Session, fd: int, start: int, nbytes: int, timeout_s: float | None, order: Order) -> None:
+        """Takes a file's blocks, so that no later write meets a full disk. A disk smaller than the budget evicts, too."""
+        if not nbytes:
+            return
+        for _ in attempts(self.path, timeout_s):
+            while True:
+                try:
+                    os.posix_fallocate(fd, start, nbytes)
+                    return
+                except OSError as error:
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        raise
+                if not self._free_disk(session, nbytes, order):
+                    break
+        disk = os.statvfs(self.path)
+        raise CacheFull(
+            f"the disk of {self.path} has no room for {nbytes} bytes more: {disk.f_bavail * disk.f_frsize} bytes are free, and "
+            f"nothing more of the cache's budget of {self.capacity_bytes} bytes may be evicted: free some, or make the budget "
+            f"smaller"
+        )
+
+    def _free_disk(self, session: Session, nbytes: int, order: Order) -> bool:
+        """Evicts as much as a file needs that the disk has no room for, or what there is; whether that was anything."""
+        with session.locked() as ledger:
+            session.sweep()
+            leased = session.process_leases.leased()
+            freed = 0
+            for kept in list(order(kept for kept in ledger.files.values() if kept.ino not in leased)):
+                if freed >= nbytes:
+                    break
+                self._remove(ledger, kept)
+                self.num_evicted += 1
+                freed += kept.nbytes
+        self.nbytes_evicted += freed
+        return freed > 0
 
     def _session(self) -> Session:
         """This process's own."""

@@ -20,12 +20,10 @@ import os
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import pairwise
-from pathlib import Path
-from typing import Protocol, TypeVar
+from itertools import accumulate, pairwise
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import numpy as np
@@ -36,44 +34,35 @@ from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.local import StoredObject, checked_key
 from shmload.storage.transport import Answer, Retry, RetryPolicy, TransientError, Transport
 
-__all__ = ["FilePart", "HttpStore", "MemoryTarget", "Target", "Version", "WebReader", "joined_crc32c", "unquoted"]
+__all__ = ["FilePart", "HttpStore", "MemoryTarget", "Version", "WebReader", "joined_crc32c", "unquoted"]
 
 _BUFFER_NBYTES = 64 << 10  # more makes larger pages, out of memory that virtual machines give back to their hosts when free
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, its highest power in the lowest bit
 
 
-class Target(Protocol):
-    """A place for a range of an object.
+class MemoryTarget:
+    """A range that goes into memory.
 
     Attributes:
         nbytes: of the range.
         done: how many of them are in place.
     """
 
-    nbytes: int
-    done: int
-
-    def receive(self, answer: Answer) -> Iterator[None]:
-        """Takes what an answer brings, from `done` on; stops at each look to see whether it is still wanted."""
-
-
-class MemoryTarget:
-    """A range that goes into memory."""
-
     def __init__(self, out: memoryview) -> None:
-        self._out = out
+        self.out = out
         self.nbytes = len(out)
         self.done = 0
 
     def receive(self, answer: Answer) -> Iterator[None]:
+        """Takes what an answer brings, from `done` on; stops at each look to see whether it is still wanted."""
         begin = self.done
-        for got in answer.reading(self._out[begin:]):
+        for got in answer.reading(self.out[begin:]):
             self.done = begin + got
             yield
 
 
 class FilePart:
-    """A range that goes into a file.
+    """A range that goes into a file; otherwise as MemoryTarget.
 
     Args:
         fd: open for writing.
@@ -166,8 +155,7 @@ T = TypeVar("T")
 
 _PART_NBYTES = 16 << 20  # the least that is worth a range of its own
 _PROGRESS_NBYTES = 64 << 10  # what counts as progress between two failures
-_GAP_NBYTES = 64 << 10  # ranges so near each other are read as one
-_MERGED_NBYTES = 8 << 20  # but none becomes longer than this for it
+_LONGEST = 1 << 62  # bytes: as many as there are
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -223,86 +211,42 @@ class WebReader(ABC):
         """What an answer means that is no success."""
 
     def head(self, key: str) -> StoredObject:
-        url = self.url_of(key)
-        version = Version(url, None)
-        doing = f"ask for {url}"
-
-        def try_once() -> StoredObject | None:
-            """By the first byte: its answer tells the length apart from its own, and reasons, which one to HEAD does not."""
-            with self.ask("GET", key, {"Range": "bytes=0-0"}) as answer:
-                if answer.status == 416 or (answer.status == 200 and "Content-Range" not in answer.headers):
-                    return None
-                total, _ = self._checked(answer, key, version, doing, 0, 1)
-                for _ in answer.reading(memoryview(bytearray(1))):
-                    pass
-                return StoredObject(key, total, version.etag or "")
-
-        return self.repeatedly(doing, try_once) or self._by_head(key)
-
-    def _by_head(self, key: str) -> StoredObject:
-        """An empty object, which has no first byte, or one of a server that knows no ranges."""
-        url = self.url_of(key)
-        doing = f"ask for {url}"
-
-        def try_once() -> StoredObject:
-            with self.ask("HEAD", key, {}) as answer:
-                if answer.status != 200:
-                    raise self.failure(answer, url, doing)
-                if answer.headers.get("Content-Length") is None:
-                    raise StoreError(f"{url} has no known length: its server has to send Content-Length")
-                return StoredObject(key, int(answer.headers["Content-Length"]), _etag_of(answer, url))
-
-        return self.repeatedly(doing, try_once)
+        return self._begin(key, 1, None)[0]  # the first byte's answer has reasons and a length of its own, one to HEAD has not
 
     def get(self, key: str, *, etag: str | None = None) -> Buffer:
+        return self._begin(key, _LONGEST, etag)[1]
+
+    def _begin(self, key: str, nbytes: int, etag: str | None) -> tuple[StoredObject, Buffer]:
+        """An object and its first bytes, by one request, which is repeated if it breaks off."""
         url = self.url_of(key)
-        version = Version(url, etag)
-        tries = Retry(self.retry_policy, f"read {url}")
-        out, done = memoryview(b""), 0
-        while not out:
-            try:
-                with self.ask("GET", key, {"Range": f"bytes=0-{_PART_NBYTES - 1}", **version.condition}) as answer:
-                    if answer.status == 416:
-                        return self._nothing(key, version)
-                    total, whole = self._checked(answer, key, version, tries.doing, 0, _PART_NBYTES)
-                    if total == 0:
-                        return out
-                    out = np.empty(total, np.uint8).data
-                    part = out if whole else out[:_PART_NBYTES]
-                    for done in answer.reading(part):  # noqa: B007  # kept when it breaks off
+
+        def try_once() -> tuple[StoredObject, Buffer]:
+            version = Version(url, etag)
+            with self.ask("GET", key, {"Range": f"bytes=0-{nbytes - 1}", **version.condition}) as answer:
+                if answer.status != 416:
+                    total, _ = self._checked(answer, version, f"read {url}", 0, nbytes)
+                    target = MemoryTarget(np.empty(min(nbytes, total), np.uint8).data)
+                    for _ in target.receive(answer):
                         pass
-                    if done < len(part):
-                        raise TransientError(f"a body ended after {done:,} of {len(part):,} bytes")
-            except TransientError as failure:
-                tries.failed(failure)
-        self._fill_in_parallel(key, done, out[done:], version)
-        return out.toreadonly()
+                    if target.done < target.nbytes:
+                        raise TransientError(f"a body ended after {target.done:,} of {target.nbytes:,} bytes")
+                    return StoredObject(key, total, version.etag or ""), target.out.toreadonly()
+            with self.ask("HEAD", key, {}) as answer:  # an empty object has no first byte to ask for
+                total, _ = self._checked(answer, version, f"read {url}", 0, 0)
+                if total:
+                    raise StoreError(f"{url} has {total:,} bytes, but its server refuses ranges of it")
+                return StoredObject(key, 0, version.etag or ""), b""
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, etag: str | None = None) -> list[Buffer]:
-        version = Version(self.url_of(key), etag)
-        found: list[Buffer] = [b""] * len(ranges)
-
-        def read(group: list[int]) -> None:
-            begin = ranges[group[0]][0]
-            room = np.empty(max(sum(ranges[i]) for i in group) - begin, np.uint8).data
-            self._fill(key, begin, MemoryTarget(room), version)
-            for i in group:
-                offset, nbytes = ranges[i]
-                found[i] = room[offset - begin : offset - begin + nbytes].toreadonly()
-
-        self._together([partial(read, group) for group in _groups(ranges)], version)
-        return found
+        return self.repeatedly(f"read {url}", try_once)
 
     def read_into(self, key: str, out: Buffer, *, offset: int = 0, etag: str | None = None) -> None:
-        self._fill_in_parallel(key, offset, memoryview(out).cast("B"), Version(self.url_of(key), etag))
+        view = memoryview(out).cast("B")
+        self._fill_all(key, offset, [MemoryTarget(view[begin:end]) for begin, end in self._parts(len(view))], etag)
 
     def read_to_file(self, key: str, fd: int, nbytes: int, *, etag: str | None = None) -> int:
         """An object of known length into a file, by ranges in parallel; its CRC-32C, taken as the bytes come."""
-        ends = self._ends(nbytes)
-        parts = [FilePart(fd, begin, end - begin) for begin, end in pairwise(ends)]
-        version = Version(self.url_of(key), etag)
-        jobs = [partial(self._fill, key, begin, part, version) for begin, part in zip(ends[:-1], parts, strict=True)]
-        self._together(jobs, version)
+        parts = [FilePart(fd, begin, end - begin) for begin, end in self._parts(nbytes)]
+        self._fill_all(key, 0, parts, etag)
         return joined_crc32c([(part.crc32c, part.nbytes) for part in parts])
 
     def repeatedly(self, doing: str, try_once: Callable[[], T]) -> T:
@@ -314,32 +258,28 @@ class WebReader(ABC):
             except TransientError as failure:
                 tries.failed(failure)
 
-    def _fill_in_parallel(self, key: str, offset: int, out: memoryview, version: Version) -> None:
-        parts = [(begin, MemoryTarget(out[begin:end])) for begin, end in pairwise(self._ends(len(out))) if end > begin]
-        self._together([partial(self._fill, key, offset + begin, part, version) for begin, part in parts], version)
-
-    def _ends(self, nbytes: int) -> list[int]:
-        """Where the parts that are worth a range of their own begin, and the end."""
+    def _parts(self, nbytes: int) -> list[tuple[int, int]]:
+        """Where the parts that are worth a range of their own begin and end."""
         num_parts = min(self.parallel, max(1, nbytes // _PART_NBYTES))
-        return [nbytes * number // num_parts for number in range(num_parts + 1)]
+        return list(pairwise(nbytes * number // num_parts for number in range(num_parts + 1)))
 
-    def _together(self, jobs: Sequence[Callable[[], None]], version: Version) -> None:
-        """Runs jobs in threads that end with the call, so that no fork meets one; the first failure ends all."""
-        if len(jobs) < 2 or self.parallel == 1:
-            for job in jobs:
-                job()
+    def _fill_all(self, key: str, offset: int, parts: Sequence[MemoryTarget | FilePart], etag: str | None) -> None:
+        """Reads ranges that follow each other, in threads that end with the call, so that no fork meets one; a failure ends all."""
+        version = Version(self.url_of(key), etag)
+        begins = accumulate((part.nbytes for part in parts[:-1]), initial=offset)
+        if len(parts) == 1:
+            self._fill(key, offset, parts[0], version)
             return
-        with ThreadPoolExecutor(min(self.parallel, len(jobs)), "shmload-store") as threads:
-            futures = [threads.submit(job) for job in jobs]
+        with ThreadPoolExecutor(len(parts), "shmload-store") as threads:
+            futures = [threads.submit(self._fill, key, begin, part, version) for begin, part in zip(begins, parts, strict=True)]
             try:
                 for future in futures:
                     future.result()
             except BaseException:
                 version.given_up.set()
-                threads.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _fill(self, key: str, offset: int, target: Target, version: Version) -> None:
+    def _fill(self, key: str, offset: int, target: MemoryTarget | FilePart, version: Version) -> None:
         """Reads one range into its place, however often it breaks off."""
         if offset < 0:
             raise StoreError(f"{version.url} has no bytes at {offset:,}: offsets begin at 0")
@@ -351,7 +291,7 @@ class WebReader(ABC):
             try:
                 headers = {"Range": f"bytes={begin}-{end - 1}", **version.condition}
                 with self.ask("GET", key, headers) as answer:
-                    total, whole = self._checked(answer, key, version, tries.doing, begin, missing)
+                    total, whole = self._checked(answer, version, tries.doing, begin, missing)
                     if end > total:
                         raise _outside(version.url, offset, target.nbytes, total)
                     if whole:
@@ -366,7 +306,7 @@ class WebReader(ABC):
                     tries.progressed()
                 tries.failed(failure)
 
-    def _checked(self, answer: Answer, key: str, version: Version, doing: str, begin: int, nbytes: int) -> tuple[int, bool]:
+    def _checked(self, answer: Answer, version: Version, doing: str, begin: int, nbytes: int) -> tuple[int, bool]:
         """Compares an answer with what was asked for: how many bytes the object has, and whether the body is all of them.
 
         That it names a range decides, not its status: there are servers that send a range as 200.
@@ -381,10 +321,10 @@ class WebReader(ABC):
         version.see(_etag_of(answer, version.url))
         said = answer.headers.get("Content-Range")
         if said is None and answer.status == 200:
-            total = self._by_head(key).nbytes
-            if answer.nbytes not in (None, total):
-                raise TransientError(f"an answer announced {answer.nbytes:,} bytes of an object of {total:,}")
-            return total, True
+            length = answer.headers.get("Content-Length")  # of HEAD too, whose answer has no body
+            if length is None:
+                raise StoreError(f"{version.url} has no known length: its server has to send Content-Length")
+            return int(length), True
         match = _CONTENT_RANGE.fullmatch(said or "")
         if match is None:
             raise TransientError(f"an answer did not say which range it was: {said!r}")
@@ -394,14 +334,6 @@ class WebReader(ABC):
         if answer.nbytes not in (None, last + 1 - first):
             raise TransientError(f"an answer announced {answer.nbytes:,} bytes for a range of {last + 1 - first:,}")
         return total, False
-
-    def _nothing(self, key: str, version: Version) -> memoryview:
-        """An empty object has no first byte to ask for."""
-        found = self._by_head(key)
-        version.see(found.etag)
-        if found.nbytes:
-            raise StoreError(f"{version.url} has {found.nbytes:,} bytes, but its server refuses ranges of it")
-        return memoryview(b"")
 
 
 def _etag_of(answer: Answer, url: str) -> str:
@@ -430,27 +362,11 @@ def _skip(answer: Answer, nbytes: int) -> None:
     room = memoryview(bytearray(min(nbytes, 1 << 20)))
     while nbytes:
         got = 0
-        for got in answer.reading(room[: min(nbytes, len(room))]):  # noqa: B007
+        for got in answer.reading(room[:nbytes]):  # noqa: B007
             pass
         if got == 0:
             raise TransientError(f"a body ended {nbytes:,} bytes before the range")
         nbytes -= got
-
-
-def _groups(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Numbers of ranges that are read as one, because they lie near each other; empty ranges are in none."""
-    groups: list[list[int]] = []
-    begin = end = 0
-    for number in sorted((i for i in range(len(ranges)) if ranges[i][1]), key=ranges.__getitem__):
-        offset, nbytes = ranges[number]
-        longer = max(end, offset + nbytes)
-        if groups and offset <= end + _GAP_NBYTES and (longer - begin <= _MERGED_NBYTES or longer == end):
-            groups[-1].append(number)
-            end = longer
-        else:
-            groups.append([number])
-            begin, end = offset, offset + nbytes
-    return groups
 
 
 _MOST_REDIRECTS = 5
@@ -483,16 +399,13 @@ class HttpStore(WebReader):
         """The URL it was made with."""
         return self._url
 
-    def put(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> StoredObject:
-        raise self._read_only()
+    def put(self, *_: Any) -> NoReturn:
+        """A web server is only read."""
+        raise StoreError(f"{self.url} can only be read: write to a folder or to s3://")
 
-    def put_file(self, key: str, path: Path) -> StoredObject:
-        raise self._read_only()
+    put_file = delete = put
 
-    def delete(self, keys: Iterable[str]) -> None:
-        raise self._read_only()
-
-    def list_objects(self, prefix: str = "") -> Iterator[StoredObject]:
+    def list_objects(self, prefix: str = "") -> NoReturn:
         raise StoreError(
             f"{self.url} cannot be listed: a web server has no one way to say what it holds. Name the shards, for example as "
             f"{self.url}/name-{{000000..000099}}.tar, or write a manifest beside them"
@@ -526,9 +439,6 @@ class HttpStore(WebReader):
             return TransientError(f"the server says {said}")
         remedy = "it wants to know who asks: use s3:// with credentials" if answer.status in (401, 403) else "look at the URL"
         return StoreError(f"cannot {doing}: the server says {said}; {remedy}")
-
-    def _read_only(self) -> StoreError:
-        return StoreError(f"{self.url} can only be read: write to a folder or to s3://")
 
     def _transport(self, base_url: str) -> Transport:
         if base_url not in self._transports:

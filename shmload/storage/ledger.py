@@ -46,7 +46,6 @@ import contextlib
 import errno
 import fcntl
 import functools
-import logging
 import os
 import secrets
 import stat
@@ -237,16 +236,16 @@ class Ledger:
             self._is_changing = True
 
     def add(self, kept: Kept) -> None:
-        self._apply(b"+", kept.nbytes, kept.ino, kept.published_ns, kept.name, tell=True)
+        self._apply(b"+", kept.nbytes, kept.ino, kept.published_ns, kept.name, is_news=True)
 
     def remove(self, name: str) -> None:
-        self._apply(b"-", 0, 0, 0, name, tell=True)
+        self._apply(b"-", 0, 0, 0, name, is_news=True)
 
     def set_writing(self, name: str, nbytes: int) -> None:
-        self._apply(b"w", nbytes, 0, 0, name, tell=True)
+        self._apply(b"w", nbytes, 0, 0, name, is_news=True)
 
     def end_writing(self, name: str) -> None:
-        self._apply(b"x", 0, 0, 0, name, tell=True)
+        self._apply(b"x", 0, 0, 0, name, is_news=True)
 
     def next_time(self) -> int:
         """A time of publication: now, and behind that of every file that is there."""
@@ -286,10 +285,9 @@ class Ledger:
             at += _NEWS.size + length
             self._apply(kind, nbytes, ino, published_ns, os.fsdecode(data[at - length : at]))
 
-    def _apply(self, kind: bytes, nbytes: int, ino: int, published_ns: int, name: str, *, tell: bool = False) -> None:
-        if tell:
-            encoded = os.fsencode(name)
-            self._news.append(_NEWS.pack(kind, nbytes, ino, published_ns, len(encoded)) + encoded)
+    def _apply(self, kind: bytes, nbytes: int, ino: int, published_ns: int, name: str, *, is_news: bool = False) -> None:
+        if is_news:
+            self._news.append(_packed(kind, nbytes, ino, published_ns, name))
         if kind in b"+-":
             before = self.files.pop(name, None)
             self.nbytes -= before.nbytes if before else 0
@@ -322,8 +320,7 @@ class Ledger:
                     continue
                 status = _status(entry)
                 if not is_same_boot and status.st_mode & OURS and status.st_mode & FRESH:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(entry.path)
+                    unlink(entry.path)
                     continue
                 if stat.S_ISREG(status.st_mode) and (self._adopts or status.st_mode & OURS) and status.st_nlink:
                     kept = Kept(entry.name, status.st_size, status.st_mtime_ns, status.st_ino)
@@ -360,11 +357,14 @@ class Ledger:
 
     def _everything(self) -> Iterator[bytes]:
         for kept in self.files.values():
-            encoded = os.fsencode(kept.name)
-            yield _NEWS.pack(b"+", kept.nbytes, kept.ino, kept.published_ns, len(encoded)) + encoded
+            yield _packed(b"+", kept.nbytes, kept.ino, kept.published_ns, kept.name)
         for name, nbytes in self.writing.items():
-            encoded = os.fsencode(name)
-            yield _NEWS.pack(b"w", nbytes, 0, 0, len(encoded)) + encoded
+            yield _packed(b"w", nbytes, 0, 0, name)
+
+
+def _packed(kind: bytes, nbytes: int, ino: int, published_ns: int, name: str) -> bytes:
+    encoded = os.fsencode(name)
+    return _NEWS.pack(kind, nbytes, ino, published_ns, len(encoded)) + encoded
 
 
 def _boot() -> bytes:
@@ -447,7 +447,7 @@ class ProcessLeases:
         self.ring()
 
     def ring(self) -> None:
-        """Tells all that something has changed here."""
+        """Wakes all that wait for something to change here."""
         self._version += 1
         os.pwrite(self._fd, self._version.to_bytes(8, "little"), _VERSION_AT)
 
@@ -474,10 +474,7 @@ class ProcessLeases:
 
     def close(self) -> None:
         """Ends all leases of this process."""
-        try:
-            os.unlink(self._path)
-        except FileNotFoundError:
-            pass
+        unlink(self._path)
         close_kept(self._fd)
 
     def _put(self, place: int, ino: int) -> None:
@@ -492,10 +489,7 @@ class ProcessLeases:
                 yield name
                 continue
             self._others.pop(name, None)
-            try:
-                os.unlink(f"{self._users}/{name}")
-            except FileNotFoundError:
-                pass
+            unlink(f"{self._users}/{name}")
 
 
 def _read(path: str, nbytes: int = -1) -> bytes:
@@ -504,10 +498,6 @@ def _read(path: str, nbytes: int = -1) -> bytes:
             return file.read(nbytes) or b""
     except FileNotFoundError:  # it has just left
         return b""
-
-
-log = logging.getLogger("shmload")
-_REMOTE = ("nfs", "cifs", "smb", "9p", "ceph", "lustre", "fuse.sshfs", "glusterfs", "afs")
 
 
 class Session:
@@ -559,7 +549,7 @@ class Session:
         for name in [name for name in self.ledger.writing if name not in self.descriptors]:
             if not is_locked(f"{self.folder}/{NEW}/{name}"):
                 self.ledger.changing()
-                _unlink(f"{self.folder}/{NEW}/{name}")
+                unlink(f"{self.folder}/{NEW}/{name}")
                 self.ledger.end_writing(name)
 
     def begin_writing(self, name: str, nbytes: int) -> None:
@@ -585,7 +575,7 @@ class Session:
     def close(self) -> None:
         """Ends everything this process holds of the folder."""
         for name in list(self.descriptors):
-            _unlink(f"{self.folder}/{NEW}/{name}")  # the next one that needs room takes it off the ledger
+            unlink(f"{self.folder}/{NEW}/{name}")  # the next one that needs room takes it off the ledger
             self.end_writing(name)
         self.process_leases.close()
         self.ledger.close()
@@ -609,34 +599,23 @@ def _budget(capacity_bytes: int, max_files: int) -> str:
     return f"{capacity_bytes} bytes" + (f" and {max_files} files" if max_files >= 0 else "")
 
 
-def _unlink(path: str) -> None:
-    try:
+def unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 def _check_locks(folder: str) -> None:
     """Two open files of one name must not both get an exclusive lock."""
     with tempfile.NamedTemporaryFile(dir=f"{folder}/{HIDDEN}", prefix="locks-") as one, open(one.name, "rb+") as other:
+        reason = "they lock nobody out"
         try:
             holds = try_lock(one.fileno()) and not try_lock(other.fileno())
         except OSError as error:
-            raise StoreError(
-                f"{folder} is on a file system without file locks ({kind_of(folder)}: {error.strerror}), which a cache needs to "
-                f"be shared: choose a folder on a local disk"
-            ) from None
-        if not holds:
-            raise StoreError(
-                f"{folder} is on a file system ({kind_of(folder)}) whose file locks lock nobody out: choose a folder on a local "
-                f"disk"
-            )
-    if kind_of(folder).startswith(_REMOTE):
-        log.warning(
-            "%s is on a network file system (%s): processes of this machine share it as they should; other machines may only put "
-            "files there",
-            folder,
-            kind_of(folder),
+            holds, reason = False, str(error.strerror)
+    if not holds:
+        raise StoreError(
+            f"{folder} is on a file system without file locks ({kind_of(folder)}: {reason}), which a cache needs to be shared: "
+            "choose a folder on a local disk"
         )
 
 

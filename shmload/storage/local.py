@@ -1,15 +1,9 @@
 """A folder as a store.
 
 An object is written beside its place under a name that no listing shows, brought to the disk, and renamed: readers see the old
-bytes or the new ones. What a killed writer leaves are such names, which count for nothing and go when a process first writes into
-that folder again (local.py). A version is (time, size, inode) of the file, which a rename always changes; every read compares it
+bytes or the new ones. What a killed writer leaves are such names, which count for nothing; a day later they go when a process first
+writes into that folder. A version is (time, size, inode) of the file, which a rename always changes; every read compares it
 before and after.
-
-Files of a folder that are being written, and what killed writers have left of them.
-
-A writer holds a lock on its file, which ends with it however it dies. So an unlocked one is nobody's any more, and goes when a
-process first writes into that folder. The name says whose machine it is: on some network file systems the locks of one machine
-are not seen by another.
 
 What every store offers: objects under keys, read whole or by ranges, written whole.
 
@@ -23,14 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import posixpath
 import shutil
 import stat
 import tempfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,20 +31,9 @@ from typing import BinaryIO, Protocol
 
 from typing_extensions import Buffer
 
-from shmload.errors import ObjectExists, ObjectMissing, StoreError
-from shmload.storage.ledger import try_lock
+from shmload.errors import ObjectMissing, StoreError
 
-__all__ = [
-    "HALF",
-    "LocalStore",
-    "Store",
-    "StoredObject",
-    "checked_key",
-    "checked_prefix",
-    "is_key",
-    "make_half",
-    "remove_abandoned",
-]
+__all__ = ["HALF", "LocalStore", "Store", "StoredObject", "checked_key", "checked_prefix", "is_key", "remove_abandoned"]
 
 
 def is_key(key: str) -> bool:
@@ -105,14 +87,11 @@ class Store(Protocol):
     def get(self, key: str, *, etag: str | None = None) -> Buffer:
         """All bytes of an object; with `etag`, of that version or an error."""
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, etag: str | None = None) -> list[Buffer]:
-        """Bytes at (offset, nbytes), several at once; each of the length asked for."""
-
     def read_into(self, key: str, out: Buffer, *, offset: int = 0, etag: str | None = None) -> None:
         """As many bytes as `out` has, from `offset`, straight into it, by ranges in parallel; the GIL is free meanwhile."""
 
-    def put(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> StoredObject:
-        """Writes an object; with `only_if_absent` an object that is there stays, and ObjectExists is raised."""
+    def put(self, key: str, data: Buffer) -> StoredObject:
+        """Writes an object."""
 
     def put_file(self, key: str, path: Path) -> StoredObject:
         """Writes a file's bytes, in parts if it is large. Memory stays at a few parts."""
@@ -124,49 +103,17 @@ class Store(Protocol):
         """Removes objects; one that is not there is no error."""
 
 
-HALF = ".half-"  # begins their names
+HALF = ".half-"  # begins the names of files that are being written
+_ABANDONED_S = 86_400
 
 
-def make_half(folder: Path) -> tuple[int, str]:
-    """(descriptor, path) of a new file to be written."""
-    while True:
-        fd, path = tempfile.mkstemp(prefix=_prefix(), dir=folder)
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks: there nobody removes it, either
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            if _is_at(fd, path):
-                return fd, path
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)  # somebody has found it before it was locked
-
-
-def remove_abandoned(folder: Path) -> list[str]:
-    """Removes what dead writers of this machine have left; says which."""
-    removed = []
-    for name in [name for name in os.listdir(folder) if name.startswith(_prefix())]:
-        path = f"{folder}/{name}"
-        with contextlib.suppress(OSError):  # it has its name by now, or is another user's, or there are no locks
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                if try_lock(fd) and _is_at(fd, path):
-                    os.unlink(path)
-                    removed.append(name)
-            finally:
-                os.close(fd)
-    return removed
-
-
-def _prefix() -> str:
-    return f"{HALF}{zlib.crc32(os.uname().nodename.encode()):08x}-"
-
-
-def _is_at(fd: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
-    except FileNotFoundError:
-        return False
+def remove_abandoned(folder: Path) -> None:
+    """Removes what killed writers have left, as far as can be seen: what nobody has written to for a day."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # it has its name by now, or is another user's
+                if entry.name.startswith(HALF) and entry.stat().st_mtime < time.time() - _ABANDONED_S:
+                    os.unlink(entry.path)
 
 
 _tidied: set[str] = set()  # folders in which this process has looked for what killed writers have left
@@ -201,26 +148,17 @@ class LocalStore:
             self._fill(key, file, memoryview(data), 0)
         return memoryview(data).toreadonly()
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, etag: str | None = None) -> list[Buffer]:
-        found: list[Buffer] = []
-        with self._opened(key, etag) as file:
-            for offset, nbytes in ranges:
-                data = bytearray(nbytes)
-                self._fill(key, file, memoryview(data), offset)
-                found.append(memoryview(data).toreadonly())
-        return found
-
     def read_into(self, key: str, out: Buffer, *, offset: int = 0, etag: str | None = None) -> None:
         with self._opened(key, etag) as file:
             self._fill(key, file, memoryview(out).cast("B"), offset)
 
-    def put(self, key: str, data: Buffer, *, only_if_absent: bool = False) -> StoredObject:
+    def put(self, key: str, data: Buffer) -> StoredObject:
         view = memoryview(data).cast("B")
-        return self._write(key, lambda file: _write_all(file, view), only_if_absent)
+        return self._write(key, lambda file: _write_all(file, view))
 
     def put_file(self, key: str, path: Path) -> StoredObject:
         with open(path, "rb") as source:
-            return self._write(key, lambda file: shutil.copyfileobj(source, file, 1 << 20), False)
+            return self._write(key, lambda file: shutil.copyfileobj(source, file, 1 << 20))
 
     def list_objects(self, prefix: str = "") -> Iterator[StoredObject]:
         folder = checked_prefix(prefix, self.url)
@@ -272,7 +210,7 @@ class LocalStore:
                 raise StoreError(f"{self._path(key)} ended at {offset + done:,} of {size:,} bytes while it was read")
             done += got
 
-    def _write(self, key: str, write: Callable[[BinaryIO], None], only_if_absent: bool) -> StoredObject:
+    def _write(self, key: str, write: Callable[[BinaryIO], None]) -> StoredObject:
         path = self._path(key)
         half = None
         try:
@@ -280,17 +218,14 @@ class LocalStore:
             if str(path.parent) not in _tidied:
                 _tidied.add(str(path.parent))
                 remove_abandoned(path.parent)
-            number, half = make_half(path.parent)
+            number, half = tempfile.mkstemp(prefix=HALF, dir=path.parent)
             with open(number, "wb", buffering=0) as file:
                 write(file)
                 os.fchmod(number, 0o666 & ~_umask())  # mkstemp's 0600 would hide it from other users of the folder
                 os.fsync(number)
                 made = _describe(key, os.fstat(number))
-                if only_if_absent:
-                    self._link(half, path)
-                else:  # while it is locked: else it would be an abandoned one for a moment
-                    os.replace(half, path)
-                    half = None
+                os.replace(half, path)
+                half = None
             _sync_folder(path.parent)
         except StoreError:
             raise
@@ -300,13 +235,6 @@ class LocalStore:
             if half is not None:
                 os.unlink(half)
         return made
-
-    def _link(self, half: str, path: Path) -> None:
-        """Gives a whole file its name, unless there is one."""
-        try:
-            os.link(half, path)
-        except FileExistsError:
-            raise ObjectExists(f"there is an object already, and it was to be new: {path}") from None
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[StoredObject]:
         """All files below, in order of their keys: "a-b" comes before "a/b", so a folder sorts as its name and a slash."""

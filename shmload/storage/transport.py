@@ -117,13 +117,11 @@ class Proxy:
     """One proxy.
 
     Attributes:
-        secure: it is spoken to over TLS; only where requests are handed over whole.
         headers: that say who asks.
     """
 
     host: str
     port: int
-    secure: bool = False
     headers: dict[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -133,22 +131,20 @@ class Proxy:
         Raises:
             StoreError: it is of a kind that is not known here.
         """
-        told = None if proxy_bypass(netloc) else getproxies().get(scheme)
-        if not told:
+        url = None if proxy_bypass(netloc) else getproxies().get(scheme)
+        if not url:
             return None
-        parts = urlsplit(told if "://" in told else f"//{told}", scheme="http")
-        place = f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        parts = urlsplit(url if "://" in url else f"//{url}", scheme="http")
+        if parts.scheme not in ("http", scheme) or not parts.hostname:
             raise StoreError(
-                f"{scheme}_proxy names a proxy of kind {parts.scheme!r} ({place}): http:// proxies are known here; unset it, name "
-                "the server in no_proxy, or give one of those"
+                f"{scheme}_proxy names a proxy of kind {parts.scheme!r} ({parts.hostname}): http:// proxies are known here; unset "
+                "it, name the server in no_proxy, or give one of those"
             )
         headers = {}
         if parts.username is not None:
             who = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             headers["Proxy-Authorization"] = f"Basic {base64.b64encode(who).decode()}"
-        secure = parts.scheme == "https" and scheme == "http"
-        return cls(parts.hostname, parts.port or (443 if secure else 80), secure, headers)
+        return cls(parts.hostname, parts.port or 80, headers)
 
     def __str__(self) -> str:
         return f"the proxy {self.host}:{self.port}"
@@ -168,10 +164,8 @@ class Proxy:
 
 _SLOWEST = 1024  # bytes/s: what comes slower than that over `stall_s` stands still
 _MOST_TEXT = 16 << 20  # bytes of an answer that is no object
-_LOOK_NBYTES, _LOOK_MS = (
-    4 << 20,
-    200,
-)  # what may come, and the time that may pass, until somebody looks whether it is still wanted
+_LOOK_NBYTES = 4 << 20  # what may come until somebody looks whether it is still wanted
+_LOOK_MS = 200  # the time that may pass until then
 
 
 class _OneLook(io.BufferedReader):
@@ -198,7 +192,6 @@ class _Connection(http.client.HTTPConnection):
 
     response_class = _Response
     proxy: Proxy | None = None
-    is_tunnel = False  # through the proxy
 
 
 class _SecureConnection(http.client.HTTPSConnection, _Connection):
@@ -302,14 +295,10 @@ class Answer:
 
     def text(self) -> bytes:
         """The body of an answer that is no object."""
-        nbytes = self.nbytes
         try:
-            found = self._response.read(_MOST_TEXT)
+            return self._response.read(_MOST_TEXT)
         except (OSError, http.client.HTTPException) as error:
-            raise TransientError(f"the connection broke in the middle of an answer ({words(error)})") from None
-        if nbytes is not None and len(found) < min(nbytes, _MOST_TEXT):
-            raise TransientError(f"an answer ended after {len(found):,} of {nbytes:,} bytes")
-        return found
+            raise _broken(error) from None
 
     def close(self) -> None:
         self._transport.give_back(self._connection, whole=self._response.isclosed())
@@ -361,46 +350,38 @@ class Transport:
             connection, used = self._connection()
             proxy = connection.proxy
             try:
-                if proxy is not None and not connection.is_tunnel:
+                if proxy is not None and not self.secure:
                     connection.request(method, self.base_url + target, headers={**headers, **proxy.headers})
                 else:
                     connection.request(method, target, headers=dict(headers))
                 response = cast(_Response, connection.getresponse())
-            except ssl.SSLCertVerificationError as error:
+            except BaseException as error:
                 connection.close()
-                raise StoreError(
-                    f"{self.base_url} is not trusted: {error.verify_message}. Give its certificates as ca_file"
-                ) from None
-            except socket.gaierror as error:
-                connection.close()
-                if error.errno == socket.EAI_AGAIN:
-                    raise TransientError(f"{proxy or self.host} could not be looked up ({error.strerror})") from None
-                if proxy is not None:
-                    raise StoreError(f"{proxy} has no address: look at http_proxy and https_proxy") from None
-                raise StoreError(f"there is no host {self.host}: look at the URL {self.base_url}") from None
-            except ConnectionRefusedError:
-                connection.close()
-                if self._here().answered:
-                    raise TransientError(f"{self.base_url} takes no connections any more") from None
-                raise StoreError(
-                    f"nothing listens at {proxy or self.base_url}: look at host and port, or start the server"
-                ) from None
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()
-                if proxy is not None and (refused := _TUNNEL_REFUSED.match(str(error))):
-                    raise proxy.refusal(int(refused[1]), self.base_url) from None
+                if not isinstance(error, (OSError, http.client.HTTPException)):
+                    raise
                 if used and not isinstance(error, TimeoutError):
-                    continue
-                raise TransientError(f"no answer from {self.base_url} ({words(error)})") from None
-            except BaseException:
-                connection.close()
-                raise
+                    continue  # the server had closed it meanwhile
+                raise self._failure(error, proxy) from None
             if proxy is not None and response.status == 407:
                 response.close()
                 connection.close()
                 raise proxy.refusal(407, self.base_url)
             self._here().answered = True
             return Answer(self, connection, response)
+
+    def _failure(self, error: Exception, proxy: Proxy | None) -> StoreError | TransientError:
+        """What it means that no answer came."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return StoreError(f"{self.base_url} is not trusted: {error.verify_message}. Give its certificates as ca_file")
+        if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
+            if proxy is not None:
+                return StoreError(f"{proxy} has no address: look at http_proxy and https_proxy")
+            return StoreError(f"there is no host {self.host}: look at the URL {self.base_url}")
+        if isinstance(error, ConnectionRefusedError) and not self._here().answered:
+            return StoreError(f"nothing listens at {proxy or self.base_url}: look at host and port, or start the server")
+        if proxy is not None and (refused := _TUNNEL_REFUSED.match(str(error))):
+            return proxy.refusal(int(refused[1]), self.base_url)
+        return TransientError(f"no answer from {self.base_url} ({words(error)})")
 
     def give_back(self, connection: _Connection, *, whole: bool) -> None:
         """Keeps a connection for the next request, if all of the answer was read."""
@@ -442,14 +423,13 @@ class Transport:
         proxy = Proxy.of_environment("https" if self.secure else "http", self.netloc)
         host, port = (self.host, self.port) if proxy is None else (proxy.host, proxy.port)
         made: _Connection
-        if self.secure or (proxy is not None and proxy.secure):
+        if self.secure:
             made = _SecureConnection(host, port, timeout=self.stall_s, context=_context(self.ca_file))
         else:
             made = _Connection(host, port, timeout=self.stall_s)
-        made.proxy = proxy
         if proxy is not None and self.secure:
-            made.is_tunnel = True
             made.set_tunnel(self.host, self.port, proxy.headers)
+        made.proxy = proxy
         return made, False
 
 

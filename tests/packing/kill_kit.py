@@ -23,9 +23,9 @@ class TellingStore(CountingStore):
         super().__init__(root)
         object.__setattr__(self, "fd", fd)
 
-    def put(self, key: str, data: Any, *, only_if_absent: bool = False) -> StoredObject:
+    def put(self, key: str, data: Any) -> StoredObject:
         os.write(self.fd, b"<")
-        done = super().put(key, data, only_if_absent=only_if_absent)
+        done = super().put(key, data)
         os.write(self.fd, b">")
         return done
 

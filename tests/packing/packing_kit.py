@@ -81,9 +81,9 @@ class CountingStore(LocalStore):
         super().__init__(root)
         object.__setattr__(self, "written", [])
 
-    def put(self, key: str, data: Any, *, only_if_absent: bool = False) -> StoredObject:
+    def put(self, key: str, data: Any) -> StoredObject:
         self.written.append(key)
-        return super().put(key, data, only_if_absent=only_if_absent)
+        return super().put(key, data)
 
     def put_file(self, key: str, path: Path) -> StoredObject:
         self.written.append(key)

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 import shmload
-from shmload.remote.packing.members import Members, OpenFile, members_of
+from shmload.remote.packing.members import Members, members_of
 from shmload.storage.local import LocalStore
 from tests.packing.packing_kit import encoded, packed, samples_in
 
@@ -29,7 +29,7 @@ RGB = RNG.integers(0, 256, (5, 7, 3), np.uint8)
 
 def written(sample: Any, quality: int | None = None) -> dict[str, bytes]:
     found: Members = members_of(sample, quality)
-    return {name: data.read() if isinstance(data, OpenFile) else data for name, data in found}
+    return dict(found)
 
 
 def through(folder: Path, sample: Any, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -280,13 +280,3 @@ def test_what_nothing_keeps_is_an_error_that_names_the_field(name: str) -> None:
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(OSError, match=r"^field 'image': .*No such file.*'/nowhere/x.jpg'$"):
         members_of(("/nowhere/x.jpg", 1), None)
-
-
-def test_a_file_that_becomes_shorter_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "a.jpg"
-    path.write_bytes(bytes(100))
-    file = OpenFile(str(path))
-    path.write_bytes(bytes(50))
-    with pytest.raises(OSError, match=rf"^{path} was cut to 50 bytes while it was packed; it had 100$"):
-        file.read()
-    file.close()

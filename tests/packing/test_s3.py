@@ -10,9 +10,8 @@ import botocore.config
 import pytest
 
 from shmload.remote import Manifest, make_client, upload_cv_dataset
-from shmload.storage import s3
 from shmload.storage.local import LocalStore
-from tests.packing.packing_kit import Blobs, Grey, names_in, packed
+from tests.packing.packing_kit import Grey, names_in, packed
 
 
 def clients(server: Any) -> dict[str, Any]:
@@ -33,8 +32,7 @@ def test_the_seeds_upload_makes_the_same_objects_as_in_a_folder(whose: str, serv
     upload_cv_dataset(Grey(33), client=client, bucket=bucket, base_folder=folder, maxsize=1e8, maxcount=7, workers=0)
     manifest = upload_cv_dataset(Grey(60), client=client, bucket=bucket, base_folder=folder, maxsize=1e5, maxcount=10, workers=1)
     assert manifest == packed(Grey(60), LocalStore(tmp_path))
-    etags = f"{manifest.generation}/etags.json"
-    assert sorted([*names_in(tmp_path), etags, "mine.txt"]) == sorted(found.key for found in store.list_objects())
+    assert sorted([*names_in(tmp_path), "mine.txt"]) == sorted(found.key for found in store.list_objects())
     assert all((tmp_path / name).read_bytes() == bytes(store.get(name)) for name in names_in(tmp_path))
     assert manifest == Manifest.parse(store.get("manifest.json"))
 
@@ -56,56 +54,5 @@ def test_a_packing_whose_store_failed_goes_on(server: Any, tmp_path: Path, monke
         packed(Grey(60), store)
     manifest = packed(Grey(60), store)
     assert manifest == packed(Grey(60), LocalStore(tmp_path))
-    etags = f"{manifest.generation}/etags.json"
-    assert sorted([*names_in(tmp_path), etags]) == sorted(found.key for found in store.list_objects())
+    assert names_in(tmp_path) == sorted(found.key for found in store.list_objects())
     assert len(sent) <= 4 + 4  # of six shards at least two were whole when it failed
-
-
-class Watched:
-    """What is asked of a store's shards and indexes."""
-
-    def __init__(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.written: list[str] = []
-        self.read: list[str] = []
-        put_file, read_into = type(store).put_file, type(store).read_into
-
-        def noted_put(store: Any, key: str, path: Path) -> Any:
-            self.written.append(key)
-            return put_file(store, key, path)
-
-        def noted_read(store: Any, key: str, out: Any, **options: Any) -> None:
-            self.read.append(key)
-            read_into(store, key, out, **options)
-
-        monkeypatch.setattr(type(store), "put_file", noted_put)
-        monkeypatch.setattr(type(store), "read_into", noted_read)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part_nbytes", [16 << 20, 5 << 20], ids=["whole", "in parts"])
-def test_a_damaged_object_is_uploaded_again_and_sound_ones_are_not_even_read(
-    server: Any, part_nbytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(s3, "_PART_NBYTES", part_nbytes)
-    store = clients(server)["ours"].store(server.bucket("repaired"), f"a{part_nbytes}")
-    dataset, options = Blobs([3 << 20] * 6), {"maxsize": 7 << 20, "maxcount": 2}
-    manifest = packed(dataset, store, **options)
-    names = [shard.name for shard in manifest.shards]
-    assert any("-" in store.head(name).etag for name in names) == (part_nbytes == 5 << 20)
-    sound = {name: bytes(store.get(name)) for name in names}
-    spoilt = bytearray(sound[names[1]])
-    spoilt[len(spoilt) // 2] ^= 1
-    store.put(names[1], bytes(spoilt))  # of equal size
-    store.put(names[2], sound[names[2]])  # another version of the same bytes
-    watched = Watched(store, monkeypatch)
-    assert manifest == packed(dataset, store, **options)
-    assert [names[1]] == watched.written
-    assert names[0] not in watched.read
-    assert sound == {name: bytes(store.get(name)) for name in names}
-    watched.read.clear()
-    assert manifest == packed(dataset, store, **options)
-    assert ([names[1]], []) == (watched.written, watched.read)
-    store.delete([f"{manifest.generation}/etags.json"])  # as of a dataset that was packed before there were any
-    assert manifest == packed(dataset, store, **options)
-    assert [names[1]] == watched.written
-    assert {*names} <= {*watched.read}

@@ -270,7 +270,7 @@ def pairs(items: Any, skip: int) -> Any:
 def test_then_is_a_generator_of_ones_own(shards: Path) -> None:
     found = list(ours(shards).map(label_of).then(pairs, skip=6))
     assert found == [(6, 12), (7, 13)]
-    assert found == list(ours(shards).map(label_of).pipe(pairs, 6))
+    assert found == list(ours(shards).map(label_of).then(pairs, 6))
 
 
 def test_slice_behind_shuffle_is_a_slice_of_what_comes(shards: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_block_shuffle_reads_shards_whole_within_the_budget(folder: Path, num_
             assert list(range(40)) == sorted(found)
             assert len({number // 5 for number in found[:10]}) == 2
     if num_workers == 0:
-        assert store.count("get_ranges") == 0
+        assert store.count("range") == 0
     dataset.close()
 
 

@@ -75,7 +75,7 @@ def test_more_than_the_cache_may_hold_is_read_sample_by_sample(tmp_path: Path) -
     write_packed(tmp_path, [5] * 4)
     dataset, store = watched(tmp_path, cache_bytes=NBYTES // 2)
     assert list(range(20)) == sorted(labels(dataset))
-    assert (store.count("read_into"), store.count("get_ranges")) == (0, 20)
+    assert (store.count("read_into"), store.count("range")) == (0, 20)
     dataset.close()
 
 
@@ -228,7 +228,8 @@ def test_what_is_fetched_while_its_folder_is_closed_leaves_nothing(
     fetching.join(10)
     assert late_done.is_set()
     assert not place.exists()
-    assert local.copy(0) is not None  # in another folder of its own
+    assert local.copy(0) is None
+    assert len(local.range(0, 0, 100)) == 100  # of the store
     assert local.index(0).num_samples == 5
     local.close()
     assert list(private_folders_go.iterdir()) == []
@@ -314,7 +315,7 @@ def test_plain_shards_are_indexed_once_for_all_processes_of_a_folder(tmp_path: P
     assert len(first) == 15
     first.close()
     again, store = watched(tmp_path / "data", cache_folder=tmp_path / "cache", cache_bytes=2 * NBYTES)
-    assert (len(again), store.count("get_ranges")) == (15, 0)
+    assert (len(again), store.count("range")) == (15, 0)
     again.close()
 
 

@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from shmload.remote import Client, make_client
+from shmload.storage.local import Store
 from shmload.storage.s3 import S3Store
 
 ACCESS_KEY, SECRET_KEY = "AKIDSHMLOADTEST", "SECRETwJalrXUtnFEMI/K7MDENG+bPx"
@@ -242,3 +243,10 @@ def web_server(
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def read_range(store: Store, key: str, offset: int, nbytes: int, etag: str | None = None) -> bytes:
+    """Some of an object's bytes."""
+    out = bytearray(nbytes)
+    store.read_into(key, out, offset=offset, etag=etag)
+    return bytes(out)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import pickle
 import subprocess
 import sys
@@ -232,23 +231,6 @@ def test_a_client_of_boto3_is_taken(server: store_kit.Server) -> None:
     theirs.close()
 
 
-def test_a_client_of_boto3_is_used_as_it_is_where_it_was_given() -> None:
-    import boto3
-
-    theirs = boto3.client("s3", region_name="eu-west-1", aws_access_key_id="a", aws_secret_access_key="s")
-    ours = client_of(theirs)
-    assert ours.boto.client(ours, 1.0) is theirs
-    again = pickle.loads(pickle.dumps(ours))
-    made = again.boto.client(again, 1.0)
-    assert made is not theirs
-    assert made is again.boto.client(again, 1.0)
-    assert keys_of(again) == ("a", "s", None)
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if ours.boto.client(ours, 1.0) is not theirs else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-
-
 def test_what_botocore_refuses_is_an_error_that_says_where_to_look() -> None:
     store = make_client("http://127.0.0.1:1", ACCESS, SECRET, region="planet earth").store("bucket")
     with pytest.raises(StoreError, match=r"cannot write s3://bucket/x: .*'planet earth'.* Look at the bucket's name, the region"):
@@ -321,7 +303,7 @@ def test_no_secret_is_seen_anywhere(
     uses: list[Callable[[], object]] = [
         lambda: store.get("x"),
         lambda: store.head("x"),
-        lambda: store.get_ranges("x", [(0, 1), (1 << 30, 5)]),
+        lambda: store_kit.read_range(store, "x", 1 << 30, 5),
         lambda: store.read_into("x", bytearray(9)),
         lambda: list(store.list_objects()),
         lambda: store.put("x", b"x"),
@@ -340,7 +322,7 @@ def test_no_secret_is_seen_anywhere(
             with pytest.raises((StoreError, ValueError)) as caught:
                 use()
             said.append(tell_all(caught.value, richly=fault is None or fault is faults[0]))
-    values = (client, store, client.credentials, client.boto, [client], client.retry_policy, store._transport)
+    values = (client, store, client.credentials, [client], client.retry_policy, store._transport)
     said += [repr(value) + str(value) + f"{value}" for value in values]
     said += [caplog.text, *capfd.readouterr()]
     assert len(said) > 60

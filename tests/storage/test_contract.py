@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shmload.errors import ObjectExists, ObjectMissing, StoreError
+from shmload.errors import ObjectMissing, StoreError
 from shmload.storage import http, s3
 from shmload.storage.client import open_store
 from shmload.storage.http import HttpStore
@@ -89,7 +89,6 @@ def test_an_empty_object_is_read(place: Place) -> None:
     assert head.nbytes == 0
     assert bytes(place.store.get("empty")) == b""
     assert bytes(place.store.get("empty", etag=head.etag)) == b""
-    assert [bytes(each) for each in place.store.get_ranges("empty", [(0, 0)])] == [b""]
     place.store.read_into("empty", bytearray())
 
 
@@ -97,9 +96,8 @@ def test_ranges_are_exactly_those_asked_for(place: Place) -> None:
     data = np.random.default_rng(0).bytes(300_000)
     place.fill("x", data)
     ranges = [(0, 1), (299_999, 1), (5, 0), (100_000, 70_000), (10, 20), (12, 3), (250_000, 50_000), (0, 300_000)]
-    found = place.store.get_ranges("x", ranges, etag=place.store.head("x").etag)
-    assert [data[a : a + n] for a, n in ranges] == [bytes(each) for each in found]
-    assert place.store.get_ranges("x", []) == []
+    etag = place.store.head("x").etag
+    assert [data[a : a + n] for a, n in ranges] == [store_kit.read_range(place.store, "x", a, n, etag) for a, n in ranges]
 
 
 def test_bytes_are_read_into_memory_of_the_caller(place: Place) -> None:
@@ -113,12 +111,8 @@ def test_bytes_are_read_into_memory_of_the_caller(place: Place) -> None:
 @pytest.mark.parametrize(("offset", "nbytes"), [(0, 11), (10, 1), (11, 1), (9, 2), (-1, 1), (1 << 40, 1)])
 def test_a_range_outside_is_an_error(place: Place, offset: int, nbytes: int) -> None:
     place.fill("x", b"0123456789")
-    for read in (
-        lambda: place.store.get_ranges("x", [(offset, nbytes)]),
-        lambda: place.store.read_into("x", bytearray(nbytes), offset=offset),
-    ):
-        with pytest.raises(StoreError, match=r"there are no [\d,]+ at [-\d,]+|no bytes at -1: offsets begin at 0"):
-            read()
+    with pytest.raises(StoreError, match=r"there are no [\d,]+ at [-\d,]+|no bytes at -1: offsets begin at 0"):
+        place.store.read_into("x", bytearray(nbytes), offset=offset)
 
 
 def test_large_objects_are_read_by_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +131,6 @@ def test_an_object_that_is_not_there_is_missing(place: Place) -> None:
         for ask in (
             lambda key=key: place.store.head(key),
             lambda key=key: place.store.get(key),
-            lambda key=key: place.store.get_ranges(key, [(0, 1)]),
             lambda key=key: place.store.read_into(key, bytearray(1)),
         ):
             with pytest.raises(ObjectMissing, match="no such object: .*" + key):
@@ -150,11 +143,7 @@ def test_another_version_than_the_one_asked_for_is_an_error(place: Place) -> Non
     assert bytes(place.store.get("x", etag=old)) == b"one"
     place.fill("x", b"two!")
     assert old != place.store.head("x").etag
-    for read in (
-        lambda: place.store.get("x", etag=old),
-        lambda: place.store.get_ranges("x", [(0, 1)], etag=old),
-        lambda: place.store.read_into("x", bytearray(1), etag=old),
-    ):
+    for read in (lambda: place.store.get("x", etag=old), lambda: place.store.read_into("x", bytearray(1), etag=old)):
         with pytest.raises(StoreError, match=r"has changed: version .* Read its version anew"):
             read()
 
@@ -187,15 +176,6 @@ def test_writing_says_what_is_there_then(writable: Store) -> None:
     assert StoredObject("x", 5, written.etag) == written
     assert writable.put("x", np.arange(3, dtype=np.int16)).nbytes == 6
     assert np.arange(3, dtype=np.int16).tobytes() == bytes(writable.get("x"))
-
-
-def test_a_new_object_does_not_replace_one_that_is_there(writable: Store) -> None:
-    writable.put("x", b"first", only_if_absent=True)
-    with pytest.raises(ObjectExists, match=r"there is an object already, and it was to be new: .*x"):
-        writable.put("x", b"second", only_if_absent=True)
-    assert bytes(writable.get("x")) == b"first"
-    writable.put("x", b"third")
-    assert bytes(writable.get("x")) == b"third"
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 100_000, 200_000, 654_321])
@@ -248,7 +228,7 @@ def test_a_listing_of_many_pages_is_whole(writable: Store, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_more_objects_than_one_request_names_are_listed_and_deleted(server: store_kit.Server) -> None:
+def test_more_objects_than_a_page_has_are_listed_and_deleted(server: store_kit.Server) -> None:
     store = s3_place(server).store
     keys = [f"x/{number:05d}" for number in range(int(os.environ.get("SHMLOAD_MANY_OBJECTS", "1100")))]
     with ThreadPoolExecutor(8) as threads:
@@ -276,25 +256,3 @@ def test_a_folder_lists_as_sorting_its_keys_would(tmp_path_factory: pytest.TempP
     for key in chosen:
         store.put(key, key.encode())
     assert chosen == [each.key for each in store.list_objects()]
-
-
-@given(
-    ranges=st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 300)), max_size=12),
-    gap=st.integers(0, 50),
-    longest=st.integers(1, 500),
-)
-def test_ranges_are_read_together_that_lie_near_each_other(ranges: list[tuple[int, int]], gap: int, longest: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http, "_GAP_NBYTES", gap)
-        patch.setattr(http, "_MERGED_NBYTES", longest)
-        groups = http._groups(ranges)
-    assert sorted(i for group in groups for i in group) == [i for i, (_, nbytes) in enumerate(ranges) if nbytes]
-    for group in groups:
-        begin, end = min(ranges[i][0] for i in group), max(sum(ranges[i]) for i in group)
-        assert begin == ranges[group[0]][0]
-        assert end - begin <= max(longest, *(ranges[i][1] for i in group))
-        covered = np.zeros(end - begin, bool)
-        for i in group:
-            covered[ranges[i][0] - begin : sum(ranges[i]) - begin] = True
-        unused = "".join("x" if each else " " for each in covered).split("x")
-        assert max(map(len, unused)) <= gap

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shmload.errors import ObjectExists, ObjectMissing, StoreError
+from shmload.errors import ObjectMissing, StoreError
 from shmload.storage import http, s3
 from shmload.storage.http import MemoryTarget
 from shmload.storage.s3 import S3Store
@@ -42,15 +42,11 @@ PASSING = {
 }
 OPERATIONS: dict[str, Callable[[S3Store, Path], object]] = {
     "get": lambda store, _: bytes(store.get("x")) == DATA or pytest.fail("other bytes"),
-    "get_ranges": lambda store, _: (
-        [bytes(each) for each in store.get_ranges("x", [(5, 100), (290_000, 10_000)])] == [DATA[5:105], DATA[290_000:]]
-        or pytest.fail("other bytes")
-    ),
+    "range": lambda store, _: store_kit.read_range(store, "x", 5, 100) == DATA[5:105] or pytest.fail("other bytes"),
     "read_into": lambda store, _: read_into(store) == DATA[7:] or pytest.fail("other bytes"),
     "head": lambda store, _: store.head("x").nbytes == len(DATA) or pytest.fail("another length"),
     "list": lambda store, _: [each.key for each in store.list_objects()] == ["x"] or pytest.fail("another listing"),
     "put": lambda store, _: written(store, lambda: store.put("new", DATA)),
-    "put new": lambda store, _: written(store, lambda: store.put("new", DATA, only_if_absent=True)),
     "put_file": lambda store, path: written(store, lambda: store.put_file("new", path)),
     "delete": lambda store, _: store.delete(["nothing"]),
 }
@@ -138,7 +134,7 @@ def test_what_does_not_pass_is_one_error(store: S3Store, proxy: FaultProxy, paus
     with pytest.raises(
         StoreError, match=f"cannot read bytes 0 to 10,000 of s3://tests/.*/x: .*{said}.*; failed 4 times in .* more retries"
     ):
-        store.get_ranges("x", [(0, 10_000)])
+        store_kit.read_range(store, "x", 0, 10_000)
     assert proxy.num_requests == 4
     assert len(pauses) == 3
     assert all(0.05 * 2**i <= pause <= 0.1 * 2**i for i, pause in enumerate(pauses))
@@ -177,11 +173,10 @@ def test_what_came_before_a_fault_is_not_read_again(store: S3Store, proxy: Fault
     assert 5 <= proxy.num_requests <= 6
 
 
-@pytest.mark.parametrize("operation", ["get", "get_ranges", "read_into"])
-def test_parts_of_two_versions_are_never_put_together(store: S3Store, proxy: FaultProxy, path: Path, operation: str) -> None:
+def test_parts_of_two_versions_are_never_put_together(store: S3Store, proxy: FaultProxy, path: Path) -> None:
     proxy.script(None, Header("ETag", '"another"'))
     with pytest.raises(StoreError, match=r"s3://tests/.*/x has changed: version \S+ was being read, \S+ is there now"):
-        OPERATIONS[operation](store, path)
+        OPERATIONS["read_into"](store, path)
 
 
 def test_an_object_that_changes_between_two_tries_is_an_error(
@@ -193,7 +188,9 @@ def test_an_object_that_changes_between_two_tries_is_an_error(
     proxy.script(Truncate(40_000))
     monkeypatch.setattr("shmload.storage.transport._wait", pause)
     with pytest.raises(StoreError, match="has changed"):
-        store.get("x")
+        read_into(store)
+    proxy.script(Truncate(40_000))
+    assert bytes(store.get("x")) == DATA[::-1]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +214,7 @@ def test_an_object_that_changes_between_two_tries_is_an_error(
         (307, b"", StoreError, "the client needs another endpoint than http://127.0.0.1:.*, or another region"),
     ],
 )
-@pytest.mark.parametrize("operation", ["get", "get_ranges", "head", "put", "put_file"])
+@pytest.mark.parametrize("operation", ["get", "range", "head", "put", "put_file"])
 def test_what_cannot_pass_is_an_error_at_once(
     store: S3Store,
     proxy: FaultProxy,
@@ -244,13 +241,6 @@ def test_a_redirect_names_the_region_to_use(store: S3Store, proxy: FaultProxy) -
         store.get("x")
 
 
-def test_writing_twice_after_a_lost_answer_finds_its_own_object(store: S3Store, proxy: FaultProxy) -> None:
-    proxy.script(None, Reset(), Reset())
-    assert len(DATA) == store.put("new", DATA, only_if_absent=True).nbytes
-    assert [method for method, _ in proxy.requests][:3] == ["GET", "PUT", "PUT"]
-    assert bytes(store.get("new")) == DATA
-
-
 def test_a_connection_that_breaks_when_it_is_used_again_is_no_failure(
     store: S3Store, proxy: FaultProxy, pauses: list[float]
 ) -> None:
@@ -258,19 +248,6 @@ def test_a_connection_that_breaks_when_it_is_used_again_is_no_failure(
     proxy.script(Refuse())
     assert bytes(store.get("x")) == DATA
     assert pauses == []
-
-
-def test_after_a_lost_answer_another_writer_s_object_is_not_taken_for_ours(
-    server: store_kit.Server, store: S3Store, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def pause(_: float) -> None:
-        server.store("tests", store.prefix).put("new", b"theirs")
-
-    monkeypatch.setattr("shmload.storage.transport._wait", pause)
-    proxy.script(None, Refuse(), Refuse())
-    with pytest.raises(ObjectExists):
-        store.put("new", DATA, only_if_absent=True)
-    assert bytes(store.get("new")) == b"theirs"
 
 
 def test_parts_whose_completion_lost_its_answer_are_the_object(store: S3Store, proxy: FaultProxy, path: Path) -> None:
@@ -292,10 +269,11 @@ def test_an_upload_that_fails_leaves_no_parts(store: S3Store, proxy: FaultProxy,
 
 
 def test_a_file_that_shrinks_while_it_is_sent_is_an_error(store: S3Store, path: Path) -> None:
-    with open(path, "rb") as file:
-        upload = s3._Upload(store, "new", file.fileno(), len(DATA) + 1)
-        with pytest.raises(StoreError, match=r"became shorter while it was sent\. Write files before sending them"):
-            upload.run()
+    with (
+        open(path, "rb") as file,
+        pytest.raises(StoreError, match=r"became shorter while it was sent\. Write files before sending them"),
+    ):
+        store._put_parts("new", file.fileno(), len(DATA) + 1)
 
 
 def test_completing_parts_may_fail_behind_a_status_of_200(store: S3Store, proxy: FaultProxy, path: Path) -> None:
@@ -332,18 +310,9 @@ def test_a_server_that_repeats_a_page_is_an_error(store: S3Store, proxy: FaultPr
         store.list_objects()
 
 
-def test_a_server_that_cannot_delete_many_is_asked_for_each(store: S3Store, proxy: FaultProxy) -> None:
-    store.put("y", b"")
-    proxy.script(Status(501))
-    store.delete(["x", "y", "z"])
-    assert [method for method, _ in proxy.requests] == ["POST", "DELETE", "DELETE", "DELETE"]
-    assert list(store.list_objects()) == []
-
-
 def test_an_object_that_may_not_be_deleted_is_an_error(store: S3Store, proxy: FaultProxy) -> None:
-    body = b"<DeleteResult><Error><Key>x</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>"
-    proxy.script(Status(200, body))
-    with pytest.raises(StoreError, match=r"cannot delete s3://tests/x: the server says AccessDenied \(no\)"):
+    proxy.script(Status(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"))
+    with pytest.raises(StoreError, match=r"cannot delete s3://tests/.*/x at .*: the server says 403 AccessDenied \(no\)"):
         store.delete(["x"])
 
 
@@ -364,7 +333,7 @@ def test_a_server_that_goes_away_is_waited_for(server: store_kit.Server, tmp_pat
         store = HttpStore(url, retry_policy=RetryPolicy(retries=2))
         store.head("x")
         store.close()
-    with pytest.raises(StoreError, match="takes no connections any more; failed 3 times"):
+    with pytest.raises(StoreError, match=r"no answer from .*ConnectionRefusedError.*; failed 3 times"):
         store.head("x")
     assert len(pauses) == 2
     with pytest.raises(StoreError, match=r"nothing listens at .*: look at host and port, or start the server"):
@@ -401,7 +370,7 @@ def test_whatever_fails_the_bytes_are_right_or_there_is_an_error(
 @pytest.mark.slow
 @settings(max_examples=NUM_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    operation=st.sampled_from(["get", "get_ranges", "read_into", "head", "list", "put_file", "put"]),
+    operation=st.sampled_from(["get", "range", "read_into", "head", "list", "put_file", "put"]),
     script=st.lists(st.lists(FAULTS, max_size=3), max_size=4),
 )
 def test_no_more_faults_in_a_row_than_retries_go_unnoticed(

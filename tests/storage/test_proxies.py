@@ -47,7 +47,7 @@ def proxy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 def reads_all(store: HttpStore, tmp_path: Path) -> None:
     """Every way of reading."""
     assert bytes(store.get("x")) == DATA
-    assert [DATA[5:300_000]] == [bytes(each) for each in store.get_ranges("x", [(5, 299_995)])]
+    assert DATA[5:300_000] == store_kit.read_range(store, "x", 5, 299_995)
     with open(tmp_path / "copy", "w+b") as file:
         store.read_to_file("x", file.fileno(), len(DATA))
         assert file.read() == DATA
@@ -152,7 +152,7 @@ def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         HttpStore("http://far.example").get("x")
     monkeypatch.setenv("http_proxy", "socks5://ann:secret@host:1080")
     with pytest.raises(
-        StoreError, match=r"http_proxy names a proxy of kind 'socks5' \(host:1080\): http:// proxies are known"
+        StoreError, match=r"http_proxy names a proxy of kind 'socks5' \(host\): http:// proxies are known"
     ) as caught:
         HttpStore("http://far.example").get("x")
     assert "secret" not in str(caught.value)

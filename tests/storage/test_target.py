@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from shmload._core.crc32c import crc32c
 from shmload._core.receive import receive
 from shmload.errors import StoreError
-from shmload.storage.cache import Cache, FileFetch
 from shmload.storage.http import joined_crc32c
 from tests.storage.fault_proxy import FaultProxy, Reset, Status, Truncate
 from tests.storage.store_kit import Server
@@ -99,17 +98,3 @@ def test_errors_of_socket_and_file_are_told_apart(tmp_path: Path) -> None:
         assert receive(here.fileno(), only_read.fileno(), 0, 4, 0, 1000) == (0, 0, False, 0, errno.EBADF)
     with tempfile.TemporaryFile() as file:
         assert receive(file.fileno(), file.fileno(), 0, 4, 0, 1000) == (0, 0, False, errno.ENOTSOCK, 0)
-
-
-def test_a_fetch_into_a_file_is_checked_and_leaves_nothing_when_it_is_damaged(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, 1000)
-
-    def write(fd: int) -> None:
-        os.pwrite(fd, b"payload", 0)
-
-    with pytest.raises(StoreError, match="the bytes of key have the crc32c"):
-        cache.open("key", 7, FileFetch(write), etag="1", checksum="crc32c:00000000")
-    assert cache.statistics().folder.nbytes == 0
-    with cache.open("key", 7, FileFetch(write), etag="1", checksum=f"crc32c:{crc32c(b'payload'):08x}") as lease:
-        assert os.pread(lease.fd, 100, 0) == b"payload"
-    cache.close()

@@ -181,12 +181,6 @@ class Machine(RuleBasedStateMachine):
             reservation.grow(nbytes)
             self.evict(victims)
 
-    @precondition(lambda self: self.reserved())
-    @rule(which=ANY, share=st.floats(0, 1))
-    def shrink(self, which: int, share: float) -> None:
-        _, reservation = self.pick(which)
-        reservation.shrink(int(reservation.nbytes * share))
-
     @precondition(lambda self: self.files)
     @rule(who=WHO, which=ANY)
     def lease(self, who: int, which: int) -> None:

@@ -13,7 +13,7 @@ from shmload.storage.folder import LOOK_S, BudgetedFolder, FolderWatch
 from tests.storage_cache.folder_kit import put
 
 
-@pytest.mark.parametrize("what", ["release", "publish", "abandon", "shrink", "discard", "wake"])
+@pytest.mark.parametrize("what", ["release", "publish", "abandon", "discard"])
 def test_what_may_make_room_wakes(place: str, what: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "x", 10)
@@ -25,9 +25,7 @@ def test_what_may_make_room_wakes(place: str, what: str) -> None:
             "release": lease.release,
             "publish": lambda: reservation.publish("z"),
             "abandon": reservation.abandon,
-            "shrink": lambda: reservation.shrink(5),
             "discard": lambda: folder.discard("y"),
-            "wake": folder.wake,
         }[what]()
         assert watch.wait(begin + 30)
     assert monotonic() - begin < LOOK_S
@@ -37,7 +35,7 @@ def test_what_may_make_room_wakes(place: str, what: str) -> None:
 def test_a_second_look_follows_each_event_soon(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     with FolderWatch(place) as watch:
-        folder.wake()
+        folder._session().process_leases.ring()
         assert watch.wait(None)
         begin = monotonic()
         assert watch.wait(None)

@@ -2,13 +2,10 @@
 
     packing.json                            generation of the packing under way; the last one that began
     <generation>/shard-000000.tar.json      written after its shard and index: these are whole
-    <generation>/etags.json                 of a bucket: the versions of all of these, as the store named them; before the manifest
     manifest.json                           of the newest whole generation; written last
 
-A shard that is there counts as whole if its bytes are those that were written. A bucket's objects are, if they are still of the
-versions that were noted; what those are made of, such as several parts' digests, is the store's affair. An object of another
-version, or of one that was not noted, is read and its checksum compared, and so is every file of a folder, whose version is only a
-time and an inode.
+A shard of a bucket counts as whole if it has its length: objects are written whole or not at all. Files of a folder are read, and
+their checksums compared.
 
 A generation is named after the dataset and the arguments, so the same packing finds what it has done, whoever killed it, and
 two of the same at once write the same bytes under the same names. One of another kind takes the claim over: who finds another
@@ -36,9 +33,10 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from io import FileIO
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from shmload import faults
 from shmload._core.crc32c import crc32c
@@ -47,8 +45,7 @@ from shmload.formats.tar.dataset import ShardIndex, pack_index
 from shmload.formats.tar.writer import archive_nbytes
 from shmload.remote.fetch import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
 from shmload.shm.segment import available_bytes
-from shmload.storage.http import WebReader
-from shmload.storage.local import Store, StoredObject
+from shmload.storage.local import LocalStore, Store, StoredObject
 
 _SHARE = 8  # of the memory there is, one part is for shards
 
@@ -64,31 +61,26 @@ class Spool:
     def __init__(self, nbytes: int, folder: str | None) -> None:
         self._folder = folder
         self.is_memory = folder is None and nbytes <= available_bytes() // _SHARE
-        self._free: list[FileIO] = []
-        self._made: list[FileIO] = []
+        self._free: list[IO[bytes]] = []
+        self._made = ExitStack()
 
-    def take(self) -> FileIO:
+    def take(self) -> IO[bytes]:
         """A file that nobody has; what was in it is still there."""
         if self._free:
             file = self._free.pop()
             file.seek(0)
             return file
         if self.is_memory:
-            file = FileIO(os.memfd_create("shmload-pack"), "r+")
-        else:
-            with tempfile.TemporaryFile(prefix="shmload-pack-", dir=self._folder, buffering=0) as made:
-                file = FileIO(os.dup(made.fileno()), "r+")
-        self._made.append(file)
-        return file
+            return self._made.enter_context(open(os.memfd_create("shmload-pack"), "r+b", buffering=0))
+        return self._made.enter_context(tempfile.TemporaryFile(prefix="shmload-pack-", dir=self._folder, buffering=0))
 
-    def give(self, file: FileIO) -> None:
+    def give(self, file: IO[bytes]) -> None:
         """Takes a file back."""
         self._free.append(file)
 
     def close(self) -> None:
         """Gives the room of all files back."""
-        for file in self._made:
-            file.close()
+        self._made.close()
 
 
 @dataclass(frozen=True)
@@ -165,10 +157,8 @@ class ShardFile:
 logger = logging.getLogger("shmload")
 CLAIM = "packing.json"
 _NOTE = ".json"
-_ETAGS = "etags.json"
-_OURS = re.compile(r"([0-9a-f]{16})/(etags\.json|shard-[0-9]{6,9}\.tar(\.index|\.json)?)")
-_PIECE_NBYTES = 32 << 20  # of an object that is read to be compared
-_AT_ONCE = 4  # such objects
+_OURS = re.compile(r"([0-9a-f]{16})/shard-[0-9]{6,9}\.tar(\.index|\.json)?")
+_AT_ONCE = 4  # files that are read to be compared
 
 
 class Generation:
@@ -181,8 +171,6 @@ class Generation:
 
     def __init__(self, store: Store, name: str) -> None:
         self._store, self.name = store, name
-        self._names_versions = isinstance(store, WebReader)
-        self._etags: dict[str, str] = {}  # of objects that are known to be as they should
 
     def shard_name(self, number: int) -> str:
         """Where a shard goes."""
@@ -199,9 +187,9 @@ class Generation:
             StoreError: another one has begun since, or has ended.
         """
         if (other := self._claimed()) != self.name and not self.is_settled():
-            told = "its claim is gone" if other is None else f"generation {other}"
+            now = "its claim is gone" if other is None else f"generation {other}"
             raise StoreError(
-                f"{self._store.url}: another packing into this folder was begun ({told}) while generation {self.name} was being "
+                f"{self._store.url}: another packing into this folder was begun ({now}) while generation {self.name} was being "
                 "packed; this one stops. One folder holds one dataset: give each its own, or run one after the other"
             )
 
@@ -211,8 +199,7 @@ class Generation:
 
     def _claimed(self) -> str | None:
         try:
-            told = json.loads(bytes(self._store.get(CLAIM)))
-            return str(told["generation"])
+            return str(json.loads(bytes(self._store.get(CLAIM)))["generation"])
         except ObjectMissing:
             return None
         except (ValueError, KeyError, TypeError):
@@ -226,17 +213,11 @@ class Generation:
             return None
         return found if found.generation == self.name else None
 
-    def wrote(self, written: StoredObject) -> None:
-        """Hears of an object that was written, and of which version it is."""
-        self._etags[written.key] = written.etag
-
     def note(self, record: Record) -> None:
         """Says that a shard is whole."""
         shard = record.shard
-        told = {"first": record.first, "extensions": list(record.extensions), "shard": shard.as_dict()}
-        if self._names_versions:
-            told["etags"] = {name: self._etags.get(name, "") for name in (shard.name, shard.index.name)}
-        self._store.put(record.shard.name + _NOTE, json.dumps(told).encode("ascii"))
+        note = {"first": record.first, "extensions": list(record.extensions), "shard": asdict(shard)}
+        self._store.put(shard.name + _NOTE, json.dumps(note).encode("ascii"))
 
     def forget(self, records: Sequence[Record]) -> None:
         """Takes back what was said of shards, which are going to be written anew."""
@@ -247,61 +228,37 @@ class Generation:
         """Shards of this generation that are in the store, whole, by their first positions."""
         there = self._there()
         manifest = self.committed()
-        noted: dict[str, str] = {}
-        found = self._noted(there, noted) if manifest is None else _of_manifest(manifest)
-        if manifest is not None and self._names_versions:
-            noted = self._kept_etags()
+        found = self._noted(there) if manifest is None else _of_manifest(manifest)
         found = [record for record in found if _is_there(record.shard, there)]
         with ThreadPoolExecutor(_AT_ONCE, "shmload-check") as pool:
-            are_whole = list(pool.map(lambda record: self._is_whole(record, there, noted), found))
+            are_whole = list(pool.map(self._is_whole, found))
         whole = [record for record, is_whole in zip(found, are_whole, strict=True) if is_whole]
         return sorted(whole, key=lambda record: record.first)
 
-    def _is_whole(self, record: Record, there: Mapping[str, StoredObject], noted: Mapping[str, str]) -> bool:
-        shard = record.shard
-        for name, crc in ((shard.name, shard.crc32c), (shard.index.name, shard.index.crc32c)):
-            found = there[name]
-            if not (found.etag and noted.get(name) == found.etag) and self._crc32c(found) != crc:
-                logger.info("%s/%s is not as it was written: it is packed again", self._store.url, name)
-                return False
-            self.wrote(found)
+    def _is_whole(self, record: Record) -> bool:
+        if not isinstance(self._store, LocalStore):
+            return True
+        for each in (record.shard, record.shard.index):
+            with open(self._store.root / each.name, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                if f"{crc32c(data):08x}" != each.crc32c:
+                    logger.info("%s/%s is not as it was written: it is packed again", self._store.url, each.name)
+                    return False
         return True
 
-    def _crc32c(self, found: StoredObject) -> str:
-        """The checksum of an object's bytes; "" if it is gone."""
-        room, crc = memoryview(bytearray(min(found.nbytes, _PIECE_NBYTES))), 0
-        for offset in range(0, found.nbytes, _PIECE_NBYTES):
-            piece = room[: min(found.nbytes - offset, _PIECE_NBYTES)]
-            try:
-                self._store.read_into(found.key, piece, offset=offset)
-            except ObjectMissing:
-                return ""
-            crc = crc32c(piece, crc)
-        return f"{crc:08x}"
-
-    def _noted(self, there: Mapping[str, StoredObject], etags: dict[str, str]) -> list[Record]:
-        """What the notes say; also the versions in them."""
+    def _noted(self, there: Iterable[str]) -> list[Record]:
+        """What the notes say."""
         found = []
         for key in there:
             if not key.endswith(_NOTE) or not _OURS.fullmatch(key):
                 continue
             try:
-                told = json.loads(bytes(self._store.get(key)))
-                shard = ShardEntry.of(told["shard"], self.name, key)
-                if shard.name + _NOTE == key and type(told["first"]) is int and told["first"] >= 0:
-                    found.append(Record(told["first"], tuple(map(str, told["extensions"])), shard))
-                    etags.update(told.get("etags", {}))
+                note = json.loads(bytes(self._store.get(key)))
+                shard = ShardEntry.of(note["shard"], self.name, key)
+                if shard.name + _NOTE == key and type(note["first"]) is int and note["first"] >= 0:
+                    found.append(Record(note["first"], tuple(map(str, note["extensions"])), shard))
             except (ValueError, KeyError, TypeError, ObjectMissing):  # no record is less than a wrong one: packed again
                 continue
         return found
-
-    def _kept_etags(self) -> dict[str, str]:
-        """The versions of a whole generation; none if they are not known: then its objects are read."""
-        try:
-            told = json.loads(bytes(self._store.get(f"{self.name}/{_ETAGS}")))
-        except (ValueError, ObjectMissing):
-            return {}
-        return told if isinstance(told, dict) else {}
 
     def _there(self) -> dict[str, StoredObject]:
         return {each.key: each for each in self._store.list_objects(self.name)}
@@ -323,7 +280,6 @@ class Generation:
         )
         self.check()
         self._has_all(shards)
-        self._keep_etags(shards)
         faults.hit("before_manifest")
         if self.committed() != manifest:
             self._store.put(MANIFEST_NAME, manifest.dump())
@@ -331,14 +287,6 @@ class Generation:
         self._has_all(shards)  # one that ended between check and put has removed them: then the manifest must not go unnoticed
         self._clean(manifest)
         return manifest
-
-    def _keep_etags(self, shards: Iterable[ShardEntry]) -> None:
-        if not self._names_versions:
-            return
-        names = [name for shard in shards for name in (shard.name, shard.index.name)]
-        etags = {name: self._etags[name] for name in names if name in self._etags}
-        if etags != self._kept_etags():
-            self._store.put(f"{self.name}/{_ETAGS}", json.dumps(etags).encode("ascii"))
 
     def _has_all(self, shards: Iterable[ShardEntry]) -> None:
         there = self._there()
@@ -351,7 +299,7 @@ class Generation:
     def _clean(self, manifest: Manifest) -> None:
         """Removes what is of no use any more: other generations, notes, the claim."""
         claimed = self._claimed()
-        kept = {name for shard in manifest.shards for name in (shard.name, shard.index.name)} | {f"{self.name}/{_ETAGS}"}
+        kept = {name for shard in manifest.shards for name in (shard.name, shard.index.name)}
         under_way = set() if claimed == self.name else {claimed}
         found = [each.key for each in self._store.list_objects()]
         ours = [(key, match[1]) for key in found if (match := _OURS.fullmatch(key)) is not None]
@@ -387,55 +335,38 @@ class ShardSender:
 
     def __init__(self, store: Store, generation: Generation, sent: Callable[[Record], None]) -> None:
         self._store, self._generation, self._sent = store, generation, sent
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(NUM_THREADS, "shmload-send")
         self._under_way: set[Future[Record]] = set()
-
-    def make_room(self) -> None:
-        """Waits until no more shards are on their way than there are threads; the next is being written meanwhile.
-
-        Raises:
-            Exception: what went wrong with one that was sent.
-        """
-        self._settle(NUM_THREADS)
 
     def send(self, shard: ShardFile) -> None:
         """Takes a shard that has all its samples."""
         record, index = shard.finish()
         self._generation.check()
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(NUM_THREADS, "shmload-send")
         self._under_way.add(self._pool.submit(self._put, shard, record, index))
 
-    def finish(self) -> None:
-        """Waits until all are sent, and ends the threads: workers should not be forked beside any.
+    def wait(self, num_left: int) -> None:
+        """Waits until no more shards than these are on their way.
 
         Raises:
-            Exception: as `make_room`.
+            Exception: what went wrong with one that was sent.
         """
-        self._settle(0)
-        self.close()
-
-    def close(self) -> None:
-        """Ends the threads; what they are at comes to its end."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
-
-    def _settle(self, num_left: int) -> None:
         while len(self._under_way) > num_left:
             done, self._under_way = wait(self._under_way, return_when=FIRST_COMPLETED)
             for future in done:
                 self._sent(future.result())
 
+    def close(self) -> None:
+        """Ends the threads; what they are at comes to its end."""
+        self._pool.shutdown(cancel_futures=True)
+
     def _put(self, shard: ShardFile, record: Record, index: bytes) -> Record:
         try:
             faults.hit("sending")
-            written = self._store.put_file(record.shard.name, shard.path)
+            self._store.put_file(record.shard.name, shard.path)
         finally:
             shard.close()
-        self._generation.wrote(written)
         faults.hit("shard_sent")
-        self._generation.wrote(self._store.put(record.shard.index.name, index))
+        self._store.put(record.shard.index.name, index)
         faults.hit("index_sent")
         self._generation.note(record)
         faults.hit("shard_noted")

@@ -44,11 +44,10 @@ import io
 import json
 import os
 import re
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,9 +103,7 @@ def picture_member(picture: Picture, quality: int | None) -> tuple[str, bytes]:
         raise ValueError(
             f"an image of mode {picture.mode} is kept by no format; those of {kept} are: return image.convert('RGB'), say"
         )
-    if quality is not None and picture.mode in ("L", "RGB"):
-        return "jpg", _saved(picture, "JPEG", quality=quality)
-    return "png", _saved(picture, "PNG", compress_level=_COMPRESSION)
+    return _picture_encoded(picture, quality)
 
 
 def array_member(array: NDArray[Any], quality: int | None, *, is_tensor: bool) -> tuple[str, bytes]:
@@ -117,9 +114,10 @@ def array_member(array: NDArray[Any], quality: int | None, *, is_tensor: bool) -
         return "npy", encode("npy", array)
     from PIL import Image
 
-    if pixels.dtype == np.uint16:
-        return "png", _saved(Image.fromarray(pixels), "PNG", compress_level=_COMPRESSION)
-    picture = Image.fromarray(pixels)
+    return _picture_encoded(Image.fromarray(pixels), quality)
+
+
+def _picture_encoded(picture: Picture, quality: int | None) -> tuple[str, bytes]:
     if quality is not None and picture.mode in ("L", "RGB"):
         return "jpg", _saved(picture, "JPEG", quality=quality)
     return "png", _saved(picture, "PNG", compress_level=_COMPRESSION)
@@ -190,61 +188,11 @@ def _read_of(picture: Any) -> bytes | None:
         with open(filename, "rb") as file:
             return file.read()
     fp = getattr(picture, "fp", None)  # of bytes in memory; closed once the pixels are read
-    if fp is None or not isinstance(fp, io.BytesIO):
-        return None
-    return fp.getvalue()
+    return fp.getvalue() if isinstance(fp, io.BytesIO) else None
 
 
-class OpenFile:
-    """The bytes of a file that is not read yet."""
-
-    _fd = -1
-
-    def __init__(self, path: str | bytes) -> None:
-        self.path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.nbytes = os.fstat(self._fd).st_size
-
-    def __len__(self) -> int:
-        return self.nbytes
-
-    def begin(self) -> bytes:
-        """Its first bytes."""
-        return os.pread(self._fd, PEEK, 0)
-
-    def read_into(self, out: memoryview) -> None:
-        """Reads all of it, and closes it.
-
-        Raises:
-            OSError: it is not as long any more.
-        """
-        done = 0
-        while done < len(out):
-            got = os.preadv(self._fd, [out[done:]], done)
-            if not got:
-                raise OSError(f"{os.fsdecode(self.path)} was cut to {done} bytes while it was packed; it had {self.nbytes}")
-            done += got
-        self.close()
-
-    def read(self) -> bytes:
-        """All of it."""
-        out = bytearray(self.nbytes)
-        self.read_into(memoryview(out))
-        return bytes(out)
-
-    def close(self) -> None:
-        """Gives its descriptor back; it may be called again."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        if sys is not None and not sys.is_finalizing():  # as in storage/folder.py
-            self.close()
-
-
-Payload = bytes | OpenFile
-Members = list[tuple[str, Payload]]
+Members = list[tuple[str, bytes]]
+T = TypeVar("T")
 _KNOWN = INTEGERS | TEXTS | IMAGE_EXTENSIONS | {"json", "jsn", "npy", "npz", "ten", "tb", "tenbin", "bin"}
 _PLAIN = re.compile(r"[^a-z0-9_.-]")
 _FACES = {"image": "", "label": ""}  # fields whose members have no name before their extension
@@ -293,7 +241,7 @@ def _of_fields(sample: Mapping[Any, Any], quality: int | None) -> Members:
             continue
         plain = _PLAIN.sub("_", name.lower())
         if plain.rpartition(".")[2] in _KNOWN and (isinstance(value, bytes) or "." in plain or plain in _KNOWN):
-            found.append((plain, _encoded(name, plain, value)))
+            found.append((plain, _named(name, encode, plain, value)))
         else:
             extension, data = _named(name, value_member, value, quality)
             found.append((f"{plain.strip('.') or 'field'}.{extension}", data))
@@ -302,23 +250,15 @@ def _of_fields(sample: Mapping[Any, Any], quality: int | None) -> Members:
     return found
 
 
-def _encoded(name: str, extension: str, value: Any) -> bytes:
+def _named(name: str, encoder: Callable[..., T], *arguments: Any) -> T:
+    """What an encoder makes of a field; its errors name the field."""
     try:
-        return encode(extension, value)
-    except (ValueError, TypeError) as error:
-        raise type(error)(f"field {name!r}: {error}") from error
-
-
-def _named(name: str, member: Any, value: Any, quality: int | None) -> tuple[str, Payload]:
-    try:
-        found: tuple[str, Payload] = member(value, quality)
+        return encoder(*arguments)
     except (ValueError, TypeError, OSError) as error:
-        text = str(error)
-        raise (OSError if isinstance(error, OSError) else type(error))(f"field {name!r}: {text}") from error
-    return found
+        raise (OSError if isinstance(error, OSError) else type(error))(f"field {name!r}: {error}") from error
 
 
-def image_member(value: Any, quality: int | None) -> tuple[str, Payload]:
+def image_member(value: Any, quality: int | None) -> tuple[str, bytes]:
     """(extension, bytes) of what stands in the image's place: there a str is a path."""
     if isinstance(value, str):
         value = Path(value)
@@ -329,7 +269,7 @@ def image_member(value: Any, quality: int | None) -> tuple[str, Payload]:
     return value_member(value, quality)
 
 
-def value_member(value: Any, quality: int | None) -> tuple[str, Payload]:
+def value_member(value: Any, quality: int | None) -> tuple[str, bytes]:
     """(extension, bytes) of any value.
 
     Raises:
@@ -359,10 +299,11 @@ def value_member(value: Any, quality: int | None) -> tuple[str, Payload]:
     raise TypeError(f"nothing keeps a {_name_of(value)}: return an image, array, number, str, bytes, or a list or dict of these")
 
 
-def file_member(path: str | bytes) -> tuple[str, OpenFile]:
+def file_member(path: str | bytes) -> tuple[str, bytes]:
     """(extension, bytes) of a file, which is what its first bytes say, else what its name does."""
-    file = OpenFile(path)
-    return file_extension(path, file.begin()), file
+    with open(path, "rb") as file:
+        data = file.read()
+    return file_extension(path, data[:PEEK]), data
 
 
 def file_extension(path: str | bytes, begin: bytes) -> str:

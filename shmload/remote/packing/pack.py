@@ -2,9 +2,7 @@
 shards.
 
 The order is cut into shards as it comes, so where a shard begins depends on the sizes of all samples before it. A packing that
-goes on therefore keeps whole shards where they are, and packs the *gaps* between them: a gap begins where the shard before it
-ends, and ends where the next one begins, with the number that the next one says. Should a dataset not be the same any more, and
-a gap not come out at that number, the shards behind it are packed again, too.
+goes on therefore keeps the whole shards with which the order begins, and packs the rest.
 
 The dataset to be packed, seen from the packer: how many samples, and the members of any of them.
 
@@ -39,8 +37,9 @@ from shmload.formats.tar.writer import BLOCK, archive_nbytes, member_header, mem
 from shmload.loader import ShmLoader
 from shmload.remote.fetch import Manifest
 from shmload.remote.packing.generation import NUM_THREADS, Generation, Record, ShardFile, ShardSender, Spool
-from shmload.remote.packing.members import Members, OpenFile, Payload, file_member, members_of, value_member
+from shmload.remote.packing.members import Members, file_member, members_of, value_member
 from shmload.schedule.permutation import Permutation
+from shmload.storage.client import client_of, open_store
 from shmload.storage.local import Store
 from shmload.worker.sample_rng import begin_sample, kept_generators
 
@@ -59,13 +58,13 @@ class PackSource(Protocol):
         """What a sample's key begins with, and its members, sorted by extension."""
 
 
+@dataclass
 class PackedSamples:
     """Any dataset, whose samples are encoded."""
 
-    draws = True
-
-    def __init__(self, dataset: Any, quality: int | None) -> None:
-        self.dataset, self.quality = dataset, quality
+    dataset: Any
+    quality: int | None
+    draws: bool = True
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -76,18 +75,18 @@ class PackedSamples:
         return (f"{key}-" if isinstance(key, str) else ""), members_of(sample, self.quality)
 
 
+@dataclass
 class Files:
     """A dataset of files, which are copied, with labels.
 
     Args:
-        dataset: has `paths`, or `samples` or `imgs` of (path, label).
+        entries: paths, or pairs of path and label.
         has_labels: whether each entry is a path and a label, not only a path.
     """
 
-    draws = False
-
-    def __init__(self, entries: Sequence[Any], *, has_labels: bool) -> None:
-        self.entries, self.has_labels = entries, has_labels
+    entries: Sequence[Any]
+    has_labels: bool = True
+    draws: bool = False
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -103,8 +102,8 @@ class Files:
         """Adds names and labels of all files to a digest of hashlib's."""
         for entry in self.entries:
             path, label = entry if self.has_labels else (entry, None)
-            told = "/".join(path.rsplit("/", 2)[-2:])
-            digest.update(f"{told}\0{label!r}\0".encode("utf-8", "surrogateescape"))
+            name = "/".join(path.rsplit("/", 2)[-2:])
+            digest.update(f"{name}\0{label!r}\0".encode("utf-8", "surrogateescape"))
 
 
 class PackedParts:
@@ -159,7 +158,7 @@ def _files_of(dataset: Any) -> Files | None:
     if not isinstance(entries, (list, tuple)) or len(entries) != len(dataset):
         return None
     probed = sorted({number * (len(entries) - 1) // max(NUM_PROBED_FILES - 1, 1) for number in range(NUM_PROBED_FILES)})
-    return Files(entries, has_labels=True) if all(_is_file(dataset, entries, index) for index in probed) else None
+    return Files(entries) if all(_is_file(dataset, entries, index) for index in probed) else None
 
 
 def _is_file(dataset: Any, entries: Sequence[Any], index: int) -> bool:
@@ -213,22 +212,13 @@ class EncodedSamples:
                 records = [self.pieces(index) for index in indices]
         else:
             records = [self.pieces(index) for index in indices]
-        room = out.reserve(RECORD, [sum(map(len, pieces)) for pieces in records])
-        view, at = memoryview(room), 0
+        view, at = memoryview(out.reserve(RECORD, [sum(map(len, pieces)) for pieces in records])), 0
         for pieces in records:
             for piece in pieces:
-                part = view[at : at + len(piece)]
-                if isinstance(piece, OpenFile):
-                    piece.read_into(part)
-                else:
-                    part[:] = piece
-                at += len(part)
+                view[at : at + len(piece)] = piece
+                at += len(piece)
 
-    def record(self, index: int) -> bytes:
-        """The record of a sample."""
-        return b"".join(map(_bytes, self.pieces(index)))
-
-    def pieces(self, index: int) -> list[Payload]:
+    def pieces(self, index: int) -> list[bytes]:
         """The record of a sample: headers, payloads and what fills them up.
 
         Raises:
@@ -240,19 +230,19 @@ class EncodedSamples:
             error.add_note(f"sample {index} of the dataset")
             raise
 
-    def _pieces(self, index: int) -> list[Payload]:
+    def _pieces(self, index: int) -> list[bytes]:
         if self.source.draws:
             begin_sample(self.seed, 0, index, 0, reseed=True)
         prefix, members = self.source.members(index)
-        if self.restart_markers:
-            members = with_markers(members)
         number = f"{index:0{self._width}d}"
-        pieces: list[Payload] = []
+        pieces: list[bytes] = []
         for extension, data in members:
+            if self.restart_markers and extension.rpartition(".")[2] in ("jpg", "jpeg"):
+                from shmload.formats.images.decoder import with_restart_markers
+
+                data = with_restart_markers(data)
             name = member_name(prefix + number, extension) if prefix else number.encode() + _behind(extension)
-            pieces += [member_header(name, len(data)), data]
-            if len(data) % BLOCK:
-                pieces.append(bytes(-len(data) % BLOCK))
+            pieces += [member_header(name, len(data)), data, bytes(-len(data) % BLOCK)]
         return pieces
 
 
@@ -260,21 +250,6 @@ class EncodedSamples:
 def _behind(extension: str) -> bytes:
     """What stands in a member's name behind a key that is a number; checked once."""
     return member_name("0", extension)[1:]
-
-
-def with_markers(members: Members) -> Members:
-    """The members, JPEG files among them with restart markers."""
-    from shmload.formats.images.decoder import with_restart_markers
-
-    is_jpeg = [extension.rpartition(".")[2] in ("jpg", "jpeg") for extension, _ in members]
-    return [
-        (extension, with_restart_markers(_bytes(data)) if jpeg else data)
-        for jpeg, (extension, data) in zip(is_jpeg, members, strict=True)
-    ]
-
-
-def _bytes(payload: Payload) -> bytes:
-    return payload.read() if isinstance(payload, OpenFile) else payload
 
 
 logger = logging.getLogger("shmload")
@@ -347,26 +322,18 @@ class Packing:
         self._options, self._store, self._on_progress = options, store, on_progress
         self._samples = EncodedSamples(source, seed=options.seed, restart_markers=options.restart_markers)
         probed = sorted({number * (len(source) - 1) // (NUM_PROBED - 1) for number in range(NUM_PROBED)})
-        probes = [self._samples.record(index) for index in probed]
+        probes = [b"".join(self._samples.pieces(index)) for index in probed]
         mean = sum(map(len, probes)) // len(probes)
         self._batch_size = min(max(_BATCH_NBYTES // mean, 1), _BATCH_SIZE_MAX)
         self._generation = Generation(store, self._name(probes))
-        self._records: dict[int, Record] = {}  # by number of the shard
+        self._records: list[Record] = []  # of the shards that are in the store
         self.num_found = self._num_packed = 0
 
     def _name(self, probes: list[bytes]) -> str:
         """The generation's name: another one for other arguments or another dataset."""
         options, digest = self._options, hashlib.sha256()
-        told = (
-            VERSION,
-            len(self._samples),
-            options.seed,
-            options.maxsize,
-            options.maxcount,
-            options.quality,
-            options.restart_markers,
-        )
-        digest.update(json.dumps(told).encode("ascii"))
+        arguments = (options.seed, options.maxsize, options.maxcount, options.quality, options.restart_markers)
+        digest.update(json.dumps((VERSION, len(self._samples), *arguments)).encode("ascii"))
         for probe in probes:
             digest.update(probe)
         if isinstance(self._samples.source, Files):
@@ -375,62 +342,41 @@ class Packing:
 
     def run(self) -> Manifest:
         """Packs what is not in the store yet, and writes the manifest."""
-        total = len(self._samples)
-        self._keep(self._generation.records())
+        total, at = len(self._samples), 0
+        generation = self._generation
+        found = generation.records()
+        for record in found:
+            if (record.first, record.number) != (at, len(self._records)) or record.stop > total:
+                break
+            self._records.append(record)
+            at = record.stop
         self.num_found = len(self._records)
         if self.num_found:
-            logger.info("%s: %d shards of generation %s are there already", self._store.url, self.num_found, self._generation.name)
-        if not self._generation.is_settled():
-            self._generation.claim()
-            faults.hit("claimed")
-        self._num_packed = sum(record.shard.num_samples for record in self._records.values())
-        self._tell()
+            logger.info("%s: %d shards of generation %s are there already", self._store.url, self.num_found, generation.name)
+        if at == total and generation.is_settled():
+            return generation.commit(self._records, self._options.seed)
+        generation.claim()
+        faults.hit("claimed")
+        generation.forget(found[self.num_found :])  # they are packed anew
+        self._num_packed = at
+        self._report()
         self._spool = Spool((NUM_THREADS + 1) * self._options.maxsize, self._options.spool_folder)
-        sender = ShardSender(self._store, self._generation, self._sent)
+        sender = ShardSender(self._store, generation, self._sent)
         try:
-            at, number = 0, 0
-            while at < total:
-                at, number = self._fill(sender, at, number)
-            sender.finish()
+            if at < total:
+                self._pack(sender, at)
+            sender.wait(0)
         finally:
             sender.close()
             self._spool.close()
-        return self._generation.commit([self._records[number] for number in sorted(self._records)], self._options.seed)
+        return generation.commit(sorted(self._records, key=lambda record: record.number), self._options.seed)
 
-    def _keep(self, records: list[Record]) -> None:
-        """Keeps shards that can stay: numbered in the order of their samples, none over another."""
-        stop, last = 0, -1
-        for record in records:
-            if record.first >= stop and record.number > last and record.stop <= len(self._samples):
-                self._records[record.number] = record
-                stop, last = record.stop, record.number
-
-    def _fill(self, sender: ShardSender, at: int, number: int) -> tuple[int, int]:
-        """Passes a shard that is there, or packs the gap before the next one; where that ends, in position and number."""
-        there = self._records.get(number)
-        if there is not None and there.first == at:
-            return there.stop, number + 1
-        following = min((each for each in self._records if each >= number), default=None)
-        stop = len(self._samples) if following is None else self._records[following].first
-        if stop == at:  # the dataset is not what it was
-            self._forget_from(number)
-            return at, number
-        sender.finish()
-        number = self._pack(sender, at, stop, number)
-        if following is not None and number != following:
-            self._forget_from(number)
-        return stop, number
-
-    def _forget_from(self, number: int) -> None:
-        """Lets go of shards that were there, from a number on: they are packed anew."""
-        forgotten = [each for each in self._records if each >= number]
-        self._generation.forget([self._records.pop(each) for each in forgotten])
-
-    def _pack(self, sender: ShardSender, at: int, stop: int, number: int) -> int:
-        """Packs the samples from position `at` up to `stop` into shards from `number` on; the number behind the last."""
+    def _pack(self, sender: ShardSender, at: int) -> None:
+        """Packs the samples from position `at` on into further shards."""
         shard: ShardFile | None = None
+        number = self.num_found
         try:
-            for records, ends in self._batches(at, stop):
+            for records, ends in self._batches(at):
                 begin = last = 0  # of what is not written yet
                 count = 0
                 for end in ends:
@@ -439,19 +385,16 @@ class Packing:
                         sender.send(shard)
                         begin, count, number, shard = last, 0, number + 1, None
                     if shard is None:
-                        if number in self._records:  # the gap holds more than it did
-                            self._forget_from(number)
-                        sender.make_room()
+                        sender.wait(NUM_THREADS)  # the next is being written meanwhile
                         shard = ShardFile(self._generation.shard_name(number), at, self._spool)
                     last, count, at = end, count + 1, at + 1
                 assert shard is not None
                 shard.append(records[begin:last], count)
                 self._num_packed += len(ends)
-                self._tell()
+                self._report()
             assert shard is not None
             sender.send(shard)
             shard = None
-            return number + 1
         finally:
             if shard is not None:
                 shard.close()
@@ -461,8 +404,9 @@ class Packing:
         is_full = shard.num_samples + count > self._options.maxcount
         return is_full or archive_nbytes(shard.nbytes + nbytes) > self._options.maxsize
 
-    def _batches(self, at: int, stop: int) -> Iterator[tuple[memoryview, list[int]]]:
-        """Records from position `at` up to `stop`, in their order: bytes of a batch, and where in it each ends."""
+    def _batches(self, at: int) -> Iterator[tuple[memoryview, list[int]]]:
+        """Records from position `at` on, in their order: bytes of a batch, and where in it each ends."""
+        stop = len(self._samples)
         num_workers = self._num_workers(stop - at)
         loader: ShmLoader[Any] = ShmLoader(
             self._samples,
@@ -487,12 +431,12 @@ class Packing:
         return found
 
     def _sent(self, record: Record) -> None:
-        self._records[record.number] = record
-        self._tell()
+        self._records.append(record)
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._on_progress is not None:
-            nbytes = sum(record.shard.nbytes for record in self._records.values())
+            nbytes = sum(record.shard.nbytes for record in self._records)
             self._on_progress(PackProgress(len(self._samples), self._num_packed, nbytes, len(self._records), self.num_found))
 
 
@@ -575,9 +519,5 @@ def store_of(client: Any, bucket: str, base_folder: str) -> Store:
     if not bucket:
         raise ValueError("bucket is needed: its name, or without a client a folder or a URL")
     if client is None:
-        from shmload.storage.client import open_store
-
         return open_store("/".join(part.rstrip("/") for part in (os.fspath(bucket), base_folder) if part))
-    from shmload.storage.client import client_of
-
     return client_of(client).store(bucket, base_folder)

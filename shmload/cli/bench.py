@@ -3,15 +3,15 @@
 Exit code 0: fine; 1: bytes differ or a loader failed; 2: bad usage. How to read it: docs/bench.md.
 """
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from shmload.tools.bench.report import Report
+from shmload.cli.terminal import check_folder, console, refusing, shown
 
 Names = list[str] | None
 
@@ -84,11 +84,13 @@ def bench(
     bounds the loader, and how many workers would do.
     """
     from shmload.tools.bench import plot
+    from shmload.tools.bench.report import show
     from shmload.tools.bench.rounds import BenchOptions, benchmark
     from shmload.tools.named import BenchError, names, numbers
 
     to_stdout = json_file == Path("-")
-    try:
+    check_folder("bench", None if to_stdout else json_file, plot_file)
+    with refusing("bench", BenchError), shown(sys.stderr.isatty() and not to_stdout) as progress:
         options = BenchOptions(
             workloads=tuple(names(workload or [])),
             dataset=dataset,
@@ -107,44 +109,20 @@ def bench(
             collate=collate,
             quick=quick,
         )
-        for path in (json_file, plot_file):
-            if path is not None and not to_stdout and not path.absolute().parent.is_dir():
-                raise BenchError(f"{path}: needs an existing folder to write to, given {str(path.parent)!r}")
-        from shmload.cli.terminal import shown
-
-        with shown(sys.stderr.isatty() and not to_stdout) as progress:
-            report = benchmark(options, progress)
-    except BenchError as error:
-        typer.echo(f"shmload bench: {error}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("shmload bench: interrupted", err=True)
-        raise typer.Exit(130) from None
+        report = benchmark(options, progress)
     if plot_file is not None:
-        absent = plot.missing()
-        if absent:
-            report.notes.append(absent)
-        else:
+        if importlib.util.find_spec("matplotlib"):
             plot.save(report, plot_file)
-    deliver(report, json_file)
+        else:
+            report.notes.append("plot left out: needs matplotlib: pip install 'shmload[plot]'")
+    text = json.dumps(report.as_dict(), indent=1)
+    if to_stdout:
+        typer.echo(text)
+        for line in [*report.failures, *report.mismatches]:
+            typer.echo(f"shmload bench: {line}", err=True)
+    else:
+        if json_file is not None:
+            json_file.write_text(text + "\n")
+        show(report, console())
     if report.failures or report.mismatches:
         raise typer.Exit(1)
-
-
-def deliver(report: "Report", json_file: Path | None) -> None:
-    """The table on stdout, or with `--json -` only JSON there; what went wrong also on stderr."""
-    from rich.console import Console
-
-    from shmload.tools.bench.report import WIDE, show
-
-    if json_file is not None:
-        text = json.dumps(report.as_dict(), indent=1)
-        if json_file == Path("-"):
-            typer.echo(text)
-        else:
-            json_file.write_text(text + "\n")
-    if json_file != Path("-"):
-        show(report, Console() if sys.stdout.isatty() else Console(width=WIDE))
-        return
-    for line in [*report.failures, *report.mismatches]:
-        typer.echo(f"shmload bench: {line}", err=True)

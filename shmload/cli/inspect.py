@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shmload.cli.terminal import check_folder, check_installed, console, readable, refusing, shown
+from shmload.cli.terminal import check_folder, check_installed, console, refusing, shown
+from shmload.tools import readable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shmload.cli.terminal import Bar, readable, refuse, shown
+from shmload.cli.terminal import Bar, refuse, shown
+from shmload.tools import readable
 
 if TYPE_CHECKING:
     from shmload.remote.packing.pack import PackProgress

@@ -64,7 +64,7 @@ def test_a_batch_that_was_lost_to_an_error_is_missing(tmp_path: Path, seed: int 
     assert len(list(stream)) == 2
     report = judged(tmp_path)
     assert {"missing"} == kinds(report)
-    assert "steps 1 are not recorded" in report.findings[0].text
+    assert "steps 1 " in report.findings[0].text
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -136,7 +136,7 @@ def test_an_order_of_its_own_is_judged_by_its_positions(tmp_path: Path) -> None:
     log = read_folder(tmp_path)[0]
     del log.records[2]
     written(tmp_path, log)
-    assert "steps 1 are not recorded; step 1 stands at position 4" in judged(tmp_path).findings[0].text
+    assert "positions 4-5 never came: steps 1 of rank 0" in judged(tmp_path).findings[0].text
 
 
 @pytest.mark.slow

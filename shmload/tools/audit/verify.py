@@ -24,7 +24,7 @@ from shmload._core.trainer import Order
 from shmload.audit.file import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Batch, Header, Mode, digest_of, read_header, read_log
 from shmload.loader import ShmLoader
 from shmload.modes.passes import InlineReader
-from shmload.tools.audit.orders import Judged, item_numbers, judge_epoch, judge_items, judge_pass, judge_stream
+from shmload.tools.audit.orders import Judged, item_numbers, judge_items, judge_pass, judge_positions
 from shmload.tools.audit.timeline import AuditedLoader, AuditPart, AuditReport, AuditTimeline, Delivery, EpochReport
 
 
@@ -147,7 +147,6 @@ def _judge(timeline: AuditTimeline, report: AuditReport) -> AuditedLoader:
     for end in timeline.ends:
         if not end.is_superseded:
             ended.setdefault(end.epoch, set()).add(end.rank)
-    ranks = {(part.header.rank, part.header.world_size) for part in timeline.parts}
     known = counted.keys() | ended.keys()
     last = max(known, default=-1)
     streamed: list[Judged] = []
@@ -161,18 +160,18 @@ def _judge(timeline: AuditTimeline, report: AuditReport) -> AuditedLoader:
         _count(epoch, counted[number], report)
         is_last, is_ended = number == last, ended.get(number, set())
         num_found = report.num_found.total()
-        if newest.mode == Mode.SEED:
-            judge_epoch(epoch, counted[number], bool(is_ended), ranks, is_last=is_last, report=report)
-        elif newest.mode == Mode.PIPELINE:
-            streamed.append(judge_stream(epoch, counted[number], timeline.parts, is_last=is_last, report=report))
+        if newest.mode in (Mode.SEED, Mode.PIPELINE):
+            has_ended = bool(is_ended) and newest.mode == Mode.SEED  # ranks of a pipeline end one by one
+            judged = judge_positions(epoch, counted[number], timeline.parts, is_last=is_last, has_ended=has_ended, report=report)
+            streamed.append(judged)
         else:
-            alone = {rank for rank, _ in ranks}
-            judge_pass(epoch, counted[number], is_ended, alone, is_last=is_last, report=report)
+            ranks = {part.header.rank for part in timeline.parts}
+            judge_pass(epoch, counted[number], is_ended, ranks, is_last=is_last, report=report)
         if report.num_found.total() > num_found:
             epoch.state = "defect"
-    if streamed:
+    if newest.stream is not None:
         num_found = report.num_found.total()
-        judge_items(streamed, report)
+        judge_items(streamed, newest.stream["members"], report)
         if report.num_found.total() > num_found:
             for epoch in summary.epochs:
                 epoch.state = "defect"

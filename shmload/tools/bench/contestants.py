@@ -168,7 +168,11 @@ Prepared = tuple[dict[str, Any], list[str]]  # a dataset's arguments, and the fi
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-@dataclass(frozen=True, kw_only=True)
+def nothing_missing() -> None:
+    """Of a workload that needs no extra."""
+
+
+@dataclass(frozen=True)
 class Workload:
     """A dataset and the batch size it is delivered in.
 
@@ -183,7 +187,7 @@ class Workload:
     dataset: str
     batch_size: int | None
     prepare: Callable[[Path, bool, bool], Prepared]
-    missing: Callable[[], str | None] = lambda: None
+    missing: Callable[[], str | None] = nothing_missing
 
 
 SIDE = 224
@@ -379,44 +383,21 @@ class Plain:
         return self.images[index % len(self.images)], index
 
 
-WORKLOADS: dict[str, Workload] = {
-    each.name: each
-    for each in (
-        Workload(
-            name="photos",
-            title="JPEG photos of 500x375, decoded, cropped to 224 and flipped",
-            dataset=f"{__name__}:Photos",
-            batch_size=64,
-            prepare=prepare_photos,
-            missing=missing_codecs,
-        ),
-        Workload(
-            name="records",
-            title="raw float32 records of 1 MiB from a file in the page cache",
-            dataset=f"{__name__}:Records",
-            batch_size=16,
-            prepare=prepare_records,
-        ),
-        Workload(
-            name="rows",
-            title="rows of 64 float32 and a label from memory, shuffled",
-            dataset=f"{__name__}:RowsWorkload",
-            batch_size=1024,
-            prepare=lambda folder, small, cold: ({"num_samples": (48 if small else 480) * 1024}, []),
-        ),
-        Workload(
-            name="tokens",
-            title="windows of 1,025 uint16 tokens of a mapped file, as int64",
-            dataset=f"{__name__}:Tokens",
-            batch_size=32,
-            prepare=prepare_tokens,
-        ),
-        Workload(
-            name="python",
-            title="a plain Python dataset of (uint8 3x224x224, int)",
-            dataset=f"{__name__}:Plain",
-            batch_size=64,
-            prepare=lambda folder, small, cold: ({"num_images": 32, "num_samples": 1024} if small else {}, []),
-        ),
+def prepare_rows(folder: Path, small: bool, cold: bool) -> Prepared:
+    return {"num_samples": (48 if small else 480) * 1024}, []
+
+
+def prepare_plain(folder: Path, small: bool, cold: bool) -> Prepared:
+    return {"num_images": 32, "num_samples": 1024} if small else {}, []
+
+
+WORKLOADS = {
+    name: Workload(name, title, f"{__name__}:{dataset}", batch_size, prepare, missing)
+    for name, title, dataset, batch_size, prepare, missing in (
+        ("photos", "JPEG photos of 500x375, cropped to 224 and flipped", "Photos", 64, prepare_photos, missing_codecs),
+        ("records", "raw float32 records of 1 MiB from a file in the page cache", "Records", 16, prepare_records, nothing_missing),
+        ("rows", "rows of 64 float32 and a label from memory, shuffled", "RowsWorkload", 1024, prepare_rows, nothing_missing),
+        ("tokens", "windows of 1,025 uint16 tokens of a mapped file, as int64", "Tokens", 32, prepare_tokens, nothing_missing),
+        ("python", "a plain Python dataset of (uint8 3x224x224, int)", "Plain", 64, prepare_plain, nothing_missing),
     )
 }

@@ -1,4 +1,4 @@
-"""The fresh process: reads jobs from stdin, measures them, writes one JSON line a job to the given file descriptor.
+"""The fresh process: reads jobs from stdin, measures them, writes one JSON line a job to the given file.
 
 Its stdout stays free for what a user's dataset prints. From top to bottom: CPU, memory and page cache as the kernel tells them;
 batches touched and digested; the stop-watch over a stream of batches; what one core can do with no loader at all; the jobs.
@@ -431,9 +431,9 @@ def reader(dataset: Any, rows: int, collate: Callable[[list[Any]], Any] | None) 
 
 
 def main() -> None:
-    """Entry of the process: the descriptor's number is the last argument."""
+    """Entry of the process: the last argument is the file for the answers."""
     torch.set_num_threads(1)
-    with os.fdopen(int(sys.argv[-1]), "w", buffering=1) as answers:
+    with open(sys.argv[-1], "w", buffering=1) as answers:
         for fields in json.load(sys.stdin):
             try:
                 answer = run(BenchJob(**fields))
@@ -442,6 +442,7 @@ def main() -> None:
             except Exception as error:
                 answer = {"error": one_line(error), "details": traceback.format_exc()}
             answers.write(json.dumps(answer) + "\n")
+    os._exit(0)  # some loaders hang in their own shutdown
 
 
 def run(job: BenchJob) -> dict[str, Any]:

@@ -7,12 +7,12 @@ after round; jobs and answers travel as JSON.
 import json
 import multiprocessing
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -208,66 +208,32 @@ class BenchOptions:
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
 BOOT = "import sys; sys.path.append(sys.argv[1]); from shmload.tools.bench.measure import main; main()"
 INTERRUPTED_S = 2.0  # ^C is handed on; this long the process may tidy up
-EXIT_S = 10.0  # some loaders hang in their own shutdown; the figures are in by then
 
 
 def run_jobs(jobs: Sequence[BenchJob]) -> list[TaskOutcome]:
     """Measures `jobs` one after another in one fresh interpreter; one outcome a job, also if the process dies."""
-    read_fd, write_fd = os.pipe()
-    # -P: a source tree in the current folder is not the package that is measured
-    command = [sys.executable, "-P", "-c", BOOT, PACKAGE_PARENT, str(write_fd)]
-    with tempfile.TemporaryFile("w+") as output, os.fdopen(read_fd, "rb", buffering=0):
+    with tempfile.TemporaryFile("w+") as output, tempfile.NamedTemporaryFile() as answers:
+        # -P: a source tree in the current folder is not the package that is measured
+        command = [sys.executable, "-P", "-c", BOOT, PACKAGE_PARENT, answers.name]
         # a session of its own: whatever a loader leaves behind is ended with it
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=output, stderr=output, pass_fds=[write_fd], start_new_session=True
-        )
-        os.close(write_fd)
-        wait_s = INTERRUPTED_S
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True)
         try:
-            assert process.stdin is not None
-            with process.stdin as stdin:
-                stdin.write(json.dumps([asdict(job) for job in jobs]).encode())
-            answers = read_answers(process, read_fd, len(jobs))
-            wait_s = EXIT_S
+            process.communicate(json.dumps([asdict(job) for job in jobs]).encode())
         except KeyboardInterrupt:
             process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(INTERRUPTED_S)
             raise
         finally:
-            end(process, wait_s)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        outcomes = [TaskOutcome(job, **json.loads(line)) for job, line in zip(jobs, answers, strict=False)]
         output.seek(0)
         tail = output.read()[-4000:]
-    outcomes = [TaskOutcome(job, **answer) for job, answer in zip(jobs, answers, strict=False)]
     status = process.returncode
     ending = f"signal {signal.Signals(-status).name}" if status < 0 else f"code {status}"
     why = f"its process ended with {ending} before it answered"
     return outcomes + [TaskOutcome(job, error=why, details=tail) for job in jobs[len(outcomes) :]]
-
-
-def read_answers(process: "subprocess.Popen[bytes]", fd: int, count: int) -> list[dict[str, Any]]:
-    """The answers, at most `count`: fewer if the process ends before. Processes that outlive it may hold the pipe open."""
-    data = b""
-    while data.count(b"\n") < count:
-        if select.select([fd], [], [], 0.25)[0]:
-            more = os.read(fd, 1 << 16)
-            if not more:
-                break
-            data += more
-        elif process.poll() is not None:
-            break
-    return [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
-
-
-def end(process: "subprocess.Popen[bytes]", wait_s: float) -> None:
-    """Waits for the process; then it, if need be, and all of its session are killed."""
-    try:
-        process.wait(wait_s)
-    except subprocess.TimeoutExpired:
-        pass
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ class Demands:
             HAND_OFF: (self.worker_hand_off_s, self.trainer_hand_off_s),
             CONSUMER: (0.0, self.consumer_s),
         }
-        workers_s, trainer_s = (sum(parts) for parts in zip(*(costs | {without: (0.0, 0.0)}).values(), strict=True))
+        workers_s = sum(of_workers for name, (of_workers, _) in costs.items() if name != without)
+        trainer_s = sum(of_trainer for name, (_, of_trainer) in costs.items() if name != without)
         return max(max(workers_s, trainer_s) if self.in_parallel else workers_s + trainer_s, INSTANT_S)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from shmload.formats.readers.parquet import ParquetDataset
 from shmload.formats.tar.dataset import KEY, TarDataset, load_index
 from shmload.formats.tar.dataset import SUFFIX as TAR_SUFFIX
 from shmload.formats.tfrecord.files import SUFFIX, RecordFile
+from shmload.tools import readable
 from shmload.tools.inspect.summary import Head, Sizes, Summary, described, head_of, nbytes_of
 
 if TYPE_CHECKING:
@@ -39,37 +41,21 @@ SIZED = 1000  # samples whose size is looked at where that means to read them
 
 
 @dataclass(frozen=True)
-class Indexed:
-    """The index of one path.
-
-    Attributes:
-        path: of the index; None if there is none.
-        why: there is none, or it is not new.
-        is_refused: it was wanted, and could not be kept.
-    """
-
-    source: str
-    path: str | None
-    nbytes: int = 0
-    num_samples: int = 0
-    why: str = ""
-    is_refused: bool = False
-
-
-@dataclass(frozen=True)
 class Format:
     """One format.
 
     Attributes:
         matches: whether a path begins as this format does.
         describe: everything about it, with so many first samples.
-        index: makes the index beside a path; None: its samples are found without one.
+        suffix: of the index beside a path; none: its samples are found without one.
+        index: makes it, where there is none that fits, and returns the number of samples.
     """
 
     name: str
     matches: Callable[[Head], bool]
     describe: Callable[[Head, int], Summary]
-    index: Callable[[Head], Indexed] | None = None
+    suffix: str = ""
+    index: Callable[[str], int] = len
 
 
 def recognise(path: Path, dtype: str | None = None) -> tuple[Format, Head]:
@@ -102,45 +88,40 @@ def describe(path: Path, *, num_samples: int = 3, dtype: str | None = None) -> S
     return format.describe(head, num_samples)
 
 
-def index(path: Path) -> Indexed:
+def index(path: Path) -> tuple[str, bool]:
     """Makes the index beside a path.
 
+    Returns:
+        what became of it, and whether it was wanted and could not be kept.
     Raises:
         OSError, ValueError: as `describe`.
     """
+    began = perf_counter()
     format, head = recognise(path)
-    if format.index is None:
-        return Indexed(str(path), None, why=f"{format.name} needs no index: its samples are found without")
-    return format.index(head)
+    none = f"{path}: no index was written:"
+    if not format.suffix:
+        return f"{none} {format.name} needs no index: its samples are found without", False
+    if head.compression and format.name == "TFRecord":
+        return f"{none} {path} is compressed: it is inflated when it is opened, and needs no index beside it", False
+    beside = Path(f"{path}{format.suffix}")
+    before = _stamp(beside)
+    num_samples = format.index(os.path.abspath(path))
+    after = _stamp(beside)
+    if not after or (after == before and after[1] < path.stat().st_mtime_ns):
+        return f"{none} {_refusal(path.parent)}", True
+    there = " (it was there, and fits)" if after == before else ""
+    return f"{beside}: {num_samples:,} samples, {readable(beside.stat().st_size)}, {perf_counter() - began:.2f} s{there}", False
 
 
-def _index_beside(head: Head, suffix: str, build: Callable[[], int]) -> Indexed:
-    """What becomes of an index.
-
-    Args:
-        build: makes it if there is none that fits, and returns the number of samples.
-    """
-    source, path = str(head.path), f"{head.path}{suffix}"
-    before = _stamp(path)
-    num_samples = build()
-    after = _stamp(path)
-    is_new = after != before
-    if after is None or (not is_new and after[1] < os.stat(source).st_mtime_ns):
-        why = _refusal(os.path.dirname(path) or ".")
-        return Indexed(source, None, num_samples=num_samples, why=why, is_refused=True)
-    return Indexed(source, path, os.path.getsize(path), num_samples, "" if is_new else "it was there, and fits")
-
-
-def _stamp(path: str) -> tuple[int, int] | None:
-    """What tells one file at a path from the next; None if there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What tells one file at a path from the next; nothing if there is none."""
+    if not path.exists():
+        return ()
+    status = path.stat()
     return status.st_ino, status.st_mtime_ns
 
 
-def _refusal(folder: str) -> str:
+def _refusal(folder: Path) -> str:
     """Why nothing can be written in a folder."""
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -267,10 +248,6 @@ def _fields(samples: Sequence[Mapping[str, Any]], counts: Mapping[str, int], num
     return found
 
 
-def _index_tar(head: Head) -> Indexed:
-    return _index_beside(head, TAR_SUFFIX, lambda: load_index(str(head.path)).num_samples)
-
-
 # ------------------------------------------------------------ TFRecord files, plain or compressed
 
 _RECORDS_SEEN = 100  # records whose features are listed
@@ -317,12 +294,8 @@ def sample_of(record: bytes) -> dict[str, Any]:
     return {name: values[0] if len(values) == 1 else values for name, values in features.items()}
 
 
-def _index_tfrecord(head: Head) -> Indexed:
-    if head.compression:
-        why = f"{head.path} is compressed: it is inflated when it is opened, and needs no index beside it"
-        return Indexed(str(head.path), None, why=why)
-    file = RecordFile(os.path.abspath(head.path), "auto", _INFLATED_MAX)
-    return _index_beside(head, SUFFIX, lambda: len(file.offsets()) - 1)
+def _index_records(path: str) -> int:
+    return len(RecordFile(path, "auto", _INFLATED_MAX).offsets()) - 1
 
 
 def features_of(record: bytes) -> dict[str, Any] | None:
@@ -594,8 +567,8 @@ FORMATS = (
     _of_schema("HDF5", _is_hdf5, HDF5Dataset),
     _of_schema("safetensors", _is_safetensors, SafetensorsDataset),
     _of_schema("Zarr", _is_zarr, ZarrDataset),
-    Format("tar", _is_tar, _describe_tar, _index_tar),
-    Format("TFRecord", _is_tfrecord, _describe_tfrecord, _index_tfrecord),
+    Format("tar", _is_tar, _describe_tar, TAR_SUFFIX, lambda path: load_index(path).num_samples),
+    Format("TFRecord", _is_tfrecord, _describe_tfrecord, SUFFIX, _index_records),
     Format("images", _has_pictures, _describe_pictures),
     Format("tokens", _is_tokens, _describe_tokens),
 )

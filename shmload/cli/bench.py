@@ -10,73 +10,41 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from shmload.cli.terminal import check_folder, console, refusing, shown
 
+Text = str | None
 Names = list[str] | None
+Paths = list[Path] | None
+SWEEP = "with several numbers here, for --prefetch or --batch-size, every combination is measured."
 
 
 def bench(
-    workload: Annotated[Names, typer.Option(help="photos, records, rows, tokens, python; may repeat.", show_default="all")] = None,
-    dataset: Annotated[
-        str | None, typer.Option(metavar="MODULE:NAME", help="Your own dataset, or a function that returns it.")
-    ] = None,
+    workload: Annotated[Names, Option(help="photos, records, rows, tokens, python; may repeat.", show_default="all")] = None,
+    dataset: Annotated[Text, Option(metavar="MODULE:NAME", help="Your own dataset, or a function that returns it.")] = None,
     torch_loader: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FACTORY",
-            help="Your own torch DataLoader, or a function that returns it: measured as it is, beside a ShmLoader with the "
-            "same arguments.",
-        ),
+        Text, Option(metavar="MODULE:FACTORY", help="Your own torch DataLoader, and a ShmLoader made like it.")
     ] = None,
-    loader: Annotated[
-        Names,
-        typer.Option(
-            help="shmload, torch, shmload-seed, or module:factory, which takes the dataset and a LoaderOptions; may repeat. "
-            "The first is compared with torch.",
-            show_default="shmload,torch",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        Names, typer.Option(metavar="N,N", help="Samples per batch.", show_default="the workload's own, or 64")
-    ] = None,
+    loader: Annotated[Names, Option(help="shmload, torch, shmload-seed, module:factory.", show_default="shmload,torch")] = None,
+    batch_size: Annotated[Names, Option(metavar="N,N", help="Samples per batch.", show_default="the workload's own, or 64")] = None,
     workers: Annotated[
-        Names,
-        typer.Option(
-            metavar="N,N",
-            help="Worker processes of each loader. Several numbers here, for --prefetch or --batch-size: every combination "
-            "is measured, and one recommended.",
-            show_default="2, or as your DataLoader says",
-        ),
+        Names, Option(metavar="N,N", help=f"Processes; {SWEEP}", show_default="2, or as your DataLoader says")
     ] = None,
-    prefetch: Annotated[
-        Names, typer.Option(metavar="N,N", help="Batches ahead per worker (prefetch_factor).", show_default="torch's, 2")
-    ] = None,
-    step_ms: Annotated[
-        float,
-        typer.Option(
-            help="Simulate a training step of so many milliseconds after each batch. The trainer sleeps in the kernel "
-            "meanwhile, as one that waits for its GPU: workers have its core."
-        ),
-    ] = 0.0,
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Also time one pass with the workload's files dropped from the page cache first.")
-    ] = False,
-    cold_files: Annotated[
-        list[Path] | None, typer.Option(metavar="PATH", help="With --cold: the files and folders your own data lie in; may repeat.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="Length of a timed part, after the warm-up.")] = 1.5,
-    rounds: Annotated[
-        int | None, typer.Option(help="Turns of every loader, each in a fresh process.", show_default="3; 1 with several settings")
-    ] = None,
-    start_method: Annotated[str | None, typer.Option(help="fork, spawn or forkserver.", show_default="Python's own")] = None,
-    collate: Annotated[str | None, typer.Option(metavar="MODULE:NAME", help="Your own collate_fn, with --dataset.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the order, alike for all loaders.")] = 0,
+    prefetch: Annotated[Names, Option(metavar="N,N", help="Batches ahead per worker.", show_default="torch's, 2")] = None,
+    step_ms: Annotated[float, Option(help="Sleep so long after each batch, as a trainer that waits for its GPU.")] = 0.0,
+    cold: Annotated[bool, Option("--cold", help="Also time one pass with the files dropped from the page cache.")] = False,
+    cold_files: Annotated[Paths, Option(metavar="PATH", help="With --cold: what your own data lie in; may repeat.")] = None,
+    seconds: Annotated[float, Option(help="Length of a timed part, after the warm-up.")] = 1.5,
+    rounds: Annotated[int | None, Option(help="Turns of every loader.", show_default="3; 1 with several settings")] = None,
+    start_method: Annotated[Text, Option(help="fork, spawn or forkserver.", show_default="Python's own")] = None,
+    collate: Annotated[Text, Option(metavar="MODULE:NAME", help="Your own collate_fn, with --dataset.")] = None,
+    seed: Annotated[int, Option(help="Of the order, alike for all loaders.")] = 0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures; - is stdout, without a table.")
+        Path | None, Option("--json", metavar="FILE", help="Write all figures; - is stdout, without a table.")
     ] = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw what was measured.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few seconds: to see that it works, not how fast.")] = False,
+    plot_file: Annotated[Path | None, Option("--plot", metavar="FILE.png", help="Draw what was measured.")] = None,
+    quick: Annotated[bool, Option("--quick", help="A few seconds: to see that it works, not how fast.")] = False,
 ) -> None:
     """Measure torch's DataLoader and ShmLoader side by side, on built-in workloads, your own dataset or your DataLoader.
 

@@ -81,9 +81,7 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[A
                 "their bytes"
             )
     if len(loaders) > 1:
-        report.notes.append(
-            f"the folder holds {len(loaders)} loaders, which differ in {_differences(loaders)}: each is judged by itself"
-        )
+        report.notes.append(f"the folder holds {len(loaders)} loaders of unlike arguments: each is judged by itself")
     if not loaders:
         report.notes.append("the folder holds no records")
     return report, loaders
@@ -203,30 +201,18 @@ def _say_what_is_unjudged(header: Header, summary: AuditedLoader, report: AuditR
                 "DistributedSampler"
             )
         return
+    why = f"{header.order} decides which samples come"
     if header.order == ITERABLE:
-        what = "an iterable dataset has no indices: only steps and replays were checked"
-    elif header.mode == Mode.SEED:
-        what = f"the order {header.order} decides which samples come: positions and replays were checked, indices were not"
+        why = "an iterable dataset has no indices"
     elif header.order in (None, DISTRIBUTED):
-        what = "keys are no indices, or the dataset has no length: only steps and replays were checked"
-    else:
-        what = f"{header.order} decides which samples come: only steps and replays were checked"
-    report.unjudged.append(f"{summary.title}: {what}")
+        why = "keys are no indices, or the dataset has no length"
+    what = "positions" if header.mode == Mode.SEED else "steps"
+    report.unjudged.append(f"{summary.title}: {why}: only {what} and replays were checked")
 
 
 def _title(header: Header) -> str:
     mode = f"seed {header.seed}" if header.seed is not None else "torch mode"
     return f"{header.dataset}, {header.n} samples, {mode}"
-
-
-def _differences(loaders: Sequence[Loader]) -> str:
-    identities = [loader.header.identity for loader in loaders]
-    differing = []
-    for name in dict.fromkeys(name for identity in identities for name in identity):
-        values = dict.fromkeys(str(identity.get(name)) for identity in identities)
-        if len(values) > 1:
-            differing.append(f"{name} ({', '.join(values)})")
-    return ", ".join(differing)
 
 
 # ------------------------------------------------------------ batches that should be alike, or should not

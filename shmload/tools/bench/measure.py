@@ -10,7 +10,6 @@ processes counts 1/n in each, so that a sum over the tree counts it once.
 
 import ctypes
 import gc
-import hashlib
 import itertools
 import json
 import math
@@ -28,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shmload.audit.file import digest_of
 from shmload.batch.collate import RowOut
 from shmload.tools.bench.contestants import Loader, LoaderOptions, factory, like_users, num_samples, users_loader
 from shmload.tools.bench.report import quantile
@@ -125,24 +125,18 @@ def leaves(batch: Any) -> Iterator[Any]:
         yield from leaves(value)
 
 
-def flat_bytes(leaf: Any) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
-    """The bytes of a tensor (of a nested one its values') or an array in row-major order; None: it is neither."""
-    if isinstance(leaf, torch.Tensor):
-        flat = (leaf.values() if leaf.is_nested else leaf).detach().reshape(-1).view(torch.uint8).numpy()
-        return np.ascontiguousarray(flat)
-    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
-        return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
-    return None
-
-
 def touch(batch: Any) -> int:
     """Reads one byte of every page of every tensor and array; returns the bytes delivered."""
     nbytes = 0
     for leaf in leaves(batch):
-        flat = flat_bytes(leaf)
-        if flat is not None:
-            flat[::TOUCHED_EVERY].max(initial=0)
-            nbytes += flat.nbytes
+        if isinstance(leaf, torch.Tensor):
+            flat = (leaf.values() if leaf.is_nested else leaf).detach().reshape(-1).view(torch.uint8).numpy()
+        elif isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+            flat = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+        else:
+            continue
+        flat[::TOUCHED_EVERY].max(initial=0)
+        nbytes += flat.nbytes
     return nbytes
 
 
@@ -154,18 +148,9 @@ def num_rows(batch: Any) -> int:
     return len(batch) if isinstance(batch, (list, tuple)) else 1
 
 
-def digest(batch: Any) -> str:
-    """A digest of structure, dtypes, shapes and every byte: two loaders are compared without keeping batches."""
-    state = hashlib.blake2b(digest_size=16)
-    for leaf in leaves(batch):
-        flat = flat_bytes(leaf)
-        if flat is None:
-            state.update(f"{type(leaf).__name__} {leaf!r}".encode())
-        else:
-            kind = "tensor" if isinstance(leaf, torch.Tensor) else "array"
-            state.update(f"{kind} {leaf.dtype} {tuple(leaf.shape)}".encode())
-            state.update(flat.data)
-    return state.hexdigest()
+def digest(batch: Any) -> int:
+    """Of dtypes, shapes and every byte: two loaders are compared without keeping batches. Kinds of containers do not count."""
+    return digest_of(list(leaves(batch)))[0]
 
 
 class MeasuredStream:

@@ -67,7 +67,7 @@ class LoaderReport:
     same_bytes: bool | None = None
     error: str | None = None
     details: str = ""
-    digests: list[str] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
 
     def add(self, outcome: "TaskOutcome") -> None:
         if outcome.error:

@@ -79,7 +79,7 @@ class TaskOutcome:
 
     job: BenchJob
     values: dict[str, float] = field(default_factory=dict)
-    digests: list[str] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
     error: str | None = None
     bad_usage: bool = False
     details: str = ""
@@ -461,7 +461,7 @@ def compare(task: BenchTask, report: WorkloadReport, reference: str, run: Run = 
         report.mismatches.append(text)
 
 
-def first_difference(reference: Sequence[str], other: Sequence[str]) -> int | None:
+def first_difference(reference: Sequence[object], other: Sequence[object]) -> int | None:
     """Number of the first batch whose digests differ or that only one of them has; None if all are equal."""
     for number, (expected, got) in enumerate(zip(reference, other, strict=False)):
         if expected != got:

@@ -359,7 +359,7 @@ def _positions(step: int, header: Header, num_rounds: int = 1, rank: int | None 
 
 
 def _end(header: Header) -> int | None:
-    return None if (header.stream or {}).get("is_endless") else header.n or 0
+    return None if (header.stream or {}).get("is_endless") else header.n
 
 
 def _stride(header: Header) -> int:

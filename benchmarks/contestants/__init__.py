@@ -15,7 +15,7 @@
 | ffcv | ffcv | its file, its shuffle, its compiled threads; arrays as they are delivered; not photos (*) |
 | ways | - | `Threads`, `torch_getitems`, `torch_inline`: what torch and a thread pool can do |
 
-(*) has files and an order of its own: the samples of an epoch are compared as a set. Its files are written when the loader is made
+(*) has files and an order of its own, and its bytes are not compared. Its files are written when the loader is made
 for the first time, so the first batch of the first round takes longer. Samples are decoded by the same functions everywhere, so
 contestants differ in their plumbing only. tf.data, DALI and FFCV have operations of their own that are quicker than a workload's
 function; their bytes differ, so they are not what is compared.

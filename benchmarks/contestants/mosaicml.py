@@ -40,4 +40,4 @@ def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
     return loader
 
 
-open_loader.keeps_order = False  # its samples are compared as a set
+open_loader.keeps_order = False  # its bytes are not compared

@@ -30,7 +30,7 @@ def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
     return Batches(dataset, options)
 
 
-open_loader.keeps_order = False  # its samples are compared as a set
+open_loader.keeps_order = False  # its bytes are not compared
 
 
 class Batches:

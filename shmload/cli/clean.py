@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shmload.cli.terminal import readable
+from shmload.tools import readable
 
 if TYPE_CHECKING:
     from shmload.shm.owners import Leftover
@@ -33,18 +33,8 @@ def clean(
 
 
 def _as_dict(leftover: "Leftover", *, removed: bool) -> dict[str, object]:
-    return {
-        "stem": leftover.stem,
-        "owner": _name(leftover.uid),
-        "uid": leftover.uid,
-        "pid": leftover.pid or None,
-        "age_s": round(leftover.age_s, 3),
-        "nbytes": leftover.nbytes,
-        "paths": list(leftover.paths),
-        "why": leftover.why,
-        "removed": removed,
-        "error": leftover.error or None,
-    }
+    more = {"owner": _name(leftover.uid), "pid": leftover.pid or None, "removed": removed, "error": leftover.error or None}
+    return {**leftover._asdict(), "age_s": round(leftover.age_s, 3), **more}
 
 
 def _show(found: "list[Leftover]", *, removed: bool) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shmload.cli.terminal import check_folder, check_installed, console, readable, refusing, shown
+from shmload.cli.terminal import check_folder, check_installed, console, refusing, shown
+from shmload.tools import readable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +32,7 @@ def inspect(
 
     check_folder("inspect", plot_file)
     if plot_file is not None:
-        check_installed("inspect", matplotlib="plot", PIL="images")
+        check_installed("inspect", PIL="images")
     wanted = max(samples, pictures.GRID) if plot_file is not None else samples
     with refusing("inspect", OSError, ValueError, RuntimeError, ModuleNotFoundError):
         with shown(sys.stderr.isatty()) as progress:

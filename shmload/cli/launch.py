@@ -9,25 +9,22 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 
 def launch(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file; with --module a module's name.")],
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What follows goes to the script as it is.")] = None,
-    nprocs: Annotated[
-        int | None, typer.Option(min=1, help="Processes on this machine.", show_default="one for each CUDA device; else 1")
-    ] = None,
-    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as for python -m.")] = False,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds from SIGTERM to SIGKILL when ranks are ended.")] = 5.0,
-    pin: Annotated[bool, typer.Option(help="Give each rank processors of its own.")] = True,
-    logs: Annotated[Path | None, typer.Option(help="Append each rank's output to FOLDER/rank_N.log.", metavar="FOLDER")] = None,
-    nnodes: Annotated[int, typer.Option(min=1, help="Machines; run the command on each.")] = 1,
-    node_rank: Annotated[int, typer.Option(min=0, help="Which of the machines this is.")] = 0,
-    master_addr: Annotated[
-        str | None, typer.Option(help="Name or address of machine 0; needed with several.", metavar="HOST")
-    ] = None,
+    script: Annotated[str, Argument(metavar="SCRIPT", help="A Python file; with --module a module's name.")],
+    args: Annotated[list[str] | None, Argument(metavar="ARGS", help="What follows goes to the script as it is.")] = None,
+    nprocs: Annotated[int | None, Option(min=1, help="Processes here.", show_default="one for each CUDA device; else 1")] = None,
+    module: Annotated[bool, Option("--module", "-m", help="SCRIPT is a module, as for python -m.")] = False,
+    grace: Annotated[float, Option(min=0, help="Seconds from SIGTERM to SIGKILL when ranks are ended.")] = 5.0,
+    pin: Annotated[bool, Option(help="Give each rank processors of its own.")] = True,
+    logs: Annotated[Path | None, Option(help="Append each rank's output to FOLDER/rank_N.log.", metavar="FOLDER")] = None,
+    nnodes: Annotated[int, Option(min=1, help="Machines; run the command on each.")] = 1,
+    node_rank: Annotated[int, Option(min=0, help="Which of the machines this is.")] = 0,
+    master_addr: Annotated[str | None, Option(help="Name or address of machine 0; needed with several.", metavar="HOST")] = None,
     master_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of rank 0.", show_default="a free one; with several machines 29500")
+        int | None, Option(min=1, max=65535, help="Port of rank 0.", show_default="free; with several machines 29500")
     ] = None,
 ) -> None:
     """Run a script in one process per GPU, with torch.distributed's environment, as torchrun --standalone does.

@@ -9,33 +9,30 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from shmload.cli.terminal import Bar, readable, refuse, shown
+from shmload.cli.terminal import Bar, refuse, shown
+from shmload.tools import readable
 
 if TYPE_CHECKING:
     from shmload.remote.packing.pack import PackProgress
 
 
+SOURCE = "A folder of images, TFRecord files, tar shards (patterns with * and braces), or package.module:dataset."
+
+
 def pack(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            help="A folder of images, TFRecord files, tar shards (patterns with * and braces), or package.module:dataset.",
-        ),
-    ],
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="A folder, or s3://bucket/folder.")],
-    maxsize: Annotated[float, typer.Option(help="Bytes of a shard, at most.")] = 1e8,
-    maxcount: Annotated[int, typer.Option(help="Samples of a shard, at most.")] = 100_000,
-    workers: Annotated[int, typer.Option(help="Processes that encode, at most; 0: this one.")] = 30,
-    seed: Annotated[int, typer.Option(help="Of the random order.")] = 0,
-    quality: Annotated[
-        int | None, typer.Option(metavar="1..100", help="JPEG for images that are no files yet; without it PNG.")
-    ] = None,
+    source: Annotated[str, Argument(metavar="SOURCE", help=SOURCE)],
+    dest: Annotated[str, Argument(metavar="DEST", help="A folder, or s3://bucket/folder.")],
+    maxsize: Annotated[float, Option(help="Bytes of a shard, at most.")] = 1e8,
+    maxcount: Annotated[int, Option(help="Samples of a shard, at most.")] = 100_000,
+    workers: Annotated[int, Option(help="Processes that encode, at most; 0: this one.")] = 30,
+    seed: Annotated[int, Option(help="Of the random order.")] = 0,
+    quality: Annotated[int | None, Option(metavar="1..100", help="JPEG for images that are no files yet; without it PNG.")] = None,
     restart_markers: Annotated[
-        bool, typer.Option("--restart-markers", help="Code JPEG files anew, without loss, so that crops decode faster.")
+        bool, Option("--restart-markers", help="Code JPEG files anew, so that crops decode faster.")
     ] = False,
-    endpoint: Annotated[str | None, typer.Option(metavar="URL", help="Of an S3-compatible store.")] = None,
+    endpoint: Annotated[str | None, Option(metavar="URL", help="Of an S3-compatible store.")] = None,
 ) -> None:
     """Pack a dataset into shards. One that was interrupted goes on when the same command is given again."""
     from shmload.errors import StoreError

@@ -55,16 +55,6 @@ def check_folder(command: str, *paths: Path | None) -> None:
             refuse(command, f"{path}: needs an existing folder to write to")
 
 
-def readable(nbytes: int) -> str:
-    """Bytes in the unit that suits."""
-    size = float(nbytes)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{nbytes:,} bytes" if unit == "bytes" else f"{size:,.1f} {unit}"
-
-
 def console() -> Console:
     """Stdout, as wide as the terminal, or WIDE columns where it is none."""
     from rich.console import Console

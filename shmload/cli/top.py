@@ -6,12 +6,10 @@ Exit code 0 always: it looks, and judges nothing.
 import dataclasses
 import json
 import os
-import select
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
-from time import monotonic
+from time import sleep
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDE = 120  # columns where nobody looks
-QUIT = "qQ\x03"
 
 
 def top(
@@ -31,9 +28,7 @@ def top(
     cache: Annotated[list[Path] | None, typer.Option(help="Also this growing cache: its folder. May be repeated.")] = None,
     svg: Annotated[Path | None, typer.Option(help="With --once: also write the view as a picture.")] = None,
 ) -> None:
-    """Show the running loaders of this host, from their control blocks, without touching them. q or ^C ends it."""
-    from contextlib import nullcontext
-
+    """Show the running loaders of this host, from their control blocks, without touching them. ^C ends it."""
     from rich.console import Console
     from rich.live import Live
 
@@ -50,9 +45,9 @@ def top(
     if console.is_terminal and not (once or as_json):
         live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
     try:
-        with _keys() as wait, live or nullcontext():
+        with live or nullcontext():
             if once and watch.look()["loaders"]:
-                wait(interval)
+                sleep(interval)
             while True:
                 look = watch.look()
                 if as_json:
@@ -62,8 +57,9 @@ def top(
                 else:
                     console.print(picture(look, console.width))
                 sys.stdout.flush()
-                if once or wait(interval):
+                if once:
                     break
+                sleep(interval)
     except KeyboardInterrupt:
         pass
     if svg is not None:
@@ -76,33 +72,3 @@ def picture_of(console: "Console") -> str:
 
     drawn = console.export_svg(title="shmload top", clear=False)
     return re.sub(r"\s*@font-face \{.*?\}", "", drawn, flags=re.DOTALL).replace("Fira Code, ", "")
-
-
-@contextmanager
-def _keys() -> "Iterator[Callable[[float], bool]]":
-    """Gives what waits for the next look, or for a key that ends it, and says whether to end now.
-
-    Keys come without the return key, and unseen; the terminal is as before afterwards.
-    """
-    import termios
-    import tty
-
-    keys = [sys.stdin.fileno()] if sys.stdin.isatty() and sys.stdout.isatty() else []
-
-    def wait(timeout_s: float) -> bool:
-        until = monotonic() + timeout_s
-        while (left := until - monotonic()) > 0:
-            if select.select(keys, [], [], left)[0]:
-                pressed = os.read(keys[0], 64).decode(errors="replace")
-                if not pressed or set(pressed) & set(QUIT):  # nothing: the terminal has gone
-                    return True
-        return False
-
-    before = [(fd, termios.tcgetattr(fd)) for fd in keys]
-    try:
-        for fd in keys:
-            tty.setcbreak(fd)
-        yield wait
-    finally:
-        for fd, attributes in before:
-            termios.tcsetattr(fd, termios.TCSADRAIN, attributes)

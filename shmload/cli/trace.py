@@ -4,6 +4,7 @@ Exit code 0: fine; 1: no loader was found; 2: bad usage.
 """
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,6 @@ from shmload.cli.terminal import check_folder, check_installed, refuse
 
 if TYPE_CHECKING:
     from shmload.engine.trace import Timeline
-    from shmload.tools.trace import Recording
 
 
 def trace(
@@ -23,6 +23,8 @@ def trace(
     plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a stretch of it.")] = None,
 ) -> None:
     """Record what trainer and workers of running loaders do, from outside and without disturbing them."""
+    from rich.console import Console
+
     from shmload.engine.trace import write
     from shmload.tools import trace as tool
 
@@ -35,7 +37,8 @@ def trace(
     recording.search()
     if recording.tapes:
         try:
-            _record(recording, seconds)
+            with Console(stderr=True).status(f"recording for {seconds:g} s") if sys.stderr.isatty() else nullcontext():
+                recording.record(seconds)
         except KeyboardInterrupt:
             typer.echo("shmload trace: interrupted; what was recorded is written", err=True)
     timelines = recording.timelines()
@@ -54,16 +57,6 @@ def trace(
             typer.echo(f"{plot_file}: drawn")
     except OSError as error:
         refuse("trace", error)
-
-
-def _record(recording: "Recording", seconds: float) -> None:
-    from rich.console import Console
-
-    if not sys.stderr.isatty():
-        recording.record(seconds)
-        return
-    with Console(stderr=True).status(f"recording for {seconds:g} s"):
-        recording.record(seconds)
 
 
 def _report(timelines: "list[Timeline]", out: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from shmload.cli.terminal import console, refusing, shown
 
@@ -17,23 +18,18 @@ if TYPE_CHECKING:
 
     from shmload.tools.audit.timeline import AuditReport
 
+DATASET = "Read batches again and compare: your dataset, or a ShmLoader, or a function that returns one."
 COLOURS = {"proven": "green", "unfinished": "cyan", "consistent": "yellow", "defect": "bold red"}
 LISTED_MAX = 20  # skipped and substituted samples in the table; --json has all
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What ShmLoader(audit=...) was given.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of a table.")] = False,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:NAME",
-            help="Read batches again and compare: your dataset, or a ShmLoader, or a function that returns one.",
-        ),
-    ] = None,
-    samples: Annotated[int, typer.Option(help="With --dataset: how many batches, besides those suspected.")] = 32,
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="What ShmLoader(audit=...) was given.")],
+    as_json: Annotated[bool, Option("--json", help="Print everything as JSON instead of a table.")] = False,
+    dataset: Annotated[str | None, Option(metavar="MODULE:NAME", help=DATASET)] = None,
+    samples: Annotated[int, Option(help="With --dataset: how many batches, besides those suspected.")] = 32,
     allow_restarts: Annotated[
-        bool, typer.Option("--allow-restarts", help="A start that loaded no state throws away what came before.")
+        bool, Option("--allow-restarts", help="A start without a state throws away what was before.")
     ] = False,
 ) -> None:
     """Judge the records of a run: each epoch must hold each sample once, over ranks, resumes and world sizes."""

@@ -1,32 +1,28 @@
 """What of this host would go wrong with a loader, in plain words: one small function a check, and `examine`, which makes them all.
 
-A check reads files below `Host.root` where it can, so that another host can be stood in its place. What is compiled is
-imported where it is used: it may not even be importable where nothing is built.
+A check returns a sentence where all is well, else `advice` or a `problem` with a remedy; the table `CHECKS` stands at the end. It
+reads files below `Host.root` where it can, so that another host can be stood in its place.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib
 import multiprocessing
 import os
 import re
 import shutil
-import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from math import ceil
-from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
 from typing import Literal
 
 import shmload
 from shmload.shm import owners, segment
-from shmload.shm.names import STEM_PATTERN, Host, listed, new_stem
+from shmload.shm.names import Host, listed, new_stem
 
 Level = Literal["good", "advice", "problem"]
 
@@ -52,19 +48,17 @@ class Finding:
         return asdict(self)
 
 
-def good(check: str, text: str) -> Finding:
-    """Nothing needs to be changed."""
-    return Finding(check, "good", text)
+Said = str | tuple[Level, str, str]  # what a check returns: all is well; or level, text and remedy
 
 
-def advice(check: str, text: str, remedy: str = "") -> Finding:
+def advice(text: str, remedy: str) -> Said:
     """It works, and could be better."""
-    return Finding(check, "advice", text, remedy)
+    return "advice", text, remedy
 
 
-def problem(check: str, text: str, remedy: str) -> Finding:
+def problem(text: str, remedy: str) -> Said:
     """Something fails."""
-    return Finding(check, "problem", text, remedy)
+    return "problem", text, remedy
 
 
 def mib(nbytes: int) -> str:
@@ -72,137 +66,202 @@ def mib(nbytes: int) -> str:
     return f"{nbytes / (1 << 30):,.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):,.0f} MiB"
 
 
+# ------------------------------------------------------------ software
+
+OLDEST_VERSIONS = {"torch": (2, 13), "numpy": (2, 0), "posix_ipc": (1, 1)}
+
+
+def check_versions(host: Host, find: Callable[[str], str] = version, python: tuple[int, ...] = sys.version_info[:3]) -> Said:
+    """Python and what shmload stands on."""
+    versions = [f"Python {'.'.join(map(str, python))}"]
+    wrong, remedies = [], []
+    if python < (3, 11):
+        wrong.append(f"{versions[0]} is too old")
+        remedies.append("Python 3.11 or newer")
+    for name, oldest in OLDEST_VERSIONS.items():
+        try:
+            found = find(name)
+        except PackageNotFoundError:
+            wrong.append(f"{name} is not installed")
+            remedies.append(f"pip install {name}")
+            continue
+        versions.append(f"{name} {found}")
+        if tuple(map(int, re.findall(r"\d+", found)[:2])) < oldest:
+            wrong.append(f"{name} {found} is too old")
+            remedies.append(f"pip install '{name}>={'.'.join(map(str, oldest))}'")
+    return problem("; ".join(wrong), "; ".join(remedies)) if wrong else ", ".join(versions)
+
+
+CORE = Path(shmload.__file__).parent / "_core"
+
+
+def check_compiled(host: Host, folder: Path = CORE, load: Callable[[str], object] = importlib.import_module) -> Said:
+    """Whether every compiled module can be imported: each has a stub."""
+    stubs = sorted(stub.stem for stub in folder.glob("*.pyi"))
+    missing = [stub for stub in stubs if _fails(partial(load, f"shmload._core.{stub}"))]
+    if missing:
+        return problem(
+            f"{', '.join(missing)}: missing, or built for another Python or C library",
+            "Install shmload anew (pip install --force-reinstall), or build the source tree: pip install -e .",
+        )
+    return f"all {len(stubs)} are there"
+
+
+def _fails(attempt: Callable[[], object]) -> str:
+    """Why something cannot be done; empty if it can."""
+    try:
+        attempt()
+    except Exception as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    return ""
+
+
+def _gpus(host: Host) -> str:
+    """Which GPUs a driver shows; empty if none."""
+    num = len(list((host.root / "dev").glob("nvidia[0-9]*")))
+    return f"{num} from NVIDIA" if num else "one or more from AMD" if (host.root / "dev/kfd").exists() else ""
+
+
+def check_gpu(host: Host, cuda: Callable[[], object] = lambda: importlib.import_module("torch.version").cuda) -> Said:
+    """Whether there is a GPU, and whether torch could use it."""
+    found = _gpus(host)
+    if "NVIDIA" in found and not cuda():
+        return advice(f"{found}, and this torch was built without CUDA: it will not be used", "Install a torch with CUDA")
+    return found or "there is none; loaders work without"
+
+
+def check_start_method(host: Host, method: str | None = None) -> Said:
+    """How workers start if nobody says otherwise."""
+    method = method or multiprocessing.get_start_method()
+    if method != "fork":
+        return f"{method}: workers inherit nothing by chance; datasets must be picklable"
+    if _gpus(host):
+        return advice(
+            "fork, Python's own here: workers that are forked after CUDA was used, or while other threads run, may hang",
+            'multiprocessing_context="forkserver", or take the first batch before CUDA is used',
+        )
+    return "fork: the quickest, as long as no other threads run when workers start"
+
+
+# ------------------------------------------------------------ the kernel, limits, memory, processors
+
+OLDEST_KERNEL = (5, 3)  # pidfd_open, by which workers and trainer see each other's end
+
+
+def check_kernel(host: Host) -> Said:
+    """Whether it has what supervision needs."""
+    release = host.text("proc/sys/kernel/osrelease") or ""
+    match = re.match(r"(\d+)\.(\d+)", release)
+    if match is None:
+        return advice("its version cannot be read", "Mount /proc")
+    if (int(match[1]), int(match[2])) < OLDEST_KERNEL:
+        newer = ".".join(map(str, OLDEST_KERNEL))
+        return problem(f"Linux {release} has no pidfd_open: no worker can start", f"Linux {newer} or newer")
+    return f"Linux {release}"
+
+
+def check_proc(host: Host) -> Said:
+    """Whether /proc is there, and is that of this PID namespace."""
+    number = host.status("Pid")
+    if number is None:
+        text = "it is not mounted: a ring in a memfd cannot be opened by workers, and limits cannot be read"
+        return problem(text, "mount -t proc proc /proc")
+    if int(number) != host.pid:
+        there = f"there this is process {number}, here {host.pid}"
+        text = f"it is an outer PID namespace's ({there}): rings work, tools like ps and top mislead"
+        return advice(text, "Mount one of this namespace: unshare --mount-proc")
+    return "it is this PID namespace's"
+
+
+def check_pid_1(host: Host) -> Said:
+    """Whether signals and orphans are seen to, if a training is a container's first process."""
+    if host.pid == 1 or (host.text("proc/1/comm") or "").startswith("python"):
+        return advice(
+            "Python is this container's first process: SIGTERM does nothing to it unless it has a handler, so that an orderly stop "
+            "becomes a kill; and nobody reaps orphans (a loader reaps its own workers)",
+            "Start the container with an init: docker run --init, or tini",
+        )
+    return "it is no Python program"
+
+
+def check_reaper(host: Host) -> Said:
+    """What removes names when a trainer is killed."""
+    folders = host.environ.get("PATH", "/usr/bin:/bin").split(":")
+    if not (host.root / "bin/sh").exists():
+        text = "there is no /bin/sh: what a killed trainer leaves in /dev/shm stays until the next loader starts"
+        return advice(text, "Install a shell, or run shmload clean --yes after kills")
+    if shutil.which("flock", path=":".join(f"{host.root}/{folder.lstrip('/')}" for folder in folders)) is None:
+        text = "there is no flock command: of a killed trainer with a SharedIndex a few hundred bytes stay until the next start"
+        return advice(text, "Install util-linux or busybox")
+    return "a killed trainer's memory is removed at once"
+
+
 FEW_FILES = 256  # torch and Python take some ten, a loader two, each worker two, each shard that is read another
 FEW_PROCESSES = 64  # beside those that run: threads count, and torch starts one for each core
 
 
-def check_open_files(host: Host) -> Iterator[Finding]:
+def check_open_files(host: Host) -> Said:
     """RLIMIT_NOFILE."""
     limit = host.limit("Max open files")
     if limit is None or limit.soft is None:
-        yield good("open files", "not limited")
-    elif limit.soft < FEW_FILES:
-        yield advice(
-            "open files",
-            f'{limit.soft} descriptors: a loader of few workers gets by, many workers or open shards end in "Too many open files"',
-            "ulimit -n 4096, or docker run --ulimit nofile=4096:4096",
-        )
-    else:
-        yield good("open files", f"{limit.soft:,} descriptors")
+        return "not limited"
+    if limit.soft >= FEW_FILES:
+        return f"{limit.soft:,} descriptors"
+    return advice(
+        f'{limit.soft} descriptors: a loader of few workers gets by, many workers or open shards end in "Too many open files"',
+        "ulimit -n 4096, or docker run --ulimit nofile=4096:4096",
+    )
 
 
-def check_locked_memory(host: Host) -> Iterator[Finding]:
-    """RLIMIT_MEMLOCK: shmload locks nothing, so it is only shown."""
-    limit = host.limit("Max locked memory")
-    allowed = "not limited" if limit is None or limit.soft is None else f"{mib(limit.soft)} may be locked"
-    yield good("locked memory", f"{allowed}; a loader locks none")
-
-
-def check_processes(host: Host) -> Iterator[Finding]:
+def check_processes(host: Host) -> Said:
     """How many processes and threads may still be started: RLIMIT_NPROC, and the cgroups' own limits."""
-    rests = []
+    rest = FEW_PROCESSES
     for _, folder in segment.folders("pids", host.root):
         most, used = segment.number(folder / "pids.max"), segment.number(folder / "pids.current")
         if most is not None and used is not None:
-            rests.append(max(most - used, 0))
-    rest = min(rests, default=FEW_PROCESSES)
+            rest = min(rest, max(most - used, 0))
     limit = host.limit("Max processes")
     if rest < FEW_PROCESSES:
-        text = f"the cgroup lets {rest} more processes and threads start"
-        remedy = "Raise it (docker run --pids-limit)"
+        text, remedy = f"the cgroup lets {rest} more processes and threads start", "Raise it (docker run --pids-limit)"
     elif limit is not None and limit.soft is not None and limit.soft < FEW_PROCESSES:
         text, remedy = f"this user may run {limit.soft} processes and threads in all", "ulimit -u 4096"
     else:
-        yield good("processes", "enough may be started")
-        return
-    workers = "workers beyond that fail to start"
-    yield advice("processes", f"{text}: {workers}", f"{remedy}, or lower num_workers and OMP_NUM_THREADS")
+        return "enough may be started"
+    return advice(f"{text}: workers beyond that fail to start", f"{remedy}, or lower num_workers and OMP_NUM_THREADS")
 
 
 LITTLE_NBYTES = 1 << 30
+LOWER = "lower prefetch_factor, num_workers or batch_size"
 
 
-def check_free_memory(host: Host) -> Iterator[Finding]:
+def check_free_memory(host: Host) -> Said:
     """What the machine has left."""
     free = segment.free_memory_bytes(host.root)
     if free >= 1 << 62:
-        yield advice("memory", "/proc/meminfo cannot be read: whether a ring fits is not known before it is touched", "Mount /proc")
-    elif free < LITTLE_NBYTES:
-        yield advice(
-            "memory",
-            f"only {mib(free)} are free: a ring that does not fit is refused",
-            "Free memory, or lower prefetch_factor, num_workers or batch_size",
-        )
-    else:
-        yield good("memory", f"{mib(free)} are free")
+        return advice("/proc/meminfo cannot be read: whether a ring fits is not known before it is touched", "Mount /proc")
+    if free < LITTLE_NBYTES:
+        return advice(f"only {mib(free)} are free: a ring that does not fit is refused", f"Free memory, or {LOWER}")
+    return f"{mib(free)} are free"
 
 
-def check_cgroup_memory(host: Host) -> Iterator[Finding]:
+def check_cgroup_memory(host: Host) -> Said:
     """The tightest memory limit that this process is under. Shared memory counts against it."""
-    found = segment.memory(host.root)
-    if not found:
-        yield good("cgroup memory", "no cgroup limits it")
-        return
-    tightest = min(found, key=lambda cgroup: cgroup.rest)
+    tightest = min(segment.memory(host.root), key=lambda cgroup: cgroup.rest, default=None)
+    if tightest is None:
+        return "no cgroup limits it"
     use = (
         f"{mib(tightest.used)} of {mib(tightest.limit)} are used (cgroup v{tightest.version}), shared memory counts; "
         f"{mib(tightest.rest)} are left"
     )
     if tightest.rest < min(LITTLE_NBYTES, tightest.limit / 4):
-        yield advice(
-            "cgroup memory",
+        return advice(
             f"{use}: a larger ring is refused, and beyond it the kernel kills a process of the container",
-            "Raise the container's limit (docker run --memory, resources.limits.memory), or lower prefetch_factor, "
-            "num_workers or batch_size",
+            f"Raise the container's limit (docker run --memory, resources.limits.memory), or {LOWER}",
         )
-    else:
-        yield good("cgroup memory", use)
+    return use
 
 
-def check_processors(host: Host) -> Iterator[Finding]:
-    """Affinity and cgroup quota against what the machine has."""
-    online, allowed = _counts(host)
-    quota = segment.cpus(host.root)
-    if allowed < online:
-        yield advice(
-            "processors",
-            f"this process may run on {allowed} of {online}: more workers than that take turns",
-            "If that is not meant, look at taskset, docker run --cpuset-cpus, or torchrun's and Slurm's binding",
-        )
-    else:
-        yield good("processors", f"all {online} may be used")
-    if quota is not None and quota < allowed:
-        yield advice(
-            "processors",
-            f"the cgroup gives {quota:g} processors' time, while {allowed} are to be seen: workers that use more are "
-            "stopped for parts of each period, and waits become uneven",
-            f"num_workers={max(ceil(quota), 1)} or fewer, or a larger quota (docker run --cpus, resources.limits.cpu)",
-        )
-
-
-def check_threads(host: Host) -> Iterator[Finding]:
-    """How many threads numpy and torch start in the trainer; workers always run with one."""
-    _, allowed = _counts(host)
-    quota = segment.cpus(host.root)
-    usable = allowed if quota is None else min(max(ceil(quota), 1), allowed)
-    setting = host.environ.get("OMP_NUM_THREADS", "")
-    if setting and not setting.split(",")[0].isdigit():
-        yield advice("threads", f"OMP_NUM_THREADS={setting!r} is no number and is ignored", "Set a number")
-        return
-    threads = int(setting.split(",")[0]) if setting else allowed
-    setting_text = f"OMP_NUM_THREADS={threads}" if setting else "OMP_NUM_THREADS is not set"
-    if threads > usable:
-        yield advice(
-            "threads",
-            f"{setting_text}: the trainer's libraries start {threads} threads for {usable} processors' time, and take them "
-            "from workers",
-            f"OMP_NUM_THREADS={usable}",
-        )
-    else:
-        yield good("threads", f"{setting_text}; workers run with one each")
-
-
-def _counts(host: Host) -> tuple[int, int]:
+def _processors(host: Host) -> tuple[int, int]:
     """Processors online, and those among them that this process may run on."""
     online = listed(host.text("sys/devices/system/cpu/online") or "")
     allowed = listed(host.status("Cpus_allowed_list") or "")
@@ -210,218 +269,66 @@ def _counts(host: Host) -> tuple[int, int]:
     return max(len(online), count), count
 
 
-OLDEST_VERSIONS = {"torch": (2, 13), "numpy": (2, 0), "posix_ipc": (1, 1)}
-
-
-def check_versions(find: Callable[[str], str] = version, python: tuple[int, ...] = sys.version_info[:3]) -> Iterator[Finding]:
-    """Python and what shmload stands on."""
-    versions = [f"Python {'.'.join(map(str, python))}"]
-    if python < (3, 11):
-        yield problem("versions", f"{versions[0]} is too old", "Python 3.11 or newer")
-    for name, oldest in OLDEST_VERSIONS.items():
-        try:
-            found = find(name)
-        except PackageNotFoundError:
-            yield problem("versions", f"{name} is not installed", f"pip install {name}")
-            continue
-        versions.append(f"{name} {found}")
-        if _numbers(found) < oldest:
-            needed = ".".join(map(str, oldest))
-            yield problem("versions", f"{name} {found} is too old", f"pip install '{name}>={needed}'")
-    yield good("versions", ", ".join(versions))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in text.split(".")[:2])
-
-
-def check_compiled(folder: Path, load: Callable[[str], ModuleType] = importlib.import_module) -> Iterator[Finding]:
-    """Whether every compiled module is there and is of the same build as the Python around it: its stub says what it must have."""
-    missing, stale = [], []
-    stubs = sorted(folder.glob("*.pyi"))
-    for stub in stubs:
-        try:
-            module = load(f"shmload._core.{stub.stem}")
-        except ImportError:
-            missing.append(stub.stem)
-            continue
-        if any(not _has(module, name) for name in _declared(stub)):
-            stale.append(stub.stem)
-    remedy = "Install shmload anew (pip install --force-reinstall), or build the source tree: pip install -e ."
-    for names, what in (
-        (missing, "missing, or built for another Python or C library"),
-        (stale, "of another version than the Python around"),
-    ):
-        if names:
-            yield problem("compiled modules", f"{', '.join(names)}: {what}", remedy)
-    if not missing and not stale:
-        yield good("compiled modules", f"all {len(stubs)} are there and match")
-
-
-def _declared(stub: Path) -> Iterator[str]:
-    """The public names of a stub, members of classes as "class.member"."""
-    for node in ast.parse(stub.read_text()).body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
-            yield node.name
-        if isinstance(node, ast.ClassDef):
-            for member in node.body:
-                if isinstance(member, ast.FunctionDef) and not member.name.startswith("_"):
-                    yield f"{node.name}.{member.name}"
-
-
-def _has(module: ModuleType, name: str) -> bool:
-    try:
-        attrgetter(name)(module)
-    except AttributeError:
-        return False
-    return True
-
-
-def check_start_method(has_gpu: bool, method: str | None = None) -> Iterator[Finding]:
-    """How workers start if nobody says otherwise."""
-    method = method or multiprocessing.get_start_method()
-    if method == "fork" and has_gpu:
-        yield advice(
-            "start method",
-            "fork, Python's own here: workers that are forked after CUDA was used, or while other threads run, may hang",
-            'multiprocessing_context="forkserver", or take the first batch before CUDA is used',
+def check_processors(host: Host) -> Said:
+    """Affinity and cgroup quota against what the machine has."""
+    online, allowed = _processors(host)
+    quota = segment.cpus(host.root)
+    if quota is not None and quota < allowed:
+        return advice(
+            f"the cgroup gives {quota:g} processors' time, while {allowed} are to be seen: workers that use more are "
+            "stopped for parts of each period, and waits become uneven",
+            f"num_workers={max(ceil(quota), 1)} or fewer, or a larger quota (docker run --cpus, resources.limits.cpu)",
         )
-    elif method == "fork":
-        yield good("start method", "fork: the quickest, as long as no other threads run when workers start")
-    else:
-        yield good("start method", f"{method}: workers inherit nothing by chance; datasets must be picklable")
-
-
-OLDEST_KERNEL = (5, 3)  # pidfd_open, by which workers and trainer see each other's end
-
-
-def check_kernel(host: Host) -> Iterator[Finding]:
-    """Whether it has what supervision needs."""
-    release = host.text("proc/sys/kernel/osrelease") or ""
-    match = re.match(r"(\d+)\.(\d+)", release)
-    if match is None:
-        yield advice("kernel", "its version cannot be read", "Mount /proc")
-    elif (int(match[1]), int(match[2])) < OLDEST_KERNEL:
-        yield problem(
-            "kernel",
-            f"Linux {release} has no pidfd_open: no worker can start",
-            f"Linux {OLDEST_KERNEL[0]}.{OLDEST_KERNEL[1]} or newer",
+    if allowed < online:
+        return advice(
+            f"this process may run on {allowed} of {online}: more workers than that take turns",
+            "If that is not meant, look at taskset, docker run --cpuset-cpus, or torchrun's and Slurm's binding",
         )
-    else:
-        yield good("kernel", f"Linux {release}")
+    return f"all {online} may be used"
 
 
-def check_proc(host: Host) -> Iterator[Finding]:
-    """Whether /proc is there, and is that of this PID namespace."""
-    number = host.status("Pid")
-    if number is None:
-        yield problem(
-            "/proc",
-            "it is not mounted: a ring in a memfd cannot be opened by workers, and limits cannot be read",
-            "mount -t proc proc /proc",
-        )
-    elif int(number) != host.pid:
-        yield advice(
-            "/proc",
-            f"it is an outer PID namespace's (there this is process {number}, here {host.pid}): rings work, tools like ps and top "
-            "mislead",
-            "Mount one of this namespace: unshare --mount-proc",
-        )
-    else:
-        yield good("/proc", "it is this PID namespace's")
-
-
-def check_pid_1(host: Host) -> Iterator[Finding]:
-    """Whether signals and orphans are seen to, if a training is a container's first process."""
-    if host.pid == 1 or (host.text("proc/1/comm") or "").startswith("python"):
-        yield advice(
-            "PID 1",
-            "Python is this container's first process: SIGTERM does nothing to it unless it has a handler, so that an orderly stop "
-            "becomes a kill; and nobody buries orphans (a loader buries its own workers)",
-            "Start the container with an init: docker run --init, or tini",
-        )
-    else:
-        yield good("PID 1", "it is no Python program")
-
-
-def check_reaper(host: Host) -> Iterator[Finding]:
-    """What removes names when a trainer is killed."""
-    path = host.environ.get("PATH", "/usr/bin:/bin")
-    if not (host.root / "bin/sh").exists():
-        yield advice(
-            "reaper",
-            "there is no /bin/sh: what a killed trainer leaves in /dev/shm stays until the next loader starts",
-            "Install a shell, or run shmload clean --yes after kills",
-        )
-    elif shutil.which("flock", path=":".join(f"{host.root}/{part.lstrip('/')}" for part in path.split(":"))) is None:
-        yield advice(
-            "reaper",
-            "there is no flock command: of a killed trainer with a SharedIndex a few hundred bytes stay until the next start",
-            "Install util-linux or busybox",
-        )
-    else:
-        yield good("reaper", "a killed trainer's memory is removed at once")
-
-
-def has_gpu(host: Host) -> bool:
-    """Whether a driver shows one."""
-    return (host.root / "dev/kfd").exists() or any((host.root / "dev").glob("nvidia[0-9]*"))
-
-
-def check_gpu(host: Host, torch_cuda: str | None) -> Iterator[Finding]:
-    """Whether there is a GPU, and whether torch could use it."""
-    devices = list((host.root / "dev").glob("nvidia[0-9]*"))
-    if not has_gpu(host):
-        yield good("GPU", "there is none; loaders work without")
-    elif devices and torch_cuda is None:
-        yield advice(
-            "GPU",
-            f"{len(devices)} from NVIDIA, and this torch was built without CUDA: it will not be used",
-            "Install a torch with CUDA",
-        )
-    else:
-        yield good("GPU", f"{len(devices)} from NVIDIA" if devices else "one or more from AMD")
+def check_threads(host: Host) -> Said:
+    """How many threads numpy and torch start in the trainer; workers always run with one."""
+    _, allowed = _processors(host)
+    usable = min(max(ceil(segment.cpus(host.root) or allowed), 1), allowed)
+    setting = host.environ.get("OMP_NUM_THREADS", "")
+    number = setting.split(",")[0]
+    if setting and not number.isdigit():
+        return advice(f"OMP_NUM_THREADS={setting!r} is no number and is ignored", "Set a number")
+    threads = int(number or allowed)
+    said = f"OMP_NUM_THREADS={threads}" if setting else "OMP_NUM_THREADS is not set"
+    if threads <= usable:
+        return f"{said}; workers run with one each"
+    text = f"{said}: the trainer's libraries start {threads} threads for {usable} processors' time, and take them from workers"
+    return advice(text, f"OMP_NUM_THREADS={usable}")
 
 
 # ------------------------------------------------------------ shared memory
 
 SMALL_NBYTES = 512 << 20  # docker gives 64 MiB where nobody asks; a ring of photos in batches takes a few hundred
-SHM_SIZE = "Give the container more: docker run --shm-size=8g, or in Kubernetes an emptyDir with medium: Memory at /dev/shm"
+WITHOUT_SHM = "rings and bells lie in memfds; a SharedIndex with a name has no place to meet at"
 
 
-def check_shm(host: Host) -> Iterator[Finding]:
+def check_shm(host: Host) -> Said:
     """Size, room and rights of /dev/shm."""
-    path = host.root / "dev/shm"
-    room = host.room("dev/shm")
+    path, room = host.root / "dev/shm", host.room("dev/shm")
     if room is None or not path.is_dir():
-        yield advice(
-            "/dev/shm",
-            "there is none: rings and bells lie in memfds; a SharedIndex with a name has no place to meet at",
-            "Mount a tmpfs at /dev/shm",
-        )
-        return
+        return advice(f"there is none: {WITHOUT_SHM}", "Mount a tmpfs at /dev/shm")
     size, free = room
     if not os.access(path, os.W_OK) or _is_read_only(path):
-        yield advice(
-            "/dev/shm",
-            "it cannot be written to: rings and bells lie in memfds; a SharedIndex with a name has no place to meet at",
-            "Mount it writable, mode 1777",
-        )
-    elif free < size / 10 or free < 16 << 20:
-        yield advice(
-            "/dev/shm",
+        return advice(f"it cannot be written to: {WITHOUT_SHM}", "Mount it writable, mode 1777")
+    if free < size / 10 or free < 16 << 20:
+        return advice(
             f"{mib(free)} of {mib(size)} are free: rings that do not fit lie in memfds; other programs "
             "may be refused or killed by SIGBUS",
             "See what lies there: ls -lS /dev/shm; shmload clean removes what dead loaders have left",
         )
-    elif size < SMALL_NBYTES:
-        yield advice(
-            "/dev/shm",
+    if size < SMALL_NBYTES:
+        return advice(
             f"{mib(size)} is small: a larger ring lies in a memfd; torch's own DataLoader would be killed by SIGBUS",
-            SHM_SIZE,
+            "Give the container more: docker run --shm-size=8g, or in Kubernetes an emptyDir with medium: Memory at /dev/shm",
         )
-    else:
-        yield good("/dev/shm", f"{mib(free)} of {mib(size)} are free")
+    return f"{mib(free)} of {mib(size)} are free"
 
 
 def _is_read_only(path: os.PathLike[str]) -> bool:
@@ -430,27 +337,21 @@ def _is_read_only(path: os.PathLike[str]) -> bool:
 
 def try_segment() -> None:
     """Makes a named segment and removes it."""
-    from shmload.shm.segment import Segment
-
-    Segment.create(f"{new_stem()}-doctor", 4096, kind="shm").close()
+    segment.Segment.create(f"{new_stem()}-doctor", 4096, kind="shm").close()
 
 
 def try_memfd() -> None:
     """Makes a memfd, opens it as a worker would, and lets it go."""
-    from shmload.shm.segment import Segment, open_segment
-
-    segment = Segment.create("shmload-doctor", 4096, kind="memfd")
+    made = segment.Segment.create("shmload-doctor", 4096, kind="memfd")
     try:
-        os.close(open_segment(segment.path))
+        os.close(segment.open_segment(made.path))
     finally:
-        segment.close()
+        made.close()
 
 
 def try_semaphore() -> None:
     """Makes a semaphore as a loader would, rings it and lets it go."""
-    from shmload.shm.segment import Doorbell
-
-    bell = Doorbell.create(f"/{new_stem()}-doctor")
+    bell = segment.Doorbell.create(f"/{new_stem()}-doctor")
     try:
         bell.post()
         if not bell.wait(0):
@@ -459,117 +360,71 @@ def try_semaphore() -> None:
         bell.close()
 
 
-def check_kinds(
-    segment: Callable[[], None] = try_segment, memfd: Callable[[], None] = try_memfd, semaphore: Callable[[], None] = try_semaphore
-) -> Iterator[Finding]:
-    """Retry what a loader is made of: a ring needs one of the two kinds of segment, and bells."""
-    no_segment, no_memfd, no_bell = _fails(segment), _fails(memfd), _fails(semaphore)
+def check_segments(host: Host, named: Callable[[], None] = try_segment, memfd: Callable[[], None] = try_memfd) -> Said:
+    """Tries what a ring needs: one of the two kinds of segment."""
+    no_segment, no_memfd = _fails(named), _fails(memfd)
     if no_segment and no_memfd:
-        yield problem(
-            "segments",
+        return problem(
             f"no loader with workers can start: neither a named segment ({no_segment}) nor a memfd ({no_memfd}) can be made",
             "Make /dev/shm writable, or permit memfd_create and /proc/<pid>/fd in the container's security profile",
         )
-    elif no_memfd:
-        yield advice(
-            "segments",
-            f"memfds do not work ({no_memfd}): a ring that does not fit into /dev/shm is refused",
-            "Permit memfd_create and mount /proc, or make /dev/shm large",
-        )
-    elif no_segment:
-        yield good("segments", "memfds work; named segments do not, and are not needed")
-    else:
-        yield good("segments", "named segments and memfds work")
-    if no_bell:
-        yield problem(
-            "semaphores",
-            f"no loader with workers can start: a semaphore cannot be made ({no_bell})",
+    if no_memfd:
+        text = f"memfds do not work ({no_memfd}): a ring that does not fit into /dev/shm is refused"
+        return advice(text, "Permit memfd_create and mount /proc, or make /dev/shm large")
+    return "memfds work; named segments do not, and are not needed" if no_segment else "named segments and memfds work"
+
+
+def check_semaphores(host: Host, semaphore: Callable[[], None] = try_semaphore) -> Said:
+    """Tries what a loader rings its workers with."""
+    if why := _fails(semaphore):
+        return problem(
+            f"no loader with workers can start: a semaphore cannot be made ({why})",
             "Make /dev/shm writable, or permit memfd_create in the container's security profile",
         )
-    else:
-        yield good("semaphores", "they work")
+    return "they work"
 
 
-def _fails(attempt: Callable[[], None]) -> str:
-    try:
-        attempt()
-    except Exception as error:
-        return " ".join(str(error).split()) or type(error).__name__
-    return ""
-
-
-def check_leftovers(host: Host) -> Iterator[Finding]:
-    """What dead loaders of this user have left, and what other users hold."""
-    folder = str(host.root / "dev/shm")
-    found = owners.find_leftovers(folder)
-    if found:
-        yield advice(
-            "leftovers",
-            f"{len(found)} dead loader{'s' * (len(found) > 1)} left {mib(sum(one.nbytes for one in found))} in /dev/shm",
-            "Remove them: shmload clean --yes (the next loader to start does it, too)",
-        )
-    else:
-        yield good("leftovers", "dead loaders have left nothing")
-    foreign = _foreign_bytes(folder)
-    if foreign:
-        yield advice(
-            "leftovers", f"other users' loaders, living or dead, hold {mib(foreign)} of /dev/shm; they are theirs to remove"
-        )
-
-
-def _foreign_bytes(folder: str) -> int:
-    nbytes = 0
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                status = entry.stat(follow_symlinks=False)
-                if STEM_PATTERN.fullmatch(entry.name) and stat.S_ISREG(status.st_mode) and status.st_uid != os.getuid():
-                    nbytes += status.st_blocks * 512
-    except OSError:  # no folder, or what was listed has gone
-        pass
-    return nbytes
+def check_leftovers(host: Host) -> Said:
+    """What dead loaders of this user have left."""
+    found = owners.find_leftovers(str(host.root / "dev/shm"))
+    if not found:
+        return "dead loaders have left nothing"
+    text = f"{len(found)} dead loader{'s' * (len(found) > 1)} left {mib(sum(one.nbytes for one in found))} in /dev/shm"
+    return advice(text, "Remove them: shmload clean --yes (the next loader to start does it, too)")
 
 
 # ------------------------------------------------------------ all of them
 
-CORE = Path(shmload.__file__).parent / "_core"
+CHECKS: dict[str, Callable[[Host], Said]] = {  # in the order in which things would go wrong
+    "versions": check_versions,
+    "compiled modules": check_compiled,
+    "kernel": check_kernel,
+    "/proc": check_proc,
+    "PID 1": check_pid_1,
+    "/dev/shm": check_shm,
+    "segments": check_segments,
+    "semaphores": check_semaphores,
+    "leftovers": check_leftovers,
+    "reaper": check_reaper,
+    "memory": check_free_memory,
+    "cgroup memory": check_cgroup_memory,
+    "open files": check_open_files,
+    "processes": check_processes,
+    "processors": check_processors,
+    "threads": check_threads,
+    "start method": check_start_method,
+    "GPU": check_gpu,
+}
 
 
 def examine(host: Host) -> list[Finding]:
     """What every check says of a host, in the order in which things would go wrong."""
-    found: list[Finding] = []
-    for name, check in _checks(host):
+    found = []
+    for name, check in CHECKS.items():
+        said: Said
         try:
-            found += check()
+            said = check(host)
         except Exception as error:  # a check reads what other kernels write: it must not hide the others' findings
-            found.append(Finding(name, "advice", f"could not be checked: {type(error).__name__}: {error}", "Please report it"))
+            said = advice(f"could not be checked: {type(error).__name__}: {error}", "Please report it")
+        found.append(Finding(name, "good", said) if isinstance(said, str) else Finding(name, *said))
     return found
-
-
-def _checks(host: Host) -> Iterable[tuple[str, Callable[[], Iterable[Finding]]]]:
-    yield "versions", check_versions
-    yield "compiled modules", partial(check_compiled, CORE)
-    yield "kernel", partial(check_kernel, host)
-    yield "/proc", partial(check_proc, host)
-    yield "PID 1", partial(check_pid_1, host)
-    yield "/dev/shm", partial(check_shm, host)
-    yield "segments", check_kinds
-    yield "leftovers", partial(check_leftovers, host)
-    yield "reaper", partial(check_reaper, host)
-    yield "memory", partial(check_free_memory, host)
-    yield "cgroup memory", partial(check_cgroup_memory, host)
-    yield "open files", partial(check_open_files, host)
-    yield "locked memory", partial(check_locked_memory, host)
-    yield "processes", partial(check_processes, host)
-    yield "processors", partial(check_processors, host)
-    yield "threads", partial(check_threads, host)
-    yield "start method", lambda: check_start_method(has_gpu(host))
-    yield "GPU", lambda: check_gpu(host, _cuda_of_torch())
-
-
-def _cuda_of_torch() -> str | None:
-    try:
-        from torch.version import cuda
-    except ImportError:
-        return None
-    return str(cuda) if cuda else None

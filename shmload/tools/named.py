@@ -177,11 +177,6 @@ class Examples:
         return len(self._records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        from shmload.tools.inspect.formats import features_of
+        from shmload.tools.inspect.formats import sample_of
 
-        record = self._records[index]["bytes"]
-        features = features_of(record)
-        if features is None:
-            return {"bin": record}
-        # the one value; else all: of bytes a list, which nothing keeps
-        return {name: values[0] if len(values) == 1 else values for name, values in features.items()}
+        return sample_of(self._records[index]["bytes"])

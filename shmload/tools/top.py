@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -149,9 +149,20 @@ LIMITS = {
     "start-up": ("starting", "bold cyan"),
     "neither": ("nobody waits", "bold green"),
 }
-# columns of the workers' table: heading, the least width of the terminal that shows it
-COLUMNS = (("worker", 0), ("pid", 0), ("state", 0), ("sample", 0), ("for", 0), ("busy", 0), ("samples/s", 70), ("restarts", 76),
-           ("batch", 90), ("foreign", 100), ("RSS", 110), ("node", 0))  # fmt: skip
+# columns of the workers' table: heading -> the least width of the terminal that shows it, and a worker's cell
+COLUMNS: dict[str, tuple[int, Callable[[Report], str]]] = {
+    "pid": (0, lambda worker: str(worker["pid"] or "-")),
+    "state": (0, lambda worker: "stopped" if worker["is_stopped"] else worker["state"]),
+    "sample": (0, lambda worker: str(worker["index"]) if worker["state"] == "decoding" else "-"),
+    "for": (0, lambda worker: "-" if worker["for_s"] is None else seconds(worker["for_s"])),
+    "busy": (0, lambda worker: f"{worker['busy_share']:.0f} %"),
+    "samples/s": (70, lambda worker: number(worker["samples_per_s"])),
+    "restarts": (76, lambda worker: str(worker["num_restarts"] or "-")),
+    "batch": (90, lambda worker: "-" if worker["step"] is None else f"{worker['epoch']}:{worker['step']}"),
+    "foreign": (100, lambda worker: str(worker["num_foreign"] or "-")),
+    "RSS": (110, lambda worker: "-" if worker["rss_bytes"] is None else nbytes_text(worker["rss_bytes"])),
+    "node": (0, lambda worker: worker["node"] or "-"),
+}
 
 
 def picture(look: Report, width: int) -> RenderableType:
@@ -308,37 +319,18 @@ def _cluster(cluster: Report) -> Text:
 def _workers(loader: Report, width: int) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
     is_far = loader["cluster"] is not None
-    columns = [name for name, least in COLUMNS if width >= least and (is_far or name != "node")]
-    for name in columns:
+    columns = [name for name, (least, _) in COLUMNS.items() if width >= least and (is_far or name != "node")]
+    for name in ("worker", *columns):
         table.add_column(name, justify="left" if name in ("state", "batch", "node") else "right", no_wrap=True)
     numbered = list(enumerate(loader["workers"]))
     if len(numbered) > WORKERS_MAX:
         numbered = sorted(sorted(numbered, key=lambda one: -(one[1]["for_s"] or 0.0))[:WORKERS_MAX])
     for index, worker in numbered:
-        cells = _cells(index, worker)
         is_late = (worker["for_s"] or 0.0) >= LATE_S
         style = "red" if worker["is_stopped"] else "yellow" if is_late else None
-        table.add_row(*(cells[name] for name in columns), style=style)
+        table.add_row(str(index), *(COLUMNS[name][1](worker) for name in columns), style=style)
     left = len(loader["workers"]) - len(numbered)
     return Group(table, Text(f"and {left} more workers", style="bright_black")) if left else table
-
-
-def _cells(index: int, worker: Report) -> dict[str, str]:
-    rss = worker["rss_bytes"]
-    return {
-        "worker": str(index),
-        "pid": str(worker["pid"] or "-"),
-        "state": "stopped" if worker["is_stopped"] else worker["state"],
-        "sample": str(worker["index"]) if worker["state"] == "decoding" else "-",
-        "for": "-" if worker["for_s"] is None else seconds(worker["for_s"]),
-        "busy": f"{worker['busy_share']:.0f} %",
-        "samples/s": number(worker["samples_per_s"]),
-        "restarts": str(worker["num_restarts"] or "-"),
-        "batch": "-" if worker["step"] is None else f"{worker['epoch']}:{worker['step']}",
-        "foreign": str(worker["num_foreign"] or "-"),
-        "RSS": "-" if rss is None else nbytes_text(rss),
-        "node": worker["node"] or "-",
-    }
 
 
 # ------------------------------------------------------------ small things

@@ -48,7 +48,7 @@ def test_defects_are_listed_and_exit_with_1(tmp_path: Path) -> None:
     written(tmp_path, log)
     status, out, _ = command(tmp_path)
     assert status == 1
-    assert "MISSING rank 0, epoch 0: steps 1 are not recorded; step 1 holds samples 4, 5, 6, 7" in out
+    assert "MISSING epoch 0: positions 4-7 never came: steps 1 of rank 0; step 1 holds samples 4, 5, 6, 7" in out
     assert out.rstrip().endswith("defects")
 
 

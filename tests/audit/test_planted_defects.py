@@ -51,7 +51,7 @@ def test_a_lost_batch_is_missing(folder: Path) -> None:
     names: list[str] = []
     report = replanted(folder, lose)
     assert (1, {"missing"}) == (report.status, kinds(report))
-    assert f"rank 1, epoch 0: steps 3 are not recorded; step 3 holds samples {names[0]}" in texts(report, "missing")
+    assert f"epoch 0: positions 28-31 never came: steps 3 of rank 1; step 3 holds samples {names[0]}" in texts(report, "missing")
 
 
 def test_a_doubled_batch_is_named_with_both_places(folder: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_doubled_batch_is_named_with_both_places(folder: Path) -> None:
         log.records.insert(number + 1, batch)
 
     report = replanted(folder, double)
-    assert "epoch 0, step 2, rank 0: delivered 2 times: rank 0, epoch 0, step 2 (rank-0000-" in texts(report, "doubled")
+    assert "positions 16-19 were delivered before: rank 0, epoch 0, step 2 (rank-0000-" in texts(report, "doubled")
     assert report.status == 1
 
 
@@ -166,14 +166,15 @@ def test_a_missing_file_is_told_by_its_rank(folder: Path) -> None:
     gone.unlink()
     report = judged(folder)
     assert (1, {"missing"}) == (report.status, kinds(report))
-    assert "rank 1, epoch 0: steps 0-5 are not recorded" in texts(report, "missing")
-    assert "there is no file of this rank: is it missing?" in texts(report, "missing")
+    assert "never came: steps 0-5 of rank 1" in texts(report, "missing")
+    assert "epoch 1: positions 4-7, 12-15 never came: steps 0-1 of rank 1" in texts(report, "missing")
+    assert "there is no file of rank 1: is it missing?" in texts(report, "missing")
 
 
 def test_a_missing_file_of_a_finished_run_of_one_epoch_is_told(tmp_path: Path) -> None:
     run([make(tmp_path, rank, 2) for rank in range(2)], 3)
     next(path for path in tmp_path.iterdir() if path.name.startswith("rank-0000")).unlink()
-    assert "rank 0, epoch 0: steps 0-2 are not recorded" in texts(judged(tmp_path), "missing")
+    assert "never came: steps 0-2 of rank 0" in texts(judged(tmp_path), "missing")
 
 
 def test_a_torn_tail_is_no_damage_and_what_it_held_is_missing(folder: Path) -> None:
@@ -182,7 +183,7 @@ def test_a_torn_tail_is_no_damage_and_what_it_held_is_missing(folder: Path) -> N
     path.write_bytes(path.read_bytes()[:cut])
     report = judged(folder)
     assert {"missing"} == kinds(report)
-    assert "rank 1, epoch 0: steps 5 are not recorded" in texts(report, "missing")
+    assert "never came: steps 5 of rank 1" in texts(report, "missing")
     assert any("the last record is cut off" in note for note in report.notes)
 
 
@@ -194,7 +195,7 @@ def test_a_flipped_byte_is_reported_with_file_and_offset(folder: Path) -> None:
     path.write_bytes(content)
     report = judged(folder)
     assert f"{path.name}, offset {batch.offset}: a record is damaged: its checksum differs" in texts(report, "damaged")
-    assert "rank 1, epoch 0: steps 2 are not recorded" in texts(report, "missing")
+    assert "never came: steps 2 of rank 1" in texts(report, "missing")
 
 
 def test_an_epoch_left_early_is_missing_its_rest(tmp_path: Path) -> None:
@@ -202,7 +203,7 @@ def test_an_epoch_left_early_is_missing_its_rest(tmp_path: Path) -> None:
     run([loader], 3)
     run([loader])
     report = judged(tmp_path)
-    assert "rank 0, epoch 0: steps 3-11 are not recorded" in texts(report, "missing")
+    assert "epoch 0: nothing came from position 12 to 44: it was left early" in texts(report, "missing")
     assert [epoch.state for epoch in report.loaders[0].epochs] == ["defect", "proven"]
 
 
@@ -215,7 +216,7 @@ def test_a_run_that_ended_in_an_epoch_is_proven_so_far(tmp_path: Path) -> None:
     report = judged(tmp_path)
     assert (report.status, report.findings) == (0, [])
     last = report.loaders[0].epochs[-1]
-    assert (last.state, last.remaining) == ("unfinished", "positions 8 to 44, of step 1 only those of rank 1")
+    assert (last.state, last.remaining) == ("unfinished", "what is behind position 11")
 
 
 def test_a_rank_far_behind_where_the_run_ended_cannot_be_judged(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_full_disk_ends_no_run_and_what_it_swallowed_is_missing(
     assert len(run_rest) == 9
     report = judged(tmp_path)
     assert {"missing"} == kinds(report)
-    assert "steps 1-2 are not recorded" in report.findings[0].text
+    assert "steps 1-2 of rank 0" in report.findings[0].text
     assert any("2 batches could not be recorded" in note for note in report.notes)
 
 
@@ -150,7 +150,7 @@ def test_a_file_that_cannot_be_made_is_tried_again(tmp_path: Path, monkeypatch: 
         next(stream)
     monkeypatch.setattr(os, "open", really)
     list(stream)
-    assert "steps 0 are not recorded" in judged(tmp_path).findings[0].text
+    assert "steps 0 of rank 0" in judged(tmp_path).findings[0].text
 
 
 class Touchy(dict):

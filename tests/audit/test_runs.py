@@ -64,7 +64,7 @@ def test_a_batch_that_was_lost_to_an_error_is_missing(tmp_path: Path, seed: int 
     assert len(list(stream)) == 2
     report = judged(tmp_path)
     assert {"missing"} == kinds(report)
-    assert "steps 1 are not recorded" in report.findings[0].text
+    assert "steps 1 " in report.findings[0].text
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -132,11 +132,11 @@ def test_an_order_of_its_own_is_judged_by_its_positions(tmp_path: Path) -> None:
     run(loaders)
     report = judged(tmp_path)
     assert (report.status, report.findings, report.loaders[0].epochs[0].num_samples) == (2, [], 11)
-    assert "the order backwards decides which samples come: positions and replays were checked" in report.unjudged[0]
+    assert "backwards decides which samples come: only positions and replays were checked" in report.unjudged[0]
     log = read_folder(tmp_path)[0]
     del log.records[2]
     written(tmp_path, log)
-    assert "steps 1 are not recorded; step 1 stands at position 4" in judged(tmp_path).findings[0].text
+    assert "positions 4-5 never came: steps 1 of rank 0" in judged(tmp_path).findings[0].text
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_several_loaders_in_one_folder_are_judged_by_themselves(tmp_path: Path) 
     run([make(tmp_path, dataset=[torch.ones(2) * i for i in range(n)]) for n in (8, 12)])
     report = judged(tmp_path)
     assert (report.status, len(report.loaders)) == (0, 2)
-    assert any("which differ in n (" in note for note in report.notes)
+    assert any("2 loaders of unlike arguments" in note for note in report.notes)
 
 
 def test_data_that_are_all_alike_cannot_be_judged_and_are_not_called_stale(tmp_path: Path) -> None:

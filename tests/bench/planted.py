@@ -98,17 +98,6 @@ class Backwards:
 backwards = Backwards()
 
 
-class TwiceTheFirst(Backwards):
-    """The first batch in place of the last."""
-
-    def __call__(self, dataset: Any, options: LoaderOptions) -> Any:
-        batches = super().__call__(dataset, options)
-        return [*batches[1:], batches[1]]
-
-
-twice_the_first = TwiceTheFirst()
-
-
 def raises_at_once(dataset: Any, options: LoaderOptions) -> Iterator[Any]:
     raise RuntimeError("no batch today")
 

@@ -6,11 +6,10 @@ import pytest
 
 from shmload.tools.bench import measure
 from shmload.tools.bench.report import WorkloadReport
-from shmload.tools.bench.rounds import BenchOptions, files_below, own_workload, prepare, tasks_of
+from shmload.tools.bench.rounds import BenchOptions, files_below, prepare
 from shmload.tools.named import BenchError
 
 NBYTES = 1 << 20
-PAGE = os.sysconf("SC_PAGESIZE")
 
 
 @pytest.fixture
@@ -20,8 +19,7 @@ def file(tmp_path):
     return str(path)
 
 
-def test_a_file_just_written_is_resident_and_counted_in_pages(file):
-    assert measure.resident_pages(file) == (NBYTES // PAGE, NBYTES // PAGE)
+def test_a_file_just_written_is_resident(file):
     assert measure.resident_share([file]) == 1.0
 
 
@@ -59,7 +57,7 @@ def test_folders_stand_for_the_files_below_them(tmp_path):
 
 
 def section(resident):
-    report = WorkloadReport("records", "", "", "", 16, {"resident_share": resident}, "", {}, cache="cold")
+    report = WorkloadReport("records", "", 16, {"resident_share": resident}, {}, cache="cold")
     report.note_residence(0.05)
     return report
 
@@ -88,8 +86,7 @@ def test_every_setting_gets_a_cold_pass_of_its_own_and_memory_gets_none(tmp_path
 
 def test_the_users_own_files_are_dropped(tmp_path, file):
     options = BenchOptions(dataset="m:n", cold=True, cold_files=(tmp_path,))
-    own = own_workload(options)
-    warm, cold = tasks_of(own, own.prepare(tmp_path, False, True), options, is_own=True)
+    warm, cold = prepare(options, tmp_path, [])
     assert (warm.job.cold_files, cold.job.cold_files) == ((), (file,))
 
 

@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import default_collate
 
 from shmload.tools.bench.contestants import WORKLOADS
-from shmload.tools.bench.measure import digest, num_rows, rows_digest, touch
+from shmload.tools.bench.measure import digest, num_rows, touch
 from shmload.tools.bench.report import LoaderReport, WorkloadReport
-from shmload.tools.bench.rounds import BenchJob, BenchTask, TaskOutcome, compare, first_difference
+from shmload.tools.bench.rounds import BenchJob, BenchTask, Point, TaskOutcome, compare, first_difference
 
 
 def batch():
@@ -51,14 +51,14 @@ def test_the_first_difference_is_numbered_and_a_missing_batch_is_one():
     assert first_difference([], ["a"]) == 0
 
 
-def compared(mine, *, is_own=True, again=("a", "b"), rows=None, torch_rows=None):
+def compared(mine, *, is_own=True, again=("a", "b")):
     """The report on shmload, which delivered `mine`, beside torch, which delivered a, b and then `again`."""
     job = BenchJob(workload="rows", dataset="m:n", loader="", batch_size=1, num_workers=2)
-    loaders = {"shmload": LoaderReport(digests=list(mine), rows_digest=rows), "torch": LoaderReport(digests=["a", "b"])}
-    report = WorkloadReport("rows", "", "", "", 1, {}, "", loaders)
-    task = BenchTask(WORKLOADS["rows"], job, is_own=is_own)
-    answer = TaskOutcome(job, digests=list(again), rows_digest=torch_rows)
-    compare(task, report, "torch", dict.fromkeys(loaders, job), lambda jobs: [answer])
+    loaders = {"shmload": LoaderReport(digests=list(mine)), "torch": LoaderReport(digests=["a", "b"])}
+    report = WorkloadReport("rows", "", 1, {}, loaders)
+    task = BenchTask(WORKLOADS["rows"], job, Point(), is_own=is_own)
+    answer = TaskOutcome(job, digests=list(again))
+    compare(task, report, "torch", lambda jobs: [answer])
     return report
 
 
@@ -78,34 +78,8 @@ def test_a_dataset_that_does_not_repeat_itself_is_noted_not_accused():
     assert "torch does not repeat itself either" in report.notes[0]
 
 
-@pytest.mark.parametrize(("mine", "same"), [("7", True), ("8", False)])
-def test_loaders_in_an_order_of_their_own_are_compared_by_the_rows_of_an_epoch(mine, same):
-    report = compared([], is_own=False, rows=mine, torch_rows="7")
-    assert report.loaders["shmload"].same_bytes is same
-    assert report.loaders["shmload"].compared == "rows of an epoch in any order"
-    expected = [] if same else ["rows: shmload and torch delivered different samples in an epoch"]
-    assert report.mismatches == expected
-
-
-def test_on_the_users_own_data_another_order_may_draw_other_random_numbers():
-    report = compared([], rows="8", torch_rows="7")
-    assert not report.mismatches
-    assert "draws others in another order" in report.notes[0]
-
-
 def rows_of(numbers):
     return default_collate([(np.full(4, number, np.float32), number) for number in numbers])
-
-
-def test_rows_digest_is_blind_to_order_and_to_how_rows_are_batched():
-    whole = rows_digest(rows_of([1, 2, 3, 4]))
-    assert whole == rows_digest(rows_of([4, 2, 1, 3]))
-    assert whole == (rows_digest(rows_of([3])) + rows_digest(rows_of([2, 1, 4]))) % (1 << 128)
-
-
-@pytest.mark.parametrize("other", [[1, 2, 3], [1, 2, 3, 5], [1, 2, 3, 3]])
-def test_rows_digest_sees_a_row_that_is_missing_other_or_twice(other):
-    assert rows_digest(rows_of([1, 2, 3, 4])) != rows_digest(rows_of(other))
 
 
 def test_rows_are_counted_in_the_first_leaf_that_has_some():
@@ -116,10 +90,10 @@ def test_rows_are_counted_in_the_first_leaf_that_has_some():
 
 @pytest.mark.slow
 def test_a_factory_says_that_its_order_is_its_own(bench):
-    loaders = "planted:backwards,planted:twice_the_first,shmload-seed,torch"
+    loaders = "planted:backwards,shmload-seed,torch"
     done = bench("--quick", "--workload", "rows", "--loader", loaders, "--workers", "0", "--json", "-")
-    assert done.returncode == 1
+    assert done.returncode == 0, done.stderr
     (section,) = json.loads(done.stdout)["workloads"]
     same = {name: loader["same_bytes"] for name, loader in section["loaders"].items()}
-    assert same == {"planted:backwards": True, "planted:twice_the_first": False, "shmload-seed": True, "torch": None}
-    assert section["mismatches"] == ["rows: planted:twice_the_first and torch delivered different samples in an epoch"]
+    assert same == {"planted:backwards": None, "shmload-seed": None, "torch": None}
+    assert all(loader["metrics"]["samples_per_s"]["median"] > 0 for loader in section["loaders"].values())

@@ -116,13 +116,11 @@ def test_rivals_deliver_torchs_batches_in_torchs_order_over_two_epochs(factory, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("peer", sorted(PEERS))
-def test_a_peer_delivers_the_same_samples(bench, peer):
+def test_a_peer_runs_and_delivers_the_same_bytes_if_it_keeps_the_order(bench, peer):
     if not find_spec(PEERS[peer]):
         pytest.skip(f"needs {PEERS[peer]}")
     name = f"benchmarks.contestants.{peer}:open_loader"
     done = bench("--quick", "--workload", "tokens", "--loader", f"{name},torch", "--json", "-", "--workers", "1")
     assert done.returncode == 0, done.stderr
     (section,) = json.loads(done.stdout)["workloads"]
-    assert section["loaders"][name]["same_bytes"] is True
-    way = "batches in order" if peer in IN_ORDER else "rows of an epoch in any order"
-    assert section["loaders"][name]["compared"] == way
+    assert section["loaders"][name]["same_bytes"] is (True if peer in IN_ORDER else None)

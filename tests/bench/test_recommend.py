@@ -21,11 +21,11 @@ FIGURES = Figures(
 
 
 def tried(workers, rate, wait_ms=0.0, prefetch=None, batch_size=64):
-    return Tried(num_workers=workers, prefetch_factor=prefetch, batch_size=batch_size, samples_per_s=rate, wait_ms=wait_ms)
+    return Tried(workers, prefetch, batch_size, rate, wait_ms)
 
 
-def by_model(step_ms=10.0, p50=1.0, p99=1.0, **known):
-    return from_model(replace(FIGURES, **known), wait_p50_ms=p50, wait_p99_ms=p99, step_ms=step_ms)
+def by_model(step_ms=10.0, **known):
+    return from_model(replace(FIGURES, **known), step_ms=step_ms)
 
 
 def test_of_a_sweep_with_a_step_the_least_with_which_the_trainer_hardly_waits_is_taken():
@@ -75,12 +75,6 @@ def test_by_the_model_computing_is_bounded_by_the_cores_and_says_so():
 
 def test_by_the_model_sleeping_is_not_bounded_by_the_cores():
     assert by_model(read_blocked_s=0.160, num_cpus=4).num_workers == 20
-
-
-def test_single_late_batches_ask_for_a_deeper_prefetch():
-    assert by_model(p50=0.1, p99=8.0).prefetch_factor == 4
-    assert by_model(p50=0.1, p99=1.0).prefetch_factor == 2
-    assert by_model(p50=5.0, p99=8.0).prefetch_factor == 2
 
 
 def test_without_a_step_the_way_to_know_better_is_named():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from shmload.tools.bench import measure, plot, rounds
+from shmload.tools.bench import measure, rounds
 from shmload.tools.bench.contestants import WORKLOADS
 from shmload.tools.bench.report import Report, machine
 from shmload.tools.bench.rounds import BenchOptions
@@ -44,11 +44,6 @@ def test_a_workload_without_its_extra_is_left_out_and_the_rest_prepared(no_codec
 def test_with_nothing_left_to_run_the_command_to_install_is_the_error(no_codecs):
     with pytest.raises(BenchError, match=r"nothing can run: photos left out: needs simplejpeg: pip install"):
         rounds.benchmark(BenchOptions(workloads=("photos",)), Silent())
-
-
-def test_a_missing_matplotlib_is_said_with_its_command(monkeypatch):
-    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
-    assert plot.missing() == "plot left out: needs matplotlib: pip install 'shmload[plot]'"
 
 
 def test_a_full_temporary_folder_is_one_clear_line(monkeypatch, tmp_path):

@@ -4,21 +4,24 @@ import json
 
 import pytest
 
-from shmload.tools.bench.rounds import BenchOptions, Point, points
+from shmload.tools.bench.rounds import BenchOptions, Point
 from shmload.tools.named import BenchError, numbers
 
 
+def points(num_workers=(), prefetch_factor=(), batch_size=()):
+    return BenchOptions(num_workers=num_workers, prefetch_factor=prefetch_factor, batch_size=batch_size).points()
+
+
 def test_every_combination_is_a_point_with_the_batch_size_outermost():
-    assert [Point(1, 2, 16), Point(1, 4, 16), Point(3, 2, 16), Point(3, 4, 16)] == points([1, 3], [2, 4], [16])
-    assert len(points([1, 2], [1, 2, 4], [16, 64])) == 12
+    assert [Point(1, 2, 16), Point(1, 4, 16), Point(3, 2, 16), Point(3, 4, 16)] == points((1, 3), (2, 4), (16,))
+    assert len(points((1, 2), (1, 2, 4), (16, 64))) == 12
 
 
 def test_without_workers_nothing_is_prefetched_so_that_is_one_point():
-    assert [Point(0, None), Point(2, 1), Point(2, 4)] == points([0, 2], [1, 4], [])
+    assert [Point(0, None), Point(2, 1), Point(2, 4)] == points((0, 2), (1, 4))
 
 
 def test_what_nobody_asked_for_is_left_to_the_workload():
-    assert [Point()] == points([], [], [])
     assert BenchOptions().points() == [Point(num_workers=2)]
     assert BenchOptions(torch_loader="m:n").points() == [Point()]
     assert BenchOptions(torch_loader="m:n", num_workers=(0, 1)).points() == [Point(0), Point(1)]
@@ -71,9 +74,8 @@ def test_a_sweep_measures_every_point_and_recommends_one(bench, tmp_path):
         metrics = section["loaders"]["shmload"]["metrics"]
         assert 0 < metrics["step_efficiency"]["median"] <= 1
         assert metrics["consumer_ms_per_batch"]["median"] >= 5
-        assert len(section["loaders"]["shmload"]["wait_quantiles_ms"]) == len(report["wait_shares"])
     assert report["recommendations"]["dataset"]["origin"] == "sweep"
-    assert "dataset: shmload is fastest with" in done.stdout
+    assert "where it is fastest" in " ".join(done.stdout.split())
     assert "recommended: num_workers=" in done.stdout
     assert "step" in done.stdout
     assert plot.stat().st_size > 10_000

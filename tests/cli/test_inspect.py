@@ -114,7 +114,7 @@ def test_what_cannot_be_drawn_is_told(written: Written, command: Command, tmp_pa
     assert "hold no pictures" in refusal(command("inspect", path, "--plot", tmp_path / "grid.png"))
     assert "needs an existing folder" in refusal(command("inspect", path, "--plot", tmp_path / "no/grid.png"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "--plot needs matplotlib: pip install 'shmload[plot]'" in refusal(command("inspect", path, "--plot", "a.png"))
+    assert "--plot needs PIL: pip install 'shmload[images]'" in refusal(command("inspect", path, "--plot", "a.png"))
 
 
 def test_tokens_need_their_type(command: Command, tmp_path: Path) -> None:

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from shmload.shm.names import Host
+from shmload.tools.doctor import Finding, Said
 
 Tree = dict[str, str]
+
+
+def said(result: Said) -> Finding:
+    """What a check returned, as the finding that `examine` makes of it."""
+    return Finding("check", "good", result) if isinstance(result, str) else Finding("check", *result)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from shmload.shm.names import Host, listed
 from shmload.tools import doctor
-from shmload.tools.doctor import Finding
+from tests.doctor.conftest import said
 
 Hosts = Callable[..., Host]
 GIB = 1 << 30
@@ -68,8 +68,6 @@ CASES = [
     (doctor.check_open_files, rlimits("Max open files", 1024), {}, "good", "1,024 descriptors", ""),
     (doctor.check_open_files, rlimits("Max open files", "unlimited"), {}, "good", "not limited", ""),
     (doctor.check_open_files, rlimits("Max open files", 64), {}, "advice", "64 descriptors: a loader of few workers", "ulimit -n 4096"),
-    (doctor.check_locked_memory, rlimits("Max locked memory", 65536), {}, "good", "0 MiB may be locked; a loader locks none", ""),
-    (doctor.check_locked_memory, rlimits("Max locked memory", "unlimited"), {}, "good", "not limited; a loader", ""),
     (doctor.check_processes, rlimits("Max processes", "unlimited"), {}, "good", "enough may be started", ""),
     (doctor.check_processes, rlimits("Max processes", 20), {}, "advice", "20 processes and threads in all", "ulimit -u"),
     (doctor.check_processes, FULL_PIDS, {}, "advice", "lets 10 more processes and threads start", "--pids-limit"),
@@ -102,43 +100,43 @@ CASES = [
 )
 def test_a_check_says_what_is_wrong_and_what_to_change(
     host: Hosts,
-    check: Callable[[Host], list[Finding]],
+    check: Callable[[Host], doctor.Said],
     files: dict[str, str],
     other: dict[str, object],
     level: str,
     text: str,
     remedy: str,
 ) -> None:
-    found = list(check(host(files, **other)))
-    assert [level] == [one.level for one in found if one.level != "good"] or (len(found) == 1 and found[0].level == level)
-    assert text in found[-1].text
-    assert remedy in found[-1].remedy
-    assert (found[-1].remedy == "") == (level == "good")
+    found = said(check(host(files, **other)))
+    assert found.level == level
+    assert text in found.text
+    assert remedy in found.remedy
+    assert (found.remedy == "") == (level == "good")
 
 
 def test_a_reaper_with_its_tools_is_good(host: Hosts) -> None:
     made = host({"bin/sh": "", "bin/flock": ""}, environ={"PATH": "/usr/bin:/bin"})
     (made.root / "bin/flock").chmod(0o700)
-    (found,) = doctor.check_reaper(made)
+    found = said(doctor.check_reaper(made))
     assert (found.level, found.text) == ("good", "a killed trainer's memory is removed at once")
 
 
 def test_an_nvidia_gpu_needs_a_torch_with_cuda(host: Hosts) -> None:
     made = host({"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidiactl": ""})
-    (without,) = doctor.check_gpu(made, None)
+    without = said(doctor.check_gpu(made, lambda: None))
     assert (without.level, without.remedy) == ("advice", "Install a torch with CUDA")
     assert "2 from NVIDIA, and this torch was built without CUDA" in without.text
-    (found,) = doctor.check_gpu(made, "13.0")
+    found = said(doctor.check_gpu(made, lambda: "13.0"))
     assert (found.level, found.text) == ("good", "2 from NVIDIA")
 
 
 def test_an_amd_gpu_is_seen(host: Hosts) -> None:
-    (found,) = doctor.check_gpu(host({"dev/kfd": ""}), None)
+    found = said(doctor.check_gpu(host({"dev/kfd": ""}), lambda: None))
     assert (found.level, found.text) == ("good", "one or more from AMD")
 
 
 def test_no_gpu_is_no_fault(host: Hosts) -> None:
-    (found,) = doctor.check_gpu(host(), None)
+    found = said(doctor.check_gpu(host(), lambda: None))
     assert (found.level, found.text) == ("good", "there is none; loaders work without")
 
 

@@ -7,7 +7,6 @@ import multiprocessing
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +16,13 @@ from shmload.cli import app
 from shmload.shm.names import Host
 from shmload.tools import doctor
 from shmload.tools.doctor import Finding
+from tests.doctor.conftest import said
 
 FOUND = {"torch": "2.13.0+cpu", "numpy": "2.4.6", "posix_ipc": "1.3.2"}
 
 
 def test_good_versions_are_told() -> None:
-    (found,) = doctor.check_versions(FOUND.__getitem__, (3, 12, 1))
+    found = said(doctor.check_versions(Host(), FOUND.__getitem__, (3, 12, 1)))
     assert (found.level, found.text) == ("good", "Python 3.12.1, torch 2.13.0+cpu, numpy 2.4.6, posix_ipc 1.3.2")
 
 
@@ -32,46 +32,32 @@ def test_old_and_missing_packages_are_problems() -> None:
             raise PackageNotFoundError(name)
         return {"torch": "2.9.1", "numpy": "2.0rc1"}[name]
 
-    *problems, _ = doctor.check_versions(find, (3, 10, 0))
-    assert {"problem"} == {one.level for one in problems}
-    assert [one.text for one in problems] == ["Python 3.10.0 is too old", "torch 2.9.1 is too old", "posix_ipc is not installed"]
-    assert [one.remedy for one in problems] == ["Python 3.11 or newer", "pip install 'torch>=2.13'", "pip install posix_ipc"]
+    found = said(doctor.check_versions(Host(), find, (3, 10, 0)))
+    assert found.level == "problem"
+    assert found.text == "Python 3.10.0 is too old; torch 2.9.1 is too old; posix_ipc is not installed"
+    assert found.remedy == "Python 3.11 or newer; pip install 'torch>=2.13'; pip install posix_ipc"
 
 
-def stubs(folder: Path) -> Path:
-    (folder / "one.pyi").write_text(
-        "def f() -> None: ...\nclass C:\n    def __new__(cls) -> C: ...\n    def g(self) -> None: ...\n"
-    )
-    (folder / "two.pyi").write_text("def h() -> None: ...\n")
-    return folder
-
-
-def loads(modules: dict[str, Any]) -> Callable[[str], ModuleType]:
-    def load(name: str) -> Any:
+def loads(*modules: str) -> Callable[[str], object]:
+    def load(name: str) -> object:
         if name.rpartition(".")[2] not in modules:
             raise ImportError(name)
-        return modules[name.rpartition(".")[2]]
+        return object()
 
     return load
 
 
-def test_compiled_modules_that_match_are_good(tmp_path: Path) -> None:
-    modules = {"one": SimpleNamespace(f=1, C=SimpleNamespace(g=1)), "two": SimpleNamespace(h=1)}
-    (found,) = doctor.check_compiled(stubs(tmp_path), loads(modules))
-    assert (found.level, found.text) == ("good", "all 2 are there and match")
+def test_missing_compiled_modules_are_a_problem(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.pyi").touch()
+    assert said(doctor.check_compiled(Host(), tmp_path, loads("one", "two"))).text == "all 2 are there"
+    found = said(doctor.check_compiled(Host(), tmp_path, loads("one")))
+    assert (found.level, found.text) == ("problem", "two: missing, or built for another Python or C library")
+    assert "pip install" in found.remedy
 
 
-def test_missing_and_stale_compiled_modules_are_problems(tmp_path: Path) -> None:
-    modules = {"one": SimpleNamespace(f=1, C=SimpleNamespace())}
-    missing, stale = doctor.check_compiled(stubs(tmp_path), loads(modules))
-    assert (missing.level, missing.text) == ("problem", "two: missing, or built for another Python or C library")
-    assert (stale.level, stale.text) == ("problem", "one: of another version than the Python around")
-    assert "pip install" in missing.remedy
-    assert missing.remedy == stale.remedy
-
-
-def test_here_all_compiled_modules_match() -> None:
-    assert [one.level for one in doctor.check_compiled(doctor.CORE)] == ["good"]
+def test_here_all_compiled_modules_are_there() -> None:
+    assert said(doctor.check_compiled(Host())).level == "good"
 
 
 @pytest.mark.parametrize(
@@ -82,29 +68,28 @@ def test_here_all_compiled_modules_match() -> None:
         ("spawn", True, "good", "spawn: workers inherit nothing by chance"),
     ],
 )
-def test_start_methods(method: str, has_gpu: bool, level: str, text: str) -> None:
-    (found,) = doctor.check_start_method(has_gpu, method)
+def test_start_methods(host: Callable[..., Host], method: str, has_gpu: bool, level: str, text: str) -> None:
+    found = said(doctor.check_start_method(host({"dev/nvidia0": ""} if has_gpu else {}), method))
     assert level == found.level
     assert text in found.text
     assert (level == "good") == (found.remedy == "")
 
 
-def test_the_start_method_is_pythons_own_unless_given() -> None:
-    (found,) = doctor.check_start_method(False)
-    assert found.text.startswith(multiprocessing.get_start_method())
+def test_the_start_method_is_pythons_own_unless_given(host: Callable[..., Host]) -> None:
+    assert said(doctor.check_start_method(host())).text.startswith(multiprocessing.get_start_method())
 
 
 def test_every_check_is_made() -> None:
-    made = {name for name, _ in doctor._checks(Host())}
-    assert made == {one.check for one in doctor.examine(Host())} - {"semaphores"}
-    assert len(made) + 1 == 19
+    assert list(doctor.CHECKS) == [one.check for one in doctor.examine(Host())]
+    checks = {name for name in vars(doctor) if name.startswith("check_")}
+    assert checks == {check.__name__ for check in doctor.CHECKS.values()}
 
 
 def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(host: Host) -> list[Finding]:
+    def breaks(host: Host) -> doctor.Said:
         raise ValueError("no such line")
 
-    monkeypatch.setattr("shmload.tools.doctor.check_free_memory", breaks)
+    monkeypatch.setitem(doctor.CHECKS, "memory", breaks)
     found = {one.check: one for one in doctor.examine(Host())}
     assert found["memory"].text == "could not be checked: ValueError: no such line"
     assert found["versions"].level == "good"

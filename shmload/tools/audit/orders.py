@@ -1,17 +1,14 @@
 """Judging epochs: whether what was delivered in one is what its order says, each position or sample once.
 
-*Epochs* of the keyed schedule (seed mode): where the samples of a step come from is a formula of (epoch, step, rank, world size).
-Each delivery is held against it, and what is left to judge is positions: every step's ranks together must cover the step's
-positions once. Steps may be of different world sizes, as after a resume on other hardware, since the global batch is the same.
+*Positions* (seed mode, pipelines): every position of an epoch, or of a stream of items, must have come once over all ranks. Which
+positions the rows of a record had follows from its step and rank, so starts on any number of ranks lie on one scale. In seed mode
+each position's sample is known, too, and each delivery is held against the schedule. In a pipeline keys say which item a position
+stands for, item + epoch * n, and of a Join that times its members plus the member's number: every item must come once an epoch. A
+Join's members go on where they stand, so each epoch of a member is whole before its next begins.
 
 *Passes*, whose order a sampler says (torch mode, and seed mode with a sampler): there is no formula, so a pass is judged by its
 own records: each step once, in turn, without gaps. Where it is torch's own sampler that delivers every sample once (sequential,
 random without replacement, DistributedSampler over all ranks), the indices are judged, too.
-
-*Streams* of items (pipelines): every position must have come once over all ranks, and every item once an epoch. A record's step is
-its first position, so which positions its rows had follows from the rank, and starts on any number of ranks lie on one scale.
-Keys say which item a position stands for: item + epoch * n, and of a Join that times its members plus the member's number. A
-Join's members go on where they stand, so each epoch of a member is whole before its next begins.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.audit.file import DISTRIBUTED, Batch, Header
+from shmload.audit.file import DISTRIBUTED, Batch, Header, Mode
 from shmload.schedule.schedule import Schedule, stream_positions
 from shmload.tools.audit.timeline import AuditPart, AuditReport, Delivery, EpochReport, ranges
 
@@ -49,18 +46,7 @@ def is_numeric_keys(keys: Any) -> bool:
     return isinstance(keys, np.ndarray) or (keys is not None and all(type(key) in (int, np.int64) for key in keys))
 
 
-def _doubled(deliveries: list[Delivery], what: str, report: AuditReport) -> None:
-    """Reports places that were delivered several times; `what` names the place of one."""
-    at: dict[tuple[int, int], list[Delivery]] = {}
-    for one in deliveries:
-        at.setdefault((one.step, one.rank), []).append(one)
-    for (step, rank), several in at.items():
-        if len(several) > 1:
-            where = "; ".join(one.where for one in several)
-            report.found("doubled", f"{what.format(step=step, rank=rank)} delivered {len(several)} times: {where}")
-
-
-# ------------------------------------------------------------ epochs of the keyed schedule
+# ------------------------------------------------------------ positions
 
 BEHIND_MAX = 16  # steps that ranks of a run that ended may be apart: they step together, what is handed over ahead counts
 
@@ -79,85 +65,29 @@ def schedule_of(header: Header) -> Schedule:
     )
 
 
-def judge_epoch(
-    epoch: EpochReport,
-    deliveries: list[Delivery],
-    has_ended: bool,
-    ranks: set[tuple[int, int]],
-    *,
-    is_last: bool,
-    report: AuditReport,
-) -> None:
-    """Judges one epoch.
-
-    Args:
-        deliveries: those that count, of all ranks.
-        has_ended: whether any rank's record says that the epoch came to its end.
-        ranks: (rank, world size) of every file there is.
-    """
-    known = [one for one in deliveries if _exists(one, report)]
-    if not known:
-        return
-    _check_indices(known, report)
-    header = _newest(known).part.header
-    schedule = schedule_of(header)
-    missing = _uncovered(epoch.epoch, known, report)
-    tail = range(max(one.step for one in known) + 1, schedule.num_steps)  # nobody has come there
-    if is_last and not has_ended and (missing or tail):
-        remaining = _remaining_steps(missing, known, ranks, report)
-        missing = sorted(set(missing) - set(remaining))
-        first = min([step for step, _ in remaining], default=tail.start)
-        if remaining or tail:
-            epoch.state = "unfinished"
-            epoch.remaining = f"positions {schedule.position(first)} to {schedule.position(schedule.num_steps) - 1}"
-        if gone := [rank for step, rank in remaining if step == first]:
-            epoch.remaining += f", of step {first} only those of rank {ranges(sorted(gone))}"
-        tail = range(0)
-    _report_missing(epoch.epoch, missing, tail, header, ranks, report)
-    if header.order is not None and epoch.state == "proven":
-        epoch.state = "consistent"
-
-
 def _newest(deliveries: Sequence[Delivery]) -> Delivery:
     """The delivery of the highest step of the newest start."""
     return max(deliveries, key=lambda one: (one.part.start, one.step))
 
 
-def _exists(one: Delivery, report: AuditReport) -> bool:
-    schedule = schedule_of(one.part.header)
-    if one.step < schedule.num_steps_of(one.rank):
-        return True
-    report.found("doubled", f"{one.where}: the epoch has only {schedule.num_steps_of(one.rank)} steps for this rank")
-    return False
-
-
 def _check_indices(deliveries: list[Delivery], report: AuditReport) -> None:
-    """Each delivery's samples must be the schedule's."""
+    """Of seed mode: each delivery's samples must be the schedule's."""
     expected_more: Counter[Any] = Counter()
     for one in deliveries:
-        is_plain = one.part.header.order is None
         schedule = schedule_of(one.part.header)
-        expected = schedule.batch(one.epoch, one.step, one.rank)
-        ordered = ordered_keys(one.batch)
-        if ordered is None or len(ordered) != len(expected):
-            count = 0 if ordered is None else len(ordered)
-            report.found("swapped", f"{one.where}: {count} rows were ordered, the schedule has {len(expected)}")
-        elif is_plain and not np.array_equal(expected, ordered):
-            report.found("swapped", f"{one.where}: {_other_samples(one, expected, list(ordered))}")
+        expected, ordered = schedule.batch(one.epoch, one.step, one.rank), np.asarray(ordered_keys(one.batch))
+        if not np.array_equal(expected, ordered):
+            report.found("swapped", f"{one.where}: {_other_samples(one, expected, ordered.tolist())}")
             expected_more.update(expected.tolist())
-            expected_more.subtract(int(k) if isinstance(k, int | np.integer) else k for k in ordered)
-        elif is_plain:
-            for row, _, new, tries in one.batch.changes:
-                if new is not None and new != schedule.index_after(one.epoch, one.step, one.rank, row, tries):
-                    what = f"row {row} has the substitute {new}, which is not number {tries} behind it in the order"
-                    report.found("swapped", f"{one.where}: {what}")
-    gone = sorted(key for key, more in expected_more.items() if more > 0)
-    extra = sorted((key for key, more in expected_more.items() if more < 0), key=str)
-    if gone:
-        report.found("missing", f"epoch {deliveries[0].epoch}: samples {ranges(gone)} never came, by what is swapped")
-    if extra:
-        shown = ", ".join(map(str, extra[:20])) + (" and more" if len(extra) > 20 else "")
-        report.found("doubled", f"epoch {deliveries[0].epoch}: samples {shown} came once too often, by what is swapped")
+            expected_more.subtract(ordered.tolist())
+            continue
+        for row, _, new, tries in one.batch.changes:
+            if new is not None and new != schedule.index_after(one.epoch, one.step, one.rank, row, tries):
+                what = f"row {row} has the substitute {new}, which is not number {tries} behind it in the order"
+                report.found("swapped", f"{one.where}: {what}")
+    for kind, sign, what in (("missing", 1, "never came"), ("doubled", -1, "came once too often")):
+        if found := sorted(key for key, more in expected_more.items() if sign * more > 0):
+            report.found(kind, f"epoch {deliveries[0].epoch}: samples {ranges(found)} {what}, by what is swapped")
 
 
 def _other_samples(one: Delivery, expected: np.ndarray[Any, Any], ordered: list[Any]) -> str:
@@ -172,77 +102,82 @@ def _other_samples(one: Delivery, expected: np.ndarray[Any, Any], ordered: list[
     return text
 
 
-def _uncovered(number: int, deliveries: list[Delivery], report: AuditReport) -> list[tuple[int, int]]:
-    """(step, rank) of what nobody delivered up to the last step that anybody was; what was delivered twice is reported."""
-    newest = _newest(deliveries).part.header
-    by_step: dict[int, list[Delivery]] = {}
-    for one in deliveries:
-        by_step.setdefault(one.step, []).append(one)
-    missing = []
-    for step in range(max(by_step) + 1):
-        here = by_step.get(step, [])
-        worlds = {one.part.header.world_size for one in here}
-        if len(worlds) > 1:
-            where = "; ".join(one.where for one in here)
-            several = f"delivered to worlds of {ranges(sorted(worlds))} ranks: {where}"
-            report.found("doubled", f"epoch {number}, step {step}: {several}")
-            continue
-        _doubled(here, f"epoch {number}, step {{step}}, rank {{rank}}:", report)
-        schedule = schedule_of(_newest(here).part.header if here else newest)
-        present = {one.rank for one in here}
-        if len(present) < schedule.world_size:
-            absent = set(range(schedule.world_size)) - present
-            missing += [(step, rank) for rank in sorted(absent) if schedule.num_steps_of(rank) > step]
-    return missing
+class Judged(NamedTuple):
+    """An epoch whose positions are judged."""
+
+    keys: Keys  # of all that counts
+    is_whole: bool  # no position up to the last is left out
 
 
-def _remaining_steps(
-    missing: list[tuple[int, int]], deliveries: list[Delivery], ranks: set[tuple[int, int]], report: AuditReport
-) -> list[tuple[int, int]]:
-    """What is not missing but still to come where the run ended: what lies behind the last step of a rank that has a file."""
-    world = _newest(deliveries).part.header.world_size
-    mine = [one for one in deliveries if one.part.header.world_size == world]
-    last = dict.fromkeys(range(world), -1)
-    for one in mine:
-        last[one.rank] = max(last[one.rank], one.step)
-    front, first = max(last.values()), min(one.step for one in mine)
-    present = [rank for rank in last if (rank, world) in ranks]
-    if behind := [rank for rank in present if last[rank] < front - BEHIND_MAX]:
-        report.unjudged.append(
-            f"epoch {deliveries[0].epoch}, where the run ended: the record of rank {ranges(behind)} ends "
-            f"{front - min(last[rank] for rank in behind)} steps before the others'. It was stopped earlier, or its file was cut"
-        )
-    return [(step, rank) for step, rank in missing if rank in present and step > last[rank] and step >= first]
+def judge_positions(
+    epoch: EpochReport,
+    deliveries: list[Delivery],
+    parts: Sequence[AuditPart],
+    *,
+    is_last: bool,
+    has_ended: bool,
+    report: AuditReport,
+) -> Judged:
+    """Judges the positions of one epoch; a pipeline that repeats has one.
+
+    Args:
+        deliveries: those that count, of all ranks.
+        parts: all files there are.
+        is_last: no record is of a later epoch.
+        has_ended: a rank's record says that the epoch came to its end.
+    """
+    newest = _newest(deliveries)
+    header, is_open = newest.part.header, is_last and not has_ended
+    rows = [_rows(one, report) for one in deliveries]
+    if header.mode == Mode.SEED and header.order is None:
+        _check_indices([one for one, (positions, _) in zip(deliveries, rows, strict=True) if len(positions)], report)
+    had = _once([positions for positions, _ in rows], deliveries, report)
+    first = min(_at(one) for one in deliveries if one.part.start == newest.part.start)
+    reached = int(had[-1]) + 1 if len(had) else 0
+    whole = _whole(header, first, reached, [part.header for part in parts if part.start > newest.part.start])
+    front = reached if whole is None or is_open else whole
+    near = min(front, reached + (first - reached) % _stride(header))  # the end of the step that was reached
+    gaps = _gaps(had, near)
+    remaining = _remaining(gaps, first, deliveries, newest, parts, report) if is_open else set()
+    _report_missing(deliveries, [at for at in gaps if at not in remaining], range(near, front), parts, report)
+    if is_open and (remaining or whole is None or front < whole):
+        epoch.state = "unfinished"
+        epoch.remaining = f"what is behind position {min(remaining, default=front) - 1}"
+    elif header.mode == Mode.SEED and header.order is not None:
+        epoch.state = "consistent"
+    keys = np.concatenate([np.empty(0, np.int64), *(keys for _, keys in rows)])
+    return Judged(keys, not gaps and header.uneven != "drop")
 
 
 def _report_missing(
-    number: int, missing: list[tuple[int, int]], tail: range, header: Header, ranks: set[tuple[int, int]], report: AuditReport
+    deliveries: list[Delivery], missing: list[int], tail: range, parts: Sequence[AuditPart], report: AuditReport
 ) -> None:
-    """One finding per rank, with the first samples by name."""
-    schedule = schedule_of(header)
-    for rank in sorted({rank for _, rank in missing} | set(range(header.world_size if tail else 0))):
-        steps = [step for step, its in missing if its == rank]
-        if rank >= header.world_size:
-            where = f"rank {rank}, of another world size, epoch {number}"
-            report.found("missing", f"{where}: steps {ranges(steps)} are not recorded")
-            continue
-        left = range(tail.start, schedule.num_steps_of(rank)) if tail else tail
-        if not steps and not left:
-            continue
-        first = steps[0] if steps else left.start
-        shown = [ranges(steps)] if steps else []
-        if left:
-            shown.append(f"{left.start}-{left.stop - 1}" if len(left) > 1 else f"{left.start}")
-        text = f"rank {rank}, epoch {number}: steps {', '.join(shown)} are not recorded; "
-        if header.order is None:
-            samples = schedule.batch(number, first, rank)[: schedule.num_valid(first, rank)].tolist()
-            names = ", ".join(map(str, samples[:8])) + (", ..." if len(samples) > 8 else "")
-            text += f"step {first} holds samples {names}" if names else f"step {first} holds padding only"
-        else:
-            text += f"step {first} stands at position {schedule.position(first)}"
-        if (rank, header.world_size) not in ranks:
-            text += "; there is no file of this rank: is it missing?"
-        report.found("missing", text)
+    """Says of seed mode also which step and rank it is, and the first samples."""
+    newest = _newest(deliveries).part.header
+    number, headers = deliveries[0].epoch, {}
+    if newest.mode == Mode.SEED:
+        there = {one.step: one.part.header for one in deliveries}
+        headers = {step: there.get(step, newest) for step in sorted({at // _stride(newest) for at in missing})}
+    lost, of_rank = set(missing), dict[int, list[int]]()
+    for step, header in headers.items():
+        for rank in range(header.world_size):
+            if not lost.isdisjoint(_positions(step * _stride(header), header, rank=rank).tolist()):
+                of_rank.setdefault(rank, []).append(step)
+    whose = ", ".join(f"steps {ranges(steps)} of rank {rank}" for rank, steps in of_rank.items())
+    if of_rank and newest.order is None:
+        rank, (step, *_) = next(iter(of_rank.items()))
+        schedule = schedule_of(headers[step])
+        samples = schedule.batch(number, step, rank)[: schedule.num_valid(step, rank)].tolist()
+        named = f"samples {', '.join(map(str, samples[:8]))}" if samples else "padding only"
+        whose += f"; step {step} holds {named}"
+    have = {(part.header.rank, part.header.world_size) for part in parts}
+    worlds = {header.world_size for header in (newest, *headers.values())}
+    if absent := sorted({rank for world in worlds for rank in range(world) if (rank, world) not in have}):
+        whose += f"; there is no file of rank {ranges(absent)}: is it missing?"
+    if missing:
+        report.found("missing", f"epoch {number}: positions {ranges(missing)} never came{': ' if of_rank else ''}{whose}")
+    if tail:
+        report.found("missing", f"epoch {number}: nothing came from position {tail.start} to {tail.stop - 1}: it was left early")
 
 
 # ------------------------------------------------------------ passes
@@ -277,7 +212,10 @@ def judge_pass(
         last = max(steps, default=-1)
         if gaps := [step for step in range(last) if step not in steps]:
             report.found("missing", f"{place}: steps {ranges(gaps)} are not recorded")
-        _doubled(mine, f"{place}: step {{step}} was", report)
+        for step, num in Counter(one.step for one in mine).items():
+            if num > 1:
+                where = "; ".join(one.where for one in mine if one.step == step)
+                report.found("doubled", f"{place}: step {step} was delivered {num} times: {where}")
         if rank not in ended:
             unfinished[rank] = last
     if unfinished and is_last and not ended:
@@ -321,52 +259,13 @@ def _compare(where: str, batches: list[Any], n: int, extra_max: int, missing_max
         report.found("missing", f"{where}: samples {ranges(missing.tolist())} never came")
 
 
-# ------------------------------------------------------------ streams
+# ------------------------------------------------------------ items of pipelines, and the arithmetic of positions
 
 
-class Judged(NamedTuple):
-    """An epoch whose positions are judged."""
-
-    keys: Keys  # of all that counts
-    members: Any  # what they are made of
-    is_whole: bool  # no position up to the last is left out
-
-
-def judge_stream(
-    epoch: EpochReport, deliveries: list[Delivery], parts: Sequence[AuditPart], *, is_last: bool, report: AuditReport
-) -> Judged:
-    """Judges the positions of one epoch; a pipeline that repeats has one.
-
-    Args:
-        deliveries: those that count, of all ranks.
-        parts: all files there are.
-    """
-    newest = _newest(deliveries)
-    header = newest.part.header
-    rows = [_rows(one, report) for one in deliveries]
-    ranks = {(part.header.rank, part.header.world_size) for part in parts}
-    had = _once([positions for positions, _ in rows], deliveries, report)
-    first = min(one.step for one in deliveries if one.part.start == newest.part.start)
-    reached = int(had[-1]) + 1 if len(had) else 0
-    whole = _whole(header, first, reached, [part.header for part in parts if part.start > newest.part.start])
-    front = reached if whole is None or is_last else whole
-    gaps = _gaps(had, front)
-    remaining = _remaining(gaps, first, deliveries, newest, ranks) if is_last else set()
-    if missing := [at for at in gaps if at not in remaining]:
-        absent = [rank for rank in range(header.world_size) if (rank, header.world_size) not in ranks]
-        why = f"; there is no file of rank {ranges(absent)}: is it missing?" if absent else ""
-        report.found("missing", f"epoch {epoch.epoch}: positions {ranges(missing)} never came{why}")
-    if is_last and (remaining or whole is None or front < whole):
-        epoch.state = "unfinished"
-        epoch.remaining = f"what is behind position {min(remaining, default=front) - 1}"
-    keys = np.concatenate([np.empty(0, np.int64), *(keys for _, keys in rows)])
-    return Judged(keys, (header.stream or {})["members"], not gaps and header.uneven != "drop")
-
-
-def judge_items(epochs: Sequence[Judged], report: AuditReport) -> None:
+def judge_items(epochs: Sequence[Judged], members: Any, report: AuditReport) -> None:
     """Each item once in each epoch of its member, but for what is still to come of the last."""
     is_whole = all(epoch.is_whole for epoch in epochs)
-    for path, _, n, keys in _by_member(np.concatenate([epoch.keys for epoch in epochs]), epochs[0].members):
+    for path, _, n, keys in _by_member(np.concatenate([epoch.keys for epoch in epochs]), members):
         member = "".join(f" of member {number}" for number in reversed(path))
         once, counts = np.unique(keys, return_counts=True)
         doubled = once[counts > 1]
@@ -426,19 +325,25 @@ def _by_member(
 
 
 def _rows(one: Delivery, report: AuditReport) -> tuple[Keys, Keys]:
-    """(positions, keys) of what counts: no padding, and nothing that came again after a resume."""
+    """(positions, keys) of what counts: nothing that came again after a resume, and of pipelines no padding."""
     header = one.part.header
     keys = ordered_keys(one.batch)
-    positions = _positions(one.step, header, 0 if keys is None else len(keys))
+    positions = _positions(_at(one), header, 0 if keys is None else len(keys))
     if keys is None or not is_numeric_keys(keys) or len(keys) != len(positions):
         num_rows = 0 if keys is None else len(keys)
         report.found("swapped", f"{one.where}: {num_rows} rows were ordered, the schedule has {len(positions)}")
         return np.empty(0, np.int64), np.empty(0, np.int64)
     counts = np.ones(len(positions), np.bool_)
-    for bound in (_end(header), one.until):
-        if bound is not None:
-            counts &= positions < bound
+    if header.mode == Mode.PIPELINE:
+        for bound in (_end(header), one.until):
+            if bound is not None:
+                counts &= positions < bound
     return positions[counts], np.asarray(keys, np.int64)[counts]
+
+
+def _at(one: Delivery) -> int:
+    """The position that the step of a delivery begins at; of a pipeline that is its step's own number."""
+    return one.step * (_stride(one.part.header) if one.part.header.mode == Mode.SEED else 1)
 
 
 def _positions(step: int, header: Header, num_rounds: int = 1, rank: int | None = None) -> Keys:
@@ -454,7 +359,7 @@ def _positions(step: int, header: Header, num_rounds: int = 1, rank: int | None 
 
 
 def _end(header: Header) -> int | None:
-    return None if (header.stream or {})["is_endless"] else header.n
+    return None if (header.stream or {}).get("is_endless") else header.n
 
 
 def _stride(header: Header) -> int:
@@ -469,23 +374,33 @@ def _whole(header: Header, first: int, reached: int, later: Sequence[Header]) ->
         later: of starts that came behind. One that goes on with larger steps may leave out what smaller ones would have read.
     """
     end = _end(header)
+    if end is not None and header.mode == Mode.SEED and header.uneven == "pad":
+        return end + -(end % _stride(header)) % header.world_size
     if end is None or header.uneven != "drop":
         return end
-    if any(end - reached < _stride(each) for each in later):
+    if header.mode == Mode.PIPELINE and any(end - reached < _stride(each) for each in later):
         return reached
     return first + (end - first) // _stride(header) * _stride(header)
 
 
-def _remaining(gaps: list[int], first: int, deliveries: list[Delivery], newest: Delivery, ranks: set[tuple[int, int]]) -> set[int]:
+def _remaining(
+    gaps: list[int], first: int, deliveries: list[Delivery], newest: Delivery, parts: Sequence[AuditPart], report: AuditReport
+) -> set[int]:
     """Positions still to come: of the newest start, what lies behind the last step of a rank that has a file."""
     header, start = newest.part.header, newest.part.start
-    last = dict.fromkeys(range(header.world_size), -1)
+    last = {part.header.rank: -1 for part in parts if part.header.world_size == header.world_size}
     for one in deliveries:
         if one.part.start == start:
-            last[one.rank] = max(last[one.rank], one.step)
+            last[one.rank] = max(last[one.rank], _at(one))
+    front, stride = max(last.values()), _stride(header)
+    if behind := sorted(rank for rank, its_last in last.items() if its_last < front - BEHIND_MAX * stride):
+        report.unjudged.append(
+            f"epoch {newest.epoch}, where the run ended: the record of rank {ranges(behind)} ends "
+            f"{(front - min(last.values())) // stride} steps before the others'. It was stopped earlier, or its file was cut"
+        )
     found: set[int] = set()
-    for step in sorted({first + (at - first) // _stride(header) * _stride(header) for at in gaps if at >= first}):
+    for step in {first + (at - first) // stride * stride for at in gaps if at >= first}:
         for rank, its_last in last.items():
-            if step > its_last and (rank, header.world_size) in ranks:
+            if step > its_last:
                 found.update(_positions(step, header, rank=rank).tolist())
     return found.intersection(gaps)

@@ -24,7 +24,7 @@ from shmload._core.trainer import Order
 from shmload.audit.file import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Batch, Header, Mode, digest_of, read_header, read_log
 from shmload.loader import ShmLoader
 from shmload.modes.passes import InlineReader
-from shmload.tools.audit.orders import Judged, item_numbers, judge_epoch, judge_items, judge_pass, judge_stream
+from shmload.tools.audit.orders import Judged, item_numbers, judge_items, judge_pass, judge_positions
 from shmload.tools.audit.timeline import AuditedLoader, AuditPart, AuditReport, AuditTimeline, Delivery, EpochReport
 
 
@@ -81,9 +81,7 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[A
                 "their bytes"
             )
     if len(loaders) > 1:
-        report.notes.append(
-            f"the folder holds {len(loaders)} loaders, which differ in {_differences(loaders)}: each is judged by itself"
-        )
+        report.notes.append(f"the folder holds {len(loaders)} loaders of unlike arguments: each is judged by itself")
     if not loaders:
         report.notes.append("the folder holds no records")
     return report, loaders
@@ -147,7 +145,6 @@ def _judge(timeline: AuditTimeline, report: AuditReport) -> AuditedLoader:
     for end in timeline.ends:
         if not end.is_superseded:
             ended.setdefault(end.epoch, set()).add(end.rank)
-    ranks = {(part.header.rank, part.header.world_size) for part in timeline.parts}
     known = counted.keys() | ended.keys()
     last = max(known, default=-1)
     streamed: list[Judged] = []
@@ -161,18 +158,18 @@ def _judge(timeline: AuditTimeline, report: AuditReport) -> AuditedLoader:
         _count(epoch, counted[number], report)
         is_last, is_ended = number == last, ended.get(number, set())
         num_found = report.num_found.total()
-        if newest.mode == Mode.SEED:
-            judge_epoch(epoch, counted[number], bool(is_ended), ranks, is_last=is_last, report=report)
-        elif newest.mode == Mode.PIPELINE:
-            streamed.append(judge_stream(epoch, counted[number], timeline.parts, is_last=is_last, report=report))
+        if newest.mode in (Mode.SEED, Mode.PIPELINE):
+            has_ended = bool(is_ended) and newest.mode == Mode.SEED  # ranks of a pipeline end one by one
+            judged = judge_positions(epoch, counted[number], timeline.parts, is_last=is_last, has_ended=has_ended, report=report)
+            streamed.append(judged)
         else:
-            alone = {rank for rank, _ in ranks}
-            judge_pass(epoch, counted[number], is_ended, alone, is_last=is_last, report=report)
+            ranks = {part.header.rank for part in timeline.parts}
+            judge_pass(epoch, counted[number], is_ended, ranks, is_last=is_last, report=report)
         if report.num_found.total() > num_found:
             epoch.state = "defect"
-    if streamed:
+    if newest.stream is not None:
         num_found = report.num_found.total()
-        judge_items(streamed, report)
+        judge_items(streamed, newest.stream["members"], report)
         if report.num_found.total() > num_found:
             for epoch in summary.epochs:
                 epoch.state = "defect"
@@ -204,30 +201,18 @@ def _say_what_is_unjudged(header: Header, summary: AuditedLoader, report: AuditR
                 "DistributedSampler"
             )
         return
+    why = f"{header.order} decides which samples come"
     if header.order == ITERABLE:
-        what = "an iterable dataset has no indices: only steps and replays were checked"
-    elif header.mode == Mode.SEED:
-        what = f"the order {header.order} decides which samples come: positions and replays were checked, indices were not"
+        why = "an iterable dataset has no indices"
     elif header.order in (None, DISTRIBUTED):
-        what = "keys are no indices, or the dataset has no length: only steps and replays were checked"
-    else:
-        what = f"{header.order} decides which samples come: only steps and replays were checked"
-    report.unjudged.append(f"{summary.title}: {what}")
+        why = "keys are no indices, or the dataset has no length"
+    what = "positions" if header.mode == Mode.SEED else "steps"
+    report.unjudged.append(f"{summary.title}: {why}: only {what} and replays were checked")
 
 
 def _title(header: Header) -> str:
     mode = f"seed {header.seed}" if header.seed is not None else "torch mode"
     return f"{header.dataset}, {header.n} samples, {mode}"
-
-
-def _differences(loaders: Sequence[Loader]) -> str:
-    identities = [loader.header.identity for loader in loaders]
-    differing = []
-    for name in dict.fromkeys(name for identity in identities for name in identity):
-        values = dict.fromkeys(str(identity.get(name)) for identity in identities)
-        if len(values) > 1:
-            differing.append(f"{name} ({', '.join(values)})")
-    return ", ".join(differing)
 
 
 # ------------------------------------------------------------ batches that should be alike, or should not

@@ -2,7 +2,7 @@
 
 All shuffle from the same seed in torch's own way, so that batches can be compared byte by byte. `module:factory` names a loader
 that is not in the table: the factory takes the dataset and a LoaderOptions. A factory that has `keeps_order = False` delivers in an
-order of its own; the samples of an epoch are then compared as a set.
+order of its own, and its bytes are not compared.
 
 A user's own torch DataLoader keeps every argument as a public attribute, and its order as a sampler or a batch sampler. A ShmLoader
 is given those as they are, so both draw the same order from the same generator. `torch` is the user's object itself, unless a sweep
@@ -17,8 +17,6 @@ deliver faster. Every draw is keyed by the sample's index, so that two loaders m
 
 import functools
 import importlib.util
-import math
-import random
 import shutil
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +27,8 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from shmload.formats.images.decoder import RandomResizedCrop
+from shmload.loader import ShmLoader
 from shmload.tools.named import BenchError, one_line, resolve
 
 
@@ -70,23 +70,17 @@ def keywords(options: LoaderOptions) -> dict[str, Any]:
     }
 
 
-def shm_loader(dataset: Any, **arguments: Any) -> DataLoader[Any]:
-    made: DataLoader[Any] = resolve("shmload:ShmLoader", what="loader shmload")(dataset, **arguments)
-    return made
-
-
 def shmload(dataset: Any, options: LoaderOptions) -> Loader:
     """ShmLoader in torch mode."""
-    return shm_loader(dataset, **keywords(options), generator=options.generator())
+    return ShmLoader(dataset, **keywords(options), generator=options.generator())
 
 
-class SeedMode:
+def seed_mode(dataset: Any, options: LoaderOptions) -> Loader:
     """ShmLoader in seed mode, in its own order."""
+    return ShmLoader(dataset, **keywords(options), seed=options.seed)
 
-    keeps_order = False
 
-    def __call__(self, dataset: Any, options: LoaderOptions) -> Loader:
-        return shm_loader(dataset, **keywords(options), seed=options.seed)
+seed_mode.keeps_order = False  # type: ignore[attr-defined]  # what a user's factory may say of itself, too
 
 
 def torch_loader(dataset: Any, options: LoaderOptions) -> Loader:
@@ -94,7 +88,7 @@ def torch_loader(dataset: Any, options: LoaderOptions) -> Loader:
     return DataLoader(dataset, **keywords(options), generator=options.generator())
 
 
-CONTESTANTS: dict[str, Factory] = {"shmload": shmload, "torch": torch_loader, "shmload-seed": SeedMode()}
+CONTESTANTS: dict[str, Factory] = {"shmload": shmload, "torch": torch_loader, "shmload-seed": seed_mode}
 
 
 def factory(name: str) -> Factory:
@@ -155,7 +149,7 @@ def like_users(name: str, own: DataLoader[Any], num_workers: int | None, prefetc
         arguments["prefetch_factor"] = prefetch
     if arguments["num_workers"] == 0:  # what torch refuses without workers
         arguments |= {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
-    return shm_loader(own.dataset, **arguments) if name == "shmload" else DataLoader(own.dataset, **arguments)
+    return (ShmLoader if name == "shmload" else DataLoader)(own.dataset, **arguments)
 
 
 def num_samples(loader: DataLoader[Any]) -> int | None:
@@ -174,7 +168,11 @@ Prepared = tuple[dict[str, Any], list[str]]  # a dataset's arguments, and the fi
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-@dataclass(frozen=True, kw_only=True)
+def nothing_missing() -> None:
+    """Of a workload that needs no extra."""
+
+
+@dataclass(frozen=True)
 class Workload:
     """A dataset and the batch size it is delivered in.
 
@@ -182,17 +180,14 @@ class Workload:
         prepare: called once with a temporary folder, whether a small set will do, and whether there will be a cold pass: then
             every sample of an epoch lies at a place of its own in the files that are named. No files: the data lie in memory.
         missing: the pip command for what is not installed, None if all is there.
-        meaning: what the ratio of two loaders says here; ends a sentence of the report.
     """
 
     name: str
     title: str
     dataset: str
     batch_size: int | None
-    unit: str
-    meaning: str
     prepare: Callable[[Path, bool, bool], Prepared]
-    missing: Callable[[], str | None] = lambda: None
+    missing: Callable[[], str | None] = nothing_missing
 
 
 SIDE = 224
@@ -229,45 +224,29 @@ class Photos:
     def __len__(self) -> int:
         return self.num_samples
 
+    def jpeg(self, index: int) -> bytes:
+        return Path(self.files[index % len(self.files)]).read_bytes()
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         image = np.empty((3, SIDE, SIDE), np.uint8)
-        self.decode(index, image)
+        crop_into(image, self.jpeg(index), index)
         return {"image": image, "label": index % NUM_LABELS}
 
     def read_into(self, index: int, out: MutableMapping[str, Any]) -> None:
-        self.decode(index, out["image"])
+        crop_into(out["image"], self.jpeg(index), index)
         out["label"] = index % NUM_LABELS
-
-    def decode(self, index: int, out: Pixels) -> None:
-        """Fills `out` (3, 224, 224) with the crop that belongs to `index`."""
-        crop_into(out, Path(self.files[index % len(self.files)]).read_bytes(), index)
 
 
 def crop_into(out: Pixels, jpeg: bytes, index: int) -> None:
     """Fills `out` (3, 224, 224) with the crop of a photo that belongs to `index`."""
     simplejpeg, cv2 = codecs()
     photo = simplejpeg.decode_jpeg(jpeg, "RGB", fastdct=True, fastupsample=True)
-    draw = random.Random(int(index))
-    top, left, height, width = crop_box(photo.shape[0], photo.shape[1], draw)
-    crop = cv2.resize(photo[top : top + height, left : left + width], (SIDE, SIDE))
+    draw = np.random.default_rng(int(index))
+    top, left, bottom, right = RandomResizedCrop(SIDE).window(photo.shape[0], photo.shape[1], draw).clip
+    crop = cv2.resize(photo[top:bottom, left:right], (SIDE, SIDE))
     if draw.random() < 0.5:
         crop = cv2.flip(crop, 1)
     np.copyto(out, crop.transpose(2, 0, 1))
-
-
-def crop_box(height: int, width: int, draw: random.Random) -> tuple[int, int, int, int]:
-    """Top, left, height, width of a crop of 8 to 100 % of the area and a ratio of 3/4 to 4/3.
-
-    Source: RandomResizedCrop of torchvision.transforms, after C. Szegedy et al., Going deeper with convolutions, 2015.
-    """
-    for _ in range(10):
-        area = height * width * draw.uniform(0.08, 1.0)
-        ratio = math.exp(draw.uniform(math.log(3 / 4), math.log(4 / 3)))
-        crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < crop_width <= width and 0 < crop_height <= height:
-            return draw.randint(0, height - crop_height), draw.randint(0, width - crop_width), crop_height, crop_width
-    side = min(height, width)
-    return (height - side) // 2, (width - side) // 2, side, side
 
 
 def photo_files(folder: Path = OWN_PHOTOS) -> list[str]:
@@ -404,54 +383,21 @@ class Plain:
         return self.images[index % len(self.images)], index
 
 
-WORKLOADS: dict[str, Workload] = {
-    each.name: each
-    for each in (
-        Workload(
-            name="photos",
-            title="JPEG photos of 500x375, decoded, cropped to 224 and flipped",
-            dataset=f"{__name__}:Photos",
-            batch_size=64,
-            unit="photos",
-            meaning="decoding is most of the work here, and both loaders decode alike",
-            prepare=prepare_photos,
-            missing=missing_codecs,
-        ),
-        Workload(
-            name="records",
-            title="raw float32 records of 1 MiB from a file in the page cache",
-            dataset=f"{__name__}:Records",
-            batch_size=16,
-            unit="records",
-            meaning="there is nothing to decode, so this is how fast bytes get from a file to the trainer",
-            prepare=prepare_records,
-        ),
-        Workload(
-            name="rows",
-            title="rows of 64 float32 and a label from memory, shuffled",
-            dataset=f"{__name__}:RowsWorkload",
-            batch_size=1024,
-            unit="rows",
-            meaning="a row costs next to nothing to fetch, so this is what a loader adds to every sample",
-            prepare=lambda folder, small, cold: ({"num_samples": (48 if small else 480) * 1024}, []),
-        ),
-        Workload(
-            name="tokens",
-            title="windows of 1,025 uint16 tokens of a mapped file, as int64",
-            dataset=f"{__name__}:Tokens",
-            batch_size=32,
-            unit="windows",
-            meaning="batches are small here, so this is mostly what a loader costs per batch",
-            prepare=prepare_tokens,
-        ),
-        Workload(
-            name="python",
-            title="a plain Python dataset of (uint8 3x224x224, int)",
-            dataset=f"{__name__}:Plain",
-            batch_size=64,
-            unit="samples",
-            meaning="the dataset is cheap and plain, so this is what changing one line brings",
-            prepare=lambda folder, small, cold: ({"num_images": 32, "num_samples": 1024} if small else {}, []),
-        ),
+def prepare_rows(folder: Path, small: bool, cold: bool) -> Prepared:
+    return {"num_samples": (48 if small else 480) * 1024}, []
+
+
+def prepare_plain(folder: Path, small: bool, cold: bool) -> Prepared:
+    return {"num_images": 32, "num_samples": 1024} if small else {}, []
+
+
+WORKLOADS = {
+    name: Workload(name, title, f"{__name__}:{dataset}", batch_size, prepare, missing)
+    for name, title, dataset, batch_size, prepare, missing in (
+        ("photos", "JPEG photos of 500x375, cropped to 224 and flipped", "Photos", 64, prepare_photos, missing_codecs),
+        ("records", "raw float32 records of 1 MiB from a file in the page cache", "Records", 16, prepare_records, nothing_missing),
+        ("rows", "rows of 64 float32 and a label from memory, shuffled", "RowsWorkload", 1024, prepare_rows, nothing_missing),
+        ("tokens", "windows of 1,025 uint16 tokens of a mapped file, as int64", "Tokens", 32, prepare_tokens, nothing_missing),
+        ("python", "a plain Python dataset of (uint8 3x224x224, int)", "Plain", 64, prepare_plain, nothing_missing),
     )
 }

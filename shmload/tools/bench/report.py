@@ -7,11 +7,10 @@ stood next to each other in time, and only then the median over rounds.
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ from rich.table import Table
 if TYPE_CHECKING:
     from shmload.tools.bench.rounds import TaskOutcome
 
-WAIT_SHARES = (0.0, 0.01, 0.05, *(number / 20 for number in range(2, 20)), 0.98, 0.99, 0.995, 0.999, 1.0)
 FORMAT = 1
 
 
@@ -60,22 +58,16 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 class LoaderReport:
     """One loader on one workload: every metric as median and extremes over rounds.
 
-    `same_bytes` is None where nothing was compared: the reference itself, or a cold pass. `compared` says how.
-    `wait_quantiles_ms` are the waits at the report's `wait_shares`, medians over rounds.
+    `same_bytes` is None where nothing was compared: the reference itself, a loader in an order of its own, or a cold pass.
     """
 
     rounds: list[dict[str, float]] = field(default_factory=list)
     metrics: dict[str, Spread] = field(default_factory=dict)
     ratio: Spread | None = None  # samples/s over the reference's, paired by round
-    cpu_ratio: Spread | None = None  # CPU per sample over the reference's, paired by round
     same_bytes: bool | None = None
-    compared: str | None = None
-    wait_quantiles_ms: list[float] = field(default_factory=list)
     error: str | None = None
     details: str = ""
-    digests: list[str] = field(default_factory=list)
-    rows_digest: str | None = None
-    round_quantiles_ms: list[list[float]] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
 
     def add(self, outcome: "TaskOutcome") -> None:
         if outcome.error:
@@ -83,8 +75,6 @@ class LoaderReport:
             return
         self.rounds.append(outcome.values)
         self.digests = self.digests or outcome.digests
-        self.rows_digest = self.rows_digest or outcome.rows_digest
-        self.round_quantiles_ms += [outcome.wait_quantiles_ms] if outcome.wait_quantiles_ms else []
 
     def column(self, metric: str) -> list[float]:
         return [values[metric] for values in self.rounds if metric in values]
@@ -92,9 +82,7 @@ class LoaderReport:
     def summarise(self, reference: "LoaderReport") -> None:
         for name in dict.fromkeys(name for values in self.rounds for name in values):
             self.metrics[name] = Spread.of(self.column(name))
-        self.wait_quantiles_ms = [statistics.median(each) for each in zip(*self.round_quantiles_ms, strict=True)]
         self.ratio = paired_ratio(self.column("samples_per_s"), reference.column("samples_per_s"))
-        self.cpu_ratio = paired_ratio(self.column("cpu_us_per_sample"), reference.column("cpu_us_per_sample"))
 
 
 @dataclass
@@ -107,11 +95,8 @@ class WorkloadReport:
 
     name: str
     title: str
-    unit: str
-    meaning: str
     batch_size: int
     limit: dict[str, float]
-    protocol: str
     loaders: dict[str, LoaderReport]
     notes: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
@@ -153,7 +138,6 @@ class Report:
     is_sweep: bool = False
     started: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M %Z"))
     recommendations: dict[str, dict[str, Any]] = field(default_factory=dict)  # by workload
-    wait_shares: tuple[float, ...] = WAIT_SHARES
 
     @property
     def mismatches(self) -> list[str]:
@@ -173,38 +157,24 @@ class Report:
         plain = asdict(self)
         for workload in plain["workloads"]:
             for loader in workload["loaders"].values():
-                for name in ("digests", "rows_digest", "round_quantiles_ms"):
-                    del loader[name]
+                del loader["digests"]
         return {"format": FORMAT, **plain, "failures": self.failures}
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on, as far as it can be told without saying whose machine it is."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
+    """What the figures depend on, as far as it can be said without saying whose machine it is."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     return {
         "num_cpus": len(os.sched_getaffinity(0)),
         "cpu_model": next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None),
         "architecture": platform.machine(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "free_threaded": not getattr(sys, "_is_gil_enabled", lambda: True)(),
-        **{name: installed(name) for name in ("shmload", "torch", "numpy")},
+        **{name: version(name) for name in ("shmload", "torch", "numpy")},
     }
 
 
-def installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
 WIDE = 128  # terminal columns of the full table
-MEDIUM = 100
-SETTING_WIDTH, STEP_WIDTH = 12, 7  # of columns that not every report has
 
 # header, metric, width of terminal from which it is shown
 COLUMNS: tuple[tuple[str, str, int], ...] = (
@@ -212,12 +182,12 @@ COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("step\nkept %", "step_efficiency", 0),
     ("MB/s", "mb_per_s", WIDE),
     ("CPU us\n/sample", "cpu_us_per_sample", 0),
-    ("first\nbatch ms", "first_batch_ms", MEDIUM),
+    ("first\nbatch ms", "first_batch_ms", 100),
     ("wait ms\np50", "wait_p50_ms", WIDE),
-    ("wait ms\np99", "wait_p99_ms", MEDIUM),
+    ("wait ms\np99", "wait_p99_ms", 100),
     ("trainer\nus/batch", "trainer_us_per_batch", 0),
     ("trainer\ns/GiB", "trainer_s_per_gib", WIDE),
-    ("peak\nMB", "peak_pss_mb", MEDIUM),
+    ("peak\nMB", "peak_pss_mb", 100),
 )
 
 
@@ -225,34 +195,22 @@ def show(report: Report, console: Console) -> None:
     """Prints the table, the sentences, what is missing and what went wrong."""
 
     def say(text: str, head: str = "", style: str = "") -> None:
-        indent = head[: len(head) - len(head.lstrip())]
-        start = f"{indent}[bold]{escape(head.lstrip())}[/]: " if head else ""
+        start = f"[bold]{escape(head)}[/]: " if head else ""
         console.print(start + escape(text), highlight=False, style=style or None)
 
-    def recommend(name: str) -> None:
-        if name in report.recommendations:
-            say(f"{report.recommendations[name]['sentence']}.", "  recommended")
-
     console.print(table(report, console.width))
-    for workload in report.workloads:
-        if not report.is_sweep:
-            say(sentence(workload, report), workload.label)
-            if compared := comparison(workload, report):
-                say(f"  {compared}.")
-            if workload.verdict:
-                say(f"{workload.verdict_text}.", "  verdict")
-            if workload.cache == "warm":
-                recommend(workload.name)
-        for note in workload.notes:
-            say(f"  note: {f'{workload.label}, {workload.setting}: ' if report.is_sweep else ''}{note}")
-    for name in dict.fromkeys(each.name for each in report.workloads if report.is_sweep):
-        # the verdict of a sweep is that of the setting in which the subject was fastest
-        ran = [each for each in report.workloads if each.name == name and each.verdict and each.cache == "warm"]
-        if ran:
-            best = max(ran, key=lambda each: each.loaders[report.subject].metrics["samples_per_s"].median)
-            say(f"{report.subject} is fastest with {best.setting}", name)
-            say(f"{best.verdict_text}.", "  verdict there")
-            recommend(name)
+    for label in dict.fromkeys(section.label for section in report.workloads):
+        sections = [section for section in report.workloads if section.label == label]
+        # what is said of a sweep is said of the setting in which the subject was fastest
+        best = max(sections, key=lambda section: rate(section, report.subject))
+        say(sentence(best, report), label)
+        if best.verdict:
+            say(f"{best.verdict_text}.", "  verdict")
+        if best.cache == "warm" and best.name in report.recommendations:
+            say(f"{report.recommendations[best.name]['sentence']}.", "  recommended")
+        for section in sections:
+            for note in section.notes:
+                say(f"  note: {f'{section.setting}: ' if report.is_sweep else ''}{note}")
     for note in report.notes:
         say(note, style="yellow")
     if report.quick:
@@ -263,6 +221,12 @@ def show(report: Report, console: Console) -> None:
         say(details.strip(), style="dim")
     for text in report.mismatches:
         say(f"DIFFERENT BYTES {text}", style="bold red")
+
+
+def rate(section: WorkloadReport, loader: str) -> float:
+    """Samples a second; 0 where the loader did not run."""
+    found = section.loaders[loader].metrics.get("samples_per_s")
+    return found.median if found else 0.0
 
 
 def table(report: Report, width: int) -> Table:
@@ -283,7 +247,7 @@ def table(report: Report, width: int) -> Table:
     )
     for header in ("workload", "setting", "loader") if report.is_sweep else ("workload", "loader"):
         made.add_column(header, no_wrap=True)
-    width -= SETTING_WIDTH * report.is_sweep + STEP_WIDTH * bool(report.step_ms)
+    width -= 12 * report.is_sweep + 7 * bool(report.step_ms)  # of columns that not every report has
     measured = {name for workload in report.workloads for each in workload.loaders.values() for name in each.metrics}
     shown = [column for column in COLUMNS if width >= column[2] and column[1] in measured | {"samples_per_s"}]
     for header in (f"x {report.reference}\nsamples/s", *(header for header, _, _ in shown)):
@@ -291,21 +255,18 @@ def table(report: Report, width: int) -> Table:
     for workload in report.workloads:
         where = [workload.label, workload.setting] if report.is_sweep else [workload.label]
         for name, loader in workload.loaders.items():
-            cells = [number(loader, metric) for _, metric, _ in shown]
-            if loader.error:
-                cells = ["failed", *[""] * (len(shown) - 1)]
+            cells = ["failed"] if loader.error else [number(loader, metric) for _, metric, _ in shown]
             # of benchmarks.contestants.grain:open_loader what tells it from the others
-            shown_name = name.rpartition(".")[2]
-            made.add_row(*where, shown_name, ratio_cell(name, loader, report), *cells)
+            made.add_row(*where, name.rpartition(".")[2], ratio_cell(name, loader, report), *cells)
             where = [""] * len(where)
         made.add_section()
     return made
 
 
 def ratio_cell(name: str, loader: LoaderReport, report: Report) -> str:
-    if name == report.reference or loader.ratio is None:
-        return "1" if name == report.reference and loader.rounds else ""
     ratio = loader.ratio
+    if name == report.reference or ratio is None:
+        return "1" if name == report.reference and loader.rounds else ""
     text = f"{ratio.median:.2f}x"
     if ratio.low != ratio.high:
         text += f" \\[{ratio.low:.2f}-{ratio.high:.2f}]"
@@ -332,50 +293,18 @@ def figure(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
 
 
-def sentence(workload: WorkloadReport, report: Report) -> str:
-    """What the ratio means on this workload, and how far the limit is."""
-    subject, unit = workload.loaders[report.subject], workload.unit
-    rate = workload.limit["fill_samples_per_s"]
-    limit = (
-        f"one core with no loader at all puts {figure(rate)} {unit}/s into a batch "
-        f"and copies {workload.limit['memcpy_mb_per_s'] / 1e3:.1f} GB/s"
-    )
-    if subject.error or "samples_per_s" not in subject.metrics:
-        return f"{report.subject} did not run; {limit}."
-    delivered = subject.metrics["samples_per_s"].median
-    rated = f"{figure(delivered)} {unit}/s"
-    if report.subject != report.reference and subject.ratio and subject.cpu_ratio:
-        rated = (
-            f"{subject.ratio.median:.2f}x the {unit}/s of {report.reference}, at {subject.cpu_ratio.median:.2f}x its CPU per sample"
-        )
+def sentence(section: WorkloadReport, report: Report) -> str:
+    """What the subject delivers on this workload, and how far the limit is."""
+    subject, limit = section.loaders[report.subject], section.limit["fill_samples_per_s"]
+    copies = f"copies {section.limit['memcpy_mb_per_s'] / 1e3:.1f} GB/s"
+    core = f"one core with no loader at all puts {figure(limit)} samples/s into a batch and {copies}"
+    delivered = rate(section, report.subject)
+    if subject.error or not delivered:
+        return f"{report.subject} did not run; {core}."
+    beside = f", {subject.ratio.median:.2f}x {report.reference}" if subject.ratio and report.subject != report.reference else ""
     checked = " and with the same bytes" if subject.same_bytes else ""
-    step = step_sentence(subject, workload.loaders.get(report.reference), report)
+    where = f" with {section.setting}, where it is fastest" if report.is_sweep else ""
     return (
-        f"{report.subject} delivers {rated}{checked}; {workload.meaning}. "
-        f"{step}The limit: {limit}; {report.subject} reaches {delivered / rate:.0%} of that core."
+        f"{report.subject} delivers {figure(delivered)} samples/s{beside}{checked}{where}. "
+        f"The limit: {core}; {report.subject} reaches {delivered / limit:.0%} of that core."
     )
-
-
-def step_sentence(subject: LoaderReport, reference: LoaderReport | None, report: Report) -> str:
-    """How much of the simulated step was kept, and what the trainer waited for each; empty without a step."""
-    kept = subject.metrics.get("step_efficiency")
-    if kept is None:
-        return ""
-    other = reference.metrics.get("step_efficiency") if reference and reference is not subject else None
-    beside = f" ({report.reference} {other.median:.0%})" if other else ""
-    p50, p99 = (subject.metrics[f"wait_{name}_ms"].median for name in ("p50", "p99"))
-    return (
-        f"Of a step of {report.step_ms:g} ms it keeps {kept.median:.0%}{beside}, with a wait of {figure(p50)} ms (p50) and "
-        f"{figure(p99)} ms (p99) before each. "
-    )
-
-
-def comparison(workload: WorkloadReport, report: Report) -> str:
-    """Which loaders' bytes were compared with the reference's, and how; empty where the table's sentence says it all."""
-    ways: dict[str, list[str]] = {}
-    for name, loader in workload.loaders.items():
-        if loader.same_bytes and loader.compared:
-            ways.setdefault(loader.compared, []).append(name)
-    if sum(map(len, ways.values())) < 2:
-        return ""
-    return f"same bytes as {report.reference}: " + "; ".join(f"{', '.join(each)} ({way})" for way, each in ways.items())

@@ -17,7 +17,6 @@ from shmload.tools.bench.report import Report, WorkloadReport
 
 WAIT_MAX = 0.10  # below this share of its time a trainer that waits is no loader's problem
 EXPLAINED_MIN = 0.5  # demands should account for as much of the time of a batch
-IDLE_BUSY_SHARE = 0.3  # workers that are busy less of their time do not bound anything
 INSTANT_S = 1e-6  # a demand that cannot be told from nothing
 
 SOURCE, DECODE, HAND_OFF, CONSUMER = "source", "decode", "hand-off", "consumer"
@@ -39,8 +38,6 @@ class Figures:
         worker_cpu_s, trainer_cpu_s: what the loader's processes computed; the trainer's own work not included.
         consumer_s: the trainer's own work: touching the batch, and the simulated step.
         wall_s, wait_share: time from batch to batch, and the share of it in which the trainer waited.
-        busy_share: of the workers' time, filling batches; None where the loader does not count it.
-        others_cpu_cores: cores that other programs used meanwhile.
     """
 
     num_workers: int
@@ -53,8 +50,6 @@ class Figures:
     consumer_s: float
     wall_s: float
     wait_share: float
-    busy_share: float | None = None
-    others_cpu_cores: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,11 +69,14 @@ class Demands:
 
     def pace_s(self, *, without: str = "") -> float:
         """Seconds from batch to batch if these demands were all, one of them taken away."""
-        source_s = 0.0 if without == SOURCE else self.source_s
-        decode_s = 0.0 if without == DECODE else self.decode_s
-        hand_off = 0.0 if without == HAND_OFF else 1.0
-        workers_s = source_s + decode_s + hand_off * self.worker_hand_off_s
-        trainer_s = (0.0 if without == CONSUMER else self.consumer_s) + hand_off * self.trainer_hand_off_s
+        costs = {  # of workers, of the trainer
+            SOURCE: (self.source_s, 0.0),
+            DECODE: (self.decode_s, 0.0),
+            HAND_OFF: (self.worker_hand_off_s, self.trainer_hand_off_s),
+            CONSUMER: (0.0, self.consumer_s),
+        }
+        workers_s = sum(of_workers for name, (of_workers, _) in costs.items() if name != without)
+        trainer_s = sum(of_trainer for name, (_, of_trainer) in costs.items() if name != without)
         return max(max(workers_s, trainer_s) if self.in_parallel else workers_s + trainer_s, INSTANT_S)
 
 
@@ -91,7 +89,6 @@ class Verdict:
         headroom_ratio: how many times faster the loader would be if that cost nothing.
         *_ms: the demands it was worked out from, per batch.
         explained_share: of the time of a batch, by the longer demand.
-        doubts: measurements that do not fit, each a sentence.
     """
 
     bound: str
@@ -103,10 +100,9 @@ class Verdict:
     consumer_ms: float
     batch_wall_ms: float
     explained_share: float
-    doubts: tuple[str, ...]
 
     def sentence(self) -> str:
-        """The verdict in words, the doubts not included."""
+        """The verdict in words."""
         gain = f"without that it could be {ratio_words(self.headroom_ratio)} as fast"
         if self.bound == CONSUMER:
             gain = f"the loader alone could deliver {ratio_words(self.headroom_ratio)} as fast"
@@ -126,7 +122,7 @@ def demands(figures: Figures) -> Demands:
     """
     workers = max(1, figures.num_workers)
     computing = max(1, min(workers, figures.num_cpus))
-    decode_cpu_s = max(0.0, min(figures.read_cpu_s, total_cpu_s(figures)) - figures.copy_s)
+    decode_cpu_s = max(0.0, min(figures.read_cpu_s, figures.worker_cpu_s + figures.trainer_cpu_s) - figures.copy_s)
     if figures.num_workers:
         worker_cpu_s = max(figures.worker_cpu_s - decode_cpu_s, 0.0)
         trainer_cpu_s = figures.trainer_cpu_s
@@ -142,10 +138,6 @@ def demands(figures: Figures) -> Demands:
     )
 
 
-def total_cpu_s(figures: Figures) -> float:
-    return figures.worker_cpu_s + figures.trainer_cpu_s
-
-
 def judge(figures: Figures) -> Verdict:
     """The verdict on one loader's figures.
 
@@ -155,40 +147,14 @@ def judge(figures: Figures) -> Verdict:
     by_name = {SOURCE: found.source_s, DECODE: found.decode_s, HAND_OFF: found.hand_off_s}
     bound = CONSUMER if figures.wait_share <= WAIT_MAX else max(by_name, key=lambda name: by_name[name])
     pace_s = found.pace_s()
-    explained = pace_s / figures.wall_s if figures.wall_s else 1.0
     return Verdict(
         bound=bound,
         headroom_ratio=pace_s / found.pace_s(without=bound),
         wait_share=figures.wait_share,
         **{f"{name}_ms": getattr(found, f"{name}_s") * 1e3 for name in ("source", "decode", "hand_off", "consumer")},
         batch_wall_ms=figures.wall_s * 1e3,
-        explained_share=explained,
-        doubts=tuple(doubts(figures, found, bound, explained)),
+        explained_share=pace_s / figures.wall_s if figures.wall_s else 1.0,
     )
-
-
-def doubts(figures: Figures, found: Demands, bound: str, explained: float) -> list[str]:
-    """What does not fit together in the figures."""
-    said = []
-    if explained < EXPLAINED_MIN:
-        why = "it sleeps and wakes, or the machine has other work"
-        if figures.others_cpu_cores >= 0.5:
-            why = f"other programs used {figures.others_cpu_cores:.1f} of {figures.num_cpus} cores"
-        said.append(f"only {explained:.0%} of the time of a batch is accounted for: {why}")
-    if figures.read_cpu_s > 1.5 * total_cpu_s(figures) + 1e-4:
-        said.append(
-            f"reading alone took {ms(figures.read_cpu_s * 1e3)} ms of CPU a batch, more than the {ms(total_cpu_s(figures) * 1e3)} "
-            "ms of the whole loader: the machine or its caches were in another state"
-        )
-    workers_s = found.source_s + found.decode_s + found.worker_hand_off_s
-    if bound == CONSUMER and workers_s > 1.5 * found.consumer_s and workers_s > INSTANT_S:
-        said.append(
-            "reading alone took longer than the trainer gives it, yet the trainer hardly waited: the data were colder, or the "
-            "machine busier, when reading was measured"
-        )
-    if bound in (SOURCE, DECODE) and figures.busy_share is not None and figures.busy_share < IDLE_BUSY_SHARE:
-        said.append(f"workers were filling batches only {figures.busy_share:.0%} of their time, so they are not what bounds it")
-    return said
 
 
 def ratio_words(ratio: float) -> str:
@@ -203,11 +169,9 @@ STEP_WAIT_MAX = 0.05  # of the step
 RATE_SHARE = 0.95  # of the best rate
 MARGIN = 1.25  # work is not even, and the trainer needs a core now and then
 PREFETCH = 2  # torch's default
-PREFETCH_BURSTS = 4  # where few batches are late, and by much
-BURST_SHARE = 0.5  # of the step, a late batch
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Tried:
     """One point of a sweep."""
 
@@ -218,7 +182,7 @@ class Tried:
     wait_ms: float  # mean
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Recommendation:
     """A setting, and where it comes from: "sweep" or "model"."""
 
@@ -252,42 +216,29 @@ def from_sweep(tried: Sequence[Tried], step_ms: float) -> Recommendation:
         reason, missed = f"the least that was tried with {RATE_SHARE:.0%} of the best rate", ""
     chosen = least or best
     several = len({each.batch_size for each in tried}) > 1
-    return Recommendation(
-        num_workers=chosen.num_workers,
-        prefetch_factor=chosen.prefetch_factor or PREFETCH,
-        batch_size=chosen.batch_size if several else None,
-        origin="sweep",
-        reason=reason if least else missed,
-    )
+    batch_size = chosen.batch_size if several else None
+    ahead = chosen.prefetch_factor or PREFETCH
+    return Recommendation(chosen.num_workers, ahead, batch_size, "sweep", reason if least else missed)
 
 
-def from_model(figures: Figures, *, wait_p50_ms: float, wait_p99_ms: float, step_ms: float) -> Recommendation:
+def from_model(figures: Figures, *, step_ms: float) -> Recommendation:
     """ceil(what the workers must do for a batch / what the trainer takes for one, with a margin), bounded by the cores.
 
     What workers sleep is not bounded by the cores: two sleeping workers need no second one.
     """
     parts = demands(figures)
-    workers = max(1, figures.num_workers)
-    computing = max(1, min(workers, figures.num_cpus))
+    computing = max(1, min(figures.num_workers, figures.num_cpus))
     compute_s = (parts.decode_s + parts.worker_hand_off_s) * computing
     trainer_s = max(parts.consumer_s + parts.trainer_hand_off_s, 1e-6)
-    needed = MARGIN * (compute_s + figures.read_blocked_s) / trainer_s
-    most = figures.num_cpus * (1 + figures.read_blocked_s / max(compute_s, 1e-9))
-    num_workers = max(1, min(math.ceil(needed), math.floor(min(most, 8.0 * figures.num_cpus))))
-    bounded = math.ceil(needed) > num_workers
+    needed = math.ceil(MARGIN * (compute_s + figures.read_blocked_s) / trainer_s)
+    most = figures.num_cpus * min(1 + figures.read_blocked_s / max(compute_s, 1e-9), 8.0)
+    num_workers = max(1, min(needed, math.floor(most)))
     reason = "by the model: the work of a batch over the step, and a quarter more"
     if not step_ms:
         reason = "without a training step the trainer takes all it can get; --step-ms tells how few workers yours needs"
-    elif bounded:
+    elif needed > num_workers:
         reason += "; more would help, but the cores are at their end"
-    late = step_ms > 0 and wait_p50_ms < STEP_WAIT_MAX * step_ms and wait_p99_ms > BURST_SHARE * step_ms
-    return Recommendation(
-        num_workers=num_workers,
-        prefetch_factor=PREFETCH_BURSTS if late else PREFETCH,
-        batch_size=None,
-        origin="model",
-        reason=reason + ("; single batches are late, which a deeper prefetch hides" if late else ""),
-    )
+    return Recommendation(num_workers, PREFETCH, None, "model", reason)
 
 
 def judge_all(report: Report) -> None:
@@ -299,7 +250,11 @@ def judge_all(report: Report) -> None:
             continue
         verdict = judge(figures)
         section.verdict, section.verdict_text = asdict(verdict), verdict.sentence()
-        section.notes += verdict.doubts
+        if verdict.explained_share < EXPLAINED_MIN:
+            section.notes.append(
+                f"only {verdict.explained_share:.0%} of the time of a batch is accounted for: it sleeps and wakes, or the machine "
+                "has other work"
+            )
     for name in dict.fromkeys(section.name for section in report.workloads):
         found = recommend([section for section in report.workloads if section.name == name], report, num_cpus)
         if found is not None:
@@ -325,8 +280,6 @@ def figures_of(section: WorkloadReport, subject: str, num_cpus: int) -> Figures 
         consumer_s=metrics["consumer_ms_per_batch"] / 1e3,
         wall_s=metrics["batch_wall_ms"] / 1e3,
         wait_share=metrics["wait_share"],
-        busy_share=metrics.get("worker_busy_share"),
-        others_cpu_cores=metrics["others_cpu_cores"],
     )
 
 
@@ -336,22 +289,11 @@ def recommend(sections: list[WorkloadReport], report: Report, num_cpus: int) -> 
     ran = [(section, found) for section in warm if (found := figures_of(section, report.subject, num_cpus))]
     if not ran:
         return None
-
-    def median(section: WorkloadReport, metric: str) -> float:
-        return section.loaders[report.subject].metrics[metric].median
-
     if len(warm) == 1:
-        section, figures = ran[0]
-        p50, p99 = median(section, "wait_p50_ms"), median(section, "wait_p99_ms")
-        return from_model(figures, wait_p50_ms=p50, wait_p99_ms=p99, step_ms=report.step_ms)
-    tried = [
-        Tried(
-            num_workers=section.num_workers,
-            prefetch_factor=section.prefetch_factor,
-            batch_size=section.batch_size,
-            samples_per_s=median(section, "samples_per_s"),
-            wait_ms=median(section, "wait_mean_ms"),
-        )
-        for section, _ in ran
-    ]
+        return from_model(ran[0][1], step_ms=report.step_ms)
+    tried = []
+    for section, _ in ran:
+        metrics = section.loaders[report.subject].metrics
+        rate, wait_ms = metrics["samples_per_s"].median, metrics["wait_mean_ms"].median
+        tried.append(Tried(section.num_workers, section.prefetch_factor, section.batch_size, rate, wait_ms))
     return from_sweep(tried, report.step_ms)

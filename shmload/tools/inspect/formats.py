@@ -11,9 +11,12 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +31,7 @@ from shmload.formats.readers.parquet import ParquetDataset
 from shmload.formats.tar.dataset import KEY, TarDataset, load_index
 from shmload.formats.tar.dataset import SUFFIX as TAR_SUFFIX
 from shmload.formats.tfrecord.files import SUFFIX, RecordFile
+from shmload.tools import readable
 from shmload.tools.inspect.summary import Head, Sizes, Summary, described, head_of, nbytes_of
 
 if TYPE_CHECKING:
@@ -37,37 +41,21 @@ SIZED = 1000  # samples whose size is looked at where that means to read them
 
 
 @dataclass(frozen=True)
-class Indexed:
-    """The index of one path.
-
-    Attributes:
-        path: of the index; None if there is none.
-        why: there is none, or it is not new.
-        is_refused: it was wanted, and could not be kept.
-    """
-
-    source: str
-    path: str | None
-    nbytes: int = 0
-    num_samples: int = 0
-    why: str = ""
-    is_refused: bool = False
-
-
-@dataclass(frozen=True)
 class Format:
     """One format.
 
     Attributes:
         matches: whether a path begins as this format does.
         describe: everything about it, with so many first samples.
-        index: makes the index beside a path; None: its samples are found without one.
+        suffix: of the index beside a path; none: its samples are found without one.
+        index: makes it, where there is none that fits, and returns the number of samples.
     """
 
     name: str
     matches: Callable[[Head], bool]
     describe: Callable[[Head, int], Summary]
-    index: Callable[[Head], Indexed] | None = None
+    suffix: str = ""
+    index: Callable[[str], int] = len
 
 
 def recognise(path: Path, dtype: str | None = None) -> tuple[Format, Head]:
@@ -100,45 +88,40 @@ def describe(path: Path, *, num_samples: int = 3, dtype: str | None = None) -> S
     return format.describe(head, num_samples)
 
 
-def index(path: Path) -> Indexed:
+def index(path: Path) -> tuple[str, bool]:
     """Makes the index beside a path.
 
+    Returns:
+        what became of it, and whether it was wanted and could not be kept.
     Raises:
         OSError, ValueError: as `describe`.
     """
+    began = perf_counter()
     format, head = recognise(path)
-    if format.index is None:
-        return Indexed(str(path), None, why=f"{format.name} needs no index: its samples are found without")
-    return format.index(head)
+    none = f"{path}: no index was written:"
+    if not format.suffix:
+        return f"{none} {format.name} needs no index: its samples are found without", False
+    if head.compression and format.name == "TFRecord":
+        return f"{none} {path} is compressed: it is inflated when it is opened, and needs no index beside it", False
+    beside = Path(f"{path}{format.suffix}")
+    before = _stamp(beside)
+    num_samples = format.index(os.path.abspath(path))
+    after = _stamp(beside)
+    if not after or (after == before and after[1] < path.stat().st_mtime_ns):
+        return f"{none} {_refusal(path.parent)}", True
+    there = " (it was there, and fits)" if after == before else ""
+    return f"{beside}: {num_samples:,} samples, {readable(beside.stat().st_size)}, {perf_counter() - began:.2f} s{there}", False
 
 
-def _index_beside(head: Head, suffix: str, build: Callable[[], int]) -> Indexed:
-    """What becomes of an index.
-
-    Args:
-        build: makes it if there is none that fits, and returns the number of samples.
-    """
-    source, path = str(head.path), f"{head.path}{suffix}"
-    before = _stamp(path)
-    num_samples = build()
-    after = _stamp(path)
-    is_new = after != before
-    if after is None or (not is_new and after[1] < os.stat(source).st_mtime_ns):
-        why = _refusal(os.path.dirname(path) or ".")
-        return Indexed(source, None, num_samples=num_samples, why=why, is_refused=True)
-    return Indexed(source, path, os.path.getsize(path), num_samples, "" if is_new else "it was there, and fits")
-
-
-def _stamp(path: str) -> tuple[int, int] | None:
-    """What tells one file at a path from the next; None if there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What tells one file at a path from the next; nothing if there is none."""
+    if not path.exists():
+        return ()
+    status = path.stat()
     return status.st_ino, status.st_mtime_ns
 
 
-def _refusal(folder: str) -> str:
+def _refusal(folder: Path) -> str:
     """Why nothing can be written in a folder."""
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -225,44 +208,44 @@ def _is_tar(head: Head) -> bool:
 
 
 def _describe_tar(head: Head, num_samples: int) -> Summary:
-    num_seen = max(num_samples, _VALUES_SEEN)
     notes = []
     if head.compression:
         from shmload.formats.tar.stream import TarStream  # which brings torch
 
-        counts: Counter[str] = Counter()
-        nbytes = []
-        samples: list[Mapping[str, Any]] = []
-        for raw in TarStream(head.path, decode=False, rank=0, world_size=1):
-            members = {name: value for name, value in raw.items() if name != KEY}
-            counts.update(list(members))
-            nbytes.append(nbytes_of(members))
-        for sample, _ in zip(TarStream(head.path, rank=0, world_size=1), range(num_seen), strict=False):
-            samples.append(sample)
-        count, sizes = len(nbytes), Sizes.of(nbytes)
+        opened: Callable[..., Any] = partial(TarStream, head.path, rank=0, world_size=1)
         notes = [f"compressed by {head.compression}: it can only be read in order, by TarStream"]
     else:
-        index = load_index(str(head.path), cache=False)
-        dataset = TarDataset(head.path, cache=False)
-        count = index.num_samples
-        samples = [dataset[i] for i in range(min(num_seen, count))]
-        numbers = np.bincount(index.member_extensions, minlength=len(index.extensions)).tolist()
-        counts = Counter(dict(zip(index.extensions, numbers, strict=True)))
-        ends, first = np.concatenate([[0], np.cumsum(index.sizes, dtype=np.int64)]), index.first.astype(np.int64)
-        sizes = Sizes.of(ends[first[1:]] - ends[first[:-1]])
-    fields = {}
+        opened = partial(TarDataset, head.path, cache=False)
+    counts: Counter[str] = Counter()
+    nbytes = []
+    raw = opened(decode=False)
+    for sample in raw if head.compression else islice(raw, SIZED):
+        members = {name: value for name, value in sample.items() if name != KEY}
+        counts.update(list(members))
+        nbytes.append(nbytes_of(members))
+    samples = list(islice(opened(), max(num_samples, _VALUES_SEEN)))
+    fields, count = _fields(samples, counts, len(nbytes)), len(nbytes) if head.compression else len(raw)
+    return Summary(str(head.path), "tar", head.nbytes, count, fields, Sizes.of(nbytes), samples[:num_samples], notes)
+
+
+def _fields(samples: Sequence[Mapping[str, Any]], counts: Mapping[str, int], num_seen: int) -> dict[str, str]:
+    """What values samples have: types, shapes from the least to the largest, and how many of those seen have them at all."""
+    found = {}
     for name, num in counts.items():
-        kinds = dict.fromkeys(_kind(sample[name]) for sample in samples if name in sample)
-        fields[name] = (" or ".join(kinds) or "?") + (f", in {num:,} of {count:,}" if num < count else "")
-    return Summary(str(head.path), "tar", head.nbytes, count, fields, sizes, samples[:num_samples], notes)
-
-
-def _kind(value: Any) -> str:
-    return described((value.dtype, value.shape)) if isinstance(value, np.ndarray) else type(value).__name__
-
-
-def _index_tar(head: Head) -> Indexed:
-    return _index_beside(head, TAR_SUFFIX, lambda: load_index(str(head.path)).num_samples)
+        shapes: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+        for value in (sample[name] for sample in samples if name in sample):
+            kind = str(value.dtype) if hasattr(value, "dtype") else type(value).__name__
+            shapes[kind].add(tuple(getattr(value, "shape", ())))
+        words = []
+        for kind, several in sorted(shapes.items()):
+            # by the side of rows, one value alone is a row of one
+            rows = {shape or (1,) for shape in several} if any(map(len, several)) else several
+            axes = [
+                f"{min(axis)}" if min(axis) == max(axis) else f"{min(axis)} to {max(axis)}" for axis in zip(*rows, strict=False)
+            ]
+            words.append(f"{kind} ({', '.join(axes)}{',' if len(axes) == 1 else ''})" if axes else kind)
+        found[name] = (" or ".join(words) or "?") + (f", in {num:,} of {num_seen:,}" if num < num_seen else "")
+    return found
 
 
 # ------------------------------------------------------------ TFRecord files, plain or compressed
@@ -291,43 +274,28 @@ def _describe_tfrecord(head: Head, num_samples: int) -> Summary:
         if masked(crc32c(record)) != int.from_bytes(data[end - 4 : end], "little"):
             place = f"{head.path}: record {number}, which starts at byte {start}"
             raise ShardCorrupt(f"{place}: the checksum of its data differs")
-    found = Summary(str(head.path), "TFRecord", head.nbytes, count, {"bytes": "bytes"}, Sizes.of(np.diff(starts) - 16))
-    parsed = [features for record in records if (features := features_of(record)) is not None]
-    if parsed and len(parsed) == len(records):
-        found.fields = _features(parsed)
-        found.samples = [{n: v[0] if len(v) == 1 else v for n, v in one.items()} for one in parsed[:num_samples]]
-        found.notes.append(f"records are tf.train.Example: fields are those of the first {len(parsed)}")
-    else:
-        found.samples = [{"bytes": record} for record in records[:num_samples]]
+    notes = []
+    samples = [sample_of(record) for record in records]
+    if samples and not any("bin" in sample for sample in samples):
+        notes.append(f"records are tf.train.Example: fields are those of the first {len(samples)}")
     if head.compression:
-        nbytes = f"{len(data):,} bytes, inflated by each process that opens it"
-        found.notes.append(f"compressed by {head.compression}: {nbytes}")
-    return found
+        notes.append(f"compressed by {head.compression}: {len(data):,} bytes, inflated by each process that opens it")
+    fields = _fields(samples, Counter(name for sample in samples for name in sample), len(samples))
+    return Summary(
+        str(head.path), "TFRecord", head.nbytes, count, fields, Sizes.of(np.diff(starts) - 16), samples[:num_samples], notes
+    )
 
 
-def _features(records: list[dict[str, Any]]) -> dict[str, str]:
-    """Each feature's kind and how many values it has."""
-    kinds: dict[str, set[str]] = defaultdict(set)
-    counts: dict[str, list[int]] = defaultdict(list)
-    for features in records:
-        for name, values in features.items():
-            kinds[name].add(str(values.dtype) if isinstance(values, np.ndarray) else "bytes" if values else "empty")
-            counts[name].append(len(values))
-    found = {}
-    for name, extents in sorted(counts.items()):
-        low, high, num = min(extents), max(extents), len(extents)
-        extent = "" if low == high == 1 else f" ({low},)" if low == high else f" ({low} to {high},)"
-        missing = f", in {num} of {len(records)}" if num < len(records) else ""
-        found[name] = " or ".join(sorted(kinds[name])) + extent + missing
-    return found
+def sample_of(record: bytes) -> dict[str, Any]:
+    """A record's features by name: the one value; else all, of bytes a list. What is no Example is bytes, named "bin"."""
+    features = features_of(record)
+    if features is None:
+        return {"bin": record}
+    return {name: values[0] if len(values) == 1 else values for name, values in features.items()}
 
 
-def _index_tfrecord(head: Head) -> Indexed:
-    if head.compression:
-        why = f"{head.path} is compressed: it is inflated when it is opened, and needs no index beside it"
-        return Indexed(str(head.path), None, why=why)
-    file = RecordFile(os.path.abspath(head.path), "auto", _INFLATED_MAX)
-    return _index_beside(head, SUFFIX, lambda: len(file.offsets()) - 1)
+def _index_records(path: str) -> int:
+    return len(RecordFile(path, "auto", _INFLATED_MAX).offsets()) - 1
 
 
 def features_of(record: bytes) -> dict[str, Any] | None:
@@ -599,8 +567,8 @@ FORMATS = (
     _of_schema("HDF5", _is_hdf5, HDF5Dataset),
     _of_schema("safetensors", _is_safetensors, SafetensorsDataset),
     _of_schema("Zarr", _is_zarr, ZarrDataset),
-    Format("tar", _is_tar, _describe_tar, _index_tar),
-    Format("TFRecord", _is_tfrecord, _describe_tfrecord, _index_tfrecord),
+    Format("tar", _is_tar, _describe_tar, TAR_SUFFIX, lambda path: load_index(path).num_samples),
+    Format("TFRecord", _is_tfrecord, _describe_tfrecord, SUFFIX, _index_records),
     Format("images", _has_pictures, _describe_pictures),
     Format("tokens", _is_tokens, _describe_tokens),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,70 +15,48 @@ from shmload.tools.inspect.formats import picture_format
 from shmload.tools.inspect.summary import Summary
 
 GRID = 16  # pictures
+SIDE = 200  # pixels of each
 
 
 def picture_of(sample: Mapping[str, Any]) -> Any:
-    """The first value of a sample that is a picture, as an array of height, width and perhaps colours; None if there is none."""
+    """The first value of a sample that is a picture, as an image of Pillow's; None if there is none."""
+    from PIL import Image
+
     for value in sample.values():
-        found = _of_bytes(value) if isinstance(value, bytes) else _of_array(value)
-        if found is not None:
-            return found
+        if isinstance(value, bytes) and picture_format(value) is not None:
+            with suppress(Exception):  # bytes that only begin like a picture
+                return Image.open(io.BytesIO(value)).convert("RGB")
+        elif isinstance(value, np.ndarray) and (array := _colours_last(value)) is not None:
+            if array.dtype != np.uint8:
+                low, high = float(array.min()), float(array.max())
+                array = ((array.astype(np.float64) - low) * (255 / (high - low or 1.0))).astype(np.uint8)
+            return Image.fromarray(array).convert("RGB")
     return None
 
 
-def _of_bytes(data: bytes) -> Any:
-    if picture_format(data) is None:
-        return None
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            return np.asarray(image.convert("RGB"))
-    except Exception:  # bytes that only begin like a picture
-        return None
-
-
-def _of_array(value: Any) -> Any:
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "uf" or value.ndim not in (2, 3) or min(value.shape) < 1:
-        return None
-    if value.ndim == 3 and value.shape[-1] not in (1, 3, 4):
-        if value.shape[0] not in (1, 3, 4):
-            return None
-        value = np.moveaxis(value, 0, -1)  # colours, height, width -> height, width, colours
-    if min(value.shape[:2]) < 4:
-        return None
-    value = value[..., 0] if value.ndim == 3 and value.shape[-1] == 1 else value
-    if value.dtype == np.uint8:
-        return value
-    low, high = float(value.min()), float(value.max())
-    return (value.astype(np.float64) - low) / (high - low or 1.0)
+def _colours_last(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """An array as height, width and perhaps colours; None if it can be no picture."""
+    if value.ndim == 3 and value.shape[-1] not in (1, 3, 4) and value.shape[0] in (1, 3, 4):
+        value = np.moveaxis(value, 0, -1)
+    if value.ndim == 3 and value.shape[-1] == 1:
+        value = value[..., 0]
+    is_picture = value.ndim == 2 or (value.ndim == 3 and value.shape[-1] in (3, 4))
+    return value if is_picture and value.dtype.kind in "uf" and min(value.shape[:2]) >= 4 else None
 
 
 def save_grid(summaries: list[Summary], path: Path) -> int:
-    """Writes a PNG of the first pictures of each path; how many there are."""
-    pictures = [
-        (picture, f"{Path(summary.path).name} {number}")
-        for summary in summaries
-        for number, sample in enumerate(summary.samples[:GRID])
-        if (picture := picture_of(sample)) is not None
-    ]
+    """Writes a PNG of the first pictures of each path, one after the other; how many there are."""
+    from PIL import Image
+
+    samples = [sample for summary in summaries for sample in summary.samples[:GRID]]
+    pictures = [picture for sample in samples if (picture := picture_of(sample)) is not None]
+    columns = min(math.ceil(math.sqrt(len(pictures))), 8)
     if not pictures:
         return 0
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
-
-    columns = min(math.ceil(math.sqrt(len(pictures))), 8)
-    rows = math.ceil(len(pictures) / columns)
-    shown_or_not = [*pictures, *[None] * (rows * columns - len(pictures))]
-    figure = Figure(figsize=(2 * columns, 2.2 * rows), dpi=100, layout="constrained")
-    places = figure.subplots(rows, columns, squeeze=False).flat
-    for axes, shown in zip(places, shown_or_not, strict=True):
-        axes.set_axis_off()
-        if shown is not None:
-            picture, title = shown
-            axes.imshow(picture, cmap="gray" if picture.ndim == 2 else None)
-            axes.set_title(title, fontsize=7)
-    figure.savefig(path, format="png")
+    grid = Image.new("RGB", (SIDE * columns, SIDE * math.ceil(len(pictures) / columns)), "white")
+    for number, picture in enumerate(pictures):
+        scale = (SIDE - 8) / max(picture.size)
+        resized = picture.resize([max(round(extent * scale), 1) for extent in picture.size])
+        grid.paste(resized, (SIDE * (number % columns) + 4, SIDE * (number // columns) + 4))
+    grid.save(path, "PNG")
     return len(pictures)

@@ -118,16 +118,10 @@ class Summary:
 
     def as_dict(self, num_samples: int) -> dict[str, Any]:
         """The same as plain data, with so many samples, shortened."""
-        return {
-            "path": self.path,
-            "format": self.format,
-            "nbytes": self.nbytes,
-            "num_samples": self.num_samples,
-            "fields": self.fields,
-            "sample_nbytes": None if self.sizes is None else asdict(self.sizes),
-            "samples": [{name: shortened(value) for name, value in sample.items()} for sample in self.samples[:num_samples]],
-            "notes": self.notes,
-        }
+        plain = {**vars(self), "sample_nbytes": self.sizes and asdict(self.sizes)}
+        del plain["sizes"]
+        plain["samples"] = [{name: shortened(value) for name, value in sample.items()} for sample in self.samples[:num_samples]]
+        return plain
 
 
 def shortened(value: Any) -> str:

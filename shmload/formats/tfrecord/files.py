@@ -7,8 +7,8 @@ process that was not forked after it, and CPU time.
 A file that is replaced or removed stays whole in its mapping. One that is written over or cut off is noticed, before and after each
 batch; what remains is a file cut off between the two, whose reader the system kills (SIGBUS), as with any mapping.
 
-Offsets are taken from our own file beside the shard (`<name>.shmload-index`), else from a walk, whose result is then written there
-if the folder allows.
+Offsets are taken from our own file beside the shard (`<name>.shmload-index`), else from a tfindex file that fits it, else from a walk,
+whose result is then written beside it if the folder allows.
 
     our index: "SHMLOAD TFRECORD INDEX 1\n" | json of name, size, mtime_ns, crc32c of the offsets "\n" | int64 offsets
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import os
 import zlib
 from collections.abc import Iterable, Mapping
@@ -43,6 +44,7 @@ CHANGED = "the file was changed while it was in use; it had {was} bytes when it 
 OVERHEAD = 16  # bytes of a record beside its data
 
 Offsets = NDArray[np.int64]
+log = logging.getLogger("shmload")
 
 
 class RecordFile:
@@ -75,7 +77,10 @@ class RecordFile:
 
     def offsets(self) -> Offsets:
         """Where records begin: from the index beside this file, or by a walk."""
-        found = None if self.state is None else self._own()
+        found = None
+        if self.state is not None:
+            found = self._own()
+            found = self._foreign() if found is None else found
         if found is None:
             found = self._walked()
             if self.state is not None:
@@ -113,6 +118,19 @@ class RecordFile:
             return None
         found = np.frombuffer(body, np.int64)
         return found if self._lie_end_to_end(found) else None
+
+    def _foreign(self) -> Offsets | None:
+        """Offsets of the lines "start length" that another program keeps beside the file, if records lie so end to end."""
+        for path in (path for suffix in FOREIGN_SUFFIXES for path in (self.path + suffix, Path(self.path).with_suffix(suffix))):
+            try:
+                numbers = np.array(Path(path).read_bytes().split(), np.int64).reshape(-1, 2)
+            except (OSError, ValueError, OverflowError):
+                continue
+            offsets = np.append(numbers[:, 0], self.nbytes)
+            if self._lie_end_to_end(offsets) and np.array_equal(np.diff(offsets), numbers[:, 1]):
+                return offsets
+            log.warning("%s does not fit %s: its records are looked for anew", path, self.path)
+        return None
 
     def _lie_end_to_end(self, offsets: Offsets) -> bool:
         """Whether offsets begin with the file, end with it, and leave each record room for its frame."""

@@ -1,4 +1,4 @@
-"""Mutated indexes beside sound shards, those of tar and TFRecord files; ../fuzz.py runs it.
+"""Mutated indexes beside sound shards, those of tar and TFRecord files and tfindex files; ../fuzz.py runs it.
 
 Checksums are mostly made right, as who means harm would. What may happen is the samples, others out of the same shard, or an error that
 names the file: what an index says becomes addresses.
@@ -39,6 +39,11 @@ def corpus(folder: Path) -> dict[str, tuple[Path, bytes]]:
         index.unlink(missing_ok=True)
         len(TarDataset(shard) if shard is tar else TFRecordDataset(shard))
         found[index.name] = (shard, index.read_bytes())
+    lines, at = [], 0
+    for record in RECORDS:
+        lines.append(b"%d %d\n" % (at, 16 + len(record)))
+        at += 16 + len(record)
+    found["a.tfindex"] = (records, b"".join(lines))
     return found
 
 
@@ -51,7 +56,10 @@ def mutations(seed: int, folder: Path) -> Iterator[tuple[Path, str, bytes]]:
         shard, content = valid[name]
         data = bytearray(content)
         for _ in range(rng.randint(1, 3)):
-            _change_word(data, rng, TAR_HEAD if shard.suffix == ".tar" else content.index(b"}") + 2)
+            if name == "a.tfindex":
+                _change_number(data, rng)
+            else:
+                _change_word(data, rng, TAR_HEAD if shard.suffix == ".tar" else content.index(b"}") + 2)
         if rng.random() < 0.9:
             _sum_up(data, name)
         yield shard, name, bytes(data)
@@ -74,6 +82,16 @@ def _change_word(data: bytearray, rng: random.Random, body: int) -> None:
         data[:] = data[:body]
     else:
         data += data[-8 * rng.randint(1, 3) :]
+
+
+def _change_number(data: bytearray, rng: random.Random) -> None:
+    words = bytes(data).split()
+    if words:
+        word = rng.choice((*WORDS, 1 << 64, rng.randrange(400)))
+        at = rng.randrange(len(words))
+        words[at : at + rng.randint(0, 1)] = [b"%d" % word]
+        words = words[: rng.choice((len(words), rng.randint(0, len(words))))]
+    data[:] = b" ".join(words)
 
 
 def _sum_up(data: bytearray, name: str) -> None:

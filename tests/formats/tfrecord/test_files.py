@@ -116,6 +116,22 @@ def test_a_damaged_index_is_made_anew(path):
         assert whole == index.read_bytes()
 
 
+@pytest.mark.parametrize("name", ["a.tfindex", "a.index", "a.idx", "a.tfrecord.idx"])
+def test_a_foreign_index_is_read_under_all_its_names(path, name):
+    ends = np.cumsum([16 + len(record) for record in WHOLE])
+    lines = [f"{end - 16 - len(record)} {16 + len(record)}\n" for end, record in zip(ends, WHOLE, strict=True)]
+    (path.parent / name).write_text("".join(lines))
+    assert records_of(path) == WHOLE
+    assert not Path(f"{path}.shmload-index").exists()
+
+
+@pytest.mark.parametrize("text", ["", "0", "0 x", "0 10\n", "1 5", "0 99999999999999999999", "0 -5 -5 5", "0 20 0 20"])
+def test_a_foreign_index_that_does_not_fit_is_left_aside(path, text):
+    path.with_suffix(".tfindex").write_text(text)
+    assert records_of(path) == WHOLE
+    assert Path(f"{path}.shmload-index").exists()
+
+
 def indexed(path: Path, starts: list[int]) -> None:
     """An index of this file as it is, which says that records begin there."""
     status = path.stat()
@@ -150,6 +166,7 @@ def test_the_package_tfrecords_files_are_read(tmp_path):
     for i in range(5):
         sample = {name: getattr(value, "tolist", lambda v=value: v)() for name, value in dataset[i].items()}
         assert {"floats": [i + 0.5, -i, 3.25], "ints": [-i, 300 * i], "ragged": [*range(i)], "text": f"text {i}"} == sample
+    assert not (tmp_path / "plain.tfrecord.shmload-index").exists()  # its tfindex was taken
     schema = {"frames": ("float32", (None, 2)), "label": "int64"}
     sequences = TFRecordDataset(tmp_path / "sequence.tfrecord", schema, records="sequence")
     assert [[[t, i] for t in range(i)] for i in range(4)] == [s["frames"].tolist() for s in sequences]

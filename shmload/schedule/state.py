@@ -31,7 +31,7 @@ import pickle
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NotRequired, TypedDict, cast, get_origin, get_type_hints
 
 import numpy as np
@@ -39,18 +39,6 @@ import torch
 
 from shmload.errors import StateMismatch
 from shmload.schedule.schedule import BatchSchedule, KeyedOrder, Schedule
-
-__all__ = [
-    "CHECK",
-    "STATE_VERSION",
-    "State",
-    "check_checksum",
-    "check_state",
-    "compare_state",
-    "make_state",
-    "resume",
-    "with_checksum",
-]
 
 MAX_DEPTH = 100  # of containers in each other; what lies deeper is pickled, as what holds itself must be
 _MAX_INT = 1 << 63
@@ -113,10 +101,8 @@ def _written(value: Any, depth: int) -> Any:
         return [_written(part, depth + 1) for part in value]
     if kind is dict and all(type(name) is str and not name.startswith("$") for name in value):
         return {name: _written(part, depth + 1) for name, part in value.items()}
-    if (word := _PAIRS.get(kind)) is not None:
-        return {word: [[_written(part, depth + 1) for part in pair] for pair in value.items()]}
-    if (word := _SEVERAL.get(kind)) is not None:
-        return {word: [_written(part, depth + 1) for part in value]}
+    if (word := _WORDS.get(kind)) is not None:
+        return {word: _written(list(map(list, value.items()) if isinstance(value, dict) else value), depth)}
     if kind is bytes or kind is bytearray:
         return {f"${kind.__name__}": _text(value)}
     if kind is complex:
@@ -130,12 +116,18 @@ def _written(value: Any, depth: int) -> Any:
     return _pickled(value)
 
 
-_PAIRS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered"}
-_SEVERAL: dict[type, str] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
-
-
 def _pickled(value: Any) -> dict[str, Any]:
     return {"$pickle": [f"{type(value).__module__}.{type(value).__qualname__}", _text(pickle.dumps(value))]}
+
+
+_HOLDERS: dict[str, Callable[[list[Any]], Any]] = {
+    "$tuple": tuple,
+    "$set": set,
+    "$frozenset": frozenset,
+    "$dict": dict,
+    "$ordered": OrderedDict,
+}
+_WORDS: dict[Any, str] = {kind: word for word, kind in _HOLDERS.items()}
 
 
 def _written_tensor(tensor: torch.Tensor) -> list[Any] | None:
@@ -173,7 +165,7 @@ def _read(found: Any, is_trusted: bool) -> Any:
         ((word, held),) = found.items()
         if word == "$pickle":
             return _unpickled(held[0], held[1], is_trusted=is_trusted)
-        if (build := _BUILT.get(word)) is not None:
+        if (build := _HOLDERS.get(word)) is not None:
             return build([_read(part, is_trusted) for part in held])
         if word.startswith("$"):
             return _PLAIN[word](held)
@@ -218,13 +210,6 @@ def _with_tuples(descr: Any) -> Any:
     return [(tuple(name) if isinstance(name, list) else name, _with_tuples(of), *map(tuple, shape)) for name, of, *shape in descr]
 
 
-_BUILT: dict[str, Callable[[list[Any]], Any]] = {
-    "$tuple": tuple,
-    "$set": set,
-    "$frozenset": frozenset,
-    "$dict": dict,
-    "$ordered": OrderedDict,
-}
 _PLAIN: dict[str, Callable[[Any], Any]] = {
     "$int": lambda text: int(text, 16),
     "$float": lambda text: struct.unpack("<d", _bytes(text))[0],
@@ -297,7 +282,33 @@ class State(TypedDict):
     children: NotRequired[dict[str, Any]]  # states of members
 
 
-_KINDS: dict[str, type] = {name: get_origin(kind) or kind for name, kind in get_type_hints(State).items()}
+_KINDS: dict[str, tuple[type, ...]] = {name: (get_origin(kind) or kind,) for name, kind in get_type_hints(State).items()}
+
+
+def faults_in(
+    state: Mapping[Any, Any], kinds: Mapping[str, tuple[type, ...]], *, optional: Collection[str] = (), signed: Collection[str] = ()
+) -> list[str]:
+    """What is wrong with the fields of a state, for people.
+
+    Args:
+        kinds: by name, the types that a field may have. Whole numbers, and those in lists, are 0 or more.
+        optional: names that may be missing.
+        signed: names of numbers that may be negative.
+    """
+    faults = [f"{name} is missing" for name in sorted(kinds.keys() - {*optional, *state})]
+    for name, value in state.items():
+        if name not in kinds:
+            faults.append(f"{name} is unknown")
+        elif type(value) not in kinds[name]:
+            faults.append(f"{name} must be {kinds[name][0].__name__}, it is {value!r:.100}")
+        elif type(value) is int and value < 0 and name not in signed:
+            faults.append(f"{name} must not be negative, it is {value}")
+    return faults
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Which fields a state does not have as they are now, for people."""
+    return [f"{name}: saved {saved.get(name)!r}, now {value!r}" for name, value in now.items() if saved.get(name) != value]
 
 
 def make_state(schedule: Schedule | BatchSchedule, *, epoch: int, step: int, children: Mapping[str, Any] | None = None) -> State:
@@ -332,15 +343,7 @@ def check_state(state: object) -> State:
         raise StateMismatch(
             f"this state has format version {version}, this shmload reads up to {STATE_VERSION}: install a newer one"
         )
-    faults = [f"{name} is missing" for name in sorted(State.__required_keys__) if name not in state]
-    for name, value in state.items():
-        kind = _KINDS.get(name) if isinstance(name, str) else None
-        if kind is None:
-            faults.append(f"{name} is unknown")
-        elif type(value) is not kind:
-            faults.append(f"{name} must be {kind.__name__}, it is {value!r}")
-        elif isinstance(value, int) and value < 0:
-            faults.append(f"{name} must not be negative, it is {value}")
+    faults = faults_in(state, _KINDS, optional=State.__optional_keys__)
     if faults:
         raise StateMismatch(f"this is no state of a seeded run: {'; '.join(faults)}. Load what state_dict() returned")
     check_checksum(state)
@@ -354,12 +357,7 @@ def compare_state(state: State, schedule: Schedule | BatchSchedule) -> None:
         StateMismatch: it was not; every field that differs is named with both values.
     """
     now = _identity(schedule)
-    differing = [
-        f"{name}: saved {state.get(name)!r}, now {now.get(name)!r}"
-        for name in dict.fromkeys((*now, "order"))
-        if state.get(name) != now.get(name)
-    ]
-    if not differing:
+    if not (differing := differences(state, {**now, "order": now.get("order")})):
         return
     remedy = "build the loader with the saved values, or start a new run without this state"
     if isinstance(schedule, Schedule) and 0 != state["global_batch"] != schedule.global_batch:

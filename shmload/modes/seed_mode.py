@@ -22,7 +22,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +131,8 @@ class SampledOrder:
         saved = state if isinstance(state, Mapping) else {}
         identity = {"version": STATE_VERSION, "mode": MODE, "seed": self._seed}
         if differing := differences(saved, identity):
-            raise StateMismatch(f"the state belongs to another loader: {'; '.join(differing)}. Remedy: build it as it was at saving")
+            what = "; ".join(differing)
+            raise StateMismatch(f"the state belongs to another loader: {what}. Remedy: build the loader as it was at saving")
         check_checksum(saved)
         try:
             sampler = opened(saved["sampler"], is_trusted=is_trusted)

@@ -435,11 +435,10 @@ class TorchIterator(_Iterator):
             self._go_on_ordering(engine)
             if batch is not NOTHING:
                 self._order = order
-                return self._pinned(batch) if self._pin_memory and engine.wants_pinned else batch
+                if self._pin_memory and engine.wants_pinned:
+                    return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
+                return batch
             self._nothing_came(order)
-
-    def _pinned(self, batch: Any) -> Any:
-        return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
 
     def _shutdown_workers(self) -> None:
         engine, self._engine = getattr(self, "_engine", None), None
@@ -485,7 +484,7 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
             reader.resume(state["sampler"])
             self._base_seed = state["base_seed"]
         self.progress = passes.progress = PassProgress(config, reader, int(self._base_seed), self._shared_seed)
-        self.progress.read_by(self._dataset_fetcher)
+        self.progress.fetcher = self._dataset_fetcher
         if state is not None:
             self._go_on(state, resumed)
         self._begin_record(passes)
@@ -538,16 +537,17 @@ class TorchInlineIterator(_Iterator, _SingleProcessDataLoaderIter):
 
 def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
     """Each worker's snapshot, pickled, to go on from; none if that is not possible or nothing needs it."""
-    if state is None or fast_forward(state) or state["num_workers"] != num_workers:
-        if state is not None and state["num_workers"] != num_workers and any(state.get("workers", [])):
+    if state is None or fast_forward(state):
+        return []
+    if state["num_workers"] != num_workers:
+        if any(state["workers"]):
             log.warning(
                 "the state was saved with %d workers and is resumed with %d: the order goes on, the workers' random streams do not",
                 state["num_workers"],
                 num_workers,
             )
         return []
-    snapshots = state["workers"]
-    return [pickle.dumps(s) if s else b"" for s in snapshots]
+    return [pickle.dumps(snapshot) if snapshot else b"" for snapshot in state["workers"]]
 
 
 def fast_forward(state: TorchState) -> str:

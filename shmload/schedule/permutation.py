@@ -18,32 +18,18 @@ import operator
 from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Generic, SupportsIndex, TypeVar, overload
+from typing import Any, Generic, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shmload._core.permutation import MAX_N, KeyedPermutation, sample_key, sample_key_pair
+from shmload._core.permutation import MAX_N as MAX_N
+from shmload._core.permutation import KeyedPermutation
+from shmload._core.permutation import sample_key as sample_key
+from shmload._core.permutation import sample_key_pair as sample_key_pair
 
-__all__ = [
-    "BATCHES_IN_GROUPS",
-    "BLOCKS",
-    "DRAWS",
-    "GROUPS",
-    "MAX_N",
-    "MAX_UINT64",
-    "MIX",
-    "RACES",
-    "SAMPLES",
-    "SHORT_GROUP",
-    "WINDOWS",
-    "EpochCache",
-    "Permutation",
-    "digest",
-    "sample_key",
-    "sample_key_pair",
-    "whole_number",
-]
+MAX_UINT64 = (1 << 64) - 1
+_WRITTEN = {MAX_N: "2^62", MAX_UINT64: "2^64 - 1"}  # bounds as people write them
 
 
 def digest(values: NDArray[Any]) -> str:
@@ -63,18 +49,8 @@ def whole_number(name: str, value: SupportsIndex, *, at_least: int, at_most: int
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}; {remedy}") from None
     if not at_least <= number <= at_most:
-        raise ValueError(f"{name} must be in [{at_least}, {_power(at_most)}], got {number}; {remedy}")
+        raise ValueError(f"{name} must be in [{at_least}, {_WRITTEN.get(at_most, at_most)}], got {number}; {remedy}")
     return number
-
-
-def _power(number: int) -> str:
-    """Large bounds as people write them: 2^62, 2^64 - 1."""
-    if number < 1 << 32:
-        return str(number)
-    exponent = number.bit_length()
-    if number == 1 << (exponent - 1):
-        return f"2^{exponent - 1}"
-    return f"2^{exponent} - 1" if number == (1 << exponent) - 1 else str(number)
 
 
 # of permutations; 0 is the plain shuffle
@@ -116,9 +92,6 @@ class EpochCache(Generic[T]):
         return EpochCache, ()
 
 
-MAX_UINT64 = (1 << 64) - 1
-
-
 class Permutation:
     """A bijection of [0, n) chosen by (seed, epoch, stream): equal keys give equal orders on every machine.
 
@@ -153,10 +126,6 @@ class Permutation:
         self.stream = _uint64("stream", stream)
         self._keyed = KeyedPermutation(self.n, seed=self.seed, epoch=self.epoch, stream=self.stream)
 
-    @overload
-    def take(self, positions: ArrayLike, /) -> NDArray[np.int64]: ...
-    @overload
-    def take(self, start: int, stop: int, /) -> NDArray[np.int64]: ...
     def take(self, positions: Any, stop: int | None = None, /) -> NDArray[np.int64]:
         """The indices at the given positions, or at those of a range.
 

@@ -71,8 +71,6 @@ from shmload.schedule.permutation import (
 )
 from shmload.schedule.schedule import KeyedBatches, KeyedOrder
 
-__all__ = ["Bucketed", "LengthBuckets", "Padding", "TokenBudget", "Weighted"]
-
 
 class BlockShuffle(KeyedOrder):
     """Random order of [0, n) in which every block of consecutive indices is read within one window.
@@ -104,16 +102,14 @@ class BlockShuffle(KeyedOrder):
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
 
+    n = 0
+
     def __init__(self, n: SupportsIndex, *, block_size: SupportsIndex, window: SupportsIndex = 16) -> None:
-        self._n = whole_number("BlockShuffle: n", n, at_least=1, at_most=MAX_N, remedy="give len(dataset)")
+        self.n = whole_number("BlockShuffle: n", n, at_least=1, at_most=MAX_N, remedy="give len(dataset)")
         self.block_size = whole_number(
             "BlockShuffle: block_size", block_size, at_least=1, at_most=MAX_N, remedy="give the samples of one shard"
         )
         self.window = whole_number("BlockShuffle: window", window, at_least=1, at_most=MAX_N, remedy="16 blocks suit most batches")
-
-    @property
-    def n(self) -> int:
-        return self._n
 
     @property
     def identity(self) -> str:
@@ -130,9 +126,6 @@ class BlockShuffle(KeyedOrder):
             part += window.shifts[part // self.block_size]
             done += len(part)
         return out
-
-    def __repr__(self) -> str:
-        return f"BlockShuffle({self.n}, block_size={self.block_size}, window={self.window})"
 
 
 class _Window(NamedTuple):
@@ -182,7 +175,7 @@ def _place_of_last(num_blocks: int, seed: int, epoch: int) -> int:
     return int(_blocks(num_blocks, seed, epoch).inverse([num_blocks - 1])[0])
 
 
-_EPOCHS_KEPT = 4
+MAX_WINDOWS = 4  # of an epoch that are kept
 
 
 class _Epoch(NamedTuple):
@@ -191,7 +184,7 @@ class _Epoch(NamedTuple):
     shards: NDArray[np.int64]  # those with samples, in the order they are read
     places: NDArray[np.int64]  # of each shard in it; -1: it has no samples
     begins: NDArray[np.int64]  # position at which each window begins, and the end
-    windows: dict[int, tuple[Permutation, NDArray[np.int64], NDArray[np.int64]]]  # made when they are looked at
+    windows: dict[int, tuple[Permutation, NDArray[np.int64], NDArray[np.int64]]]  # the newest, made when they are looked at
 
 
 class ShardShuffle(KeyedOrder):
@@ -213,23 +206,21 @@ class ShardShuffle(KeyedOrder):
         [0, 1, 2, 3, 4, 5, 6, 7]
     """
 
+    n = 0
+
     def __init__(self, sizes: ArrayLike, *, window: int = 16, shuffle: bool = True) -> None:
         self.sizes = np.ascontiguousarray(sizes, np.int64)
         if self.sizes.ndim != 1 or (len(self.sizes) and self.sizes.min() < 0):
             raise ValueError(
                 f"ShardShuffle: sizes are the samples of each shard, from 0 up; got {np.asarray(sizes).tolist()!r:.80}"
             )
-        self._n = whole_number(
+        self.n = whole_number(
             "ShardShuffle: the sum of sizes", int(self.sizes.sum()), at_least=1, at_most=MAX_N, remedy="an order needs samples"
         )
         self.window = whole_number("ShardShuffle: window", window, at_least=1, at_most=MAX_N, remedy="16 shards suit most batches")
         self.shuffle = shuffle
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
-        self._epochs: dict[tuple[int, int], _Epoch] = {}
-
-    @property
-    def n(self) -> int:
-        return self._n
+        self._epochs: EpochCache[_Epoch] = EpochCache()
 
     @property
     def identity(self) -> str:
@@ -292,21 +283,16 @@ class ShardShuffle(KeyedOrder):
         return found[:num_windows]
 
     def _epoch(self, seed: int, epoch: int) -> _Epoch:
-        found = self._epochs.get((seed, epoch))
-        if found is None:
-            full = np.flatnonzero(self.sizes)
-            shards = full[Permutation(len(full), seed=seed, epoch=epoch, stream=BLOCKS).take(0, len(full))]
-            if not self.shuffle:
-                shards = full
-            places = np.full(len(self.sizes), -1, np.int64)
-            places[shards] = np.arange(len(shards))
-            ends = np.concatenate([[0], np.cumsum(self.sizes[shards])])
-            begins = np.append(ends[: -1 : self.window], ends[-1])
-            found = _Epoch(shards, places, begins, {})
-            while len(self._epochs) >= _EPOCHS_KEPT:
-                self._epochs.pop(next(iter(self._epochs)), None)
-            self._epochs[seed, epoch] = found
-        return found
+        return self._epochs.get(seed, epoch, self._made)
+
+    def _made(self, seed: int, epoch: int) -> _Epoch:
+        shards = np.flatnonzero(self.sizes)
+        if self.shuffle:
+            shards = shards[Permutation(len(shards), seed=seed, epoch=epoch, stream=BLOCKS).take(0, len(shards))]
+        places = np.full(len(self.sizes), -1, np.int64)
+        places[shards] = np.arange(len(shards))
+        ends = np.concatenate([[0], np.cumsum(self.sizes[shards])])
+        return _Epoch(shards, places, np.append(ends[: -1 : self.window], ends[-1]), {})
 
     def _window(self, of: _Epoch, number: int, seed: int, epoch: int) -> tuple[Permutation, NDArray[np.int64], NDArray[np.int64]]:
         """(the order of a window's samples numbered shard by shard, the first number of each shard, index less number)."""
@@ -317,16 +303,10 @@ class ShardShuffle(KeyedOrder):
             begins = ends - self.sizes[shards]
             samples = Permutation(int(ends[-1]), seed=seed, epoch=epoch, stream=WINDOWS + number)
             found = samples, begins, self._starts[shards] - begins
-            while len(of.windows) >= _EPOCHS_KEPT:
+            while len(of.windows) >= MAX_WINDOWS:
                 of.windows.pop(next(iter(of.windows)), None)
             of.windows[number] = found
         return found
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_epochs": {}}
-
-    def __repr__(self) -> str:
-        return f"ShardShuffle(<{len(self.sizes)} shards of {self.n} samples>, window={self.window}, shuffle={self.shuffle})"
 
 
 MAX_WEIGHTS = (1 << 31) - 1
@@ -351,6 +331,8 @@ class Weighted(KeyedOrder):
         True
     """
 
+    n = 0
+
     def __init__(self, weights: ArrayLike, *, num_samples: SupportsIndex | None = None, replacement: bool = True) -> None:
         if not isinstance(replacement, bool):
             raise TypeError(f"Weighted: replacement must be True or False, got {replacement!r}")
@@ -361,7 +343,7 @@ class Weighted(KeyedOrder):
         remedy = "draw with replacement to have more" if not replacement else "an epoch has at least one sample"
         self.replacement = replacement
         self.num_weights = len(given)
-        self._n = whole_number(
+        self.n = whole_number(
             "Weighted: num_samples",
             (len(given) if replacement else drawable) if num_samples is None else num_samples,
             at_least=1,
@@ -372,10 +354,6 @@ class Weighted(KeyedOrder):
         self._scaled = scaled  # the table is made of them, and remade in a copy
         self._table = AliasTable(scaled) if replacement else None
         self._epochs: EpochCache[NDArray[np.int64]] = EpochCache()
-
-    @property
-    def n(self) -> int:
-        return self._n
 
     @property
     def identity(self) -> str:
@@ -404,9 +382,6 @@ class Weighted(KeyedOrder):
         self.__dict__.update(state)
         if self.replacement:
             self._table = AliasTable(self._scaled)
-
-    def __repr__(self) -> str:
-        return f"Weighted({self.num_weights:,} weights, num_samples={self.n}, replacement={self.replacement})"
 
 
 def _checked_weights(weights: ArrayLike) -> NDArray[np.float64]:
@@ -646,9 +621,6 @@ class LengthBuckets(Bucketed):
     def _cut(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.append(np.arange(0, len(samples), self.batch_size), len(samples))
 
-    def __repr__(self) -> str:
-        return f"LengthBuckets({self.n:,} lengths, batch_size={self.batch_size}, window={self.window}, group={self.group})"
-
 
 MAX_TOKENS = 1 << 62
 Oversized = Literal["raise", "alone"]
@@ -723,9 +695,3 @@ class TokenBudget(Bucketed):
         num_batches = cut(self.lengths[samples].astype(np.int64), self.max_tokens, self.max_samples or MAX_SIZE, starts)
         starts[num_batches] = len(samples)
         return starts[: num_batches + 1].copy()
-
-    def __repr__(self) -> str:
-        return (
-            f"TokenBudget({self.n:,} lengths, max_tokens={self.max_tokens}, max_samples={self.max_samples}, "
-            f"window={self.window}, group={self.group})"
-        )

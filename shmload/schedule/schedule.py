@@ -107,6 +107,9 @@ class KeyedOrder(ABC):
     def __len__(self) -> int:
         return self.n
 
+    def __repr__(self) -> str:
+        return f"<{self.identity}>"
+
     def __iter__(self) -> Iterator[int]:
         import torch
 
@@ -470,6 +473,9 @@ class KeyedBatches(ABC):
     def __len__(self) -> int:
         """Batches of the newest `iter`; before the first, those of another epoch, which may have a few more or less."""
         return self.num_batches(seed=self._newest_seed, epoch=0)
+
+    def __repr__(self) -> str:
+        return f"<{self.identity}>"
 
     def __iter__(self) -> Iterator[list[int]]:
         import torch

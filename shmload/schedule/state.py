@@ -291,7 +291,7 @@ def faults_in(
     """What is wrong with the fields of a state, for people.
 
     Args:
-        kinds: by name, the types that a field may have. Whole numbers, and those in lists, are 0 or more.
+        kinds: by name, the types that a field may have. Whole numbers are 0 or more; lists hold such, or dicts.
         optional: names that may be missing.
         signed: names of numbers that may be negative.
     """
@@ -303,6 +303,8 @@ def faults_in(
             faults.append(f"{name} must be {kinds[name][0].__name__}, it is {value!r:.100}")
         elif type(value) is int and value < 0 and name not in signed:
             faults.append(f"{name} must not be negative, it is {value}")
+        elif type(value) is list and not all(type(each) is dict or (type(each) is int and each >= 0) for each in value):
+            faults.append(f"{name} is {value!r:.100}")
     return faults
 
 

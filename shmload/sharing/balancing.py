@@ -14,13 +14,13 @@ import logging
 import os
 import select
 import signal
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from shmload._core.mapping import Mapping
 from shmload._core.neighbour import Neighbour
 from shmload._core.trainer import TrainerRing
 from shmload.engine.parts import Hook, Parts
-from shmload.sharing.rank_group import RankGroup
+from shmload.sharing.rank_group import RankGroup, mapped, poll_of
 from shmload.shm import names
 from shmload.shm.names import of_ticket, pidfd_of
 from shmload.shm.segment import Doorbell, open_segment
@@ -97,13 +97,9 @@ class Helpers:
     def kill(self, record: int) -> Death:
         """Ends a helper at once, and waits for that; its own rank replaces it."""
         pidfd = self._pidfds[record]
-        try:
+        with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        ended = select.poll()
-        ended.register(pidfd, select.POLLIN)
-        ended.poll()
+        poll_of([pidfd]).poll()
         return Death(record, self._pids[record], -signal.SIGKILL)
 
     def replace(self, record: int) -> None:
@@ -157,12 +153,10 @@ class Balancer(Hook):
 
     def __init__(self, rank_group: RankGroup) -> None:
         self._rank_group = rank_group
-        self._has_told = False
+        self._has_announced = False
         self._helpers: Helpers | None = None
         self._peer_pools: dict[int, PeerPool] = {}
-        self._poll = select.poll()
-        for pidfd in rank_group.pidfds.values():
-            self._poll.register(pidfd, select.POLLIN)
+        self._poll = poll_of(rank_group.pidfds.values())
 
     def order_bell(self, parts: Parts, bell: Doorbell) -> Doorbell:
         """The worker pool's bell, by which the neighbours' workers are called, too."""
@@ -174,7 +168,7 @@ class Balancer(Hook):
         """Tells the others of the ring, and hears of theirs. A rank that has ended, or could make none, is gone without."""
         rank_group, num_workers = self._rank_group, parts.options.num_workers
         num_ranks = len(rank_group.members)
-        rank_group.tell(
+        rank_group.announce(
             {
                 "control": parts.control_segment.path,
                 "orders": self._bell.name,
@@ -183,8 +177,8 @@ class Balancer(Hook):
                 "stacks": [stack.path for stack in parts.stacks.values()],
             }
         )
-        self._has_told = True
-        rings = rank_group.rings()
+        self._has_announced = True
+        rings = {number: ring for number, ring in rank_group.rings(rank_group.pidfds).items() if "failed" not in ring}
         self._ring, self._num_workers = parts.ring, num_workers
         self._helpers = Helpers(parts.ring, rank_group, num_workers, rings)
         peer_rings = []
@@ -194,7 +188,7 @@ class Balancer(Hook):
                 continue
             ring, member = rings[number], rank_group.members[number]
             try:
-                self._peer_pools[number] = PeerPool(Neighbour(_mapped(ring["control"])), Doorbell.attach(ring["orders"]))
+                self._peer_pools[number] = PeerPool(Neighbour(mapped(ring["control"])), Doorbell.attach(ring["orders"]))
             except OSError:  # it has closed its loader meanwhile
                 continue
             peer_rings.append(
@@ -214,8 +208,8 @@ class Balancer(Hook):
         self._supervisor.helpers = self._helpers
 
     def failed(self, error: BaseException) -> None:
-        if not self._has_told:
-            self._rank_group.tell({"failed": f"{type(error).__name__}: {error}"})
+        if not self._has_announced:
+            self._rank_group.announce({"failed": f"{type(error).__name__}: {error}"})
         self.closed()
 
     def look(self) -> None:
@@ -244,11 +238,3 @@ class Balancer(Hook):
         if self._helpers is not None:
             self._helpers.close()
         self._rank_group.close()
-
-
-def _mapped(path: str) -> Mapping:
-    fd = open_segment(path)
-    try:
-        return Mapping(fd, os.fstat(fd).st_size)
-    finally:
-        os.close(fd)

@@ -48,8 +48,8 @@ STATE_DEFECTS = [
         "N1",
         "a pipeline that has ended for its rank says that the last step is still to come",
         "shmload/pipeline/conveyer.py",
-        "            self._run.end()\n",
-        "",
+        "            self._end()\n            raise StopIteration\n        if self.plan.",
+        "            raise StopIteration\n        if self.plan.",
         (f"{RESUME}any_rank.py::test_so_it_is_of_a_pipeline[2-25-True]",),
     ),
     Defect(

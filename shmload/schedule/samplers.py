@@ -102,14 +102,16 @@ class BlockShuffle(KeyedOrder):
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
 
-    n = 0
-
     def __init__(self, n: SupportsIndex, *, block_size: SupportsIndex, window: SupportsIndex = 16) -> None:
-        self.n = whole_number("BlockShuffle: n", n, at_least=1, at_most=MAX_N, remedy="give len(dataset)")
+        self._n = whole_number("BlockShuffle: n", n, at_least=1, at_most=MAX_N, remedy="give len(dataset)")
         self.block_size = whole_number(
             "BlockShuffle: block_size", block_size, at_least=1, at_most=MAX_N, remedy="give the samples of one shard"
         )
         self.window = whole_number("BlockShuffle: window", window, at_least=1, at_most=MAX_N, remedy="16 blocks suit most batches")
+
+    @property
+    def n(self) -> int:
+        return self._n
 
     @property
     def identity(self) -> str:
@@ -206,21 +208,23 @@ class ShardShuffle(KeyedOrder):
         [0, 1, 2, 3, 4, 5, 6, 7]
     """
 
-    n = 0
-
     def __init__(self, sizes: ArrayLike, *, window: int = 16, shuffle: bool = True) -> None:
         self.sizes = np.ascontiguousarray(sizes, np.int64)
         if self.sizes.ndim != 1 or (len(self.sizes) and self.sizes.min() < 0):
             raise ValueError(
                 f"ShardShuffle: sizes are the samples of each shard, from 0 up; got {np.asarray(sizes).tolist()!r:.80}"
             )
-        self.n = whole_number(
+        self._n = whole_number(
             "ShardShuffle: the sum of sizes", int(self.sizes.sum()), at_least=1, at_most=MAX_N, remedy="an order needs samples"
         )
         self.window = whole_number("ShardShuffle: window", window, at_least=1, at_most=MAX_N, remedy="16 shards suit most batches")
         self.shuffle = shuffle
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
         self._epochs: EpochCache[_Epoch] = EpochCache()
+
+    @property
+    def n(self) -> int:
+        return self._n
 
     @property
     def identity(self) -> str:
@@ -331,8 +335,6 @@ class Weighted(KeyedOrder):
         True
     """
 
-    n = 0
-
     def __init__(self, weights: ArrayLike, *, num_samples: SupportsIndex | None = None, replacement: bool = True) -> None:
         if not isinstance(replacement, bool):
             raise TypeError(f"Weighted: replacement must be True or False, got {replacement!r}")
@@ -343,7 +345,7 @@ class Weighted(KeyedOrder):
         remedy = "draw with replacement to have more" if not replacement else "an epoch has at least one sample"
         self.replacement = replacement
         self.num_weights = len(given)
-        self.n = whole_number(
+        self._n = whole_number(
             "Weighted: num_samples",
             (len(given) if replacement else drawable) if num_samples is None else num_samples,
             at_least=1,
@@ -354,6 +356,10 @@ class Weighted(KeyedOrder):
         self._scaled = scaled  # the table is made of them, and remade in a copy
         self._table = AliasTable(scaled) if replacement else None
         self._epochs: EpochCache[NDArray[np.int64]] = EpochCache()
+
+    @property
+    def n(self) -> int:
+        return self._n
 
     @property
     def identity(self) -> str:
@@ -393,15 +399,20 @@ def _checked_weights(weights: ArrayLike) -> NDArray[np.float64]:
         raise ValueError(
             f"Weighted: weights must be one-dimensional, 1 to 2^31 - 1 of them, got shape {given.shape}; give one for each sample"
         )
-    wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
-    if len(wrong):
-        raise ValueError(
-            f"Weighted: weights must be finite and not negative, got {given[wrong[0]]} at index {wrong[0]} "
-            f"({len(wrong)} such of {len(given)}); 0 leaves a sample out"
-        )
+    _refuse(
+        "Weighted: weights must be finite and not negative", given, ~(np.isfinite(given) & (given >= 0)), "0 leaves a sample out"
+    )
     if not given.any():
         raise ValueError(f"Weighted: one weight must be above 0, got {len(given)} zeros; nothing could be drawn from them")
     return given
+
+
+def _refuse(needed: str, given: NDArray[Any], wrong: NDArray[np.bool_], remedy: str) -> None:
+    """Raises ValueError for the first value that is wrong."""
+    if wrong.any():
+        first = int(wrong.argmax())
+        number = np.count_nonzero(wrong)
+        raise ValueError(f"{needed}, got {given[first]} at index {first} ({number} such of {len(given)}); {remedy}")
 
 
 def _logarithm(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -553,12 +564,8 @@ def _checked(name: str, lengths: ArrayLike) -> NDArray[np.int32]:
         )
     if not np.issubdtype(given.dtype, np.integer):
         raise TypeError(f"{name}: lengths must be integers, got dtype {given.dtype}; round them up")
-    wrong = np.flatnonzero((given < 0) | (given > MAX_LENGTH))
-    if len(wrong):
-        raise ValueError(
-            f"{name}: lengths must be in [0, 2^31 - 1], got {given[wrong[0]]} at index {wrong[0]} "
-            f"({len(wrong)} such of {len(given)}); count in a larger unit"
-        )
+    wrong = (given < 0) | (given > MAX_LENGTH)
+    _refuse(f"{name}: lengths must be in [0, 2^31 - 1]", given, wrong, "count in a larger unit")
     return given.astype(np.int32)
 
 

@@ -20,11 +20,13 @@ where the program has said that it trusts its states (torch.load's weights_only 
     None, bool, int, float, str, list, dict of str     themselves; "$int", "$float" where JSON has no digits for it
     tuple, set, frozenset, other dicts                  "$tuple", "$set", "$frozenset", "$dict", "$ordered" (an OrderedDict)
     bytes, bytearray, complex                           "$bytes", "$bytearray", "$complex"
-    numpy arrays and scalars, tensors                   "$array", "$scalar", "$tensor": dtype, shape, bytes
+    numpy arrays and scalars                            "$array", "$scalar": a .npy file
+    tensors                                             "$tensor": dtype, shape, bytes
     anything else                                       "$pickle": its type's name, bytes
 """
 
 import base64
+import io
 import json
 import math
 import pickle
@@ -142,15 +144,13 @@ def _written_tensor(tensor: torch.Tensor) -> list[Any] | None:
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _text(raw)]
 
 
-def _written_array(array: np.ndarray[Any, Any]) -> list[Any] | None:
-    """None for one of objects, or of a dtype that numpy cannot name."""
-    if array.dtype.names is None and array.dtype.kind not in "biufcSUMm":
+def _written_array(array: np.ndarray[Any, Any]) -> str | None:
+    """As a .npy file; None for one of objects, or of a dtype that numpy cannot name."""
+    if array.dtype.hasobject or np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(array.dtype)) != array.dtype:
         return None
-    descr = np.lib.format.dtype_to_descr(array.dtype)
-    if array.dtype.hasobject or np.lib.format.descr_to_dtype(descr) != array.dtype:
-        return None
-    order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
-    return [descr, list(array.shape), order, _text(array.tobytes(order))]  # type: ignore[arg-type]  # one of the two letters
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version=(3, 0), allow_pickle=False)
+    return _text(file.getvalue())
 
 
 # ------------------------------------------------------------ reading
@@ -192,22 +192,12 @@ def _read_tensor(held: list[Any]) -> torch.Tensor:
     return torch.frombuffer(raw, dtype=torch.uint8).clone().view(dtype).reshape(shape)
 
 
-def _read_array(held: list[Any]) -> np.ndarray[Any, Any]:
-    descr, shape, order, text = held
-    dtype, raw = np.lib.format.descr_to_dtype(_with_tuples(descr)), bytearray(_bytes(text))
-    if dtype.hasobject:
-        raise TypeError("an array of objects")
-    array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, buffer=raw, order=order)
-    if array.nbytes != len(raw):
-        raise ValueError(f"an array of {array.nbytes} bytes has {len(raw)}")
-    return array.copy(order)
-
-
-def _with_tuples(descr: Any) -> Any:
-    """A dtype's description, whose fields JSON has made lists."""
-    if isinstance(descr, str):
-        return descr
-    return [(tuple(name) if isinstance(name, list) else name, _with_tuples(of), *map(tuple, shape)) for name, of, *shape in descr]
+def _read_array(text: str) -> np.ndarray[Any, Any]:
+    file = io.BytesIO(_bytes(text))
+    array: np.ndarray[Any, Any] = np.load(file, allow_pickle=False)
+    if file.read(1):
+        raise ValueError(f"behind an array of {array.nbytes} bytes lies more")
+    return array
 
 
 _PLAIN: dict[str, Callable[[Any], Any]] = {

@@ -45,7 +45,17 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
 from shmload.errors import StateMismatch
-from shmload.schedule.state import CHECK, UsersOwn, check_checksum, differences, faults_in, opened, sealed, with_checksum
+from shmload.schedule.state import (
+    CHECK,
+    UsersOwn,
+    check_checksum,
+    check_head,
+    differences,
+    faults_in,
+    opened,
+    sealed,
+    with_checksum,
+)
 from shmload.worker.snapshot import SAME, Note, Snapshot, is_stateful
 from shmload.worker.torch_side import Origin, origin_of, randperm, replayed
 
@@ -294,16 +304,7 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
     if not isinstance(state, Mapping) or "mode" not in state or (state["mode"] == "torch" and "details" not in state):
         shown = f"a dict with the keys {sorted(map(str, state))}" if isinstance(state, dict) else type(state).__name__
         raise StateMismatch(f"a state is a dict as state_dict() returns it, got {shown}")
-    if state["mode"] != "torch":
-        raise StateMismatch(
-            f"this state is of mode {state['mode']!r}, the loader is in torch mode (seed=None): give ShmLoader the seed "
-            f"{state.get('seed')!r} it was saved with"
-        )
-    version = state.get("version")
-    if type(version) is not int or version > TORCH_STATE_VERSION:
-        raise StateMismatch(
-            f"this state has format version {version!r}, this shmload reads up to {TORCH_STATE_VERSION}: install a newer one"
-        )
+    check_head(state, "torch", TORCH_STATE_VERSION, f"give ShmLoader the seed {state.get('seed')!r} it was saved with")
     check_checksum(state)
     differing = differences(state, identity(config))
     loaded = _unpacked(state, config.trust_state)

@@ -9,7 +9,6 @@ Single items are fetched together: one at a time of those that take long, many o
 
 from __future__ import annotations
 
-import multiprocessing
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from shmload.engine.ring import NOTHING, Turns
 from shmload.errors import StateMismatch
 from shmload.loader import ShmLoader
-from shmload.pipeline.stages import ItemErrors, NamedErrors, Outcome, RowProgram, called, check_travels, compose, items_of
+from shmload.pipeline.stages import ItemErrors, NamedErrors, Outcome, RowProgram, called, compose, items_of
 from shmload.pipeline.stream import ItemStream, SourceOrder, StreamSchedule
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.schedule import KeyedOrder
@@ -231,10 +230,6 @@ class Conveyer:
             ragged="list" if plan.collate is None else plan.collate.ragged,
             **{**options, **self.options},
         )
-        if pool.num_workers:
-            context = loader.multiprocessing_context or multiprocessing
-            if (method := context.get_start_method()) != "fork":
-                check_travels(self.stages, method)
         if plan.collate is None:
             loader._builder.bad_samples = self._errors
         else:

@@ -16,7 +16,6 @@ source    =  Range | Permutation | Join of pipelines without Collate and Partiti
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
@@ -117,7 +116,7 @@ class RowProgram:
     """
 
     def __init__(self, source: Keys, steps: Sequence[Step]) -> None:
-        self._source, self._steps = source, tuple(steps)
+        self._source, self._steps = source, dict(steps)
 
     def __len__(self) -> int:
         return self._source.n
@@ -132,7 +131,7 @@ class RowProgram:
     def value(self, key: int) -> Any:
         """The item behind the functions."""
         value = self._source.item(key)
-        for stage, function in self._steps:
+        for stage, function in self._steps.items():
             value = called(function, value, stage)
         return value
 
@@ -473,28 +472,6 @@ def compose(stages: Sequence[Any]) -> Plan:
     if steps and collate is None and not callable(steps[-1][1]):
         raise ValueError("a mapping_fn with read_into decodes into a batch's row: add Collate, or give a plain function")
     return Plan(source, steps, batch_steps, partition or Partition(0, 1), collate, PoolOptions.of(pools, joined))
-
-
-def check_travels(stages: Sequence[Any], start_method: str, where: str = "") -> None:
-    """Returns if workers that are not forked can be sent what they run.
-
-    Raises:
-        ValueError: a stage does not pickle; says which.
-    """
-    for number, stage in enumerate(stages):
-        if isinstance(stage, Collate):
-            return  # what follows runs in the trainer
-        for member, pipeline in enumerate(stage.members if hasattr(stage, "as_source") else ()):
-            inner = getattr(pipeline, "stages", [pipeline])  # a Join in a Join is its own only stage
-            check_travels(inner, start_method, f" of member {member}{where}")
-        if isinstance(stage, Map | DistributedBatchedMap):
-            try:
-                pickle.dumps(stage)
-            except Exception as error:
-                raise ValueError(
-                    f"stage {number}{where}, {_name(stage)}, must be picklable, because workers are started by {start_method!r}: "
-                    f"{error}. Use a function of a module, not a lambda or a local one, or multiprocessing_context='fork'"
-                ) from error
 
 
 def _is_source(stage: Any) -> bool:

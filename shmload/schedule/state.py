@@ -275,6 +275,21 @@ class State(TypedDict):
 _KINDS: dict[str, tuple[type, ...]] = {name: (get_origin(kind) or kind,) for name, kind in get_type_hints(State).items()}
 
 
+def check_head(state: object, mode: str, version: int, remedy: str) -> Mapping[Any, Any]:
+    """The state, if it is one of that mode, and of no newer version.
+
+    Raises:
+        StateMismatch: it is not.
+    """
+    if not isinstance(state, Mapping):
+        raise StateMismatch(f"a state is a dict as state_dict() returns it, got {type(state).__name__}")
+    if (saved := state.get("mode", mode)) != mode:
+        raise StateMismatch(f"this state is of mode {saved!r}, the loader is in mode {mode!r}: {remedy}")
+    if isinstance(found := state.get("version"), int) and found > version:
+        raise StateMismatch(f"this state has format version {found}, this shmload reads up to {version}: install a newer one")
+    return state
+
+
 def faults_in(
     state: Mapping[Any, Any], kinds: Mapping[str, tuple[type, ...]], *, optional: Collection[str] = (), signed: Collection[str] = ()
 ) -> list[str]:
@@ -325,21 +340,12 @@ def check_state(state: object) -> State:
     Raises:
         StateMismatch: it is no state of a seeded run, or one of a newer format, or damaged; every fault is named.
     """
-    if not isinstance(state, Mapping):
-        raise StateMismatch(f"a state is a dict as state_dict() returns it, got {type(state).__name__}")
-    mode = state.get("mode", "seed")
-    if mode != "seed":
-        raise StateMismatch(f"this state is of mode {mode!r}, the loader is in mode 'seed': build the loader as it was at saving")
-    version = state.get("version")
-    if isinstance(version, int) and version > STATE_VERSION:
-        raise StateMismatch(
-            f"this state has format version {version}, this shmload reads up to {STATE_VERSION}: install a newer one"
-        )
-    faults = faults_in(state, _KINDS, optional=State.__optional_keys__)
+    head = check_head(state, "seed", STATE_VERSION, "build the loader as it was at saving")
+    faults = faults_in(head, _KINDS, optional=State.__optional_keys__)
     if faults:
         raise StateMismatch(f"this is no state of a seeded run: {'; '.join(faults)}. Load what state_dict() returned")
-    check_checksum(state)
-    return cast(State, state)
+    check_checksum(head)
+    return cast(State, head)
 
 
 def compare_state(state: State, schedule: Schedule | BatchSchedule) -> None:

@@ -155,7 +155,7 @@ class FollowingEngine:
         self._is_closed = False
         self.turns = Turns()  # as of any engine
         self._queue: deque[Order] = deque()
-        self._layout: Layout | None = None
+        self.layout: Layout | None = None  # where fields lie, once it is known
         self._memory: dict[bytes, Mapping] = {}
         self._places: dict[int, tuple[int, bytes]] = {}  # slot -> version and segment of its payload, as mapped
         self.on_delivery: Callable[[], None] | None = None
@@ -289,9 +289,9 @@ class FollowingEngine:
         if lease.used_nbytes:
             batch = unpack(LeasedBatch(lease))
         else:
-            if self._layout is None:
-                self._layout = Layout.loads(self._ring.layout_text)
-            batch, _ = deliver_rows(self._layout, lease, order.nrows)
+            if self.layout is None:
+                self.layout = Layout.loads(self._ring.layout_text)
+            batch, _ = deliver_rows(self.layout, lease, order.nrows)
         if self._ring.num_leased < self._ring.num_lendable:
             self._copy_out.has_collected = False
         elif self._copy_out.must_copy(str):
@@ -323,11 +323,6 @@ class FollowingEngine:
         self._ring.wake()
 
     # ------------------------------------------------------------ looking at it
-
-    @property
-    def layout(self) -> Layout | None:
-        """Where fields lie, once it is known."""
-        return self._layout
 
     def counters(self) -> dict[str, Any]:
         """What `shmload top` shows of the leader's ring; `num_copied_out` is this rank's own."""

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 from shmload.engine.ring import NOTHING, Turns
 from shmload.errors import StateMismatch
 from shmload.loader import ShmLoader
-from shmload.pipeline.stages import ItemErrors, NamedErrors, Outcome, RowProgram, called, compose, items_of
-from shmload.pipeline.stream import ItemStream, SourceOrder, StreamSchedule
+from shmload.pipeline.stages import ItemErrors, NamedErrors, Outcome, called, compose, items_of
+from shmload.pipeline.stream import ItemStream, StreamSchedule
 from shmload.schedule.permutation import MAX_N
-from shmload.schedule.schedule import KeyedOrder
 from shmload.schedule.state import check_state, compare_state, make_state, with_checksum
 
 if TYPE_CHECKING:
@@ -254,29 +253,6 @@ class Conveyer:
         if pool.buffer_size is not None:
             most = min(most, max(pool.buffer_size // (pool.prefetch_factor(1) * pool.num_workers), 1))
         return max(min(int(WORTH_S * num_items / busy_s), most), 1) if busy_s > 0 else most
-
-    # ------------------------------------------------------------ as a ShmLoader's dataset and sampler in one
-
-    def keyed_order(self, *, shuffle: bool, global_batch: int) -> KeyedOrder:
-        """The order in which a ShmLoader in seed mode reads it.
-
-        Raises:
-            ValueError: the pipeline makes batches or a rank's part of its own.
-        """
-        self._check_bare()
-        return SourceOrder(self.plan.source)
-
-    def __getitem__(self, key: int) -> Any:
-        """The item that a key of its order stands for."""
-        self._check_bare()
-        return RowProgram(self.plan.source, self.plan.steps)[key]
-
-    def _check_bare(self) -> None:
-        if self.plan.collate is not None or self.plan.partition.n_ranks > 1:
-            raise ValueError(
-                "a ShmLoader makes the batches and each rank's part itself: leave Collate and Partition out of the pipeline and "
-                "give ShmLoader batch_size, rank and world_size, or call the pipeline itself"
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has the stages and the position; workers and items stay here."""

@@ -27,7 +27,7 @@ from shmload.errors import SampleError, StateMismatch
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.stages import SEED, Plan, PoolOptions, RowProgram, compose
 from shmload.pipeline.stream import Keys
-from shmload.schedule.mix import Drawn, Shares, Stop, check_stop, check_weights, exact_weight, length
+from shmload.schedule.mix import Drawn, Shares, Stop, check_members, exact_weight, length
 from shmload.schedule.permutation import MAX_N, digest
 from shmload.schedule.state import check_checksum, with_checksum
 
@@ -90,15 +90,9 @@ class Join:
     """
 
     def __init__(self, members: Sequence[tuple[Any, float]], *, stop: Stop = "first", seed: int = SEED) -> None:
-        check_stop(stop)
-        if not members:
-            raise ValueError("a Join needs at least one (pipeline, weight); got none")
-        for number, member in enumerate(members):
-            if not (isinstance(member, tuple | list) and len(member) == 2 and isinstance(member[0], Conveyer | Join)):
-                raise TypeError(f"a Join needs pairs of a Conveyer or Join and its weight; member {number} is {member!r}")
+        check_members(members, stop, "Join", "pipeline", "Conveyer or Join", lambda pipeline: isinstance(pipeline, Conveyer | Join))
         self.members = [pipeline for pipeline, _ in members]
         self.weights = [weight for _, weight in members]
-        check_weights(self.weights, len(members), "a Join")
         for number, (pipeline, weight) in enumerate(members):
             if not weight > 0:
                 raise ValueError(f"a Join needs weights above 0; member {number} has {weight!r}: leave it out")

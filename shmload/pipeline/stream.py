@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch
-from shmload.schedule.schedule import BatchSchedule, KeyedBatches, KeyedOrder, Uneven, stream_end, stream_positions
+from shmload.schedule.schedule import BatchSchedule, KeyedBatches, Uneven, stream_end, stream_positions
 from shmload.schedule.state import CHECK, check_checksum
 
 log = logging.getLogger("shmload")
@@ -121,30 +121,6 @@ class Keys:
         """Takes over what `counters_at` gave; StateMismatch if it cannot have."""
         if counters:
             raise StateMismatch(f"a {type(self).__name__} has no counters; the state has {counters!r:.200}")
-
-
-class SourceOrder(KeyedOrder):
-    """A source as the order of a ShmLoader's own: its epochs are the loader's."""
-
-    n, identity = 0, ""
-
-    def __init__(self, source: Keys) -> None:
-        self._source, self.n, self.identity = source, source.n, f"pipeline({source.identity})"
-
-    def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-        return self._source.take(epoch * self.n + start, epoch * self.n + stop)
-
-    def counters_at(self, position: int, *, seed: int, epoch: int) -> list[int] | None:
-        return self._source.counters_at(epoch * self.n + position) or None
-
-    def go_on_at(self, position: int, counters: Sequence[int], *, epoch: int) -> None:
-        self._source.go_on_at(epoch * self.n + position, counters)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SourceOrder) and other.identity == self.identity
-
-    def __hash__(self) -> int:
-        return hash(self.identity)
 
 
 class ItemStream(KeyedBatches):

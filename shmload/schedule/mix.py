@@ -408,14 +408,20 @@ class MixOrder(KeyedOrder):
         return partial(MixOrder, stop=self.stop, shuffle=self.shuffle), (self.sizes, self.weights)
 
 
-def check_stop(stop: str) -> None:
-    """Returns if it is a rule for the end of an epoch.
+def check_members(members: Sequence[Any], stop: str, mixture: str, kind: str, kinds: str, is_one: Callable[[Any], bool]) -> None:
+    """Returns if they are (dataset or pipeline, weight) pairs, and `stop` a rule for the end of an epoch.
 
     Raises:
-        ValueError: it is not.
+        ValueError, TypeError: they are not.
     """
     if stop not in get_args(Stop):
         raise ValueError(f'stop is "first", "all" or "repeat"; got {stop!r}')
+    if not members:
+        raise ValueError(f"a {mixture} needs at least one ({kind}, weight); got none")
+    for number, member in enumerate(members):
+        if not (isinstance(member, tuple | list) and len(member) == 2 and is_one(member[0])):
+            raise TypeError(f"a {mixture} needs pairs of a {kinds} and its weight; member {number} is {member!r}")
+    check_weights([weight for _, weight in members], len(members), f"a {mixture}")
 
 
 def length(sizes: Sequence[int], shares: Shares, stop: Stop) -> int:
@@ -472,15 +478,10 @@ class Mix(ConcatDataset[Any]):
     def __init__(
         self, members: Sequence[tuple[Any, float]], *, stop: Stop = "first", curriculum: Mapping[int, Sequence[float]] | None = None
     ) -> None:
-        check_stop(stop)
-        if not members:
-            raise ValueError("a Mix needs at least one (dataset, weight); got none")
-        for number, member in enumerate(members):
-            if not (isinstance(member, tuple | list) and len(member) == 2 and hasattr(member[0], "__getitem__")):
-                raise TypeError(f"a Mix needs pairs of a map-style dataset and its weight; member {number} is {member!r}")
-            if not hasattr(member[0], "__len__"):
-                raise TypeError(f"member {number} of the Mix, a {type(member[0]).__name__}, has no length: give it __len__")
-        check_weights([weight for _, weight in members], len(members), "a Mix")
+        check_members(members, stop, "Mix", "dataset", "map-style dataset", lambda dataset: hasattr(dataset, "__getitem__"))
+        for number, (dataset, _) in enumerate(members):
+            if not hasattr(dataset, "__len__"):
+                raise TypeError(f"member {number} of the Mix, a {type(dataset).__name__}, has no length: give it __len__")
         pieces = {0: [weight for _, weight in members]}
         for step, weights in (curriculum or {}).items():
             if not isinstance(step, int) or step < 1:

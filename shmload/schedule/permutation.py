@@ -37,7 +37,7 @@ def digest(values: NDArray[Any]) -> str:
     return blake2b(values.tobytes(), digest_size=8).hexdigest()
 
 
-def whole_number(name: str, value: SupportsIndex, *, at_least: int, at_most: int, remedy: str) -> int:
+def whole_number(name: str, value: SupportsIndex, *, at_least: int = 1, at_most: int = MAX_N, remedy: str) -> int:
     """`value` as a Python int within its bounds.
 
     Raises:
@@ -120,7 +120,7 @@ class Permutation:
     __slots__ = ("_keyed", "epoch", "n", "seed", "stream")
 
     def __init__(self, n: SupportsIndex, *, seed: SupportsIndex, epoch: SupportsIndex = 0, stream: SupportsIndex = 0) -> None:
-        self.n = whole_number("Permutation: n", n, at_least=1, at_most=MAX_N, remedy="an empty order has no permutation")
+        self.n = whole_number("Permutation: n", n, remedy="an empty order has no permutation")
         self.seed = _uint64("seed", seed)
         self.epoch = _uint64("epoch", epoch)
         self.stream = _uint64("stream", stream)
@@ -142,10 +142,7 @@ class Permutation:
             out = np.empty(max(stop - positions, 0), np.int64)
             self.fill(positions, out)
             return out
-        given = _integers(positions, "positions")
-        out = np.empty(given.size, np.int64)
-        self._keyed.take(given.reshape(-1), out)
-        return out.reshape(given.shape)
+        return _each(positions, "positions", self._keyed.take)
 
     def fill(self, start: int, out: NDArray[np.int64]) -> None:
         """Write the indices at positions [start, start + len(out)) into an array that is there.
@@ -175,10 +172,7 @@ class Permutation:
             IndexError: an index is outside [0, n).
             TypeError: the indices are not integers.
         """
-        given = _integers(indices, "indices")
-        out = np.empty(given.size, np.int64)
-        self._keyed.inverse(given.reshape(-1), out)
-        return out.reshape(given.shape)
+        return _each(indices, "indices", self._keyed.inverse)
 
     def __getitem__(self, position: SupportsIndex) -> int:
         return int(self.take([operator.index(position)])[0])
@@ -209,10 +203,12 @@ def _uint64(name: str, value: SupportsIndex) -> int:
     return whole_number(f"Permutation: {name}", value, at_least=0, at_most=MAX_UINT64, remedy=remedy)
 
 
-def _integers(given: Any, what: str) -> NDArray[np.int64]:
+def _each(given: ArrayLike, what: str, run: Callable[[NDArray[np.int64], NDArray[np.int64]], None]) -> NDArray[np.int64]:
+    """What `run` makes of each integer of an array, in its shape."""
     array = np.asarray(given)
-    if array.size == 0:
-        return np.empty(array.shape, np.int64)
-    if not np.can_cast(array.dtype, np.int64, "safe"):
-        raise TypeError(f"Permutation: {what} must be integers that fit int64, got dtype {array.dtype}")
-    return np.ascontiguousarray(array, np.int64)
+    out = np.empty(array.shape, np.int64)
+    if array.size:
+        if not np.can_cast(array.dtype, np.int64, "safe"):
+            raise TypeError(f"Permutation: {what} must be integers that fit int64, got dtype {array.dtype}")
+        run(np.ascontiguousarray(array, np.int64).reshape(-1), out.reshape(-1))
+    return out

@@ -103,11 +103,9 @@ class BlockShuffle(KeyedOrder):
     """
 
     def __init__(self, n: SupportsIndex, *, block_size: SupportsIndex, window: SupportsIndex = 16) -> None:
-        self._n = whole_number("BlockShuffle: n", n, at_least=1, at_most=MAX_N, remedy="give len(dataset)")
-        self.block_size = whole_number(
-            "BlockShuffle: block_size", block_size, at_least=1, at_most=MAX_N, remedy="give the samples of one shard"
-        )
-        self.window = whole_number("BlockShuffle: window", window, at_least=1, at_most=MAX_N, remedy="16 blocks suit most batches")
+        self._n = whole_number("BlockShuffle: n", n, remedy="give len(dataset)")
+        self.block_size = whole_number("BlockShuffle: block_size", block_size, remedy="give the samples of one shard")
+        self.window = whole_number("BlockShuffle: window", window, remedy="16 blocks suit most batches")
 
     @property
     def n(self) -> int:
@@ -214,10 +212,8 @@ class ShardShuffle(KeyedOrder):
             raise ValueError(
                 f"ShardShuffle: sizes are the samples of each shard, from 0 up; got {np.asarray(sizes).tolist()!r:.80}"
             )
-        self._n = whole_number(
-            "ShardShuffle: the sum of sizes", int(self.sizes.sum()), at_least=1, at_most=MAX_N, remedy="an order needs samples"
-        )
-        self.window = whole_number("ShardShuffle: window", window, at_least=1, at_most=MAX_N, remedy="16 shards suit most batches")
+        self._n = whole_number("ShardShuffle: the sum of sizes", int(self.sizes.sum()), remedy="an order needs samples")
+        self.window = whole_number("ShardShuffle: window", window, remedy="16 shards suit most batches")
         self.shuffle = shuffle
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
         self._epochs: EpochCache[_Epoch] = EpochCache()
@@ -348,7 +344,6 @@ class Weighted(KeyedOrder):
         self._n = whole_number(
             "Weighted: num_samples",
             (len(given) if replacement else drawable) if num_samples is None else num_samples,
-            at_least=1,
             at_most=most,
             remedy=remedy,
         )
@@ -466,7 +461,7 @@ class Bucketed(KeyedBatches):
         self._epochs: EpochCache[Epoch] = EpochCache()
 
     def _size(self, name: str, value: SupportsIndex, *, remedy: str) -> int:
-        return whole_number(f"{type(self).__name__}: {name}", value, at_least=1, at_most=MAX_SIZE, remedy=remedy)
+        return whole_number(f"{type(self).__name__}: {name}", value, at_most=MAX_SIZE, remedy=remedy)
 
     @property
     def n(self) -> int:
@@ -629,7 +624,6 @@ class LengthBuckets(Bucketed):
         return np.append(np.arange(0, len(samples), self.batch_size), len(samples))
 
 
-MAX_TOKENS = 1 << 62
 Oversized = Literal["raise", "alone"]
 
 
@@ -668,9 +662,7 @@ class TokenBudget(Bucketed):
         oversized: Oversized = "raise",
     ) -> None:
         super().__init__(lengths, window=window, group=group)
-        self.max_tokens = whole_number(
-            "TokenBudget: max_tokens", max_tokens, at_least=1, at_most=MAX_TOKENS, remedy="give what a batch may hold"
-        )
+        self.max_tokens = whole_number("TokenBudget: max_tokens", max_tokens, remedy="give what a batch may hold")
         self.max_samples = (
             None if max_samples is None else self._size("max_samples", max_samples, remedy="None leaves it to max_tokens")
         )

@@ -40,15 +40,14 @@ class Helpers:
 
     def __init__(self, ring: TrainerRing, rank_group: RankGroup, num_workers: int, rings: dict[int, dict[str, Any]]) -> None:
         self._ring, self._rank_group, self._num_workers, self._rings = ring, rank_group, num_workers, rings
-        self._pidfds: dict[int, int] = {}  # by record
-        self._pids: dict[int, int] = {}
+        self._watched: dict[int, tuple[int, int]] = {}  # (pidfd, pid) by record
         self._poll = select.poll()
 
     def look(self) -> int:
         """Lets in who waits, and sees off who has ended. Returns how many chunks were taken back. Cost: one poll."""
         num_taken_back = 0
         for pidfd, _ in self._poll.poll(0):
-            record = next(record for record, fd in self._pidfds.items() if fd == pidfd)
+            record = next(record for record, (fd, _) in self._watched.items() if fd == pidfd)
             while self._ring.recover(record) >= 0:
                 num_taken_back += 1
             log.info("%s has ended; what it held is read again", self._name(record))
@@ -67,7 +66,7 @@ class Helpers:
         if pidfd < 0:
             self._ring.release(record)  # it has ended, and has claimed nothing
             return
-        self._pidfds[record], self._pids[record] = names.keep(pidfd), pid
+        self._watched[record] = names.keep(pidfd), pid
         self._poll.register(pidfd, select.POLLIN)
         self._ring.accept(record, ticket)
 
@@ -78,7 +77,7 @@ class Helpers:
 
     def _name(self, record: int) -> str:
         rank, worker = self._place(record)
-        return f"worker {worker} of local rank {self._rank_group.members[rank].local_rank} (pid {self._pids.get(record)})"
+        return f"worker {worker} of local rank {self._rank_group.members[rank].local_rank} (pid {self._watched[record][1]})"
 
     # ------------------------------------------------------------ what a worker pool does for its supervisor
 
@@ -90,31 +89,30 @@ class Helpers:
         except OSError:
             return "(unknown: its rank has ended)"
         try:
-            return written_stack(self._pidfds[record], fd)
+            return written_stack(self._watched[record][0], fd)
         finally:
             os.close(fd)
 
     def kill(self, record: int) -> Death:
         """Ends a helper at once, and waits for that; its own rank replaces it."""
-        pidfd = self._pidfds[record]
+        pidfd, pid = self._watched[record]
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         poll_of([pidfd]).poll()
-        return Death(record, self._pids[record], -signal.SIGKILL)
+        return Death(record, pid, -signal.SIGKILL)
 
     def replace(self, record: int) -> None:
         """Makes way for another, once a helper's claims have been taken back."""
-        pidfd = self._pidfds.pop(record)
+        pidfd, _ = self._watched.pop(record)
         self._poll.unregister(pidfd)
         names.close(pidfd)
-        self._pids.pop(record)
         self._ring.release(record)
 
     def close(self) -> None:
         """Watches nobody any more."""
-        for pidfd in self._pidfds.values():
+        for pidfd, _ in self._watched.values():
             names.close(pidfd)
-        self._pidfds.clear()
+        self._watched.clear()
         self._poll = select.poll()
 
 

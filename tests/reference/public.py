@@ -39,11 +39,14 @@ INTERNAL = {  # public to the rest of the package only
     *(f"Normalise.{name}" for name in ("is_meant", "made_of", "shape_of")),
     "Mix.keyed_order",
     "Schedule.end_of",
-    *(f"AnySchedule.{name}" for name in ("stride", "stream", "grows", "behind", "number", "begins", "ended", "children", "go_on_from")),
+    *(
+        f"AnySchedule.{name}"
+        for name in ("stride", "stream", "grows", "behind", "number", "begins", "ended", "children", "go_on_from")
+    ),
     "PreparedLoader.begin",
     "PreparedLoader.end",
     *(f"{batches}.schedule" for batches in ("KeyedBatches", "LengthBuckets", "TokenBudget")),
-    *(f"{face}.{name}" for face in ("Conveyer", "Join") for name in ("as_source", "entering", "entry", "keyed_order")),
+    *(f"{face}.{name}" for face in ("Conveyer", "Join") for name in ("as_source", "entering", "entry")),
     "EpochCallback",
     "EpochMetrics",  # keys and units stand in docs/trace.md
 }

@@ -38,7 +38,7 @@ from shmload.engine.autotune import Autotuner
 from shmload.engine.ring import NOTHING, BatchSource, DeliveryLog, Turns
 from shmload.errors import StateMismatch
 from shmload.modes.passes import EpochWatch, EpochWatches, InlineReader, next_of_dataset
-from shmload.modes.torch_order import SamplerReader, is_torchs_own, own_state
+from shmload.modes.torch_order import SamplerReader, state_before
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.schedule import BatchSchedule, KeyedBatches, KeyedOrder, Schedule
 from shmload.schedule.state import (
@@ -68,7 +68,7 @@ class SampledOrder:
 
     def __init__(self, index_sampler: Any, seed: int) -> None:
         self._sampler = index_sampler
-        self._seed = seed
+        self._identity = {"version": STATE_VERSION, "mode": MODE, "seed": seed}
         self._now: tuple[int, int, SamplerReader] | None = None  # epoch, next step, the batches from there
         self._loaded_at: tuple[int, int] | None = None  # the next pass goes on from there
         self._loaded: dict[str, Any] = {}  # where the sampler stood then
@@ -105,20 +105,10 @@ class SampledOrder:
         elif self._loaded_at == (epoch, step):
             sampler = self._loaded
         else:
-            origin = origin_of(None).dumps(is_torchs_own(self._sampler))
-            sampler = {"taken": 0, "origin": origin, "seed_between": False}
-            if (own := own_state(self._sampler)) is not None:
-                sampler["own"] = own
-        return with_checksum(
-            {
-                "version": STATE_VERSION,
-                "mode": MODE,
-                "seed": self._seed,
-                "epoch": epoch,
-                "step": step,
-                "sampler": sealed({**sampler, "own": UsersOwn(sampler["own"])} if "own" in sampler else sampler),
-            }
-        )
+            sampler = state_before(self._sampler, None)
+        if "own" in sampler:
+            sampler = {**sampler, "own": UsersOwn(sampler["own"])}
+        return with_checksum({**self._identity, "epoch": epoch, "step": step, "sampler": sealed(sampler)})
 
     def load_state_dict(self, state: Any, *, is_trusted: bool) -> tuple[int, int]:
         """Goes to where a state was taken: (epoch, step).
@@ -129,8 +119,7 @@ class SampledOrder:
             StateMismatch: it was taken of another kind of loader, or of another seed, or is damaged, or holds a pickle.
         """
         saved = state if isinstance(state, Mapping) else {}
-        identity = {"version": STATE_VERSION, "mode": MODE, "seed": self._seed}
-        if differing := differences(saved, identity):
+        if differing := differences(saved, self._identity):
             what = "; ".join(differing)
             raise StateMismatch(f"the state belongs to another loader: {what}. Remedy: build the loader as it was at saving")
         check_checksum(saved)
@@ -192,7 +181,7 @@ class Epochs:
         ranks = rank_and_world_size(config.rank, config.world_size)
         made, is_same = self._schedule, ranks == (self.rank, self._world_size)
         common: dict[str, Any] = {"seed": config.seed or 0, "world_size": ranks[1], "uneven": config.uneven}
-        of_samples = {"batch_size": config.batch_size or 1, "shuffle": bool(config.shuffle)}
+        of_samples: dict[str, Any] = {"batch_size": config.batch_size or 1, "shuffle": bool(config.shuffle)}
         growing = ability_of(config.dataset, "epoch_schedule")
         schedule: Schedule | BatchSchedule
         num_steps = None

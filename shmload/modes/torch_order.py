@@ -13,7 +13,7 @@ Where a pass in torch mode stands: what is saved, and the checks when it is load
     {"version", "mode": "torch", "batch_size", "drop_last", "n",    which loader it was
      "position", "is_finished",                                     batches delivered
      "check",                                                       schedule/state.py
-     "details"}                                                     the rest, as one string (schedule/codec.py):
+     "details"}                                                     the rest, as one string (schedule/state.py):
 
      "snapshot", "num_workers", "last_worker", "base_seed", "shared_seed",  from where a resumed loader makes batches again
      "done", "beyond",                                              all orders before `done` are behind, and these after it
@@ -271,14 +271,7 @@ def fresh_state(config: LoaderConfig, finished: PassProgress | None) -> TorchSta
             base_seed = finished.base_seed  # workers that stay are not seeded anew
     elif not config.num_workers and is_stateful(config.dataset):
         workers = [{"dataset": copy.deepcopy(config.dataset.state_dict())}]
-    sampler: SamplerState = {}
-    if not is_endless(config.index_sampler):
-        sampler["origin"] = origin_of(config.generator).dumps(is_torchs_own(config.index_sampler))
-    own = None if finished is None else finished.sampler.own_at_end()
-    if own is None:
-        own = own_state(config.index_sampler)
-    if own is not None:
-        sampler["own"], sampler["taken"] = own, 0
+    sampler = state_before(config.index_sampler, config.generator, None if finished is None else finished.sampler.own_at_end())
     return {
         **identity(config),
         "position": 0,
@@ -533,6 +526,20 @@ def own_state(index_sampler: Any) -> SamplerState | None:
     if type(index_sampler) is BatchSampler and is_stateful(inner):
         return {"sampler": None, "iterator": {"sampler": copy.deepcopy(inner.state_dict()), "iterator": None}}
     return None
+
+
+def state_before(index_sampler: Any, generator: torch.Generator | None, own: SamplerState | None = None) -> SamplerState:
+    """The state before a pass over it.
+
+    Args:
+        own: what a stateful sampler gave at the end of the pass before.
+    """
+    state: SamplerState = {"taken": 0, "seed_between": False}
+    if not is_endless(index_sampler):
+        state["origin"] = origin_of(generator).dumps(is_torchs_own(index_sampler))
+    if own is None:
+        own = own_state(index_sampler)
+    return state if own is None else {**state, "own": own}
 
 
 def _innermost(index_sampler: Any) -> Any:

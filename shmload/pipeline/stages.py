@@ -1,4 +1,4 @@
-"""The stages a pipeline is composed of. They are plain values: what they mean together is `plan.py`'s.
+"""The stages a pipeline is composed of. They are plain values: what they mean together is the plan's.
 
 Names and arguments are those of the Conveyer library (https://github.com/neonbjb/conveyer); integers beyond the first are given
 by name, and what it has no word for (`uneven`, `ragged`) is ShmLoader's.

@@ -46,7 +46,7 @@ Batches of any number of samples whose padded size stays within a budget.
 
 import zlib
 from abc import abstractmethod
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, SupportsIndex, get_args
 
 import numpy as np
@@ -348,8 +348,7 @@ class Weighted(KeyedOrder):
             remedy=remedy,
         )
         self._digest = digest(given)
-        self._scaled = scaled  # the table is made of them, and remade in a copy
-        self._table = AliasTable(scaled) if replacement else None
+        self._scaled = scaled  # the table is made of them, where it is needed
         self._epochs: EpochCache[NDArray[np.int64]] = EpochCache()
 
     @property
@@ -361,7 +360,7 @@ class Weighted(KeyedOrder):
         return f"weighted(n={self.n}, weights={self._digest}, replacement={self.replacement})"
 
     def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-        if self._table is None:
+        if not self.replacement:
             return self._epochs.get(seed, epoch, self._race)[start:stop].copy()
         out = np.empty(stop - start, np.int64)
         self._table.fill(start, out, seed=seed, epoch=epoch, stream=DRAWS)
@@ -376,13 +375,12 @@ class Weighted(KeyedOrder):
             times = -_logarithm(uniform) / self._scaled  # infinite where there is no weight
         return np.argsort(times, kind="stable")[: self.n]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_table": None}
+    @cached_property
+    def _table(self) -> AliasTable:
+        return AliasTable(self._scaled)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self.replacement:
-            self._table = AliasTable(self._scaled)
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_table"}
 
 
 def _checked_weights(weights: ArrayLike) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ and snapshots `children`; absent where there are none.
 The checksum of a state: whatever has kept it since, the loader that takes it knows whether every value is what it was.
 
 It is that of canonical JSON, so JSON there and back, torch.save, another order of keys and tuples in place of lists change nothing.
-It tells of damage. Who writes a state on purpose can write its checksum, too; that a state runs no code is codec.py's affair.
+It tells of damage. Who writes a state on purpose can write its checksum, too; that a state runs no code is the codec's affair.
 
 The parts of a state whose shape varies, as one string of JSON.
 
@@ -109,8 +109,8 @@ def _written(value: Any, depth: int) -> Any:
         return {f"${kind.__name__}": _text(value)}
     if kind is complex:
         return {"$complex": _text(struct.pack("<dd", value.real, value.imag))}
-    if kind is torch.Tensor and (written := _written_tensor(value)) is not None:
-        return {"$tensor": written}
+    if kind is torch.Tensor and (tensor := _written_tensor(value)) is not None:
+        return {"$tensor": tensor}
     if kind is np.ndarray and (written := _written_array(value)) is not None:
         return {"$array": written}
     if isinstance(value, np.generic) and (written := _written_array(np.asarray(value))) is not None:

@@ -73,7 +73,7 @@ STATE_DEFECTS = [
         "N1",
         "a state between passes forgets the sampler's own",
         "shmload/modes/torch_order.py",
-        "        own = own_state(config.index_sampler)\n",
+        "        own = own_state(index_sampler)\n",
         "        pass\n",
         (f"{LIVING}[a stateful sampler-0]",),
     ),

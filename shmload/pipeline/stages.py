@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,8 @@ from shmload.engine.ring import BadSamples, NextIndex, OnError
 from shmload.errors import SampleTimeout, WorkerDied
 from shmload.pipeline.stream import Keys, StreamSchedule
 from shmload.schedule import permutation
-from shmload.schedule.schedule import Uneven, permutation_of
+from shmload.schedule.permutation import EpochCache
+from shmload.schedule.schedule import Uneven
 from shmload.worker.failure import Failure, no_end
 
 Outcome = tuple[Any, BaseException | None]
@@ -244,7 +246,14 @@ class Permutation(Source):
     """
 
     def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
-        permutation_of(self.n_elements, self.seed, epoch).fill(place, out)
+        self._orders.get(self.seed, epoch, self._order).fill(place, out)
+
+    @cached_property
+    def _orders(self) -> EpochCache[permutation.Permutation]:
+        return EpochCache()  # of its own: a Join may have many members
+
+    def _order(self, seed: int, epoch: int) -> permutation.Permutation:
+        return permutation.Permutation(self.n_elements, seed=seed, epoch=epoch)
 
 
 @dataclass(frozen=True)

@@ -408,7 +408,7 @@ class Schedule(AnySchedule):
         if self.order is not None:
             out[:] = self.order.take(position, position + len(out), seed=self.seed, epoch=epoch)
         elif self.shuffle:
-            permutation_of(self.n, self.seed, epoch).fill(position, out)
+            _permutation(self.n, self.seed, epoch).fill(position, out)
         else:
             out[:] = np.arange(position, position + len(out))
 
@@ -423,7 +423,7 @@ class Schedule(AnySchedule):
 
 
 @lru_cache(maxsize=16)
-def permutation_of(n: int, seed: int, epoch: int) -> Permutation:
+def _permutation(n: int, seed: int, epoch: int) -> Permutation:
     """Epochs in use: a small n's table (up to 128 KiB) is shuffled once per epoch, not per batch."""
     return Permutation(n, seed=seed, epoch=epoch)
 

@@ -81,8 +81,8 @@ DEFECTS = [
         "R3",
         "the order depends on the number of ranks",
         "shmload/schedule/schedule.py",
-        "permutation_of(self.n, self.seed, epoch).fill(",
-        "permutation_of(self.n, self.seed ^ (self.world_size - 1), epoch).fill(",
+        "_permutation(self.n, self.seed, epoch).fill(",
+        "_permutation(self.n, self.seed ^ (self.world_size - 1), epoch).fill(",
         (
             "tests/schedule/test_schedule.py::test_global_batches_do_not_depend_on_the_number_of_ranks",
             "tests/resume/test_seed_mode.py::test_global_batches_go_on_at_another_world_size",
